@@ -1,0 +1,2 @@
+//! paced
+fn main() {}

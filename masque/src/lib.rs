@@ -1,0 +1,24 @@
+//! The wire formats of a MASQUE proxy and the rules that go with them: bytes in, bytes out.
+//!
+//! | module | what it encodes and checks | source |
+//! |---|---|---|
+//! | [`varint`] | variable-length integers | RFC 9000 §16 |
+//! | [`h3`] | HTTP/3 for both roles: frames, settings, QPACK, message rules, GOAWAY | RFC 9114, 9204, 9220 |
+//! | [`capsule`] | the Capsule Protocol | RFC 9297 §3 |
+//! | [`datagram`] | HTTP Datagrams and their contexts | RFC 9297 §2, RFC 9298 §4 |
+//! | [`template`] | URI templates that name the target | RFC 9298 §2, RFC 6570 |
+//! | [`request`] | proxy requests, and why one is refused | RFC 9298 §3, RFC 9114 §4.4 |
+//! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
+//! | [`tunnel`] | one UDP tunnel: which form its payloads take | RFC 9297, 9298 |
+//!
+//! **Invariant:** nothing here does IO, reads a clock, logs, spawns or allocates without a bound that the
+//! caller sets.
+
+pub mod capsule;
+pub mod datagram;
+pub mod h3;
+pub mod proxy_status;
+pub mod request;
+pub mod template;
+pub mod tunnel;
+pub mod varint;
