@@ -1,1 +1,3 @@
-//! daemon
+//! The daemon: sockets, clocks and tasks around the pure crates.
+
+pub mod segments;
