@@ -1,1 +1,215 @@
-//! Placeholder.
+//! One UDP tunnel (RFC 9298): the form its payloads take, and what becomes of what arrives. Used by both ends.
+//!
+//! **The form of what goes out.** QUIC datagrams if both ends can use them, else capsules; but a peer from which
+//! only capsules came is answered in capsules, until the first datagram comes from it. One datagram settles the
+//! matter for good: a peer that puts only its largest payloads into capsules keeps getting datagrams.
+
+use crate::capsule::Capsule;
+use crate::datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT};
+use bytes::{Buf, Bytes};
+use thiserror::Error;
+
+/// How a payload travels between client and proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// In a QUIC DATAGRAM frame.
+    Datagram,
+    /// In a DATAGRAM capsule on the request stream.
+    Capsule,
+}
+
+/// What arrived and was ignored, as the RFCs demand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ignored {
+    /// HTTP Datagrams of a context that nobody registered (RFC 9298 §5).
+    pub contexts: u64,
+    /// Capsules of an unknown type (RFC 9297 §3.2).
+    pub capsules: u64,
+    /// DATAGRAM capsules longer than the reader keeps (RFC 9297 §3.5).
+    pub oversize: u64,
+}
+
+/// Why a tunnel has to end: its request stream is reset, and nothing else is.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum TunnelError {
+    /// An HTTP Datagram ends before its context ID does: malformed (RFC 9297 §3.3).
+    #[error("an HTTP datagram is too short for its context ID")]
+    TruncatedContext,
+    /// A payload of context 0 that no UDP packet can carry (RFC 9298 §5).
+    #[error("a UDP payload is longer than 65527 bytes")]
+    PayloadTooLong,
+}
+
+/// The state of one open tunnel.
+#[derive(Debug, Default)]
+pub struct Tunnel {
+    usable: bool,
+    seen: Option<Form>,
+    ignored: Ignored,
+}
+
+impl Tunnel {
+    /// Creates a tunnel; `datagrams_usable` as in [`Tunnel::set_datagrams_usable`].
+    #[must_use]
+    pub fn new(datagrams_usable: bool) -> Self {
+        Self { usable: datagrams_usable, ..Self::default() }
+    }
+
+    /// Notes whether datagrams can be sent: both ends announced `H3_DATAGRAM` and the peer's transport accepts
+    /// DATAGRAM frames (RFC 9297 §2.1.1). The peer's SETTINGS may arrive after its request did.
+    pub fn set_datagrams_usable(&mut self, usable: bool) {
+        self.usable = usable;
+    }
+
+    /// Returns the form in which the next payload goes out (see the module's rule).
+    #[inline]
+    #[must_use]
+    pub fn form(&self) -> Form {
+        match self.seen {
+            _ if !self.usable => Form::Capsule,
+            Some(Form::Capsule) => Form::Capsule,
+            Some(Form::Datagram) | None => Form::Datagram,
+        }
+    }
+
+    /// Returns what was ignored since the tunnel opened.
+    #[must_use]
+    pub fn ignored(&self) -> Ignored {
+        self.ignored
+    }
+
+    /// Takes an HTTP Datagram that came in a QUIC DATAGRAM frame, without its quarter stream ID, and returns the
+    /// UDP payload in it, or `None` if it is to be ignored (it is counted).
+    ///
+    /// # Errors
+    /// See [`TunnelError`].
+    #[inline]
+    pub fn on_datagram<'a>(&mut self, http_datagram: &'a [u8]) -> Result<Option<&'a [u8]>, TunnelError> {
+        self.payload(http_datagram, http_datagram.len() as u64, Form::Datagram)
+    }
+
+    /// Takes a capsule and returns the UDP payload in it, or `None` if it is to be ignored (it is counted).
+    ///
+    /// # Errors
+    /// See [`TunnelError`].
+    #[inline]
+    pub fn on_capsule(&mut self, capsule: Capsule) -> Result<Option<Bytes>, TunnelError> {
+        match capsule {
+            Capsule::Datagram(mut http_datagram) => {
+                let payload = self.payload(&http_datagram, http_datagram.len() as u64, Form::Capsule)?;
+                Ok(payload.map(<[u8]>::len).map(|payload_bytes| {
+                    http_datagram.advance(http_datagram.len() - payload_bytes);
+                    http_datagram
+                }))
+            }
+            Capsule::Oversize { len_bytes, start } => {
+                if self.payload(&start, len_bytes, Form::Capsule)?.is_some() {
+                    self.ignored.oversize += 1;
+                }
+                Ok(None)
+            }
+            Capsule::Unknown(_) => {
+                self.ignored.capsules += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Judges an HTTP Datagram of `len_bytes` that starts with (or is) `start`, and returns what of its payload is
+    /// in `start`.
+    #[inline]
+    fn payload<'a>(&mut self, start: &'a [u8], len_bytes: u64, form: Form) -> Result<Option<&'a [u8]>, TunnelError> {
+        let (context_id, payload) = datagram::context(start).ok_or(TunnelError::TruncatedContext)?;
+        if context_id != UDP_CONTEXT {
+            self.ignored.contexts += 1;
+            return Ok(None);
+        }
+        let context_bytes = start.len() - payload.len();
+        if len_bytes > (context_bytes + MAX_UDP_PAYLOAD_BYTES) as u64 {
+            return Err(TunnelError::PayloadTooLong);
+        }
+        if self.seen != Some(Form::Datagram) {
+            self.seen = Some(form);
+        }
+        Ok(Some(payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Form::{Capsule as InCapsule, Datagram as InDatagram};
+
+    fn capsule(http_datagram: &'static [u8]) -> Capsule {
+        Capsule::Datagram(Bytes::from_static(http_datagram))
+    }
+
+    #[test]
+    fn payloads_go_out_in_the_form_that_the_peer_can_read_and_uses() {
+        for (usable, came, expected) in [
+            (true, &[][..], InDatagram),
+            (true, &[InCapsule], InCapsule),
+            (true, &[InDatagram], InDatagram),
+            (true, &[InCapsule, InCapsule, InDatagram], InDatagram),
+            (true, &[InDatagram, InCapsule], InDatagram),
+            (false, &[], InCapsule),
+            (false, &[InDatagram], InCapsule),
+        ] {
+            let mut tunnel = Tunnel::new(usable);
+            for form in came {
+                match form {
+                    InDatagram => assert_eq!(tunnel.on_datagram(b"\0p"), Ok(Some(&b"p"[..]))),
+                    InCapsule => assert_eq!(tunnel.on_capsule(capsule(b"\0p")), Ok(Some(Bytes::from("p")))),
+                }
+            }
+            assert_eq!(tunnel.form(), expected, "datagrams usable: {usable}, came: {came:?}");
+        }
+    }
+
+    #[test]
+    fn settings_that_arrive_late_open_the_way_for_datagrams() {
+        let mut tunnel = Tunnel::new(false);
+        tunnel.set_datagrams_usable(true);
+        assert_eq!(tunnel.form(), InDatagram);
+    }
+
+    #[test]
+    fn what_nobody_registered_is_ignored_and_decides_nothing() {
+        let mut tunnel = Tunnel::new(true);
+        assert_eq!(tunnel.on_datagram(b"\x02x"), Ok(None));
+        assert_eq!(tunnel.on_capsule(capsule(b"\x04x")), Ok(None));
+        assert_eq!(tunnel.on_capsule(Capsule::Unknown(0x17)), Ok(None));
+        assert_eq!(tunnel.form(), InDatagram);
+        assert_eq!(tunnel.ignored(), Ignored { contexts: 2, capsules: 1, oversize: 0 });
+    }
+
+    #[test]
+    fn empty_payloads_are_payloads_rfc_9298_5() {
+        let mut tunnel = Tunnel::new(true);
+        assert_eq!(tunnel.on_datagram(&[0]), Ok(Some(&[][..])));
+        assert_eq!(tunnel.on_capsule(capsule(&[0x40, 0])), Ok(Some(Bytes::new())));
+    }
+
+    #[test]
+    fn a_datagram_without_a_context_ends_the_tunnel() {
+        assert_eq!(Tunnel::new(true).on_datagram(&[]), Err(TunnelError::TruncatedContext));
+        assert_eq!(Tunnel::new(true).on_datagram(&[0x40]), Err(TunnelError::TruncatedContext));
+        assert_eq!(Tunnel::new(true).on_capsule(capsule(&[])), Err(TunnelError::TruncatedContext));
+    }
+
+    #[test]
+    fn only_a_payload_that_udp_cannot_carry_ends_the_tunnel_rfc_9298_5() {
+        let oversize = |context: u8, len_bytes| Capsule::Oversize { len_bytes, start: [context, 0, 0, 0, 0, 0, 0, 0] };
+        let mut tunnel = Tunnel::new(true);
+        assert_eq!(tunnel.on_capsule(oversize(0, 65_528)), Ok(None));
+        assert_eq!(tunnel.on_capsule(oversize(0, 65_529)), Err(TunnelError::PayloadTooLong));
+        assert_eq!(tunnel.on_capsule(oversize(0x40, 65_529)), Ok(None), "the context ID takes two bytes");
+        assert_eq!(tunnel.on_capsule(oversize(2, u64::from(u32::MAX))), Ok(None));
+        assert_eq!(tunnel.ignored(), Ignored { contexts: 1, capsules: 0, oversize: 2 });
+    }
+
+    #[test]
+    fn a_tunnel_is_small() {
+        assert!(size_of::<Tunnel>() <= 32, "{}", size_of::<Tunnel>());
+    }
+}
