@@ -1,0 +1,120 @@
+// Command quic-go-relay is a minimal CONNECT-UDP relay (RFC 9298) on quic-go's HTTP/3 server. The benchmarks of paced
+// run it as the peer that they compare with. It allows every target and asks nobody for a token, so it belongs on
+// loopback, where it listens by default.
+//
+// It prints one line of JSON when it is ready and ends on SIGTERM or SIGINT.
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+)
+
+const (
+	// initialPacketBytes is the QUIC packet size before path MTU discovery: 1200-byte payloads fit from the start, as
+	// they do in paced.
+	initialPacketBytes = 1400
+	// maxTunnels bounds the request streams that one connection may have open.
+	maxTunnels = 1 << 16
+	// maxIdle outlasts the pauses of a benchmark that measures idle tunnels.
+	maxIdle = 5 * time.Minute
+)
+
+func main() {
+	listen := flag.String("listen", "127.0.0.1:4434", "UDP `address` to serve on")
+	certFile := flag.String("cert", "", "certificate chain, PEM `file` (self-signed in memory if empty)")
+	keyFile := flag.String("key", "", "private key, PEM `file`")
+	flag.Parse()
+	if err := serve(*listen, *certFile, *keyFile); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// serve relays until a signal ends it.
+func serve(listen, certFile, keyFile string) error {
+	certificate, err := loadCertificate(certFile, keyFile)
+	if err != nil {
+		return fmt.Errorf("certificate: %w", err)
+	}
+	socket, err := net.ListenPacket("udp", listen)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+
+	server := &http3.Server{
+		Handler:         http.HandlerFunc(relay),
+		TLSConfig:       &tls.Config{Certificates: []tls.Certificate{certificate}},
+		EnableDatagrams: true,
+		QUICConfig: &quic.Config{
+			InitialPacketSize:  initialPacketBytes,
+			MaxIncomingStreams: maxTunnels,
+			MaxIdleTimeout:     maxIdle,
+		},
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		<-ended
+		server.Close()
+	}()
+
+	fingerprint := sha256.Sum256(certificate.Certificate[0])
+	ready := map[string]any{
+		"listen":             socket.LocalAddr().String(),
+		"pid":                os.Getpid(),
+		"certificate_sha256": hex.EncodeToString(fingerprint[:]),
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(ready); err != nil {
+		return err
+	}
+	if err := server.Serve(socket); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// loadCertificate reads a key pair from files or, if both names are empty, makes a self-signed one for localhost.
+func loadCertificate(certFile, keyFile string) (tls.Certificate, error) {
+	if certFile != "" || keyFile != "" {
+		return tls.LoadX509KeyPair(certFile, keyFile)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		DNSNames:     []string{"localhost"},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		NotBefore:    now.Add(-time.Hour),
+		NotAfter:     now.Add(7 * 24 * time.Hour),
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
