@@ -1,0 +1,53 @@
+"""What every client here is: a QUIC connection to a relay whose state can be waited for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+from aioquic.asyncio.client import connect
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.quic.events import ConnectionTerminated, QuicEvent
+
+from relay_options import RelayOptions
+
+
+class RelayConnection(QuicConnectionProtocol):
+    """A connection that remembers how it ended; subclasses note the other events."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.terminated: ConnectionTerminated | None = None
+        self._changed = asyncio.Event()
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Notes one event and wakes everyone who waits."""
+        if isinstance(event, ConnectionTerminated):
+            self.terminated = event
+        self.note(event)
+        self._changed.set()
+
+    def note(self, event: QuicEvent) -> None:
+        """Changes the subclass's state by one event."""
+
+    async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Waits until holds() is true; returns whether it became so in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not holds():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, relay: RelayOptions, datagrams: bool) -> AsyncIterator[Self]:
+        """Connects; without datagrams, QUIC's DATAGRAM frames are not offered."""
+        async with connect(
+            *relay.address,
+            configuration=relay.quic_configuration(datagrams),
+            create_protocol=cls,
+        ) as connection:
+            yield connection
