@@ -6,6 +6,7 @@
 //! | [`h3`] | HTTP/3 for both roles: frames, settings, QPACK, message rules, GOAWAY | RFC 9114, 9204, 9220 |
 //! | [`capsule`] | the Capsule Protocol | RFC 9297 §3 |
 //! | [`datagram`] | HTTP Datagrams and their contexts | RFC 9297 §2, RFC 9298 §4 |
+//! | [`target`] | hosts and ports that a client asks for | RFC 9298 §3, RFC 9110 §9.3.6 |
 //! | [`template`] | URI templates that name the target | RFC 9298 §2, RFC 6570 |
 //! | [`request`] | proxy requests, and why one is refused | RFC 9298 §3, RFC 9114 §4.4 |
 //! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
@@ -19,6 +20,7 @@ pub mod datagram;
 pub mod h3;
 pub mod proxy_status;
 pub mod request;
+pub mod target;
 pub mod template;
 pub mod tunnel;
 pub mod varint;
