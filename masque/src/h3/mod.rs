@@ -1,10 +1,13 @@
 //! HTTP/3 for proxies (RFC 9114), both roles, without IO.
 
 mod error;
+mod field;
 mod frame;
+mod qpack;
 mod settings;
 
 pub use error::{Code, Error};
+pub use field::Field;
 pub use frame::data_frame_header;
 pub use settings::Settings;
 
