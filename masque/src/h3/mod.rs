@@ -1,14 +1,36 @@
-//! HTTP/3 for proxies (RFC 9114), both roles, without IO.
+//! HTTP/3 for proxies (RFC 9114), both roles, without IO: bytes from the transport in, judged messages out.
+//!
+//! | part | what it holds |
+//! |---|---|
+//! | [`Control`] | what a connection knows: the unidirectional streams of the peer, its settings, GOAWAY |
+//! | [`RequestStream`] | the receiving side of one request stream: frames to [`Part`]s, the rules of messages |
+//! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame_header`] | the sending side |
+//! | `qpack` | field sections by the static table, no dynamic one (RFC 9204) |
+//!
+//! It is what a proxy needs and no more: it sends no push and accepts none, announces a QPACK table of capacity 0, and
+//! therefore opens no QPACK streams of its own. What a peer must not do is answered with an [`Error`] that says
+//! whether the stream or the connection ends, and with which [`Code`].
+//!
+//! The driver, which owns the transport, keeps these rules because only it can see them:
+//! - no DATAGRAM and no extended CONNECT before [`Control::peer_settings`] allow it;
+//! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`];
+//! - requests at or above the ID in a GOAWAY that it sent are reset with [`Code::RequestRejected`].
 
+mod control;
 mod error;
 mod field;
 mod frame;
+mod message;
 mod qpack;
+mod request_stream;
 mod settings;
 
+pub use control::{Control, ControlEvent, UniStream, UniVerdict};
 pub use error::{Code, Error};
 pub use field::Field;
 pub use frame::data_frame_header;
+pub use message::{RequestHead, ResponseHead, encode_request, encode_response, encode_trailers};
+pub use request_stream::{Part, RequestStream};
 pub use settings::Settings;
 
 /// Which side of the connection this endpoint is.

@@ -1,0 +1,227 @@
+//! The receiving side of a request stream (RFC 9114 §4.1): which frames may come when, and the messages in them.
+
+use super::error::{Code, Error, malformed};
+use super::field::Field;
+use super::frame::{Cutter, Kind, Step};
+use super::message::{RequestHead, ResponseHead, content_length, parse_trailers};
+use super::{Role, qpack};
+use bytes::{Bytes, BytesMut};
+
+/// A piece of a message, in the order of arrival.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The head of a request; servers see exactly one, first.
+    Request(RequestHead),
+    /// The head of a response; clients see any number of interim ones and then the final one.
+    Response(ResponseHead),
+    /// Some of the content, never empty: a slice of what was received.
+    Data(Bytes),
+    /// The trailer section; nothing comes after it.
+    Trailers(Vec<Field>),
+}
+
+/// What may come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The head, or for a client another interim one.
+    Head,
+    /// Content or trailers.
+    Content,
+    /// The end.
+    End,
+    /// The bytes of a tunnel.
+    Tunnel,
+    /// Nothing: an error was reported, and the rest is thrown away.
+    Failed,
+}
+
+/// The receiving side of a request stream. Parts are pulled, so that [`RequestStream::set_connect`] can take effect
+/// between a head and the bytes right behind it:
+///
+/// ```
+/// # use masque::h3::{Error, Part, RequestStream, Role};
+/// # fn read(stream: &mut RequestStream, chunk: bytes::Bytes) -> Result<(), Error> {
+/// stream.on_bytes(chunk);
+/// while let Some(part) = stream.next_part()? {
+///     // …
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It buffers incomplete field sections, up to the limit that [`RequestStream::new`] gets, and no content.
+///
+/// A client must not use it to read the response to HEAD, whose `content-length` counts bytes that are never sent.
+#[derive(Debug)]
+pub struct RequestStream {
+    cutter: Cutter,
+    /// Bytes that were received and not pulled yet.
+    input: Bytes,
+    /// The beginning of a field section whose rest has not arrived.
+    section: Vec<u8>,
+    max_field_section_size: u64,
+    /// What `content-length` still promises.
+    content_left: Option<u64>,
+    role: Role,
+    phase: Phase,
+}
+
+impl RequestStream {
+    /// Begins the stream as `role` sees it. A field section larger than `max_field_section_size` bytes, compressed or
+    /// not, is refused; it should be what [`Settings::max_field_section_size`](super::Settings) announced.
+    #[must_use]
+    pub const fn new(role: Role, max_field_section_size: u64) -> Self {
+        Self {
+            cutter: Cutter::new(),
+            input: Bytes::new(),
+            section: Vec::new(),
+            max_field_section_size,
+            content_left: None,
+            role,
+            phase: Phase::Head,
+        }
+    }
+
+    /// Adds received bytes. Pull all parts before adding more: what was not pulled yet is copied together.
+    pub fn on_bytes(&mut self, bytes: Bytes) {
+        if self.phase == Phase::Failed {
+            return;
+        }
+        self.input = if self.input.is_empty() {
+            bytes
+        } else {
+            let mut joined = BytesMut::from(&self.input[..]);
+            joined.extend_from_slice(&bytes);
+            joined.freeze()
+        };
+    }
+
+    /// Returns the next part, or `None` until more bytes arrive.
+    ///
+    /// # Errors
+    /// Reports the first rule that the peer broke. After that the stream is deaf: everything else that arrives is
+    /// thrown away, so that a server can send its [`Error::answer`] and read on.
+    pub fn next_part(&mut self) -> Result<Option<Part>, Error> {
+        let part = self.pull();
+        match part {
+            Ok(Some(_)) => {}
+            Ok(None) => self.input = Bytes::new(), // empty, but it would keep the chunk that it came from alive
+            Err(_) => *self = Self { phase: Phase::Failed, ..Self::new(self.role, self.max_field_section_size) },
+        }
+        part
+    }
+
+    /// Takes note that the peer finished the stream, once all parts were pulled.
+    ///
+    /// # Errors
+    /// If a frame or the message is not complete.
+    pub fn on_fin(&mut self) -> Result<(), Error> {
+        debug_assert!(self.input.is_empty(), "all parts are pulled before the end is judged");
+        self.cutter.finish()?;
+        match (self.phase, self.role) {
+            (Phase::Head, Role::Server) => {
+                Err(Error::Stream(Code::RequestIncomplete, "the stream ended before the request"))
+            }
+            (Phase::Head, Role::Client) => Err(malformed("the stream ended before the final response")),
+            (Phase::Content, _) => self.check_content_is_whole(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Turns the stream into a tunnel: from now on nothing but DATA, and unknown frames, may come (RFC 9114 §4.4), and
+    /// `content-length` counts no more. A server calls it when it accepts a CONNECT, a client when its CONNECT was
+    /// accepted.
+    pub fn set_connect(&mut self) {
+        if self.phase == Phase::Content {
+            self.phase = Phase::Tunnel;
+            self.content_left = None;
+        }
+    }
+
+    fn pull(&mut self) -> Result<Option<Part>, Error> {
+        while let Some(step) = self.cutter.next(&mut self.input) {
+            match step {
+                Step::Start { kind, len } => self.admit(kind, len)?,
+                Step::Payload { kind: Kind::Data, piece, .. } if !piece.is_empty() => {
+                    return Ok(Some(Part::Data(piece)));
+                }
+                Step::Payload { kind: Kind::Headers, piece, last } => {
+                    if let Some(section) = self.collect(piece, last) {
+                        return self.on_section(&section).map(Some);
+                    }
+                }
+                Step::Payload { .. } => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Decides whether a frame may begin now.
+    fn admit(&mut self, kind: Kind, len: u64) -> Result<(), Error> {
+        match (kind, self.phase) {
+            (Kind::Unknown, _) | (Kind::Data, Phase::Tunnel) => Ok(()),
+            (Kind::Data, Phase::Content) => {
+                if let Some(left) = &mut self.content_left {
+                    *left = left.checked_sub(len).ok_or(malformed("there is more content than content-length"))?;
+                }
+                Ok(())
+            }
+            (Kind::Headers, Phase::Head | Phase::Content) if len > self.max_field_section_size => {
+                Err(qpack::SECTION_TOO_LARGE)
+            }
+            (Kind::Headers, Phase::Head) => Ok(()),
+            (Kind::Headers, Phase::Content) => self.check_content_is_whole(),
+            // RFC 9114 §7.2.5: every push ID is beyond the limit of a client that never sent one.
+            (Kind::PushPromise, Phase::Head | Phase::Content | Phase::End) if self.role == Role::Client => {
+                Err(Error::Connection(Code::IdError, "a push was promised that was never allowed"))
+            }
+            _ => Err(Error::Connection(Code::FrameUnexpected, "a frame is not allowed at this place of its stream")),
+        }
+    }
+
+    /// Returns the field section once it is whole.
+    fn collect(&mut self, piece: Bytes, last: bool) -> Option<Bytes> {
+        if last && self.section.is_empty() {
+            return Some(piece);
+        }
+        self.section.extend_from_slice(&piece);
+        last.then(|| Bytes::from(std::mem::take(&mut self.section)))
+    }
+
+    fn on_section(&mut self, section: &[u8]) -> Result<Part, Error> {
+        let fields = qpack::decode(section, self.max_field_section_size)?;
+        if self.phase == Phase::Content {
+            self.phase = Phase::End;
+            return parse_trailers(fields).map(Part::Trailers);
+        }
+        match self.role {
+            Role::Server => {
+                let head = RequestHead::parse(fields)?;
+                self.phase = Phase::Content;
+                // RFC 9110 §9.3.6: a CONNECT has no content that a length could describe.
+                self.content_left = if head.is_connect() { None } else { content_length(&head.fields)? };
+                Ok(Part::Request(head))
+            }
+            Role::Client => {
+                let head = ResponseHead::parse(fields)?;
+                if !head.is_interim() {
+                    self.phase = Phase::Content;
+                    // RFC 9110 §15.3.5, §15.4.5: these have no content, whatever they declare.
+                    self.content_left =
+                        if matches!(head.status, 204 | 304) { None } else { content_length(&head.fields)? };
+                }
+                Ok(Part::Response(head))
+            }
+        }
+    }
+
+    fn check_content_is_whole(&self) -> Result<(), Error> {
+        match self.content_left {
+            None | Some(0) => Ok(()),
+            Some(_) => Err(malformed("there is less content than content-length")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
