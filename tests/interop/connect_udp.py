@@ -12,6 +12,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -86,10 +87,10 @@ class Client(RelayConnection):
         if isinstance(event, StreamReset) and event.stream_id in self.tunnels:
             self.tunnels[event.stream_id].ended = f"stream reset: {event.error_code:#x}"
         for http_event in self.http.handle_event(event):
-            tunnel = self.tunnels.get(http_event.stream_id)
+            tunnel = self.tunnels.get(getattr(http_event, "stream_id", None))
+            if tunnel is None:
+                continue
             match http_event:
-                case _ if tunnel is None:
-                    continue
                 case DatagramReceived(data=data):
                     tunnel.datagrams_received += 1
                     tunnel.on_datagram(data)
@@ -100,7 +101,13 @@ class Client(RelayConnection):
             if getattr(http_event, "stream_ended", False):
                 tunnel.ended = "stream ended"
 
-    async def expect(self, holds, tunnel: Tunnel | None, seconds: float, what: str):
+    async def expect(
+        self,
+        holds: Callable[[], bool],
+        tunnel: Tunnel | None,
+        seconds: float,
+        what: str,
+    ) -> None:
         """Waits for what is to come; fails when it cannot come any more."""
 
         def over() -> bool:
@@ -120,7 +127,7 @@ class Client(RelayConnection):
         await self.expect(
             lambda: self.http.received_settings is not None, None, seconds, "SETTINGS"
         )
-        return self.http.received_settings
+        return self.http.received_settings or {}
 
     def request(self, relay: RelayOptions, target: tuple[str, int]) -> Tunnel:
         """Asks for one tunnel."""
@@ -154,7 +161,10 @@ class Report:
 
 
 async def use_tunnel(
-    client: Client, relay: RelayOptions, target: tuple[str, int], options
+    client: Client,
+    relay: RelayOptions,
+    target: tuple[str, int],
+    options: argparse.Namespace,
 ) -> Report:
     """Opens one tunnel and sends every payload once the one before has come back."""
     report = Report(client.request(relay, target))

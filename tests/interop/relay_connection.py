@@ -7,6 +7,7 @@ from typing import Self
 
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.events import ConnectionTerminated, QuicEvent
 
 from relay_options import RelayOptions
@@ -27,10 +28,16 @@ class RelayConnection(QuicConnectionProtocol):
         self.note(event)
         self._changed.set()
 
+    def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
+        """Notes a close as soon as it arrives: aioquic reports it after draining."""
+        super().datagram_received(data, addr)
+        self.terminated = self.terminated or self._quic._close_event
+        self._changed.set()
+
     def note(self, event: QuicEvent) -> None:
         """Changes the subclass's state by one event."""
 
-    async def until(self, holds: Callable[[], bool], seconds: float) -> bool:
+    async def until(self, holds: Callable[[], object], seconds: float) -> bool:
         """Waits until holds() is true; returns whether it became so in time."""
         try:
             async with asyncio.timeout(seconds):
@@ -50,4 +57,5 @@ class RelayConnection(QuicConnectionProtocol):
             configuration=relay.quic_configuration(datagrams),
             create_protocol=cls,
         ) as connection:
+            assert isinstance(connection, cls)
             yield connection

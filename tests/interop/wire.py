@@ -59,8 +59,12 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
     return varint(kind) + varint(len(payload)) + payload
 
 
-def settings(values: dict[int, int] | list[tuple[int, int]]) -> bytes:
-    """One SETTINGS frame; a list may hold an identifier twice."""
+Settings = dict[int, int] | list[tuple[int, int]]
+"""Settings to send; a list may hold an identifier twice."""
+
+
+def settings(values: Settings) -> bytes:
+    """One SETTINGS frame."""
     pairs = values.items() if isinstance(values, dict) else values
     return frame(
         FrameType.SETTINGS,
@@ -134,3 +138,13 @@ def split_datagram(datagram: bytes) -> tuple[int, bytes]:
     """Splits a varint (quarter stream ID or context ID) from what follows it."""
     reader = Buffer(data=datagram)
     return reader.pull_uint_var(), datagram[reader.tell() :]
+
+
+def pull_settings(payload: bytes) -> dict[int, int]:
+    """Reads the payload of a SETTINGS frame."""
+    values = {}
+    reader = Buffer(data=payload)
+    while not reader.eof():
+        key = reader.pull_uint_var()
+        values[key] = reader.pull_uint_var()
+    return values
