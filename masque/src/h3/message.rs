@@ -185,6 +185,7 @@ impl ResponseHead {
         if status == 101 {
             return Err(malformed("HTTP/3 has no 101")); // RFC 9114 §4.5
         }
+        refuse_te(&fields)?;
         Ok(Self { status, fields })
     }
 
@@ -199,7 +200,16 @@ const CONNECT: &str = "CONNECT";
 /// Judges the fields of a trailer section (RFC 9114 §4.1 and §4.3).
 pub(super) fn parse_trailers(fields: Vec<Field>) -> Result<Vec<Field>, Error> {
     fields.iter().try_for_each(Field::check)?;
+    refuse_te(&fields)?;
     Ok(fields)
+}
+
+/// Only the header section of a request may have `te` (RFC 9114 §4.2).
+fn refuse_te(fields: &[Field]) -> Result<(), Error> {
+    match find(fields, "te") {
+        None => Ok(()),
+        Some(_) => Err(malformed("te stands outside the header of a request")),
+    }
 }
 
 /// Returns the length of the content as `content-length` declares it (RFC 9110 §8.6). More than one is malformed even

@@ -13,7 +13,8 @@
 //!
 //! The driver, which owns the transport, keeps these rules because only it can see them:
 //! - no DATAGRAM and no extended CONNECT before [`Control::peer_settings`] allow it;
-//! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`];
+//! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`], and a peer that
+//!   stops our control stream ends it with [`CONTROL_STREAM_STOPPED`];
 //! - requests at or above the ID in a GOAWAY that it sent are reset with [`Code::RequestRejected`].
 
 mod control;
@@ -45,3 +46,7 @@ pub enum Role {
 /// How a client ends a connection on which the server opened a bidirectional stream (RFC 9114 §6.1).
 pub const SERVER_OPENED_BIDIRECTIONAL: Error =
     Error::Connection(Code::StreamCreationError, "the server opened a bidirectional stream");
+
+/// How an endpoint ends a connection on which the peer sent STOP_SENDING for our control stream (RFC 9114 §6.2.1).
+pub const CONTROL_STREAM_STOPPED: Error =
+    Error::Connection(Code::ClosedCriticalStream, "the peer stopped reading the control stream");

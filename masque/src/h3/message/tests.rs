@@ -226,6 +226,7 @@ fn a_response_has_one_status_of_three_digits_and_never_101() {
         &[(":method", "GET")],
         &[(":status", "200"), ("server", "x"), (":status", "200")],
         &[(":status", "200"), ("upgrade", "x")],
+        &[(":status", "200"), ("te", "trailers")],
     ] {
         let error = ResponseHead::parse(fields(pairs)).unwrap_err();
         assert_eq!(error.code(), Code::MessageError, "{pairs:?}");
@@ -236,7 +237,9 @@ fn a_response_has_one_status_of_three_digits_and_never_101() {
 fn trailers_have_no_pseudo_headers() {
     // RFC 9114 §4.3
     assert!(parse_trailers(fields(&[("checksum", "1")])).is_ok());
-    for pairs in [[(":path", "/")], [(":status", "200")], [("connection", "close")], [("Upper", "x")]] {
+    for pairs in
+        [[(":path", "/")], [(":status", "200")], [("connection", "close")], [("te", "trailers")], [("Upper", "x")]]
+    {
         assert_eq!(parse_trailers(fields(&pairs)).unwrap_err().code(), Code::MessageError);
     }
 }

@@ -6,19 +6,38 @@ mod static_table;
 
 use super::error::{Code, Error};
 use super::field::Field;
-use prefix::{Integer, PartialInteger, read_integer, read_string, write_integer, write_string};
+use prefix::{Integer, PartialInteger, Unreadable, read_integer, read_string, write_integer, write_string};
 use static_table::STATIC_TABLE;
+
+/// What to answer to a field section larger than the limit that was announced.
+pub(super) const SECTION_TOO_LARGE: Error = Error::Stream(Code::ExcessiveLoad, "a field section exceeds our limit");
+
+const DYNAMIC: Error = Error::Connection(
+    Code::QpackDecompressionFailed,
+    "a field section refers to the dynamic table, whose capacity is 0",
+);
+
+impl From<Unreadable> for Error {
+    fn from(unreadable: Unreadable) -> Self {
+        match unreadable {
+            Unreadable::Broken => Self::Connection(Code::QpackDecompressionFailed, "a field section cannot be decoded"),
+            Unreadable::TooLarge => {
+                Self::Stream(Code::QpackDecompressionFailed, "an integer in a field section is too large")
+            }
+        }
+    }
+}
 
 /// Decodes a field section (RFC 9204 §4.5).
 ///
-/// A section that cannot be decoded, or that refers to the dynamic table, ends the connection (§2.2). One that is
-/// larger than `max_size_bytes`, counted as RFC 9114 §4.2.2 does, ends its stream with [`Code::ExcessiveLoad`].
+/// A section that cannot be decoded, or that refers to the dynamic table, ends the connection (§2.2); an integer
+/// beyond 62 bits ends only its stream (§7.4). A section that is larger than `max_size_bytes`, counted as RFC 9114
+/// §4.2.2 does, ends its stream with [`Code::ExcessiveLoad`].
 pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Field>, Error> {
-    const BROKEN: Error = Error::Connection(Code::QpackDecompressionFailed, "a field section cannot be decoded");
     let input = &mut section;
-    let required_insert_count = read_integer(input, 8).ok_or(BROKEN)?;
+    let required_insert_count = read_integer(input, 8)?;
     let base_is_negative = input.first().is_some_and(|byte| byte & 0x80 != 0);
-    let _delta_base = read_integer(input, 7).ok_or(BROKEN)?;
+    let _delta_base = read_integer(input, 7)?;
     if required_insert_count != 0 || base_is_negative {
         return Err(DYNAMIC);
     }
@@ -26,10 +45,10 @@ pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Fiel
     let mut size_bytes = 0;
     while let Some(first) = input.first() {
         let field = match first {
-            0x80.. => indexed(input)?.ok_or(BROKEN)?,
-            0x40.. => with_name_reference(input)?.ok_or(BROKEN)?,
-            0x20.. => literal(input).ok_or(BROKEN)?,
-            // Indexed, or named, relative to a base: both point into the dynamic table.
+            0xc0.. => indexed(input)?,
+            0x50..=0x5f | 0x70..=0x7f => with_name_reference(input)?,
+            0x20..=0x3f => literal(input)?,
+            // Post-base, or without the bit that says "static".
             _ => return Err(DYNAMIC),
         };
         size_bytes += field.size_bytes();
@@ -41,43 +60,28 @@ pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Fiel
     Ok(fields)
 }
 
-/// What to answer to a field section larger than the limit that was announced.
-pub(super) const SECTION_TOO_LARGE: Error = Error::Stream(Code::ExcessiveLoad, "a field section exceeds our limit");
-
-const DYNAMIC: Error = Error::Connection(
-    Code::QpackDecompressionFailed,
-    "a field section refers to the dynamic table, whose capacity is 0",
-);
-
-/// 1 T index(6): a whole entry (§4.5.2).
-fn indexed(input: &mut &[u8]) -> Result<Option<Field>, Error> {
-    let entry = static_entry(input, 0x40, 6)?;
-    Ok(entry.map(|(name, value)| Field::new(name, value)))
+/// `1 T index(6)` with T set: a whole entry (§4.5.2).
+fn indexed(input: &mut &[u8]) -> Result<Field, Error> {
+    let (name, value) = static_entry(input, 6)?;
+    Ok(Field::new(name, value))
 }
 
-/// 0 1 N T index(4): the name of an entry, then a value (§4.5.4).
-fn with_name_reference(input: &mut &[u8]) -> Result<Option<Field>, Error> {
-    let entry = static_entry(input, 0x10, 4)?;
-    Ok(entry.and_then(|(name, _)| Some(Field::new(name, read_string(input, 7)?))))
+/// `0 1 N T index(4)` with T set: the name of an entry, then a value (§4.5.4).
+fn with_name_reference(input: &mut &[u8]) -> Result<Field, Error> {
+    let (name, _) = static_entry(input, 4)?;
+    Ok(Field::new(name, read_string(input, 7)?))
 }
 
-/// 0 0 1 N H length(3): a name, then a value (§4.5.6).
-fn literal(input: &mut &[u8]) -> Option<Field> {
+/// `0 0 1 N H length(3)`: a name, then a value (§4.5.6).
+fn literal(input: &mut &[u8]) -> Result<Field, Error> {
     let name = read_string(input, 3)?;
-    Some(Field { name, value: read_string(input, 7)? })
+    Ok(Field { name, value: read_string(input, 7)? })
 }
 
-/// Reads a reference to a table; `static_flag` is the bit that says it is the static one.
-fn static_entry(
-    input: &mut &[u8],
-    static_flag: u8,
-    prefix_bits: u32,
-) -> Result<Option<(&'static str, &'static str)>, Error> {
-    if input.first().is_none_or(|byte| byte & static_flag == 0) {
-        return Err(DYNAMIC);
-    }
-    let index = read_integer(input, prefix_bits).and_then(|index| usize::try_from(index).ok());
-    Ok(index.and_then(|index| STATIC_TABLE.get(index)).copied())
+fn static_entry(input: &mut &[u8], prefix_bits: u32) -> Result<(&'static str, &'static str), Error> {
+    let index = read_integer(input, prefix_bits)?;
+    let entry = usize::try_from(index).ok().and_then(|index| STATIC_TABLE.get(index));
+    entry.copied().ok_or(Unreadable::Broken.into())
 }
 
 /// Encodes a field section, by the static table where it helps.
@@ -108,7 +112,8 @@ fn find(field: &Field) -> Option<(u64, bool)> {
     whole.map(|(index, _)| (index, true)).or_else(|| named().next().map(|(index, _)| (index, false)))
 }
 
-/// Judges bytes of the peer's encoder stream (§4.3): a table of capacity 0 takes nothing but being told so again.
+/// Judges bytes of the peer's encoder stream (§4.3). A table of capacity 0 takes nothing; only being told that capacity
+/// again is forgiven, because some encoders say it to everyone.
 pub(super) fn on_encoder_bytes(bytes: &[u8]) -> Result<(), Error> {
     const SET_CAPACITY_0: u8 = 0x20;
     if bytes.iter().any(|byte| *byte != SET_CAPACITY_0) {

@@ -5,6 +5,15 @@ use bytes::Bytes;
 use httlib_huffman::DecoderSpeed;
 use httlib_huffman::encoder::table::ENCODE_TABLE;
 
+/// Why an integer or a string cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// It is cut short, or not validly compressed.
+    Broken,
+    /// An integer has more than 62 bits, or more bytes than those need (RFC 9204 §7.4).
+    TooLarge,
+}
+
 /// An integer of which the first bytes were read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialInteger {
@@ -46,13 +55,13 @@ impl PartialInteger {
     }
 }
 
-/// Reads an integer off the front of `input`; `None` if it is cut short or too large.
-pub(super) fn read_integer(input: &mut &[u8], prefix_bits: u32) -> Option<u64> {
+/// Reads an integer off the front of `input`.
+pub(super) fn read_integer(input: &mut &[u8], prefix_bits: u32) -> Result<u64, Unreadable> {
     let mut integer = Integer::begin(take_byte(input)?, prefix_bits);
     loop {
         match integer {
-            Integer::Whole(value) => return Some(value),
-            Integer::Partial(partial) => integer = partial.push(take_byte(input)?)?,
+            Integer::Whole(value) => return Ok(value),
+            Integer::Partial(partial) => integer = partial.push(take_byte(input)?).ok_or(Unreadable::TooLarge)?,
         }
     }
 }
@@ -73,14 +82,18 @@ pub(super) fn write_integer(flags: u8, prefix_bits: u32, value: u64, out: &mut V
     out.push(rest as u8);
 }
 
-/// Reads a string whose length has a prefix of `prefix_bits`, with the Huffman flag just above it. Returns `None` if
-/// it is cut short or not validly compressed.
-pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Option<Bytes> {
-    let huffman = input.first()? & (1 << prefix_bits) != 0;
-    let len = usize::try_from(read_integer(input, prefix_bits)?).ok()?;
-    let (bytes, rest) = input.split_at_checked(len)?;
+/// Reads a string whose length has a prefix of `prefix_bits`, with the Huffman flag just above it.
+pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Result<Bytes, Unreadable> {
+    let huffman = input.first().is_some_and(|byte| byte & (1 << prefix_bits) != 0);
+    let len = read_integer(input, prefix_bits)?;
+    let parts = usize::try_from(len).ok().and_then(|len| input.split_at_checked(len));
+    let (bytes, rest) = parts.ok_or(Unreadable::Broken)?;
     *input = rest;
-    if huffman { huffman_decode(bytes).map(Bytes::from) } else { Some(Bytes::copy_from_slice(bytes)) }
+    if huffman {
+        huffman_decode(bytes).map(Bytes::from).ok_or(Unreadable::Broken)
+    } else {
+        Ok(Bytes::copy_from_slice(bytes))
+    }
 }
 
 /// Appends a string, compressed if that makes it shorter; the Huffman flag stands just above the prefix.
@@ -117,10 +130,10 @@ fn prefix_mask(prefix_bits: u32) -> u8 {
     ((1u16 << prefix_bits) - 1) as u8
 }
 
-fn take_byte(input: &mut &[u8]) -> Option<u8> {
-    let (first, rest) = input.split_first()?;
+fn take_byte(input: &mut &[u8]) -> Result<u8, Unreadable> {
+    let (first, rest) = input.split_first().ok_or(Unreadable::Broken)?;
     *input = rest;
-    Some(*first)
+    Ok(*first)
 }
 
 #[cfg(test)]
@@ -131,7 +144,7 @@ mod tests {
     #[test]
     fn the_integers_of_rfc_7541_c_1_read_and_write() {
         for (bits, bytes, value) in [(5, &[0x0a][..], 10), (5, &[0x1f, 0x9a, 0x0a], 1337), (8, &[0x2a], 42)] {
-            assert_eq!(read_integer(&mut &bytes[..], bits), Some(value));
+            assert_eq!(read_integer(&mut &bytes[..], bits), Ok(value));
             let mut written = Vec::new();
             write_integer(0, bits, value, &mut written);
             assert_eq!(written, bytes);
@@ -140,17 +153,17 @@ mod tests {
 
     #[test]
     fn integers_beyond_62_bits_and_endless_ones_are_refused() {
-        // RFC 9204 §4.1.1
+        // RFC 9204 §4.1.1, §7.4
         let mut largest = Vec::new();
         write_integer(0, 7, varint::MAX, &mut largest);
-        assert_eq!(read_integer(&mut &largest[..], 7), Some(varint::MAX));
+        assert_eq!(read_integer(&mut &largest[..], 7), Ok(varint::MAX));
         let mut too_large = Vec::new();
         write_integer(0, 7, varint::MAX + 1, &mut too_large);
-        assert_eq!(read_integer(&mut &too_large[..], 7), None);
-        assert_eq!(read_integer(&mut &[0xff; 64][..], 7), None);
+        assert_eq!(read_integer(&mut &too_large[..], 7), Err(Unreadable::TooLarge));
+        assert_eq!(read_integer(&mut &[0xff; 64][..], 7), Err(Unreadable::TooLarge));
         let mut endless = [0x80; 64];
         endless[0] = 0x7f;
-        assert_eq!(read_integer(&mut &endless[..], 7), None);
+        assert_eq!(read_integer(&mut &endless[..], 7), Err(Unreadable::TooLarge));
     }
 
     #[test]
@@ -205,7 +218,7 @@ mod tests {
     #[test]
     fn strings_cut_short_are_refused() {
         for string in [&[][..], &[0x7f], &[0x03, b'a', b'b'], &[0x83, 0x1f], &[0xff, 0xff]] {
-            assert_eq!(read_string(&mut &string[..], 7), None, "{string:x?}");
+            assert_eq!(read_string(&mut &string[..], 7), Err(Unreadable::Broken), "{string:x?}");
         }
     }
 
@@ -215,10 +228,10 @@ mod tests {
             let mut bytes = Vec::new();
             write_integer(0, bits, value, &mut bytes);
             let mut rest = &bytes[..];
-            prop_assert_eq!(read_integer(&mut rest, bits), Some(value));
+            prop_assert_eq!(read_integer(&mut rest, bits), Ok(value));
             prop_assert!(rest.is_empty());
             for cut in 0..bytes.len() {
-                prop_assert_eq!(read_integer(&mut &bytes[..cut], bits), None);
+                prop_assert_eq!(read_integer(&mut &bytes[..cut], bits), Err(Unreadable::Broken));
             }
         }
 

@@ -70,6 +70,17 @@ fn any_base_that_is_not_negative_is_allowed_without_references() {
 }
 
 #[test]
+fn an_integer_too_large_to_decode_fails_only_its_stream() {
+    // RFC 9204 §7.4
+    for beginning in [&[][..], &[0x00, 0x00, 0xff], &[0x00, 0x00, 0x5f], &[0x00, 0x00, 0x27], &[0x00, 0x00, 0x51, 0x7f]]
+    {
+        let section = [beginning, &[0xff; 20]].concat();
+        let error = decode(&section, NO_LIMIT).unwrap_err();
+        assert!(matches!(error, Error::Stream(Code::QpackDecompressionFailed, _)), "{beginning:x?}");
+    }
+}
+
+#[test]
 fn a_section_cut_short_fails() {
     let section = b"\x00\x00\xd9\x51\x0b/index.html\x22ab\x01c";
     assert_eq!(decode(section, NO_LIMIT).unwrap().len(), 3);
