@@ -1,1 +1,219 @@
-//! config
+//! What the operator wants: text in, valid [`Config`] out. Reads no files and does no IO.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`relay`] | the relay role: listeners, users, limits |
+//! | [`targets`] | which targets may be reached: the rules and their decision |
+//! | [`forward`] | the edge role |
+//! | [`error`] | what is wrong with a text, where, and what to write instead |
+//!
+//! **Invariant:** a [`Config`] is valid by construction; nobody checks one after it was read.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Errors, Problem};
+use crate::forward::Forward;
+use crate::relay::{Auth, Identity, Limits, Listener, Relay};
+use crate::section::{Section, read_document, words};
+use crate::targets::{Pattern, Ports, Rule, TargetRules};
+
+pub mod error;
+mod explain;
+pub mod forward;
+pub mod relay;
+mod section;
+pub mod targets;
+#[cfg(test)]
+mod tests;
+
+pub use explain::explain;
+
+/// Everything that one configuration file says.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where paced keeps what has to survive a restart.
+    pub state_dir: PathBuf,
+    /// The relay role, if it is wanted.
+    pub relay: Option<Relay>,
+    /// The edge role: no local address occurs twice.
+    pub forwards: Vec<Forward>,
+    /// The QUIC transport of both roles.
+    pub transport: Transport,
+    /// Where metrics are served over HTTP, if at all.
+    pub metrics: Option<SocketAddr>,
+    /// How much is logged.
+    pub log: Level,
+}
+
+/// The QUIC transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// The size of IP packets before anything is known about the path, in bytes.
+    pub initial_mtu: u16,
+    /// The largest IP packets that are probed for, in bytes.
+    pub max_mtu: u16,
+    /// How the rate adapts to the path.
+    pub congestion: Congestion,
+    /// How often the edge keeps a silent connection to its relay alive; `None` lets it end.
+    pub keep_alive: Option<Duration>,
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            initial_mtu: 1_400,
+            max_mtu: 1_500,
+            congestion: Congestion::Cubic,
+            keep_alive: Some(Duration::from_secs(10)),
+        }
+    }
+}
+
+words! {
+    /// A congestion controller.
+    #[derive(Default)]
+    pub enum Congestion {
+        /// CUBIC (RFC 9438).
+        #[default]
+        Cubic = "cubic",
+        /// BBR version 2.
+        Bbr = "bbr",
+    }
+}
+
+words! {
+    /// How much is logged: each word includes those before it.
+    #[derive(Default)]
+    pub enum Level {
+        /// What stops paced or a role of it.
+        Error = "error",
+        /// What the operator should look into.
+        Warn = "warn",
+        /// What paced is doing.
+        #[default]
+        Info = "info",
+        /// What happens to every connection and tunnel.
+        Debug = "debug",
+        /// What happens to every packet.
+        Trace = "trace",
+    }
+}
+
+/// Something that is valid but may not be meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Warning {
+    /// Strangers can use the relay.
+    #[error("{0} serves everybody who can reach it; set auth to \"token\" or \"certificate\", or listen on loopback")]
+    OpenRelay(SocketAddr),
+    /// Strangers can read the metrics.
+    #[error("metrics on {0} can be read by everybody who can reach it; listen on loopback")]
+    PublicMetrics(SocketAddr),
+    /// An authority that is never asked.
+    #[error("there is a client_ca, but no listener asks for certificates; set auth or remove client_ca")]
+    UnusedClientCa,
+    /// Strangers can send through a forward.
+    #[error("the forward on {0} carries traffic of everybody who can reach it; listen on loopback")]
+    PublicForward(SocketAddr),
+    /// Neither role is configured.
+    #[error("there is neither a [relay] nor a [[forward]]: paced has nothing to do")]
+    NothingToDo,
+}
+
+impl Config {
+    /// Reads a configuration from TOML text.
+    ///
+    /// # Errors
+    /// As many of the text's errors as can be told apart, each with its position and what to write instead.
+    pub fn from_toml(text: &str) -> Result<Self, Errors> {
+        read_document(text, |root| {
+            let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
+            let relay = root.optional_section("relay", relay::read);
+            let forwards = root.sections("forward", forward::read);
+            root.refuse_shared(
+                "forward",
+                &forwards,
+                |forward| forward.listen,
+                "two forwards listen on the same address",
+            );
+            let transport = root.section("transport", transport);
+            let metrics = root.section("metrics", |metrics| metrics.get("listen"));
+            let log = root.section("log", |log| log.get("level")).unwrap_or_default();
+            Some(Self { state_dir, relay, forwards, transport, metrics, log })
+        })
+    }
+
+    /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,
+    /// open to all, that reaches loopback targets on any port, public ones as usual, and serves metrics on
+    /// 127.0.0.1:9433.
+    #[must_use]
+    pub fn development(state_dir: PathBuf) -> Self {
+        let [v4, v6] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        let listener = |ip| Listener {
+            address: SocketAddr::new(ip, 4433),
+            identity: Identity::SelfSigned,
+            client_ca: None,
+            auth: Auth::None,
+        };
+        let anywhere =
+            |to: &str| to.parse().ok().map(|to: Pattern| Rule { to, protocol: None, ports: Some(Ports::all()) });
+        let targets = TargetRules {
+            allow: ["127.0.0.0/8", "::1"].into_iter().filter_map(anywhere).collect(),
+            ..TargetRules::default()
+        };
+        let relay = Relay {
+            listeners: vec![listener(v4), listener(v6)],
+            templates: masque::template::Template::default_at("localhost:4433").into_iter().collect(),
+            proxy_status_name: relay::NAME.to_owned(),
+            drain: Duration::from_secs(1),
+            tokens: Vec::new(),
+            certificates: Vec::new(),
+            targets,
+            limits: Limits::default(),
+        };
+        Self {
+            state_dir,
+            relay: Some(relay),
+            forwards: Vec::new(),
+            transport: Transport::default(),
+            metrics: Some(SocketAddr::new(v4, 9433)),
+            log: Level::default(),
+        }
+    }
+
+    /// Returns what is valid but may not be meant.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<Warning> {
+        let is_public = |address: &SocketAddr| !address.ip().is_loopback();
+        let mut listeners = self.relay.iter().flat_map(|relay| &relay.listeners);
+        let open = listeners.clone().filter(|listener| listener.auth == Auth::None).map(|listener| listener.address);
+        let has_ca = listeners.clone().any(|listener| listener.client_ca.is_some());
+        let asks = listeners.any(|listener| listener.auth.accepts_certificates());
+        let forwards = self.forwards.iter().map(|forward| forward.listen);
+        let idle = self.relay.is_none() && self.forwards.is_empty();
+        open.filter(is_public)
+            .map(Warning::OpenRelay)
+            .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
+            .chain(forwards.filter(is_public).map(Warning::PublicForward))
+            .chain(self.metrics.filter(is_public).map(Warning::PublicMetrics))
+            .chain(idle.then_some(Warning::NothingToDo))
+            .collect()
+    }
+}
+
+fn transport(section: &mut Section<'_>) -> Transport {
+    // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
+    const MTU: std::ops::RangeInclusive<u64> = 1_280..=9_216;
+    let defaults = Transport::default();
+    let initial_mtu = section.number("initial_mtu", MTU).unwrap_or(defaults.initial_mtu);
+    let max_mtu = section.number("max_mtu", MTU).unwrap_or(defaults.max_mtu);
+    if initial_mtu > max_mtu {
+        let cause = "packets cannot start larger than they may become";
+        section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
+    }
+    let congestion = section.get("congestion").unwrap_or_default();
+    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600);
+    let keep_alive = keep_alive.map_or(defaults.keep_alive, |time| (!time.is_zero()).then_some(time));
+    Transport { initial_mtu, max_mtu, congestion, keep_alive }
+}

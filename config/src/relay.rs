@@ -1,0 +1,338 @@
+//! The relay role: where it listens, whom it serves, which targets it reaches, and how much of everything.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use masque::template::Template;
+
+use crate::error::Problem;
+use crate::section::{Section, Value, words};
+use crate::targets::{Pattern, Ports, Rule, TargetRules};
+
+/// A relay that serves at least one listener by at least one template.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    /// Where it listens; no address occurs twice.
+    pub listeners: Vec<Listener>,
+    /// The URIs it serves, in the order in which they are tried.
+    pub templates: Vec<Template>,
+    /// How it names itself in `Proxy-Status` (RFC 9209 §2).
+    pub proxy_status_name: String,
+    /// How long existing tunnels may go on after SIGTERM.
+    pub drain: Duration,
+    /// The bearer tokens that admit.
+    pub tokens: Vec<Token>,
+    /// The client certificates that admit; empty means every one that the listener's `client_ca` signed.
+    pub certificates: Vec<ClientCertificate>,
+    /// Which targets may be reached.
+    pub targets: TargetRules,
+    /// How much of everything.
+    pub limits: Limits,
+}
+
+/// One UDP address that the relay listens on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// The address to bind.
+    pub address: SocketAddr,
+    /// How the relay proves who it is.
+    pub identity: Identity,
+    /// PEM file with the authorities that sign client certificates; always there if `auth` needs it.
+    pub client_ca: Option<PathBuf>,
+    /// What a client has to show.
+    pub auth: Auth,
+}
+
+/// How a listener proves who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// A certificate for `localhost` that paced signs itself and keeps in the state folder. Development only.
+    SelfSigned,
+    /// PEM files.
+    Files {
+        /// The certificate chain, the relay's own first.
+        certificate: PathBuf,
+        /// The private key of the first certificate.
+        private_key: PathBuf,
+    },
+}
+
+words! {
+    /// What a client has to show before it gets a tunnel.
+    #[derive(Default)]
+    pub enum Auth {
+        /// A bearer token in `proxy-authorization`.
+        #[default]
+        Token = "token",
+        /// A client certificate.
+        Certificate = "certificate",
+        /// One of both.
+        TokenOrCertificate = "token-or-certificate",
+        /// Nothing.
+        None = "none",
+    }
+}
+
+impl Auth {
+    /// Tells whether a bearer token admits.
+    #[must_use]
+    pub const fn accepts_tokens(self) -> bool {
+        matches!(self, Self::Token | Self::TokenOrCertificate)
+    }
+
+    /// Tells whether a client certificate admits.
+    #[must_use]
+    pub const fn accepts_certificates(self) -> bool {
+        matches!(self, Self::Certificate | Self::TokenOrCertificate)
+    }
+}
+
+/// A bearer token, known by its hash only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The user it belongs to. Several tokens may belong to one user.
+    pub name: String,
+    /// The SHA-256 of the token's text.
+    pub sha256: [u8; 32],
+    /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
+    pub max_tunnels: u32,
+}
+
+/// A user known by client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The user it belongs to.
+    pub name: String,
+    /// The subject alternative name that the certificate must carry.
+    pub san: String,
+    /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
+    pub max_tunnels: u32,
+}
+
+/// How much of everything the relay grants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// QUIC connections at once.
+    pub connections: u32,
+    /// Handshakes at once before further clients have to prove their address first (RFC 9000 §8.1.2).
+    pub handshakes_in_flight: u32,
+    /// Tunnels at once over one connection.
+    pub tunnels_per_connection: u32,
+    /// Tunnels at once of one user over all connections.
+    pub tunnels_per_user: u32,
+    /// Bytes that may wait toward the client for one tunnel.
+    pub queue_bytes_per_tunnel: u32,
+    /// Bytes that may wait toward the client for all tunnels of one connection.
+    pub queue_bytes_per_connection: u32,
+    /// How long a tunnel may be silent; RFC 9298 §3.1 asks for two minutes at least.
+    pub tunnel_idle: Duration,
+    /// How long a connection may be silent before QUIC closes it.
+    pub connection_idle: Duration,
+    /// Name look-ups at once.
+    pub dns_lookups_in_flight: u32,
+    /// How long a look-up may take.
+    pub dns_timeout: Duration,
+    /// How long a TCP target may take to answer.
+    pub connect_timeout: Duration,
+    /// The size of one header section (RFC 9114 §4.2.2).
+    pub field_section_bytes: u32,
+    /// The receive and send buffers that are asked for each UDP socket; the kernel may grant less.
+    pub udp_buffer_bytes: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            handshakes_in_flight: 1_000,
+            tunnels_per_connection: 1_024,
+            tunnels_per_user: 4_096,
+            queue_bytes_per_tunnel: 256 << 10,
+            queue_bytes_per_connection: 4 << 20,
+            tunnel_idle: Duration::from_secs(120),
+            connection_idle: Duration::from_secs(30),
+            dns_lookups_in_flight: 256,
+            dns_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(10),
+            field_section_bytes: 16 << 10,
+            udp_buffer_bytes: 1 << 20,
+        }
+    }
+}
+
+/// How a relay names itself unless it is told otherwise.
+pub(crate) const NAME: &str = "paced";
+
+/// Where a relay listens unless it is told otherwise: the HTTPS port of every address.
+const EVERYWHERE: [SocketAddr; 2] =
+    [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
+
+pub(crate) fn read(relay: &mut Section<'_>) -> Option<Relay> {
+    let limits = relay.section("limits", limits);
+    let targets = relay.section("targets", targets);
+    let tokens = relay.sections("token", |token| {
+        let (name, sha256) = (token.require("name"), token.require("sha256"));
+        let max_tunnels = token.number("max_tunnels", TUNNELS).unwrap_or(limits.tunnels_per_user);
+        Some(Token { name: name?, sha256: sha256?, max_tunnels })
+    });
+    let certificates = relay.sections("client_certificate", |user| {
+        let (name, san) = (user.require("name"), user.require("san"));
+        let max_tunnels = user.number("max_tunnels", TUNNELS).unwrap_or(limits.tunnels_per_user);
+        Some(ClientCertificate { name: name?, san: san?, max_tunnels })
+    });
+    relay.refuse_shared("token", &tokens, |token| token.sha256, "two entries have the same sha256");
+    relay.refuse_shared("client_certificate", &certificates, |user| user.san.clone(), "two entries have the same san");
+    let listeners = listeners(relay, !tokens.is_empty());
+    let templates = relay.require_list("templates");
+    let proxy_status_name = relay.get("proxy_status_name").unwrap_or_else(|| NAME.to_owned());
+    let drain = relay.seconds("drain_seconds", 0..=3600).unwrap_or(Duration::from_secs(30));
+    Some(Relay { listeners, templates: templates?, proxy_status_name, drain, tokens, certificates, targets, limits })
+}
+
+/// What every listener needs; each may have its own instead of the relay's.
+#[derive(Clone)]
+struct Terms {
+    certificate: Option<PathBuf>,
+    private_key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+    auth: Option<Auth>,
+}
+
+impl Terms {
+    fn read(section: &mut Section<'_>) -> Self {
+        Self {
+            certificate: section.get("certificate"),
+            private_key: section.get("private_key"),
+            client_ca: section.get("client_ca"),
+            auth: section.get("auth"),
+        }
+    }
+
+    fn or(self, relay: &Self) -> Self {
+        // A certificate and a key of different origin never fit together.
+        let own_identity = self.certificate.is_some() || self.private_key.is_some();
+        let identity = if own_identity { &self } else { relay };
+        Self {
+            certificate: identity.certificate.clone(),
+            private_key: identity.private_key.clone(),
+            client_ca: self.client_ca.or_else(|| relay.client_ca.clone()),
+            auth: self.auth.or(relay.auth),
+        }
+    }
+
+    /// Refuses at `section` what a listener on these terms could not do.
+    fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<Listener> {
+        let auth = self.auth.unwrap_or_default();
+        if auth.accepts_tokens() && !has_tokens {
+            let cause = "clients are to show a token, but there is no [[relay.token]]";
+            let remedy = "make one with `pacectl token new`, or set auth to \"certificate\" or \"none\"";
+            section.refuse("auth", Problem::Contradiction { cause, remedy });
+        }
+        if auth.accepts_certificates() && self.client_ca.is_none() {
+            let cause = "clients are to show a certificate, but nothing says who signs them";
+            let remedy = "add client_ca, the PEM file of that authority";
+            section.refuse("auth", Problem::Contradiction { cause, remedy });
+        }
+        for (key, value) in [("certificate", &self.certificate), ("private_key", &self.private_key)] {
+            if value.is_none() {
+                section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
+            }
+        }
+        let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
+        Some(Listener { address, identity, client_ca: self.client_ca, auth })
+    }
+}
+
+fn listeners(relay: &mut Section<'_>, has_tokens: bool) -> Vec<Listener> {
+    let terms = Terms::read(relay);
+    let plain: Option<Vec<SocketAddr>> = relay.list("listen");
+    let mut listeners = relay.sections("listener", |listener| {
+        let (own, address) = (Terms::read(listener), listener.require("address"));
+        own.or(&terms).listener(listener, address?, has_tokens)
+    });
+    let plain = plain.unwrap_or_else(|| if relay.has("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
+    if let Some((first, others)) = plain.split_first() {
+        // The same terms for all: what is wrong with them is said once.
+        let listener = terms.listener(relay, *first, has_tokens);
+        let at = |address| listener.clone().map(|listener| Listener { address, ..listener });
+        listeners.extend(others.iter().copied().filter_map(at));
+        listeners.extend(listener);
+    } else if !relay.has("listener") {
+        let cause = "a relay that listens nowhere";
+        relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or leave the section out" });
+    }
+    relay.refuse_shared("listen", &listeners, |listener| listener.address, "two listeners have the same address");
+    listeners.sort_by_key(|listener| listener.address);
+    listeners
+}
+
+fn targets(targets: &mut Section<'_>) -> TargetRules {
+    let defaults = TargetRules::default();
+    let rules = TargetRules {
+        allow: rules(targets, "allow"),
+        deny: rules(targets, "deny"),
+        unlisted: targets.get("unlisted").unwrap_or_default(),
+        udp_ports: targets.list("udp_ports").map_or(defaults.udp_ports, Ports),
+        tcp_ports: targets.list("tcp_ports").map_or(defaults.tcp_ports, Ports),
+    };
+    if rules.allow.iter().any(|rule| rule.to.only_embeds()) {
+        let cause = "an IPv6 network that embeds IPv4 addresses opens nothing, for targets in it are judged by those";
+        targets.refuse("allow", Problem::Contradiction { cause, remedy: "write the IPv4 network instead" });
+    }
+    rules
+}
+
+fn rules(targets: &mut Section<'_>, key: &'static str) -> Vec<Rule> {
+    let detailed = |rule: &mut Section<'_>| {
+        let (to, protocol) = (rule.require("to"), rule.get("protocol"));
+        let ports = rule.list("ports").map(Ports);
+        Some(Rule { to: to?, protocol, ports })
+    };
+    targets.list_or_tables::<Rule, Pattern>(key, detailed).unwrap_or_default()
+}
+
+const TUNNELS: RangeInclusive<u64> = 1..=1 << 20;
+const QUEUE_BYTES: RangeInclusive<u64> = 1 << 12..=1 << 30;
+
+fn limits(section: &mut Section<'_>) -> Limits {
+    let Limits {
+        connections,
+        handshakes_in_flight,
+        tunnels_per_connection,
+        tunnels_per_user,
+        queue_bytes_per_tunnel,
+        queue_bytes_per_connection,
+        tunnel_idle,
+        connection_idle,
+        dns_lookups_in_flight,
+        dns_timeout,
+        connect_timeout,
+        field_section_bytes,
+        udp_buffer_bytes,
+    } = Limits::default();
+    let limits = Limits {
+        connections: section.number("connections", 1..=1 << 24).unwrap_or(connections),
+        handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20).unwrap_or(handshakes_in_flight),
+        tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS).unwrap_or(tunnels_per_connection),
+        tunnels_per_user: section.number("tunnels_per_user", TUNNELS).unwrap_or(tunnels_per_user),
+        queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES).unwrap_or(queue_bytes_per_tunnel),
+        queue_bytes_per_connection: section
+            .number("queue_bytes_per_connection", QUEUE_BYTES)
+            .unwrap_or(queue_bytes_per_connection),
+        tunnel_idle: section.seconds("tunnel_idle_seconds", 1..=86_400).unwrap_or(tunnel_idle),
+        connection_idle: section.seconds("connection_idle_seconds", 1..=3_600).unwrap_or(connection_idle),
+        dns_lookups_in_flight: section.number("dns_lookups_in_flight", 1..=1 << 16).unwrap_or(dns_lookups_in_flight),
+        dns_timeout: section.millis("dns_timeout_ms", 1..=60_000).unwrap_or(dns_timeout),
+        connect_timeout: section.millis("connect_timeout_ms", 1..=120_000).unwrap_or(connect_timeout),
+        field_section_bytes: section.number("field_section_bytes", 1 << 10..=1 << 20).unwrap_or(field_section_bytes),
+        udp_buffer_bytes: section.number("udp_buffer_bytes", 1 << 12..=1 << 30).unwrap_or(udp_buffer_bytes),
+    };
+    if limits.queue_bytes_per_tunnel > limits.queue_bytes_per_connection {
+        let cause = "a tunnel may not queue more than its whole connection";
+        let remedy = "lower it, or raise queue_bytes_per_connection";
+        section.refuse("queue_bytes_per_tunnel", Problem::Contradiction { cause, remedy });
+    }
+    limits
+}

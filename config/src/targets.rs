@@ -1,0 +1,344 @@
+//! Which targets the relay may be asked to reach: a pure decision about a name, an address and a port.
+//!
+//! The rules, in the order in which they are applied; the order of entries within a list never matters:
+//!
+//! 1. An entry of `deny` that matches refuses. Nothing overrides it.
+//! 2. An address in a refused range (see [`Range`]) needs an entry of `allow` that names that range or a part of it;
+//!    a wider one, such as `0.0.0.0/0`, does not open it, and neither does a name.
+//! 3. Any other address of this host needs an entry of `allow` that is exactly this address.
+//! 4. Any other target is allowed by an entry of `allow` that matches; without one, `unlisted` decides, and the
+//!    default ports.
+//!
+//! An entry without ports means the default ports of its protocol in `allow`, and all ports in `deny`. An IPv6 address
+//! that embeds IPv4 addresses is judged by those; `deny` looks at both.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use masque::target::Host;
+
+pub use self::range::{Range, judged_by};
+use crate::section::words;
+
+mod range;
+#[cfg(test)]
+mod tests;
+
+words! {
+    /// How a target is reached.
+    pub enum Protocol {
+        /// By a UDP tunnel (RFC 9298).
+        Udp = "udp",
+        /// By CONNECT (RFC 9114 §4.4).
+        Tcp = "tcp",
+    }
+}
+
+words! {
+    /// What happens to a target that neither list names.
+    #[derive(Default)]
+    pub enum Unlisted {
+        /// It is allowed at the default ports.
+        #[default]
+        Allow = "allow",
+        /// It is refused.
+        Deny = "deny",
+    }
+}
+
+/// What the operator allows and denies.
+#[derive(Clone, Debug)]
+pub struct TargetRules {
+    /// Entries that open a target; see the module for what they can open.
+    pub allow: Vec<Rule>,
+    /// Entries that refuse a target, whatever `allow` says.
+    pub deny: Vec<Rule>,
+    /// What happens to targets that neither list names.
+    pub unlisted: Unlisted,
+    /// UDP ports where no entry says otherwise.
+    pub udp_ports: Ports,
+    /// TCP ports where no entry says otherwise.
+    pub tcp_ports: Ports,
+}
+
+/// One entry of `allow` or `deny`.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The addresses or names it is about.
+    pub to: Pattern,
+    /// The protocol it is about, or both.
+    pub protocol: Option<Protocol>,
+    /// The ports it is about; the module says what `None` means.
+    pub ports: Option<Ports>,
+}
+
+/// The addresses or names that an entry is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// A network, or a single address as a network of full length.
+    Network(IpNet),
+    /// Exactly this name, in lower case.
+    Name(String),
+    /// Every name below this one, in lower case, without the leading dot; not the name itself.
+    Suffix(String),
+}
+
+/// Why a target is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Denied {
+    /// The operator's `deny` names it.
+    #[error("the target is on the deny list")]
+    Listed,
+    /// The address is in a range that is refused unless `allow` opens it.
+    #[error("the target's address is {}", .0.label())]
+    Range(Range),
+    /// The address belongs to the relay's host.
+    #[error("the target's address belongs to this host")]
+    OwnAddress,
+    /// The port is not allowed for this target.
+    #[error("the target's port is not allowed")]
+    Port,
+    /// No entry of `allow` matches, and unlisted targets are refused.
+    #[error("the target is not on the allow list")]
+    Unlisted,
+}
+
+impl Denied {
+    /// Returns the name of the reason for metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Listed => "listed",
+            Self::Range(range) => range.label(),
+            Self::OwnAddress => "own_address",
+            Self::Port => "port",
+            Self::Unlisted => "unlisted",
+        }
+    }
+}
+
+impl TargetRules {
+    /// Decides about the address that is about to be connected to; `name` is what it was resolved from, if anything.
+    /// `is_own_address` says whether `ip`, or an address that it is [judged by](judged_by), belongs to this host.
+    ///
+    /// # Errors
+    /// The first rule that refuses the target.
+    pub fn check(
+        &self,
+        protocol: Protocol,
+        name: Option<&str>,
+        ip: IpAddr,
+        port: u16,
+        is_own_address: bool,
+    ) -> Result<(), Denied> {
+        let judged = judged_by(ip);
+        let denied = |rule: &Rule| {
+            rule.is_about(protocol, port)
+                && (rule.to.covers_name(name) || judged.clone().chain([ip]).any(|ip| rule.to.covers(ip)))
+        };
+        if self.deny.iter().any(denied) {
+            return Err(Denied::Listed);
+        }
+        judged.clone().try_for_each(|ip| self.check_address(protocol, name, ip, port, is_own_address))
+    }
+
+    /// Refuses what can be refused before `name` is resolved, so that hopeless requests cost no query.
+    ///
+    /// # Errors
+    /// The first rule that refuses every address `name` could have.
+    pub fn check_name(&self, protocol: Protocol, name: &str, port: u16) -> Result<(), Denied> {
+        if self.deny.iter().any(|rule| rule.is_about(protocol, port) && rule.to.covers_name(Some(name))) {
+            return Err(Denied::Listed);
+        }
+        let allowing = |rule: &Rule| matches!(rule.to, Pattern::Network(_)) || rule.to.covers_name(Some(name));
+        self.decide(protocol, port, allowing, None)
+    }
+
+    fn check_address(
+        &self,
+        protocol: Protocol,
+        name: Option<&str>,
+        ip: IpAddr,
+        port: u16,
+        is_own_address: bool,
+    ) -> Result<(), Denied> {
+        if let Some((extent, range)) = range::refused(ip) {
+            let opens = |rule: &Rule| rule.to.covers(ip) && rule.to.is_within(&extent);
+            self.decide(protocol, port, opens, Some(Denied::Range(range)))?;
+            if range == Range::Loopback {
+                return Ok(());
+            }
+        }
+        if is_own_address {
+            let opens = |rule: &Rule| rule.to.is_within(&IpNet::from(ip));
+            return self.decide(protocol, port, opens, Some(Denied::OwnAddress));
+        }
+        self.decide(protocol, port, |rule| rule.to.covers(ip) || rule.to.covers_name(name), None)
+    }
+
+    /// Applies the entries of `allow` that `matches` picks, by protocol and port. Where none does, `closed` is the
+    /// answer for a target that only `allow` can open, and `None` leaves it to the rule for unlisted targets.
+    fn decide(
+        &self,
+        protocol: Protocol,
+        port: u16,
+        matches: impl Fn(&Rule) -> bool,
+        closed: Option<Denied>,
+    ) -> Result<(), Denied> {
+        let defaults = match protocol {
+            Protocol::Udp => &self.udp_ports,
+            Protocol::Tcp => &self.tcp_ports,
+        };
+        let mut listed = self.allow.iter().filter(|rule| rule.is_for(protocol) && matches(rule)).peekable();
+        let otherwise = match (closed, self.unlisted) {
+            _ if listed.peek().is_some() => Denied::Port,
+            (Some(closed), _) => closed,
+            (None, Unlisted::Deny) => Denied::Unlisted,
+            (None, Unlisted::Allow) => Denied::Port,
+        };
+        let by_default = closed.is_none() && self.unlisted == Unlisted::Allow && defaults.contains(port);
+        let allowed = by_default || listed.any(|rule| rule.ports.as_ref().unwrap_or(defaults).contains(port));
+        if allowed { Ok(()) } else { Err(otherwise) }
+    }
+}
+
+impl Default for TargetRules {
+    /// Public addresses only; UDP 53, 443 and 1024 up; TCP 80 and 443.
+    fn default() -> Self {
+        Self {
+            allow: Vec::new(),
+            deny: Vec::new(),
+            unlisted: Unlisted::Allow,
+            udp_ports: Ports(vec![53..=53, 443..=443, 1024..=u16::MAX]),
+            tcp_ports: Ports(vec![80..=80, 443..=443]),
+        }
+    }
+}
+
+impl Rule {
+    fn is_for(&self, protocol: Protocol) -> bool {
+        self.protocol.is_none_or(|only| only == protocol)
+    }
+
+    fn is_about(&self, protocol: Protocol, port: u16) -> bool {
+        self.is_for(protocol) && self.ports.as_ref().is_none_or(|ports| ports.contains(port))
+    }
+}
+
+impl From<Pattern> for Rule {
+    fn from(to: Pattern) -> Self {
+        Self { to, protocol: None, ports: None }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.to)?;
+        if let Some(protocol) = self.protocol {
+            write!(f, " {protocol}")?;
+        }
+        match &self.ports {
+            Some(ports) => write!(f, " port {ports}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Pattern {
+    fn covers(&self, ip: IpAddr) -> bool {
+        matches!(self, Self::Network(network) if network.contains(&ip))
+    }
+
+    fn is_within(&self, extent: &IpNet) -> bool {
+        matches!(self, Self::Network(network) if extent.contains(network))
+    }
+
+    /// Tells whether every address in it is judged by others, so that it can open nothing.
+    pub(crate) fn only_embeds(&self) -> bool {
+        matches!(self, Self::Network(network) if judged_by(network.network()).any(|ip| ip != network.network()))
+    }
+
+    /// Compares without case and without the dot that may end a fully qualified name.
+    fn covers_name(&self, name: Option<&str>) -> bool {
+        let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name)) else { return false };
+        match self {
+            Self::Network(_) => false,
+            Self::Name(own) => own.eq_ignore_ascii_case(name),
+            Self::Suffix(suffix) => {
+                name.len().checked_sub(suffix.len()).and_then(|start| name.split_at_checked(start)).is_some_and(
+                    |(below, end)| end.eq_ignore_ascii_case(suffix) && below.len() > 1 && below.ends_with('.'),
+                )
+            }
+        }
+    }
+}
+
+/// The text is not a network, an address, a name or a name suffix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a network, an address, a name or a name suffix")]
+pub struct NotAPattern;
+
+impl FromStr for Pattern {
+    type Err = NotAPattern;
+
+    /// Reads `10.0.0.0/8`, `2001:db8::1`, `example.org`, `*.example.org` or `.example.org`.
+    fn from_str(text: &str) -> Result<Self, NotAPattern> {
+        if let Ok(network) = text.parse::<IpNet>() {
+            // Bits behind the prefix are more likely a mistake than decoration.
+            return if network == network.trunc() { Ok(Self::Network(network)) } else { Err(NotAPattern) };
+        }
+        let suffix = text.strip_prefix("*.").or_else(|| text.strip_prefix('.'));
+        match (Host::parse(suffix.unwrap_or(text)), suffix) {
+            (Ok(Host::Name(name)), None) => Ok(Self::Name(name)),
+            (Ok(Host::Name(name)), Some(_)) => Ok(Self::Suffix(name)),
+            (Ok(Host::Ip(ip)), None) => Ok(Self::Network(ip.into())),
+            _ => Err(NotAPattern),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(network) if network.prefix_len() == network.max_prefix_len() => network.addr().fmt(f),
+            Self::Network(network) => network.fmt(f),
+            Self::Name(name) => f.write_str(name),
+            Self::Suffix(suffix) => write!(f, "*.{suffix}"),
+        }
+    }
+}
+
+/// A set of ports, none of them 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ports(pub(crate) Vec<RangeInclusive<u16>>);
+
+impl Ports {
+    /// Every port but 0.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(vec![1..=u16::MAX])
+    }
+
+    /// Tells whether `port` is in the set.
+    #[must_use]
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.iter().any(|range| range.contains(&port))
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        for (index, range) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            let (first, last) = (range.start(), range.end());
+            if first == last { write!(f, "{separator}{first}") } else { write!(f, "{separator}{first}-{last}") }?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The address ranges that no target may be in unless the operator opens them, and the IPv6 forms that hide an IPv4
+//! address.
+//!
+//! Sources: the IANA special-purpose address registries (RFC 6890 and its updates), RFC 4291 §2.5.5 (IPv4-mapped and
+//! -compatible), RFC 2765 (IPv4-translated), RFC 6052 and RFC 8215 (NAT64), RFC 3056 (6to4), RFC 4380 §4 (Teredo).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// Why an address range is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Range {
+    /// 0.0.0.0/8 and `::`.
+    Unspecified,
+    /// 127.0.0.0/8 and `::1`.
+    Loopback,
+    /// 10.0.0.0/8, 172.16.0.0/12 and 192.168.0.0/16.
+    Private,
+    /// 100.64.0.0/10, used behind carrier-grade NAT.
+    Shared,
+    /// 169.254.0.0/16 (cloud metadata services live there) and fe80::/10.
+    LinkLocal,
+    /// fc00::/7.
+    UniqueLocal,
+    /// fec0::/10, deprecated.
+    SiteLocal,
+    /// Addresses that belong to documents.
+    Documentation,
+    /// 198.18.0.0/15 and 2001:2::/48.
+    Benchmarking,
+    /// 224.0.0.0/4 and ff00::/8.
+    Multicast,
+    /// 255.255.255.255.
+    Broadcast,
+    /// 100::/64, whose packets are meant to be dropped.
+    Discard,
+    /// 64:ff9b:1::/48: where it hides the IPv4 address is a matter of local taste, so all of it is refused.
+    LocalTranslation,
+    /// Everything else that is not ordinary unicast.
+    Reserved,
+}
+
+impl Range {
+    /// Returns the name of the range for metrics and logs.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unspecified",
+            Self::Loopback => "loopback",
+            Self::Private => "private",
+            Self::Shared => "shared",
+            Self::LinkLocal => "link_local",
+            Self::UniqueLocal => "unique_local",
+            Self::SiteLocal => "site_local",
+            Self::Documentation => "documentation",
+            Self::Benchmarking => "benchmarking",
+            Self::Multicast => "multicast",
+            Self::Broadcast => "broadcast",
+            Self::Discard => "discard",
+            Self::LocalTranslation => "local_translation",
+            Self::Reserved => "reserved",
+        }
+    }
+}
+
+/// The first row that contains an address decides.
+const REFUSED: &[(IpNet, Range)] = &[
+    (v4([0, 0, 0, 0], 8), Range::Unspecified),
+    (v4([10, 0, 0, 0], 8), Range::Private),
+    (v4([100, 64, 0, 0], 10), Range::Shared),
+    (v4([127, 0, 0, 0], 8), Range::Loopback),
+    (v4([169, 254, 0, 0], 16), Range::LinkLocal),
+    (v4([172, 16, 0, 0], 12), Range::Private),
+    (v4([192, 0, 0, 0], 24), Range::Reserved),
+    (v4([192, 0, 2, 0], 24), Range::Documentation),
+    (v4([192, 88, 99, 0], 24), Range::Reserved),
+    (v4([192, 168, 0, 0], 16), Range::Private),
+    (v4([198, 18, 0, 0], 15), Range::Benchmarking),
+    (v4([198, 51, 100, 0], 24), Range::Documentation),
+    (v4([203, 0, 113, 0], 24), Range::Documentation),
+    (v4([224, 0, 0, 0], 4), Range::Multicast),
+    (v4([255, 255, 255, 255], 32), Range::Broadcast),
+    (v4([240, 0, 0, 0], 4), Range::Reserved),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Range::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Range::Loopback),
+    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), Range::LocalTranslation),
+    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), Range::Discard),
+    (v6([0x2001, 2, 0, 0, 0, 0, 0, 0], 48), Range::Benchmarking),
+    (v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), Range::Documentation),
+    (v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23), Range::Reserved),
+    (v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20), Range::Documentation),
+    (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), Range::UniqueLocal),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Range::LinkLocal),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), Range::SiteLocal),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Range::Multicast),
+    // What is left outside 2000::/3 is not assigned to unicast (RFC 4291 §2.4).
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 3), Range::Reserved),
+    (v6([0x4000, 0, 0, 0, 0, 0, 0, 0], 2), Range::Reserved),
+    (v6([0x8000, 0, 0, 0, 0, 0, 0, 0], 1), Range::Reserved),
+];
+
+const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), prefix))
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix))
+}
+
+/// Returns the refused range that `ip` is in, and its extent. Does not look for embedded addresses.
+pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, Range)> {
+    REFUSED.iter().find(|(network, _)| network.contains(&ip)).copied()
+}
+
+/// Returns the addresses that decide about `ip`: the IPv4 addresses that an IPv6 form embeds (two for Teredo: the
+/// server's and the client's), otherwise `ip` itself.
+pub fn judged_by(ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
+    let [first, second] = match ip {
+        IpAddr::V6(v6) => embedded(v6),
+        IpAddr::V4(_) => [None, None],
+    };
+    let first = first.map_or(ip, IpAddr::V4);
+    std::iter::once(first).chain(second.map(IpAddr::V4))
+}
+
+fn embedded(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let join = |high: u16, low: u16| Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => [None, None],
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x2002, high, low, ..] => [join(high, low), None],
+        [0x2001, 0, high, low, _, _, client_high, client_low] => [join(high, low), join(!client_high, !client_low)],
+        _ => [None, None],
+    }
+}

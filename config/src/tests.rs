@@ -1,0 +1,325 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::forward::{Mode, Trust};
+
+const SAMPLE: &str = include_str!("../paced.toml");
+
+/// The smallest relay, on lines 1 to 5; what follows is still in its section.
+const RELAY: &str = r#"[relay]
+certificate = "/c.pem"
+private_key = "/k.pem"
+templates = ["https://relay.example/m/{target_host}/{target_port}/"]
+auth = "none"
+"#;
+
+const FORWARD: &str = r#"[[forward]]
+listen = "127.0.0.1:5353"
+relay = "https://relay.example/m/{target_host}/{target_port}/"
+target = "dns.example:53"
+"#;
+
+/// The sample with everything switched on.
+fn whole_sample() -> String {
+    let switch_on = |line: &str| match line.strip_prefix('#') {
+        Some(setting) if setting.starts_with(|first: char| first.is_ascii_lowercase() || first == '[') => {
+            setting.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    SAMPLE.lines().map(|line| switch_on(line) + "\n").collect()
+}
+
+fn valid(text: &str) -> Config {
+    Config::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"))
+}
+
+fn refusals(text: &str) -> String {
+    Config::from_toml(text).expect_err(text).to_string()
+}
+
+#[test]
+fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
+    let shipped = valid(SAMPLE);
+    assert_eq!(shipped.warnings(), []);
+    assert!(shipped.forwards.is_empty() && shipped.metrics.is_none());
+    let whole = valid(&whole_sample());
+    assert_eq!(whole.warnings(), []);
+    assert_eq!(whole.forwards.len(), 1);
+    let relay = whole.relay.unwrap();
+    assert_eq!(relay.listeners.len(), 3);
+    assert_eq!(relay.targets.allow.len(), 2);
+}
+
+#[test]
+fn the_sample_states_the_real_defaults() {
+    let (shipped, whole) = (valid(SAMPLE), valid(&whole_sample()));
+    assert_eq!(whole.state_dir, shipped.state_dir);
+    assert_eq!(whole.transport, Transport::default());
+    assert_eq!(whole.log, shipped.log);
+    let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
+    assert_eq!(whole.limits, Limits::default());
+    assert_eq!(whole.tokens, shipped.tokens);
+    assert_eq!((whole.drain, &whole.proxy_status_name), (shipped.drain, &shipped.proxy_status_name));
+    assert_eq!(
+        (&whole.targets.udp_ports, &whole.targets.tcp_ports),
+        (&shipped.targets.udp_ports, &shipped.targets.tcp_ports)
+    );
+    assert_eq!(whole.targets.unlisted, shipped.targets.unlisted);
+    let addresses = |relay: &Relay| relay.listeners.iter().map(|listener| listener.address).collect::<Vec<_>>();
+    assert!(addresses(&shipped).iter().all(|address| addresses(&whole).contains(address)));
+}
+
+#[test]
+fn the_sample_shows_every_key() {
+    let whole = whole_sample();
+    let with_strays: String = std::iter::once("zzz = 0\n".to_owned())
+        .chain(whole.lines().map(|line| match line.starts_with('[') {
+            true => format!("{line}\nzzz = 0\n"),
+            false => line.replace("{ to", "{ zzz = 0, to") + "\n",
+        }))
+        .collect();
+    let errors = Config::from_toml(&with_strays).unwrap_err();
+    let sections: Vec<_> = errors
+        .iter()
+        .map(|error| match &error.problem {
+            Problem::UnknownKey { known, .. } => known,
+            other => panic!("{other}"),
+        })
+        .collect();
+    assert_eq!(sections.len(), 2 + whole.lines().filter(|line| line.starts_with('[')).count());
+    let words: BTreeSet<_> = whole.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    let missing: Vec<_> = sections.into_iter().flatten().filter(|key| !words.contains(**key)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn every_refusal_says_where_which_key_what_and_what_instead() {
+    let relay = |more: &str| format!("{RELAY}{more}");
+    let forward = |more: &str| format!("{FORWARD}{more}");
+    let rows = [
+        ("state_dir = ", "line 1, column 1", "not TOML", "see https://toml.io"),
+        ("a = 1\na = 2", "line 2, column 1: ", "not TOML", "see"),
+        ("state_dir = \"here\"", "line 1, column 13: state_dir: ", "\"here\" does not fit", "write an absolute path"),
+        ("log.level = 3", "line 1, column 13: log.level: ", "3 does not fit", "\"warn\""),
+        ("log = 3", "line 1, column 7: log: ", "3 does not fit", "write a section"),
+        ("forward = {}", "line 1, column 11: forward: ", "this table does not fit", "write a list"),
+        ("forward = [1]", "line 1, column 11: forward: ", "1 does not fit", "double brackets"),
+        ("colour = 1", "line 1, column 1: colour: ", "unknown key", "known here: state_dir, relay"),
+        ("[[relay]]", "line 1, column 1: relay: ", "this array does not fit", "write a section"),
+        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.certificate: ", "missing", "add certificate ="),
+        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.templates: ", "missing", "add templates = [...]"),
+        (&relay("templates = []"), "line 6, column 1: ", "not TOML", "see"),
+        (&RELAY.replace("relay.example", ""), "line 4, column 14: relay.templates: ", "no template", ";"),
+        (
+            &RELAY.replace("\"none\"", "\"token\""),
+            "line 5, column 8: relay.auth: ",
+            "no [[relay.token]]",
+            "pacectl token new",
+        ),
+        (&RELAY.replace("none", "certificate"), "line 5, column 8: relay.auth: ", "nothing says who", "add client_ca"),
+        (
+            &RELAY.replace("none", "nobody"),
+            "line 5, column 8: relay.auth: ",
+            "does not fit",
+            "\"token-or-certificate\"",
+        ),
+        (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
+        (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),
+        (
+            &relay("listen = [\"[::1]:1\", \"[::1]:1\"]"),
+            "line 6, column 10: relay.listen: ",
+            "same address",
+            "change one",
+        ),
+        (&relay("[[relay.token]]"), "line 6, column 1: relay.token.sha256: ", "missing", "64 hexadecimal"),
+        (
+            &relay("[[relay.token]]\nname = \"\"\nsha256 = \"0g\""),
+            "line 7, column 8: relay.token.name: ",
+            "does not",
+            "1 to 255",
+        ),
+        (
+            &relay("[relay.limits]\nconnections = -1"),
+            "line 7, column 15: relay.limits.connections: ",
+            "-1 is out",
+            "from 1 to",
+        ),
+        (
+            &relay("[relay.limits]\nconnections = 1.5"),
+            "line 7, column 15: relay.limits.connections: ",
+            "this float",
+            "whole number",
+        ),
+        (
+            &relay("[relay.limits]\nqueue_bytes_per_tunnel = 5000000"),
+            "line 7, column 26: relay.limits.queue_bytes",
+            "whole connection",
+            "raise",
+        ),
+        (
+            &relay("[relay.limits]\ntunnels_per_conection = 1"),
+            "line 7, column 1: relay.limits.tunnels_per_conection: ",
+            "unknown",
+            "did you mean tunnels_per_connection?",
+        ),
+        (
+            &relay("[relay.targets]\nallow = [\"10.0.0.1/8\"]"),
+            "line 7, column 10: relay.targets.allow: ",
+            "does not fit",
+            "a network",
+        ),
+        (
+            &relay("[relay.targets]\nallow = [\"64:ff9b::/96\"]"),
+            "line 7, column 9: relay.targets.allow: ",
+            "opens nothing",
+            "IPv4 network",
+        ),
+        (
+            &relay("[relay.targets]\ndeny = [{ port = 1 }]"),
+            "line 7, column 11: relay.targets.deny.port: ",
+            "unknown",
+            "ports?",
+        ),
+        (
+            &relay("[relay.targets]\ntcp_ports = [\"9-8\", 0]"),
+            "line 7, column 14: relay.targets.tcp_ports: ",
+            "does not fit",
+            "8000-8099",
+        ),
+        ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
+        (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
+        (&forward("backoff_first_ms = 40000"), "line 5, column 20: forward.backoff_first_ms: ", "longer", "raise"),
+        (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
+        (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
+    ];
+    for (text, position, cause, remedy) in rows {
+        let refusals = refusals(text);
+        let found =
+            refusals.lines().any(|line| line.starts_with(position) && line.contains(cause) && line.contains(remedy));
+        assert!(found, "{text}\nshould be refused with {position}…{cause}…{remedy}, not with\n{refusals}");
+    }
+}
+
+#[test]
+fn one_run_finds_all_errors_in_the_order_of_lines() {
+    let text = "state_dri = \"/x\"\n[transport]\nmax_mtu = 1\n[log]\nlevel = \"loud\"\n[[forward]]\n";
+    let lines: Vec<_> = Config::from_toml(text).unwrap_err().iter().map(|error| error.line).collect();
+    assert_eq!(lines, [1, 3, 5, 6, 6, 6]);
+}
+
+#[test]
+fn columns_count_characters() {
+    assert!(refusals("\"größe\" = 1\nlog = { \"ü\" = 1 }").contains("line 2, column 9: log.ü: "));
+}
+
+#[test]
+fn a_listener_takes_what_it_leaves_out_from_the_relay() {
+    let text = RELAY.to_owned()
+        + "client_ca = \"/ca.pem\"\n[[relay.listener]]\naddress = \"127.0.0.1:1\"\nauth = \"certificate\"\n"
+        + "[[relay.listener]]\naddress = \"127.0.0.1:2\"\ncertificate = \"/own.pem\"\nprivate_key = \"/own.key\"\n";
+    let identity = |certificate: &str, private_key: &str| Identity::Files {
+        certificate: certificate.into(),
+        private_key: private_key.into(),
+    };
+    let listener = |port, identity, auth| Listener {
+        address: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port),
+        identity,
+        client_ca: Some("/ca.pem".into()),
+        auth,
+    };
+    let expected = [
+        listener(1, identity("/c.pem", "/k.pem"), Auth::Certificate),
+        listener(2, identity("/own.pem", "/own.key"), Auth::None),
+    ];
+    assert_eq!(valid(&text).relay.unwrap().listeners, expected);
+    let half = text.replace("private_key = \"/own.key\"\n", "");
+    assert!(refusals(&half).contains("relay.listener.private_key: missing"));
+}
+
+#[test]
+fn a_forward_is_read_as_written() {
+    let text = FORWARD.to_owned() + "mode = \"stream\"\ncertificate_sha256 = \"" + &"Ab:".repeat(31) + "01\"\n";
+    let forward = &valid(&text).forwards[0];
+    let mut hash = [0xab; 32];
+    hash[31] = 1;
+    assert_eq!((&forward.trust, forward.mode), (&Trust::Pinned(hash), Mode::Stream));
+    assert_eq!(forward.target.to_string(), "dns.example:53");
+    assert!(refusals(&(text + "ca = \"/ca.pem\"")).contains("keep one of them"));
+}
+
+#[test]
+fn what_may_not_be_meant_is_warned_of() {
+    let warnings = |text: &str| valid(text).warnings();
+    assert_eq!(warnings(""), [Warning::NothingToDo]);
+    let address = "192.0.2.1:443".parse().unwrap();
+    let relay = RELAY.to_owned() + "listen = [\"192.0.2.1:443\", \"127.0.0.1:443\"]\n";
+    assert_eq!(warnings(&relay), [Warning::OpenRelay(address)]);
+    let with_ca = relay + "client_ca = \"/ca.pem\"\n";
+    assert!(warnings(&with_ca).contains(&Warning::UnusedClientCa));
+    let public = FORWARD.replace("127.0.0.1:5353", "192.0.2.1:443") + "[metrics]\nlisten = \"192.0.2.1:443\"";
+    assert_eq!(warnings(&public), [Warning::PublicForward(address), Warning::PublicMetrics(address)]);
+}
+
+#[test]
+fn development_needs_no_file_and_no_warning() {
+    let config = Config::development("/tmp/state".into());
+    assert_eq!(config.warnings(), []);
+    let relay = config.relay.as_ref().unwrap();
+    assert_eq!(
+        relay.templates[0].to_string(),
+        "https://localhost:4433/.well-known/masque/udp/{target_host}/{target_port}/"
+    );
+    for (ip, port) in [("127.0.0.1", 7), ("127.9.9.9", 40_000), ("::1", 1), ("::ffff:127.0.0.1", 7)] {
+        assert_eq!(relay.targets.check(crate::targets::Protocol::Udp, None, ip.parse().unwrap(), port, true), Ok(()));
+    }
+}
+
+#[test]
+fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
+    let text = whole_sample() + &FORWARD.replace("127.0.0.1:5353", "192.0.2.7:53");
+    let config = Config::from_toml(&text.replace("level = \"info\"", "")).unwrap();
+    let explained = explain(&config);
+    for part in [
+        "listens on 192.0.2.1:8443 (UDP) with certificate /etc/paced/internal.pem, clients show a certificate",
+        "serves https://relay.example/",
+        "admits example by token",
+        "admits branch-office by certificate for branch.example.org",
+        "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
+        "limits: 10000 connections",
+        "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443, mode auto",
+        "metrics: http://127.0.0.1:9433/metrics",
+        "warning: the forward on 192.0.2.7:53",
+    ] {
+        assert!(explained.contains(part), "{part:?} is not in\n{explained}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn random_text_is_answered_without_a_panic(text in "\\PC*") {
+        let _ = Config::from_toml(&text);
+    }
+
+    #[test]
+    fn a_sample_cut_and_scrambled_is_answered_without_a_panic(
+        cuts in prop::collection::vec((0..200usize, prop::sample::select(vec!["", "=", "[", "\"", "{ ü = 1 }", "-1", "\n"])), 1..6),
+    ) {
+        let whole = whole_sample();
+        let mut lines: Vec<_> = whole.lines().map(str::to_owned).collect();
+        for (at, with) in cuts {
+            let at = at % lines.len();
+            let half = lines[at].len() / 2;
+            lines[at].replace_range(half.., with);
+        }
+        let text = lines.join("\n");
+        let lines = text.split('\n').count();
+        if let Err(errors) = Config::from_toml(&text) {
+            let positions: Vec<_> = errors.iter().map(|error| (error.line, error.column)).collect();
+            prop_assert!(!positions.is_empty() && positions.is_sorted());
+            prop_assert!(positions.iter().all(|(line, column)| (1..=lines).contains(line) && *column >= 1));
+        }
+    }
+}
