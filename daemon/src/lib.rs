@@ -1,3 +1,5 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
+pub mod quic;
 pub mod segments;
+pub mod tunnel;

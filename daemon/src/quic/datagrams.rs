@@ -1,0 +1,467 @@
+//! HTTP Datagrams over QUIC DATAGRAM frames: a queue per tunnel, pulled when the transport has room.
+//!
+//! The transport asks ([`Sender::on_transmit`]) and the queues answer, so the choice of what leaves next is made as
+//! late as it can be. A [`Hub`] belongs to one connection; a [`Flow`] is one tunnel's end of it.
+//!
+//! | bound | drop rule |
+//! |---|---|
+//! | bytes queued per flow, each direction | the flow's own oldest payload goes first |
+//! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
+//! | bytes for streams not yet accepted | oldest goes first |
+//! | a payload no packet of the path can carry | dropped when its turn comes; the flow goes on |
+//!
+//! **Invariant:** nothing here calls into the transport; callbacks run inside the connection's lock (s2n-quic
+//! `connection_trait.rs`), where such a call would never return. They take the hub's own locks and wake wakers.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use futures::task::AtomicWaker;
+use masque::{
+    capsule::Capsule,
+    datagram,
+    tunnel::{Form, Ignored, Tunnel, TunnelError},
+};
+use s2n_quic::provider::datagram as provider;
+use sched::pifo::Pifo;
+
+use crate::segments::Segments;
+
+/// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
+/// flight of an inner QUIC handshake sent along with the request (RFC 9298 §5 lets a client do so).
+const EARLY_BYTES: usize = 64 * 1024;
+
+/// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
+const MAX_MISSES: u8 = 3;
+
+/// Bounds of one connection's datagram queues, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueLimits {
+    /// What one flow may hold, per direction.
+    pub flow_bytes: usize,
+    /// What all flows of a connection may hold to be sent.
+    pub connection_bytes: usize,
+}
+
+/// What happened to datagrams, over all connections of an endpoint. Each field is a count of datagrams.
+#[derive(Debug, Default)]
+pub struct DatagramCounters {
+    /// Written into packets.
+    pub sent: AtomicU64,
+    /// Received in DATAGRAM frames.
+    pub received: AtomicU64,
+    /// Dropped before sending: their flow's or connection's bound was reached.
+    pub dropped_send_queue: AtomicU64,
+    /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
+    pub dropped_too_big: AtomicU64,
+    /// Dropped on arrival: the reader of their flow fell behind.
+    pub dropped_receive_queue: AtomicU64,
+    /// Dropped on arrival: no such stream, or not any more (RFC 9297 §2.1).
+    pub dropped_unknown_stream: AtomicU64,
+}
+
+/// The datagram provider of an endpoint.
+#[derive(Debug)]
+pub struct Datagrams {
+    /// Bounds of each connection.
+    pub limits: QueueLimits,
+    /// Shared by all connections.
+    pub counters: Arc<DatagramCounters>,
+    /// The largest DATAGRAM frame accepted, in bytes; 0 switches the extension off.
+    pub max_frame_bytes: u64,
+}
+
+impl provider::Endpoint for Datagrams {
+    type Sender = Sender;
+    type Receiver = Receiver;
+
+    fn create_connection(&mut self, info: &provider::ConnectionInfo) -> (Sender, Receiver) {
+        let hub = Arc::new(Hub {
+            peer_accepts: info.max_datagram_payload > 0,
+            connection: info.waker.clone(),
+            limits: self.limits,
+            counters: self.counters.clone(),
+            pending: AtomicBool::new(false),
+            violation: AtomicBool::new(false),
+            driver: AtomicWaker::new(),
+            outbox: Mutex::default(),
+            inbox: Mutex::default(),
+        });
+        (Sender(hub.clone()), Receiver(hub))
+    }
+
+    fn max_datagram_frame_size(&self, _: &provider::PreConnectionInfo) -> u64 {
+        self.max_frame_bytes
+    }
+}
+
+/// One connection's datagram queues.
+pub struct Hub {
+    peer_accepts: bool,
+    connection: Waker,
+    limits: QueueLimits,
+    counters: Arc<DatagramCounters>,
+    /// Whether `outbox` holds anything; read by the transport at every turn.
+    pending: AtomicBool,
+    violation: AtomicBool,
+    driver: AtomicWaker,
+    outbox: Mutex<Outbox>,
+    inbox: Mutex<Inbox>,
+}
+
+#[derive(Default)]
+struct Outbox {
+    /// Whose turn it is, by slot.
+    turns: Pifo<u64>,
+    queues: Vec<Option<Queue>>,
+    free: Vec<u32>,
+    bytes: usize,
+    /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
+    roomiest: usize,
+    /// Whether the last packet that streams also wanted went to datagrams.
+    had_last_packet: bool,
+}
+
+struct Queue {
+    payloads: Segments,
+    header: datagram::Header,
+    misses: u8,
+}
+
+#[derive(Default)]
+struct Inbox {
+    flows: HashMap<u64, Arc<Mutex<Arrivals>>>,
+    early: VecDeque<(u64, Box<[u8]>)>,
+    early_bytes: usize,
+    /// Stream IDs below this have been accepted.
+    accepted: u64,
+}
+
+struct Arrivals {
+    payloads: Segments,
+    state: Tunnel,
+    /// Why the tunnel has to end, until its reader has been told.
+    violation: Option<TunnelError>,
+    reader: Option<Waker>,
+}
+
+impl Arrivals {
+    /// Takes an HTTP Datagram; returns how many payloads were dropped for it.
+    fn push(&mut self, http_datagram: &[u8]) -> usize {
+        match self.state.on_datagram(http_datagram) {
+            Ok(Some(payload)) => self.payloads.push(payload),
+            Ok(None) => 0,
+            Err(error) => {
+                self.violation.get_or_insert(error);
+                0
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing under these locks panics; and a queue is usable whatever state it was left in.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// Whether the peer accepts DATAGRAM frames at all (RFC 9221 §3).
+    #[must_use]
+    pub fn peer_accepts(&self) -> bool {
+        self.peer_accepts
+    }
+
+    /// Opens the flow of a request stream that was just accepted or opened, and gives it what arrived early.
+    ///
+    /// Streams have to be opened in the order of their IDs: what arrives for a lower ID that is not open is dropped.
+    pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
+        let payloads = Segments::new(self.limits.flow_bytes);
+        let mut arrivals = Arrivals { payloads, state: Tunnel::new(false), violation: None, reader: None };
+        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes);
+        let mut inbox = lock(&self.inbox);
+        let inbox = &mut *inbox;
+        if !inbox.early.is_empty() {
+            inbox.early.retain(|(id, http_datagram)| {
+                if *id == stream_id {
+                    arrivals.push(http_datagram);
+                }
+                *id > stream_id
+            });
+            inbox.early_bytes = inbox.early.iter().map(|(_, bytes)| bytes.len()).sum();
+        }
+        inbox.accepted = inbox.accepted.max(stream_id + 4);
+        let arrivals = Arc::new(Mutex::new(arrivals));
+        inbox.flows.insert(stream_id, arrivals.clone());
+        Flow { hub: self.clone(), stream_id, slot, arrivals }
+    }
+
+    /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297
+    /// §2.1).
+    pub fn poll_violation(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.driver.register(cx.waker());
+        if self.violation.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn on_datagram(&self, bytes: &[u8]) {
+        self.counters.received.fetch_add(1, Relaxed);
+        let Ok((quarter_stream_id, http_datagram)) = datagram::split(bytes) else {
+            self.violation.store(true, Relaxed);
+            self.driver.wake();
+            return;
+        };
+        let stream_id = quarter_stream_id * 4;
+        let mut inbox = lock(&self.inbox);
+        let Some(arrivals) = inbox.flows.get(&stream_id) else {
+            let dropped = inbox.keep_early(stream_id, http_datagram);
+            self.counters.dropped_unknown_stream.fetch_add(dropped, Relaxed);
+            return;
+        };
+        let mut arrivals = lock(arrivals);
+        let dropped = arrivals.push(http_datagram);
+        if dropped > 0 {
+            self.counters.dropped_receive_queue.fetch_add(dropped as u64, Relaxed);
+        }
+        if let Some(reader) = arrivals.reader.take() {
+            reader.wake();
+        }
+    }
+
+    fn on_transmit<P: provider::Packet>(&self, packet: &mut P) {
+        let mut outbox = lock(&self.outbox);
+        // Streams and datagrams take turns, packet by packet.
+        if packet.has_pending_streams() && std::mem::replace(&mut outbox.had_last_packet, false) {
+            return;
+        }
+        let (sent, too_big) = outbox.fill(packet);
+        self.pending.store(!outbox.turns.is_empty(), Relaxed);
+        drop(outbox);
+        self.counters.sent.fetch_add(sent, Relaxed);
+        if too_big > 0 {
+            self.counters.dropped_too_big.fetch_add(too_big, Relaxed);
+        }
+    }
+}
+
+impl Inbox {
+    /// Keeps an HTTP Datagram for a stream that may still be accepted; returns how many were dropped.
+    fn keep_early(&mut self, stream_id: u64, http_datagram: &[u8]) -> u64 {
+        if stream_id < self.accepted || http_datagram.len() > EARLY_BYTES {
+            return 1;
+        }
+        let mut dropped = 0;
+        while self.early_bytes + http_datagram.len() > EARLY_BYTES || self.early.len() >= EARLY_BYTES / 512 {
+            let Some((_, oldest)) = self.early.pop_front() else { break };
+            self.early_bytes -= oldest.len();
+            dropped += 1;
+        }
+        self.early_bytes += http_datagram.len();
+        self.early.push_back((stream_id, http_datagram.into()));
+        dropped
+    }
+}
+
+impl Outbox {
+    fn open(&mut self, stream_id: u64, limit_bytes: usize) -> u32 {
+        let queue = Queue { payloads: Segments::new(limit_bytes), header: datagram::header(stream_id), misses: 0 };
+        if let Some(slot) = self.free.pop() {
+            self.queues[slot as usize] = Some(queue);
+            return slot;
+        }
+        self.queues.push(Some(queue));
+        (self.queues.len() - 1) as u32
+    }
+
+    fn close(&mut self, slot: u32) {
+        self.turns.remove(slot);
+        if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
+            self.bytes -= queue.payloads.bytes();
+            self.free.push(slot);
+        }
+    }
+
+    /// Queues payloads of one flow; returns how many were dropped for them.
+    fn push<'a>(&mut self, slot: u32, connection_bytes: usize, payloads: impl IntoIterator<Item = &'a [u8]>) -> usize {
+        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 0 };
+        let queue = &mut queue.payloads;
+        let others = self.bytes - queue.bytes();
+        let mut dropped = 0;
+        for payload in payloads {
+            if others + queue.bytes() + payload.len() > connection_bytes {
+                let share = connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot)));
+                while queue.bytes() + payload.len() > share && queue.pop() {
+                    dropped += 1;
+                }
+                if payload.len() > share {
+                    dropped += 1;
+                    continue;
+                }
+            }
+            dropped += queue.push(payload);
+        }
+        self.bytes = others + queue.bytes();
+        match queue.is_empty() {
+            true => _ = self.turns.remove(slot),
+            false if !self.turns.contains(slot) => self.turns.push(slot, 0),
+            false => {}
+        }
+        dropped
+    }
+
+    /// Writes as many payloads as fit into `packet`, a turn each; returns how many were sent, and how many dropped
+    /// because no packet can carry them.
+    fn fill<P: provider::Packet>(&mut self, packet: &mut P) -> (u64, u64) {
+        let (mut sent, mut too_big) = (0, 0);
+        let room = packet.remaining_capacity();
+        self.roomiest = self.roomiest.max(room);
+        while let Some((slot, rank)) = self.turns.peek() {
+            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { break };
+            let Some(payload) = queue.payloads.front() else { break };
+            let len = payload.len();
+            match packet.write_datagram_vectored(&[&queue.header, payload]) {
+                Ok(()) => sent += 1,
+                Err(provider::WriteError::ExceedsPeerTransportLimits) => too_big += 1,
+                Err(_) => {
+                    if sent > 0 {
+                        break;
+                    }
+                    // Other frames may be what takes the room. If there are none, or if it happens again and again,
+                    // the path is too narrow for this payload, which must not keep the others waiting.
+                    queue.misses += 1;
+                    if room < self.roomiest && queue.misses < MAX_MISSES {
+                        break;
+                    }
+                    too_big += 1;
+                }
+            }
+            queue.misses = 0;
+            queue.payloads.pop();
+            self.bytes -= len;
+            self.turns.pop();
+            if !queue.payloads.is_empty() {
+                self.turns.push(slot, rank);
+            }
+        }
+        self.had_last_packet = sent > 0;
+        (sent, too_big)
+    }
+}
+
+/// One tunnel's end of its connection's datagrams. Dropping it discards what is queued for it in both directions.
+pub struct Flow {
+    hub: Arc<Hub>,
+    stream_id: u64,
+    slot: u32,
+    arrivals: Arc<Mutex<Arrivals>>,
+}
+
+impl Flow {
+    /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`Tunnel`]).
+    pub fn set_datagrams_usable(&self, usable: bool) {
+        lock(&self.arrivals).state.set_datagrams_usable(usable);
+    }
+
+    /// The form in which the tunnel's next payload leaves.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        lock(&self.arrivals).state.form()
+    }
+
+    /// What arrived for the tunnel and was ignored.
+    #[must_use]
+    pub fn ignored(&self) -> Ignored {
+        lock(&self.arrivals).state.ignored()
+    }
+
+    /// Takes a capsule of the tunnel and returns the UDP payload in it, if there is one.
+    ///
+    /// # Errors
+    /// The capsule breaks a rule that ends the tunnel.
+    pub fn on_capsule(&self, capsule: Capsule) -> Result<Option<Bytes>, TunnelError> {
+        lock(&self.arrivals).state.on_capsule(capsule)
+    }
+
+    /// Queues UDP payloads to be sent in DATAGRAM frames with context ID 0 and wakes the connection once.
+    ///
+    /// The iterator is walked under the hub's lock. What exceeds a bound is dropped by the module's rules and
+    /// counted.
+    pub fn send<'a>(&self, payloads: impl IntoIterator<Item = &'a [u8]>) {
+        let mut outbox = lock(&self.hub.outbox);
+        let dropped = outbox.push(self.slot, self.hub.limits.connection_bytes, payloads);
+        let wake = !outbox.turns.is_empty() && !self.hub.pending.swap(true, Relaxed);
+        drop(outbox);
+        if dropped > 0 {
+            self.hub.counters.dropped_send_queue.fetch_add(dropped as u64, Relaxed);
+        }
+        if wake {
+            self.hub.connection.wake_by_ref();
+        }
+    }
+
+    /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
+    ///
+    /// # Errors
+    /// A datagram broke a rule that ends the tunnel.
+    pub fn poll_recv(&self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<(), TunnelError>> {
+        debug_assert!(payloads.is_empty());
+        let mut arrivals = lock(&self.arrivals);
+        if let Some(violation) = arrivals.violation {
+            return Poll::Ready(Err(violation));
+        }
+        if arrivals.payloads.is_empty() {
+            if !arrivals.reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
+                arrivals.reader = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        std::mem::swap(&mut arrivals.payloads, payloads);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        lock(&self.hub.inbox).flows.remove(&self.stream_id);
+        lock(&self.hub.outbox).close(self.slot);
+    }
+}
+
+/// The sending half of the provider.
+pub struct Sender(Arc<Hub>);
+
+impl Sender {
+    /// The connection's queues: how the application gets at them (`Handle::datagram_mut`).
+    #[must_use]
+    pub fn hub(&self) -> Arc<Hub> {
+        self.0.clone()
+    }
+}
+
+impl provider::Sender for Sender {
+    fn on_transmit<P: provider::Packet>(&mut self, packet: &mut P) {
+        self.0.on_transmit(packet);
+    }
+
+    fn has_transmission_interest(&self) -> bool {
+        self.0.pending.load(Relaxed)
+    }
+
+    fn on_connection_error(&mut self, _: s2n_quic::connection::Error) {}
+}
+
+/// The receiving half of the provider.
+pub struct Receiver(Arc<Hub>);
+
+impl provider::Receiver for Receiver {
+    fn on_datagram(&mut self, _: &provider::ReceiveContext<'_>, bytes: &[u8]) {
+        self.0.on_datagram(bytes);
+    }
+
+    fn on_connection_error(&mut self, _: s2n_quic::connection::Error) {}
+}

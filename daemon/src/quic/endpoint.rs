@@ -1,0 +1,183 @@
+//! Endpoints: s2n-quic with paced's providers plugged in.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use s2n_quic::{
+    Client, Server,
+    provider::{
+        congestion_controller::{Bbr, Cubic},
+        endpoint_limits::{self, ConnectionAttempt, Limiter, Outcome},
+        io,
+        limits::Limits,
+    },
+};
+
+use super::{
+    datagrams::Datagrams,
+    events::{Events, HandshakeCounters},
+    tls::ServerTls,
+};
+
+/// The congestion controller of an endpoint's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// CUBIC (RFC 9438).
+    #[default]
+    Cubic,
+    /// BBRv2, less sensitive to loss.
+    Bbr,
+}
+
+/// Transport settings that both roles share.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// IP packet size that connections start with, in bytes; s2n-quic falls back to 1,228 where it does not pass.
+    pub initial_mtu: u16,
+    /// The largest IP packet size probed for, in bytes.
+    pub max_mtu: u16,
+    /// The congestion controller.
+    pub congestion: Congestion,
+    /// After how long without a packet a connection ends silently (RFC 9000 §10.1).
+    pub idle_timeout: Duration,
+    /// How many request streams the peer may have open at once.
+    pub max_requests: u64,
+    /// The flow-control window of each stream, in bytes.
+    pub stream_window_bytes: u64,
+    /// Bytes a stream buffers inside the transport before writes have to wait.
+    pub stream_buffer_bytes: u32,
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            initial_mtu: 1_400,
+            max_mtu: 1_500,
+            congestion: Congestion::Cubic,
+            idle_timeout: Duration::from_secs(30),
+            max_requests: 10_000,
+            stream_window_bytes: 256 * 1024,
+            stream_buffer_bytes: 64 * 1024,
+        }
+    }
+}
+
+impl Transport {
+    fn limits(&self) -> Result<Limits> {
+        let limits = Limits::new()
+            .with_max_idle_timeout(self.idle_timeout)
+            .and_then(|limits| limits.with_max_open_remote_bidirectional_streams(self.max_requests))
+            .and_then(|limits| limits.with_max_open_local_bidirectional_streams(self.max_requests))
+            .and_then(|limits| limits.with_max_open_remote_unidirectional_streams(16))
+            .and_then(|limits| limits.with_bidirectional_remote_data_window(self.stream_window_bytes))
+            .and_then(|limits| limits.with_bidirectional_local_data_window(self.stream_window_bytes))
+            .and_then(|limits| limits.with_unidirectional_data_window(64 * 1024))
+            .and_then(|limits| limits.with_data_window(self.stream_window_bytes * 16))
+            .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
+            .and_then(|limits| limits.with_stream_batch_size(255));
+        limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
+    }
+
+    /// The socket provider of an endpoint at `address`, on the tokio runtime this is called in.
+    ///
+    /// # Errors
+    /// MTU bounds that contradict each other.
+    pub fn sockets(&self, address: SocketAddr) -> Result<io::tokio::Provider> {
+        let builder = io::Default::builder()
+            .with_receive_address(address)?
+            .with_max_mtu(self.max_mtu)?
+            .with_initial_mtu(self.initial_mtu)?
+            .with_only_v6(address.is_ipv6())?
+            .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
+            .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+        Ok(builder.build()?)
+    }
+}
+
+/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. The kernel grants at most `net.core.[rw]mem_max`.
+const SOCKET_BUFFER_BYTES: usize = 2 << 20;
+
+/// Starts a server endpoint over `io`.
+///
+/// # Errors
+/// The address is in use or not ours, or the settings are invalid.
+pub fn serve<I: io::Provider>(
+    io: I,
+    transport: &Transport,
+    tls: ServerTls,
+    datagrams: Datagrams,
+    admission: Admission,
+) -> Result<Server> {
+    let events = Events { handshakes: admission.handshakes.clone() };
+    let builder = Server::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(tls)?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_endpoint_limits(admission)?
+        .with_event(events)?;
+    match transport.congestion {
+        Congestion::Cubic => builder.with_congestion_controller(Cubic::default())?.start(),
+        Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start(),
+    }
+    .context("failed to start the QUIC endpoint")
+}
+
+/// Starts a client endpoint over `io`.
+///
+/// # Errors
+/// The address is in use or not ours, or the settings are invalid.
+pub fn connect<I: io::Provider>(
+    io: I,
+    transport: &Transport,
+    tls: s2n_quic_rustls::Client,
+    datagrams: Datagrams,
+) -> Result<Client> {
+    let builder = Client::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(tls)?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_event(Events::default())?;
+    match transport.congestion {
+        Congestion::Cubic => builder.with_congestion_controller(Cubic::default())?.start(),
+        Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start(),
+    }
+    .context("failed to start the QUIC endpoint")
+}
+
+/// Decides what becomes of a connection attempt, before it costs a handshake.
+pub struct Admission {
+    /// Open connections, handshakes included, above which attempts are refused.
+    pub max_connections: usize,
+    /// Handshakes in flight above which an attempt has to prove its address first (Retry, RFC 9000 §8.1.2).
+    pub max_handshakes: usize,
+    /// Where results are counted.
+    pub handshakes: Arc<HandshakeCounters>,
+    /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
+    pub ports: endpoint_limits::Default,
+}
+
+impl Limiter for Admission {
+    fn on_connection_attempt(&mut self, attempt: &ConnectionAttempt) -> Outcome {
+        let outcome = self.ports.on_connection_attempt(attempt);
+        if outcome != Outcome::allow() {
+            return outcome;
+        }
+        if attempt.connection_count >= self.max_connections {
+            self.handshakes.refused.fetch_add(1, Relaxed);
+            return Outcome::close();
+        }
+        if attempt.inflight_handshakes >= self.max_handshakes {
+            self.handshakes.retried.fetch_add(1, Relaxed);
+            return Outcome::retry();
+        }
+        Outcome::allow()
+    }
+}

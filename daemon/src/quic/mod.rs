@@ -1,0 +1,10 @@
+//! s2n-quic with paced's own parts plugged in: datagram queues, TLS that can be replaced, HTTP/3.
+//!
+//! Everything the relay and the client send goes through [`h3`] and [`datagrams`], which is where scheduling by class
+//! takes hold; neither of them knows what a tunnel carries.
+
+pub mod datagrams;
+pub mod endpoint;
+pub mod events;
+pub mod h3;
+pub mod tls;

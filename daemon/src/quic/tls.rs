@@ -1,0 +1,298 @@
+//! TLS 1.3 for both roles: certificates that can be replaced while connections live, client certificates, pinning.
+
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
+    server::WebPkiClientVerifier,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+use s2n_quic::provider::tls;
+use s2n_quic_core::{application, crypto};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// The only application protocol spoken (RFC 9114 §3.1).
+const ALPN: &[u8] = b"h3";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+/// What a server presents, and whose certificates it accepts.
+pub struct Identity {
+    /// The chain, leaf first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The leaf's private key.
+    pub key: PrivateKeyDer<'static>,
+    /// Authorities whose client certificates are asked for and verified; `None` asks for none. A client without a
+    /// certificate is let through: what it may do is decided per request, where a refusal can say why.
+    pub client_authorities: Option<Vec<CertificateDer<'static>>>,
+}
+
+impl Identity {
+    /// Reads PEM files.
+    ///
+    /// # Errors
+    /// A file that cannot be read or holds no certificate or key, named with what was expected in it.
+    pub fn read(certificate: &Path, private_key: &Path, client_ca: Option<&Path>) -> Result<Self> {
+        Ok(Self {
+            chain: read_certificates(certificate)?,
+            key: read_key(private_key)?,
+            client_authorities: client_ca.map(read_certificates).transpose()?,
+        })
+    }
+}
+
+/// Reads all certificates of a PEM file.
+///
+/// # Errors
+/// The file cannot be read, is not PEM, or holds none.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let chain = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("failed to read certificates from {}", path.display()))?;
+    if chain.is_empty() {
+        bail!("{} holds no certificate: expected PEM with BEGIN CERTIFICATE", path.display());
+    }
+    Ok(chain)
+}
+
+/// Reads the first private key of a PEM file.
+///
+/// # Errors
+/// The file cannot be read, is not PEM, or holds none.
+pub fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
+    PrivateKeyDer::from_pem_file(path).with_context(|| format!("failed to read a private key from {}", path.display()))
+}
+
+/// Returns the SHA-256 fingerprint of a certificate.
+#[must_use]
+pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
+    Sha256::digest(certificate).into()
+}
+
+/// The TLS provider of a server. Clones share one configuration; [`ServerTls::replace`] changes it for handshakes to
+/// come, and connections that live keep what they have.
+#[derive(Clone)]
+pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
+
+impl ServerTls {
+    /// Builds the provider.
+    ///
+    /// # Errors
+    /// Key and certificate do not belong together, or an authority is not usable as one.
+    pub fn new(identity: Identity) -> Result<Self> {
+        Ok(Self(Arc::new(RwLock::new(server_config(identity)?))))
+    }
+
+    /// Puts `identity` in force for new connections.
+    ///
+    /// # Errors
+    /// As [`ServerTls::new`]; the old identity stays in force.
+    pub fn replace(&self, identity: Identity) -> Result<()> {
+        let config = server_config(identity)?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(())
+    }
+}
+
+fn server_config(identity: Identity) -> Result<s2n_quic_rustls::Server> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .context("TLS 1.3 is not available")?;
+    let builder = match identity.client_authorities {
+        None => builder.with_no_client_auth(),
+        Some(authorities) => builder.with_client_cert_verifier(
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider())
+                .allow_unauthenticated()
+                .build()
+                .context("failed to use the client certificate authorities")?,
+        ),
+    };
+    let mut config = builder
+        .with_single_cert(identity.chain, identity.key)
+        .context("the certificate and the private key cannot be used together")?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.ignore_client_order = true;
+    Ok(Arc::new(config).into())
+}
+
+fn roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore> {
+    let mut store = RootCertStore::empty();
+    for authority in authorities {
+        store.add(authority).context("a certificate is not usable as an authority")?;
+    }
+    Ok(store)
+}
+
+impl crypto::tls::Endpoint for ServerTls {
+    type Session = <s2n_quic_rustls::Server as crypto::tls::Endpoint>::Session;
+
+    fn new_server_session<Params: s2n_codec::EncoderValue>(
+        &mut self,
+        transport_parameters: &Params,
+        info: crypto::tls::ConnectionInfo,
+    ) -> Self::Session {
+        let mut server = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        server.new_server_session(transport_parameters, info)
+    }
+
+    fn new_client_session<Params: s2n_codec::EncoderValue>(
+        &mut self,
+        transport_parameters: &Params,
+        name: application::ServerName,
+    ) -> Self::Session {
+        // Only a client endpoint asks for this, and this provider starts none.
+        let mut server = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        server.new_client_session(transport_parameters, name)
+    }
+
+    fn max_tag_length(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).max_tag_length()
+    }
+}
+
+impl tls::Provider for ServerTls {
+    type Server = Self;
+    type Client = s2n_quic_rustls::Client;
+    type Error = anyhow::Error;
+
+    fn start_server(self) -> Result<Self> {
+        Ok(self)
+    }
+
+    fn start_client(self) -> Result<Self::Client> {
+        bail!("a server's TLS configuration cannot start a client")
+    }
+}
+
+/// How a client decides whether to trust a relay.
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// The system's certificate authorities.
+    System,
+    /// These authorities only.
+    Authorities(Vec<CertificateDer<'static>>),
+    /// Exactly the certificate with this SHA-256 fingerprint, whatever its name or dates say.
+    Pinned([u8; 32]),
+}
+
+/// Builds the TLS configuration of a client, with a certificate of its own if the relay asks for one.
+///
+/// # Errors
+/// No usable authority, or a client certificate that does not fit its key.
+pub fn client(
+    trust: Trust,
+    identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> Result<s2n_quic_rustls::Client> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .context("TLS 1.3 is not available")?;
+    let builder = match trust {
+        Trust::System => {
+            let found = rustls_native_certs::load_native_certs();
+            let mut store = RootCertStore::empty();
+            store.add_parsable_certificates(found.certs);
+            if store.is_empty() {
+                bail!(
+                    "the system has no certificate authorities: install ca-certificates, or name a `ca` file or a fingerprint"
+                );
+            }
+            builder.with_root_certificates(store)
+        }
+        Trust::Authorities(authorities) => builder.with_root_certificates(roots(authorities)?),
+        Trust::Pinned(fingerprint) => {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Pin { fingerprint, provider: provider() }))
+        }
+    };
+    let mut config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => builder
+            .with_client_auth_cert(chain, key)
+            .context("the client certificate and its key cannot be used together")?,
+    };
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(Arc::new(config).into())
+}
+
+/// Accepts one certificate by its fingerprint; the handshake still proves that the peer holds its key.
+#[derive(Debug)]
+struct Pin {
+    fingerprint: [u8; 32],
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pin {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if bool::from(fingerprint(end_entity).ct_eq(&self.fingerprint)) {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A self-signed certificate for development, kept in a folder so that its fingerprint stays the same.
+///
+/// # Errors
+/// The folder cannot be created or written, or its files were damaged.
+pub fn development_identity(folder: &Path) -> Result<Identity> {
+    let (certificate, key) = (folder.join("certificate.pem"), folder.join("private-key.pem"));
+    if !certificate.exists() || !key.exists() {
+        std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
+        let names = ["localhost", "127.0.0.1", "::1"].map(String::from);
+        let made = rcgen::generate_simple_self_signed(names).context("failed to make a self-signed certificate")?;
+        write_private(&key, made.signing_key.serialize_pem().as_bytes())?;
+        std::fs::write(&certificate, made.cert.pem())
+            .with_context(|| format!("failed to write {}", certificate.display()))?;
+    }
+    Identity::read(&certificate, &key, None)
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(bytes))
+        .with_context(|| format!("failed to write {}", path.display()))
+}

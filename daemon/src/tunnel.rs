@@ -1,0 +1,204 @@
+//! The HTTP side of one UDP tunnel, in either role: payloads in, payloads out, whichever form they take on the wire.
+//!
+//! The relay joins it to a target's socket, the edge to a local one; probes and load generators talk through it
+//! directly.
+
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use masque::{
+    capsule, datagram,
+    h3::{self, Code, Part},
+    tunnel::{Form, Ignored, TunnelError},
+};
+
+use crate::{
+    quic::{
+        datagrams::Flow,
+        h3::{Error, RecvStream, Request, SendStream},
+    },
+    segments::Segments,
+};
+
+/// How many bytes of capsules are put into one DATA frame at most: enough to fill a batch of packets, little enough
+/// that what is scheduled next does not wait long behind it.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// The longest DATAGRAM capsule that is kept whole: context ID and the longest UDP payload.
+const CAPSULE_BYTES: u16 = datagram::MAX_UDP_PAYLOAD_BYTES as u16 + 8;
+
+/// Why a tunnel ended otherwise than by either side finishing it.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The request stream or the connection ended.
+    #[error(transparent)]
+    Http(#[from] Error),
+    /// What came in the tunnel broke a rule that ends it.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    /// The stream ended inside a capsule (RFC 9297 §3.3).
+    #[error(transparent)]
+    Truncated(#[from] capsule::Truncated),
+}
+
+/// One UDP tunnel whose request was accepted.
+pub struct UdpTunnel {
+    recv: RecvStream,
+    send: SendStream,
+    flow: Flow,
+    capsules: capsule::Reader,
+    /// What was read from the stream and not yet taken apart.
+    unread: Bytes,
+    /// Payloads waiting to leave as capsules; whole ones are dropped, oldest first, before any byte of them is sent.
+    outgoing: Segments,
+    /// Frames that the transport has not taken whole yet.
+    chunk: Bytes,
+    dropped: u64,
+    peer_finished: bool,
+}
+
+impl UdpTunnel {
+    /// Joins the parts of a request that was accepted.
+    ///
+    /// `datagrams_allowed` as in [`Client::datagrams_allowed`](crate::quic::h3::Client::datagrams_allowed);
+    /// `queue_bytes` bounds what waits to leave as capsules.
+    #[must_use]
+    pub fn new(mut request: Request, datagrams_allowed: bool, queue_bytes: usize) -> Self {
+        request.recv.set_connect();
+        request.flow.set_datagrams_usable(datagrams_allowed);
+        Self {
+            recv: request.recv,
+            send: request.send,
+            flow: request.flow,
+            capsules: capsule::Reader::new(CAPSULE_BYTES),
+            unread: Bytes::new(),
+            outgoing: Segments::new(queue_bytes),
+            chunk: Bytes::new(),
+            dropped: 0,
+            peer_finished: false,
+        }
+    }
+
+    /// The form in which payloads leave.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.flow.form()
+    }
+
+    /// What arrived and was ignored.
+    #[must_use]
+    pub fn ignored(&self) -> Ignored {
+        self.flow.ignored()
+    }
+
+    /// How many payloads were dropped because capsules could not leave fast enough.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Moves payloads that have arrived into `payloads`, which must be empty. Ready with `false` once the peer has
+    /// ended the tunnel properly.
+    ///
+    /// # Errors
+    /// The stream or the connection ended, or the peer broke a rule that ends the tunnel.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<bool, Ended>> {
+        if self.flow.poll_recv(cx, payloads)?.is_ready() {
+            return Poll::Ready(Ok(true));
+        }
+        loop {
+            while let Some(capsule) = self.capsules.next(&mut self.unread) {
+                if let Some(payload) = self.flow.on_capsule(capsule)? {
+                    self.dropped += payloads.push(&payload) as u64;
+                }
+                if payloads.bytes() >= CHUNK_BYTES {
+                    return Poll::Ready(Ok(true));
+                }
+            }
+            if !payloads.is_empty() || self.peer_finished {
+                return Poll::Ready(Ok(!payloads.is_empty()));
+            }
+            match ready!(self.recv.poll_part(cx))? {
+                Some(Part::Data(bytes)) => self.unread = bytes,
+                Some(_) => {}
+                None => {
+                    self.capsules.finish()?;
+                    self.peer_finished = true;
+                }
+            }
+        }
+    }
+
+    /// Queues UDP payloads for the peer. Those in capsules leave with [`UdpTunnel::poll_flush`].
+    pub fn send<'a>(&mut self, payloads: impl IntoIterator<Item = &'a [u8]>) {
+        match self.flow.form() {
+            Form::Datagram => self.flow.send(payloads),
+            Form::Capsule => {
+                for payload in payloads {
+                    self.dropped += self.outgoing.push(payload) as u64;
+                }
+            }
+        }
+    }
+
+    /// Queues UDP payloads for the peer as capsules, whatever the peer uses: a client that was told to use stream
+    /// mode sends this way.
+    pub fn send_capsules<'a>(&mut self, payloads: impl IntoIterator<Item = &'a [u8]>) {
+        for payload in payloads {
+            self.dropped += self.outgoing.push(payload) as u64;
+        }
+    }
+
+    /// Hands capsules to the transport; ready when none wait.
+    ///
+    /// # Errors
+    /// The peer stopped reading, or the connection ended.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
+        loop {
+            if !self.chunk.is_empty() {
+                ready!(self.send.poll_send(cx, &mut self.chunk))?;
+            }
+            if self.outgoing.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(self.send.poll_ready(cx))?;
+            self.chunk = take_chunk(&mut self.outgoing);
+        }
+    }
+
+    /// Ends our side properly. What was queued as capsules has to be flushed before.
+    pub fn finish(mut self) {
+        self.send.finish();
+        self.recv.stop(Code::NoError);
+    }
+
+    /// Ends the tunnel abruptly.
+    pub fn reset(self, code: Code) {
+        self.send.reset(code);
+        self.recv.stop(code);
+    }
+}
+
+/// Takes payloads off the queue and encodes them as DATAGRAM capsules in one DATA frame.
+fn take_chunk(queue: &mut Segments) -> Bytes {
+    let (mut count, mut len) = (0, 0);
+    for payload in queue.iter() {
+        let capsule = capsule::datagram_header(payload.len()).len() + payload.len();
+        if count > 0 && len + capsule > CHUNK_BYTES {
+            break;
+        }
+        count += 1;
+        len += capsule;
+    }
+    let (frame, frame_len) = h3::data_frame_header(len as u64);
+    let mut chunk = BytesMut::with_capacity(frame_len + len);
+    chunk.put_slice(&frame[..frame_len]);
+    for _ in 0..count {
+        if let Some(payload) = queue.front() {
+            chunk.put_slice(&capsule::datagram_header(payload.len()));
+            chunk.put_slice(payload);
+        }
+        queue.pop();
+    }
+    chunk.freeze()
+}
