@@ -90,9 +90,9 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Forward> {
             Trust::System
         }
     };
-    let idle = section.seconds("idle_seconds", 1..=86_400).unwrap_or(Duration::from_secs(120));
-    let first = section.millis("backoff_first_ms", 10..=60_000).unwrap_or(Duration::from_millis(250));
-    let longest = section.seconds("backoff_longest_seconds", 1..=3_600).unwrap_or(Duration::from_secs(30));
+    let idle = section.seconds("idle_seconds", 1..=86_400, Duration::from_secs(120));
+    let first = section.millis("backoff_first_ms", 10..=60_000, Duration::from_millis(250));
+    let longest = section.seconds("backoff_longest_seconds", 1..=3_600, Duration::from_secs(30));
     if first > longest {
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });

@@ -10,8 +10,12 @@
 //! **Invariant:** a [`Config`] is valid by construction; nobody checks one after it was read.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use ipnet::IpNet;
+use masque::template::Template;
 
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
@@ -131,12 +135,7 @@ impl Config {
             let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
             let relay = root.optional_section("relay", relay::read);
             let forwards = root.sections("forward", forward::read);
-            root.refuse_shared(
-                "forward",
-                &forwards,
-                |forward| forward.listen,
-                "two forwards listen on the same address",
-            );
+            root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
             let transport = root.section("transport", transport);
             let metrics = root.section("metrics", |metrics| metrics.get("listen"));
             let log = root.section("log", |log| log.get("level")).unwrap_or_default();
@@ -156,15 +155,13 @@ impl Config {
             client_ca: None,
             auth: Auth::None,
         };
-        let anywhere =
-            |to: &str| to.parse().ok().map(|to: Pattern| Rule { to, protocol: None, ports: Some(Ports::all()) });
-        let targets = TargetRules {
-            allow: ["127.0.0.0/8", "::1"].into_iter().filter_map(anywhere).collect(),
-            ..TargetRules::default()
-        };
+        let any_port = |to| Rule { to: Pattern::Network(to), protocol: None, ports: Some(Ports::all()) };
+        let loopback = [IpNet::new_assert(v4, 8).trunc(), IpNet::from(v6)];
+        let targets = TargetRules { allow: loopback.map(any_port).to_vec(), ..TargetRules::default() };
+        let template = Template::default_at("localhost:4433").expect("localhost:4433 is an authority");
         let relay = Relay {
             listeners: vec![listener(v4), listener(v6)],
-            templates: masque::template::Template::default_at("localhost:4433").into_iter().collect(),
+            templates: vec![template],
             proxy_status_name: relay::NAME.to_owned(),
             drain: Duration::from_secs(1),
             tokens: Vec::new(),
@@ -204,16 +201,15 @@ impl Config {
 
 fn transport(section: &mut Section<'_>) -> Transport {
     // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
-    const MTU: std::ops::RangeInclusive<u64> = 1_280..=9_216;
+    const MTU: RangeInclusive<u64> = 1_280..=9_216;
     let defaults = Transport::default();
-    let initial_mtu = section.number("initial_mtu", MTU).unwrap_or(defaults.initial_mtu);
-    let max_mtu = section.number("max_mtu", MTU).unwrap_or(defaults.max_mtu);
+    let initial_mtu = section.number("initial_mtu", MTU, defaults.initial_mtu);
+    let max_mtu = section.number("max_mtu", MTU, defaults.max_mtu);
     if initial_mtu > max_mtu {
         let cause = "packets cannot start larger than they may become";
         section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
     }
     let congestion = section.get("congestion").unwrap_or_default();
-    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600);
-    let keep_alive = keep_alive.map_or(defaults.keep_alive, |time| (!time.is_zero()).then_some(time));
-    Transport { initial_mtu, max_mtu, congestion, keep_alive }
+    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, defaults.keep_alive.unwrap_or_default());
+    Transport { initial_mtu, max_mtu, congestion, keep_alive: (!keep_alive.is_zero()).then_some(keep_alive) }
 }

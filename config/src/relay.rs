@@ -174,20 +174,21 @@ pub(crate) fn read(relay: &mut Section<'_>) -> Option<Relay> {
     let targets = relay.section("targets", targets);
     let tokens = relay.sections("token", |token| {
         let (name, sha256) = (token.require("name"), token.require("sha256"));
-        let max_tunnels = token.number("max_tunnels", TUNNELS).unwrap_or(limits.tunnels_per_user);
+        let max_tunnels = token.number("max_tunnels", TUNNELS, limits.tunnels_per_user);
         Some(Token { name: name?, sha256: sha256?, max_tunnels })
     });
     let certificates = relay.sections("client_certificate", |user| {
         let (name, san) = (user.require("name"), user.require("san"));
-        let max_tunnels = user.number("max_tunnels", TUNNELS).unwrap_or(limits.tunnels_per_user);
+        let max_tunnels = user.number("max_tunnels", TUNNELS, limits.tunnels_per_user);
         Some(ClientCertificate { name: name?, san: san?, max_tunnels })
     });
     relay.refuse_shared("token", &tokens, |token| token.sha256, "two entries have the same sha256");
     relay.refuse_shared("client_certificate", &certificates, |user| user.san.clone(), "two entries have the same san");
-    let listeners = listeners(relay, !tokens.is_empty());
+    // Not whether `tokens` is empty: an entry that was refused has been reported already.
+    let listeners = listeners(relay, relay.has("token"));
     let templates = relay.require_list("templates");
     let proxy_status_name = relay.get("proxy_status_name").unwrap_or_else(|| NAME.to_owned());
-    let drain = relay.seconds("drain_seconds", 0..=3600).unwrap_or(Duration::from_secs(30));
+    let drain = relay.seconds("drain_seconds", 0..=3_600, Duration::from_secs(30));
     Some(Relay { listeners, templates: templates?, proxy_status_name, drain, tokens, certificates, targets, limits })
 }
 
@@ -297,37 +298,25 @@ const TUNNELS: RangeInclusive<u64> = 1..=1 << 20;
 const QUEUE_BYTES: RangeInclusive<u64> = 1 << 12..=1 << 30;
 
 fn limits(section: &mut Section<'_>) -> Limits {
-    let Limits {
-        connections,
-        handshakes_in_flight,
-        tunnels_per_connection,
-        tunnels_per_user,
-        queue_bytes_per_tunnel,
-        queue_bytes_per_connection,
-        tunnel_idle,
-        connection_idle,
-        dns_lookups_in_flight,
-        dns_timeout,
-        connect_timeout,
-        field_section_bytes,
-        udp_buffer_bytes,
-    } = Limits::default();
+    let default = Limits::default();
     let limits = Limits {
-        connections: section.number("connections", 1..=1 << 24).unwrap_or(connections),
-        handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20).unwrap_or(handshakes_in_flight),
-        tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS).unwrap_or(tunnels_per_connection),
-        tunnels_per_user: section.number("tunnels_per_user", TUNNELS).unwrap_or(tunnels_per_user),
-        queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES).unwrap_or(queue_bytes_per_tunnel),
-        queue_bytes_per_connection: section
-            .number("queue_bytes_per_connection", QUEUE_BYTES)
-            .unwrap_or(queue_bytes_per_connection),
-        tunnel_idle: section.seconds("tunnel_idle_seconds", 1..=86_400).unwrap_or(tunnel_idle),
-        connection_idle: section.seconds("connection_idle_seconds", 1..=3_600).unwrap_or(connection_idle),
-        dns_lookups_in_flight: section.number("dns_lookups_in_flight", 1..=1 << 16).unwrap_or(dns_lookups_in_flight),
-        dns_timeout: section.millis("dns_timeout_ms", 1..=60_000).unwrap_or(dns_timeout),
-        connect_timeout: section.millis("connect_timeout_ms", 1..=120_000).unwrap_or(connect_timeout),
-        field_section_bytes: section.number("field_section_bytes", 1 << 10..=1 << 20).unwrap_or(field_section_bytes),
-        udp_buffer_bytes: section.number("udp_buffer_bytes", 1 << 12..=1 << 30).unwrap_or(udp_buffer_bytes),
+        connections: section.number("connections", 1..=1 << 24, default.connections),
+        handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, default.handshakes_in_flight),
+        tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, default.tunnels_per_connection),
+        tunnels_per_user: section.number("tunnels_per_user", TUNNELS, default.tunnels_per_user),
+        queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES, default.queue_bytes_per_tunnel),
+        queue_bytes_per_connection: section.number(
+            "queue_bytes_per_connection",
+            QUEUE_BYTES,
+            default.queue_bytes_per_connection,
+        ),
+        tunnel_idle: section.seconds("tunnel_idle_seconds", 1..=86_400, default.tunnel_idle),
+        connection_idle: section.seconds("connection_idle_seconds", 1..=3_600, default.connection_idle),
+        dns_lookups_in_flight: section.number("dns_lookups_in_flight", 1..=1 << 16, default.dns_lookups_in_flight),
+        dns_timeout: section.millis("dns_timeout_ms", 1..=60_000, default.dns_timeout),
+        connect_timeout: section.millis("connect_timeout_ms", 1..=120_000, default.connect_timeout),
+        field_section_bytes: section.number("field_section_bytes", 1 << 10..=1 << 20, default.field_section_bytes),
+        udp_buffer_bytes: section.number("udp_buffer_bytes", 1 << 12..=1 << 30, default.udp_buffer_bytes),
     };
     if limits.queue_bytes_per_tunnel > limits.queue_bytes_per_connection {
         let cause = "a tunnel may not queue more than its whole connection";

@@ -114,10 +114,16 @@ impl Value for RangeInclusive<u16> {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         let (first, last) = match value {
-            DeValue::Integer(port) => (port.as_str(), port.as_str()),
-            _ => value.as_str().map(|text| text.split_once('-').unwrap_or((text, text)))?,
+            DeValue::Integer(port) => {
+                let port = u16::from_str_radix(port.as_str(), port.radix()).ok()?;
+                (port, port)
+            }
+            _ => {
+                let text = value.as_str()?;
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                (first.parse().ok()?, last.parse().ok()?)
+            }
         };
-        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
         (1 <= first && first <= last).then_some(first..=last)
     }
 }
@@ -262,26 +268,26 @@ impl<'a> Section<'a> {
     }
 
     /// Reads a whole number within `range`, which must fit `N`.
-    pub(crate) fn number<N: TryFrom<u64>>(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<N> {
-        let value = self.value(key)?;
+    pub(crate) fn number<N: TryFrom<u64>>(&mut self, key: &'static str, range: RangeInclusive<u64>, default: N) -> N {
+        let Some(value) = self.value(key) else { return default };
         let number = value.get_ref().as_integer();
         let number = number.and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
         let fitting = number.filter(|number| range.contains(number)).and_then(|number| N::try_from(number).ok());
-        if fitting.is_none() {
+        fitting.unwrap_or_else(|| {
             let (min, max) = (*range.start(), *range.end());
             self.refuse(key, Problem::OutOfRange { found: shown(value.get_ref()), min, max });
-        }
-        fitting
+            default
+        })
     }
 
     /// Reads a span of time in whole seconds.
-    pub(crate) fn seconds(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
-        self.number(key, range).map(Duration::from_secs)
+    pub(crate) fn seconds(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Duration) -> Duration {
+        Duration::from_secs(self.number(key, range, default.as_secs()))
     }
 
-    /// Reads a span of time in whole milliseconds.
-    pub(crate) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
-        self.number(key, range).map(Duration::from_millis)
+    /// Reads a span of time of less than 2^64 whole milliseconds.
+    pub(crate) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Duration) -> Duration {
+        Duration::from_millis(self.number(key, range, default.as_millis() as u64))
     }
 
     /// Reads a section below this one.

@@ -216,6 +216,23 @@ fn columns_count_characters() {
 }
 
 #[test]
+fn deep_nesting_is_refused_before_it_costs_the_stack() {
+    for deep in [
+        "a = ".to_owned() + &"[".repeat(100_000),
+        "a = ".to_owned() + &"{ a = ".repeat(100_000),
+        "a.".repeat(100_000) + "a = 1",
+    ] {
+        assert!(Config::from_toml(&deep).is_err());
+    }
+}
+
+#[test]
+fn a_refused_token_is_not_also_reported_as_absent() {
+    let text = RELAY.replace("none", "token") + "[[relay.token]]\nname = \"a\"\nsha256 = \"b\"";
+    assert_eq!(refusals(&text).lines().count(), 1);
+}
+
+#[test]
 fn a_listener_takes_what_it_leaves_out_from_the_relay() {
     let text = RELAY.to_owned()
         + "client_ca = \"/ca.pem\"\n[[relay.listener]]\naddress = \"127.0.0.1:1\"\nauth = \"certificate\"\n"
@@ -237,6 +254,14 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
     assert_eq!(valid(&text).relay.unwrap().listeners, expected);
     let half = text.replace("private_key = \"/own.key\"\n", "");
     assert!(refusals(&half).contains("relay.listener.private_key: missing"));
+}
+
+#[test]
+fn ports_are_numbers_in_any_radix_or_ranges_in_quotes() {
+    let text = RELAY.to_owned() + "[relay.targets]\nudp_ports = [0x35, 443, \"8000-8099\"]\ntcp_ports = []\n";
+    let targets = valid(&text).relay.unwrap().targets;
+    assert_eq!(targets.udp_ports, Ports(vec![53..=53, 443..=443, 8000..=8099]));
+    assert_eq!((targets.tcp_ports.contains(443), targets.tcp_ports.to_string().as_str()), (false, "none"));
 }
 
 #[test]
