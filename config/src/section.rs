@@ -22,7 +22,7 @@ use crate::targets::Pattern;
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
 
-/// Defines a closed set of words: the enum, `FromStr` over the words, `as_str` and `Display`, and how it is read.
+/// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read.
 macro_rules! words {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$meta])*
