@@ -73,15 +73,11 @@ impl RequestHead {
         }
         let mut head = Self { method, scheme, authority, path, protocol, fields };
         head.check_host()?;
-        match (head.is_connect(), &head.protocol) {
-            (true, None) => head.check_connect()?,
-            (true, Some(protocol)) if !is_token(protocol) => return Err(malformed(":protocol is not a token")),
-            (true, Some(_)) if head.authority.is_none() => {
-                return Err(malformed("an extended CONNECT has no :authority"));
-            }
-            (false, Some(_)) => return Err(malformed(":protocol stands without CONNECT")),
-            (true, Some(_)) => head.check_uri()?,
-            (false, None) => {
+        match (head.is_connect(), head.protocol.is_some()) {
+            (true, false) => head.check_connect()?,
+            (true, true) => head.check_extended_connect()?,
+            (false, true) => return Err(malformed(":protocol stands without CONNECT")),
+            (false, false) => {
                 head.authority = head.authority.take().or_else(|| head.field("host").cloned());
                 head.check_uri()?;
             }
@@ -120,7 +116,18 @@ impl RequestHead {
         }
     }
 
-    /// Checks `:scheme`, `:authority` and `:path` of every other request (RFC 9114 §4.3.1).
+    /// Checks what is special to CONNECT with `:protocol` (RFC 8441 §4, by way of RFC 9220 §3).
+    fn check_extended_connect(&self) -> Result<(), Error> {
+        if !self.protocol.as_deref().is_some_and(is_token) {
+            return Err(malformed(":protocol is not a token"));
+        }
+        if self.authority.is_none() {
+            return Err(malformed("an extended CONNECT has no :authority"));
+        }
+        self.check_uri()
+    }
+
+    /// Checks `:scheme`, `:authority` and `:path` of every request but the plain CONNECT (RFC 9114 §4.3.1).
     fn check_uri(&self) -> Result<(), Error> {
         let scheme = self.scheme.as_ref().ok_or(malformed("a request has no :scheme"))?;
         let path = self.path.as_ref().ok_or(malformed("a request has no :path"))?;

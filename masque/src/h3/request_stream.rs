@@ -134,7 +134,6 @@ impl RequestStream {
     pub fn set_connect(&mut self) {
         if self.phase == Phase::Content {
             self.phase = Phase::Tunnel;
-            self.content_left = None;
         }
     }
 

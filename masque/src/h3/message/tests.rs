@@ -140,6 +140,16 @@ fn an_authority_or_host_is_there_not_empty_and_without_userinfo() {
 }
 
 #[test]
+fn other_schemes_may_lack_an_authority_except_for_extended_connect() {
+    // RFC 9114 §4.3.1, §10.3; RFC 9220 §3
+    let urn = [(":method", "GET"), (":scheme", "urn"), (":path", "example:a")];
+    accepted(&urn);
+    accepted(&[urn[0], urn[1], urn[2], (":authority", "user@example")]);
+    refused(&[urn[0], urn[1], urn[2], (":authority", "a\0b")]);
+    refused(&[(":method", "CONNECT"), (":protocol", "connect-udp"), (":scheme", "urn"), (":path", "example:a")]);
+}
+
+#[test]
 fn host_is_the_same_as_the_authority_and_not_repeated() {
     // RFC 9114 §4.3.1, RFC 9110 §7.2
     for shape in [&GET[..], &CONNECT_UDP] {

@@ -108,7 +108,7 @@ pub(super) fn encode(fields: &[Field]) -> Vec<u8> {
 /// Finds the entry for a field: its index, and whether the value is the field's too.
 fn find(field: &Field) -> Option<(u64, bool)> {
     let named = || (0..).zip(&STATIC_TABLE).filter(|(_, (name, _))| field.name == name.as_bytes());
-    let whole = named().find(|(_, (_, value))| field.value == value.as_bytes() && !field.is_sensitive());
+    let whole = named().find(|(_, (_, value))| field.value == value.as_bytes());
     whole.map(|(index, _)| (index, true)).or_else(|| named().next().map(|(index, _)| (index, false)))
 }
 

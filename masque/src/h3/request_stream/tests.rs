@@ -85,7 +85,7 @@ fn ends_stream(role: Role, frames: &[Bytes], expected: Code) {
 fn an_idle_stream_is_small() {
     assert!(size_of::<RequestStream>() <= 150, "{}", size_of::<RequestStream>());
     let mut stream = RequestStream::new(Role::Server, LIMIT);
-    let chunk = Bytes::from([&head("CONNECT", vec![])[..], &data(b"abc")].concat());
+    let chunk = Bytes::from([&head("CONNECT", vec![])[..], &data(b"abc"), &[0x00]].concat());
     stream.on_bytes(chunk.clone());
     while stream.next_part().unwrap().is_some() {}
     assert_eq!(stream.section.capacity(), 0);
@@ -106,6 +106,26 @@ fn a_message_is_a_head_then_content_then_trailers() {
             Part::Trailers(vec![field("checksum", "1")]),
         ]
     );
+}
+
+#[test]
+fn a_tunnel_is_asked_for_and_granted() {
+    // RFC 9298 §3.4, §3.5
+    let asked = RequestHead {
+        protocol: Some("connect-udp".into()),
+        scheme: Some("https".into()),
+        authority: Some("proxy.example".into()),
+        path: Some("/.well-known/masque/udp/192.0.2.6/443/".into()),
+        ..request("CONNECT", vec![field("capsule-protocol", "?1"), field("proxy-authorization", "Bearer x")])
+    };
+    let bytes = encode_request(&asked, None).unwrap();
+    let (parts, end) = read(&mut RequestStream::new(Role::Server, LIMIT), &[&bytes]);
+    assert_eq!((parts, end), (vec![Part::Request(asked)], Ok(())));
+
+    let granted = ResponseHead { status: 200, fields: vec![field("capsule-protocol", "?1")] };
+    let bytes = encode_response(&granted, None).unwrap();
+    let (parts, end) = read(&mut RequestStream::new(Role::Client, LIMIT), &[&bytes]);
+    assert_eq!((parts, end), (vec![Part::Response(granted)], Ok(())));
 }
 
 #[test]
