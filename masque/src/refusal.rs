@@ -1,0 +1,262 @@
+//! Why a proxy request is refused, and the response that says so.
+
+use crate::h3::{Field, ResponseHead};
+use crate::proxy_status::{ErrorType, ProxyName, ProxyStatus};
+use crate::target::TargetError;
+use std::borrow::Cow;
+use thiserror::Error;
+
+/// What is wrong with a proxy request, beyond what [`crate::h3`] finds in any request.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Malformed {
+    /// Not the scheme of the template, which is `https` (RFC 9298 §3.4).
+    #[error("the scheme has to be https")]
+    Scheme,
+    /// `:authority` or `:path` is missing, empty or no text (RFC 9298 §3.4).
+    #[error("the authority or the path is missing")]
+    Uri,
+    /// A field that describes content, on a message that uses the Capsule Protocol (RFC 9297 §3.2).
+    #[error("the capsule protocol allows no content-length, content-type or transfer-encoding")]
+    ContentField,
+}
+
+/// Why a request is refused. Displays as the remark that the client is sent; it tells nothing that the client did
+/// not know, such as what a name resolved to.
+///
+/// Those about the client come first because they have to be found first: what else is wrong with its request is
+/// nothing to tell a stranger.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// No credentials.
+    #[error("this proxy asks for a token in proxy-authorization")]
+    CredentialsMissing,
+    /// Credentials that are not known.
+    #[error("the token in proxy-authorization is not valid")]
+    CredentialsInvalid,
+    /// A known client that may not use this proxy, or not this way.
+    #[error("this client may not use this proxy")]
+    ClientProhibited,
+    /// A malformed request. After the response its stream is reset with `H3_MESSAGE_ERROR` (RFC 9114 §4.1.2).
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A request that names no valid target (RFC 9298 §3, RFC 9110 §9.3.6).
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// No template matches, or the request asks for something that is no tunnel.
+    #[error("there is nothing here")]
+    NotFound,
+    /// A template's URI, asked for by another method than CONNECT.
+    #[error("only CONNECT is served here")]
+    MethodNotAllowed,
+    /// An unknown `:protocol` (RFC 9220 §3).
+    #[error("this protocol is not served")]
+    UnknownProtocol,
+    /// The rules forbid the target's address.
+    #[error("the rules of this proxy forbid the target's address")]
+    AddressProhibited,
+    /// The rules forbid the target's name.
+    #[error("the rules of this proxy forbid the target's name")]
+    NameProhibited,
+    /// The rules forbid the target's port.
+    #[error("the rules of this proxy forbid the target's port")]
+    PortProhibited,
+    /// The client has as many tunnels as it may have.
+    #[error("too many tunnels")]
+    TunnelLimitReached,
+    /// The proxy has as much to do as it can or may do.
+    #[error("this proxy is at its limit")]
+    Overloaded {
+        /// After how many seconds to ask again.
+        retry_after_s: u32,
+    },
+    /// The target's name did not resolve.
+    #[error("the target's name does not resolve")]
+    DnsError {
+        /// The DNS response code, such as `NXDOMAIN`, if there was a response.
+        rcode: Option<Cow<'static, str>>,
+    },
+    /// The target's name did not resolve in time.
+    #[error("the target's name did not resolve in time")]
+    DnsTimeout,
+    /// There is no route to the target.
+    #[error("there is no route to the target")]
+    Unroutable,
+    /// The target is known to be down.
+    #[error("the target is not available")]
+    Unavailable,
+    /// The target refused the connection.
+    #[error("the target refused the connection")]
+    ConnectionRefused,
+    /// The target accepted no connection in time.
+    #[error("the target did not answer in time")]
+    ConnectionTimeout,
+    /// The target closed the connection at once.
+    #[error("the target closed the connection")]
+    ConnectionTerminated,
+    /// Something in the proxy failed.
+    #[error("this proxy failed")]
+    Internal,
+}
+
+impl Refusal {
+    /// Status code, proxy error type and label of each reason: the one table of them.
+    ///
+    /// The status is the one that RFC 9209 §2.3 recommends, except that a prohibited address is the client's
+    /// mistake (403) and not the network's (502): asking again does not help.
+    fn row(&self) -> (u16, ErrorType, &'static str) {
+        use ErrorType as E;
+        match self {
+            Self::CredentialsMissing => (407, E::HttpRequestDenied, "credentials_missing"),
+            Self::CredentialsInvalid => (407, E::HttpRequestDenied, "credentials_invalid"),
+            Self::ClientProhibited => (403, E::HttpRequestDenied, "client_prohibited"),
+            Self::Malformed(_) => (400, E::HttpRequestError, "malformed"),
+            Self::Target(_) => (400, E::HttpRequestError, "target_invalid"),
+            Self::NotFound => (404, E::ProxyInternalResponse, "not_found"),
+            Self::MethodNotAllowed => (405, E::ProxyInternalResponse, "method_not_allowed"),
+            Self::UnknownProtocol => (501, E::ProxyInternalResponse, "unknown_protocol"),
+            Self::AddressProhibited => (403, E::DestinationIpProhibited, "address_prohibited"),
+            Self::NameProhibited => (403, E::HttpRequestDenied, "name_prohibited"),
+            Self::PortProhibited => (403, E::HttpRequestDenied, "port_prohibited"),
+            Self::TunnelLimitReached => (429, E::HttpRequestDenied, "tunnel_limit_reached"),
+            Self::Overloaded { .. } => (503, E::ConnectionLimitReached, "overloaded"),
+            Self::DnsError { .. } => (502, E::DnsError, "dns_error"),
+            Self::DnsTimeout => (504, E::DnsTimeout, "dns_timeout"),
+            Self::Unroutable => (502, E::DestinationIpUnroutable, "unroutable"),
+            Self::Unavailable => (503, E::DestinationUnavailable, "unavailable"),
+            Self::ConnectionRefused => (502, E::ConnectionRefused, "connection_refused"),
+            Self::ConnectionTimeout => (504, E::ConnectionTimeout, "connection_timeout"),
+            Self::ConnectionTerminated => (502, E::ConnectionTerminated, "connection_terminated"),
+            Self::Internal => (500, E::ProxyInternalError, "internal"),
+        }
+    }
+
+    /// Returns the status code of the response.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.row().0
+    }
+
+    /// Returns the proxy error type of the response.
+    #[must_use]
+    pub fn error_type(&self) -> ErrorType {
+        self.row().1
+    }
+
+    /// Returns a word for the reason, for counters.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        self.row().2
+    }
+
+    /// Returns the response that the proxy called `proxy` gives.
+    #[must_use]
+    pub fn response(&self, proxy: &ProxyName) -> ResponseHead {
+        let rcode = if let Self::DnsError { rcode } = self { rcode.clone() } else { None };
+        let status = ProxyStatus {
+            proxy: proxy.clone(),
+            error: Some(self.error_type()),
+            next_hop: None,
+            details: Some(self.to_string().into()),
+            rcode,
+        };
+        let mut fields = vec![status.to_field()];
+        fields.extend(self.specific_field());
+        ResponseHead { status: self.status(), fields }
+    }
+
+    /// Returns the field that the status code demands or allows (RFC 9110 §15.5.6, §15.5.8 and §15.6.4).
+    fn specific_field(&self) -> Option<Field> {
+        match self {
+            Self::CredentialsMissing => Some(Field::new("proxy-authenticate", "Bearer realm=\"proxy\"")),
+            // RFC 6750 §3.1: the client has sent something, so it is told that this something is the trouble.
+            Self::CredentialsInvalid => {
+                Some(Field::new("proxy-authenticate", "Bearer realm=\"proxy\", error=\"invalid_token\""))
+            }
+            Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
+            Self::Overloaded { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn fields(refusal: &Refusal) -> Vec<(String, String)> {
+        let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        let response = refusal.response(&ProxyName::default());
+        response.fields.into_iter().map(|field| (text(field.name), text(field.value))).collect()
+    }
+
+    #[test]
+    fn a_response_says_why_and_what_its_status_demands() {
+        for (refusal, status, proxy_status, specific) in [
+            (
+                Refusal::CredentialsMissing,
+                407,
+                r#"paced;error=http_request_denied;details="this proxy asks for a token in proxy-authorization""#,
+                Some(("proxy-authenticate", r#"Bearer realm="proxy""#)),
+            ),
+            (
+                Refusal::CredentialsInvalid,
+                407,
+                r#"paced;error=http_request_denied;details="the token in proxy-authorization is not valid""#,
+                Some(("proxy-authenticate", r#"Bearer realm="proxy", error="invalid_token""#)),
+            ),
+            (
+                Refusal::MethodNotAllowed,
+                405,
+                r#"paced;error=proxy_internal_response;details="only CONNECT is served here""#,
+                Some(("allow", "CONNECT")),
+            ),
+            (
+                Refusal::Overloaded { retry_after_s: 30 },
+                503,
+                r#"paced;error=connection_limit_reached;details="this proxy is at its limit""#,
+                Some(("retry-after", "30")),
+            ),
+            (
+                Refusal::DnsError { rcode: Some("NXDOMAIN".into()) },
+                502,
+                r#"paced;error=dns_error;details="the target's name does not resolve";rcode="NXDOMAIN""#,
+                None,
+            ),
+            (
+                Refusal::Target(TargetError::NumericName),
+                400,
+                r#"paced;error=http_request_error;details="the target host ends in a number but is no IPv4 address""#,
+                None,
+            ),
+        ] {
+            let expected: Vec<_> = std::iter::once(("proxy-status", proxy_status)).chain(specific).collect();
+            let fields = fields(&refusal);
+            assert_eq!(refusal.status(), status, "{refusal:?}");
+            assert_eq!(fields.iter().map(|(n, v)| (&n[..], &v[..])).collect::<Vec<_>>(), expected, "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn statuses_are_the_recommended_ones_but_for_what_is_the_clients_own_doing() {
+        for refusal in [
+            Refusal::ClientProhibited,
+            Refusal::NameProhibited,
+            Refusal::PortProhibited,
+            Refusal::Overloaded { retry_after_s: 1 },
+            Refusal::DnsError { rcode: None },
+            Refusal::DnsTimeout,
+            Refusal::Unroutable,
+            Refusal::Unavailable,
+            Refusal::ConnectionRefused,
+            Refusal::ConnectionTimeout,
+            Refusal::ConnectionTerminated,
+            Refusal::Internal,
+        ] {
+            assert_eq!(Some(refusal.status()), refusal.error_type().recommended_status(), "{refusal:?}");
+        }
+        for (refusal, status) in [(Refusal::AddressProhibited, 403), (Refusal::TunnelLimitReached, 429)] {
+            assert_eq!(refusal.status(), status);
+        }
+    }
+}
