@@ -8,7 +8,8 @@
 //! | [`datagram`] | HTTP Datagrams and their contexts | RFC 9297 §2, RFC 9298 §4 |
 //! | [`target`] | hosts and ports that a client asks for | RFC 9298 §3, RFC 9110 §9.3.6 |
 //! | [`template`] | URI templates that name the target | RFC 9298 §2, RFC 6570 |
-//! | [`request`] | proxy requests, and why one is refused | RFC 9298 §3, RFC 9114 §4.4 |
+//! | [`request`] | proxy requests and the answers to them | RFC 9298 §3, RFC 9114 §4.4 |
+//! | [`refusal`] | why a request is refused | RFC 9110 §15, RFC 9209 §2.3 |
 //! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
 //! | [`tunnel`] | one UDP tunnel: which form its payloads take | RFC 9297, 9298 |
 //!
@@ -19,6 +20,7 @@ pub mod capsule;
 pub mod datagram;
 pub mod h3;
 pub mod proxy_status;
+pub mod refusal;
 pub mod request;
 pub mod target;
 pub mod template;

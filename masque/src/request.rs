@@ -1,1 +1,234 @@
-//! Placeholder.
+//! Proxy requests over HTTP/3 and the answers to them, for both ends: CONNECT-UDP (RFC 9298 §3) and CONNECT
+//! (RFC 9114 §4.4).
+//!
+//! `Capsule-Protocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself says that the
+//! Capsule Protocol is in use, so that no value of the field (nor its absence) changes anything.
+
+pub use crate::refusal::{Malformed, Refusal};
+pub use crate::target::{Host, Target, TargetError};
+
+use crate::h3::{Field, RequestHead, ResponseHead};
+use crate::proxy_status::{ProxyName, ProxyStatus};
+use crate::template::{Mismatch, Template};
+use bytes::Bytes;
+use std::net::SocketAddr;
+use thiserror::Error;
+
+/// The upgrade token of UDP proxying (RFC 9298 §8.1).
+const CONNECT_UDP: &[u8] = b"connect-udp";
+
+/// The fields that no message may have that uses the Capsule Protocol (RFC 9297 §3.2).
+const CONTENT_FIELDS: [&[u8]; 3] = [b"content-length", b"content-type", b"transfer-encoding"];
+
+/// A valid proxy request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A UDP tunnel is asked for.
+    ConnectUdp(Target),
+    /// A TCP tunnel is asked for.
+    ConnectTcp(Target),
+}
+
+impl Request {
+    /// Returns where the tunnel is to lead.
+    #[must_use]
+    pub fn target(&self) -> &Target {
+        match self {
+            Self::ConnectUdp(target) | Self::ConnectTcp(target) => target,
+        }
+    }
+
+    /// Returns what the tunnel is to carry.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        match self {
+            Self::ConnectUdp(_) => Protocol::Udp,
+            Self::ConnectTcp(_) => Protocol::Tcp,
+        }
+    }
+}
+
+/// What a tunnel carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// UDP payloads, as HTTP Datagrams.
+    Udp,
+    /// The bytes of a TCP connection, as the content of DATA frames.
+    Tcp,
+}
+
+/// Reads a request to a proxy that serves `templates`, and CONNECT.
+///
+/// Whether the client may ask, and for this target, is not judged here.
+///
+/// # Errors
+/// The [`Refusal`] to answer with.
+pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<Request, Refusal> {
+    match (&head.method[..], &head.protocol) {
+        (b"CONNECT", None) => parse_tcp(head).map(Request::ConnectTcp),
+        (b"CONNECT", Some(protocol)) if protocol.eq_ignore_ascii_case(CONNECT_UDP) => {
+            parse_udp(head, templates).map(Request::ConnectUdp)
+        }
+        (b"CONNECT", Some(_)) => Err(Refusal::UnknownProtocol),
+        _ => match match_template(head, templates) {
+            Err(Refusal::NotFound | Refusal::Malformed(_)) => Err(Refusal::NotFound),
+            _ => Err(Refusal::MethodNotAllowed),
+        },
+    }
+}
+
+/// Returns the response that opens a tunnel to `next_hop`, the address that the proxy called `proxy` has connected
+/// to (RFC 9298 §3.5, RFC 9209 §2.1.2).
+#[must_use]
+pub fn accepted(protocol: Protocol, next_hop: SocketAddr, proxy: &ProxyName) -> ResponseHead {
+    let next_hop = Some(next_hop.to_string().into());
+    let status = ProxyStatus { proxy: proxy.clone(), next_hop, ..ProxyStatus::default() };
+    let mut fields = vec![status.to_field()];
+    if protocol == Protocol::Udp {
+        fields.push(capsule_protocol());
+    }
+    ResponseHead { status: 200, fields }
+}
+
+/// Returns the request for a UDP tunnel to `target`, with the token `bearer` if the proxy asks for one.
+#[must_use]
+pub fn udp_request(template: &Template, target: &Target, bearer: Option<&str>) -> RequestHead {
+    let mut fields = vec![capsule_protocol()];
+    fields.extend(bearer.map(proxy_authorization));
+    RequestHead {
+        method: Bytes::from_static(b"CONNECT"),
+        scheme: Some(Bytes::from_static(b"https")),
+        authority: Some(Bytes::copy_from_slice(template.authority().as_bytes())),
+        path: Some(template.expand(target).into()),
+        protocol: Some(Bytes::from_static(CONNECT_UDP)),
+        fields,
+    }
+}
+
+/// Returns the request for a TCP tunnel to `target`, with the token `bearer` if the proxy asks for one.
+#[must_use]
+pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
+    RequestHead {
+        method: Bytes::from_static(b"CONNECT"),
+        scheme: None,
+        authority: Some(target.to_string().into()),
+        path: None,
+        protocol: None,
+        fields: bearer.map(proxy_authorization).into_iter().collect(),
+    }
+}
+
+/// A proxy's consent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The address that the proxy says it connected to.
+    pub next_hop: Option<SocketAddr>,
+}
+
+/// Why there is no tunnel.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refused {
+    /// The proxy said no.
+    #[error("the proxy answered with status {status}{}", remark(proxy_status))]
+    Status {
+        /// The status code: a final one outside 2xx.
+        status: u16,
+        /// What the proxies on the way report, the one nearest to the target first.
+        proxy_status: Vec<ProxyStatus>,
+    },
+    /// The proxy said yes in a way that cannot be a yes to UDP (RFC 9298 §3.5, RFC 9297 §3.2): the client aborts
+    /// the request with `H3_MESSAGE_ERROR`.
+    #[error("the proxy's response does not open a tunnel: it announces content")]
+    Malformed,
+}
+
+/// Judges the final response to a request for a UDP tunnel; interim ones (1xx) are for the caller to skip.
+///
+/// # Errors
+/// See [`Refused`].
+pub fn check_udp_response(head: &ResponseHead) -> Result<Accepted, Refused> {
+    match head.status {
+        204..=206 => Err(Refused::Malformed),
+        200..=299 if has_content_field(&head.fields) => Err(Refused::Malformed),
+        _ => check_tcp_response(head),
+    }
+}
+
+/// Judges the final response to a request for a TCP tunnel; interim ones (1xx) are for the caller to skip. Fields
+/// about content mean nothing in it (RFC 9110 §9.3.6).
+///
+/// # Errors
+/// [`Refused::Status`].
+pub fn check_tcp_response(head: &ResponseHead) -> Result<Accepted, Refused> {
+    let proxy_status = ProxyStatus::from_fields(&head.fields);
+    match head.status {
+        200..=299 => {
+            let next_hop = proxy_status.iter().find_map(|status| status.next_hop.as_deref()?.parse().ok());
+            Ok(Accepted { next_hop })
+        }
+        status => Err(Refused::Status { status, proxy_status }),
+    }
+}
+
+fn parse_udp(head: &RequestHead, templates: &[Template]) -> Result<Target, Refusal> {
+    if head.scheme.as_ref().is_none_or(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
+        return Err(Malformed::Scheme.into());
+    }
+    if has_content_field(&head.fields) {
+        return Err(Malformed::ContentField.into());
+    }
+    match_template(head, templates)
+}
+
+fn parse_tcp(head: &RequestHead) -> Result<Target, Refusal> {
+    Ok(Target::from_authority(text(&head.authority)?)?)
+}
+
+/// Returns the target that the request's URI names by the first template that it matches.
+fn match_template(head: &RequestHead, templates: &[Template]) -> Result<Target, Refusal> {
+    let (authority, path) = (text(&head.authority)?, text(&head.path)?);
+    let mut refusal = Refusal::NotFound;
+    for template in templates {
+        match template.matches(authority, path) {
+            Ok(target) => return Ok(target),
+            Err(Mismatch::Target(error)) => refusal = error.into(),
+            Err(Mismatch::Other) => {}
+        }
+    }
+    Err(refusal)
+}
+
+/// Returns the text of a pseudo-header that has to be there and to say something.
+fn text(value: &Option<Bytes>) -> Result<&str, Malformed> {
+    let value = value.as_deref().filter(|value| !value.is_empty()).ok_or(Malformed::Uri)?;
+    std::str::from_utf8(value).map_err(|_| Malformed::Uri)
+}
+
+fn has_content_field(fields: &[Field]) -> bool {
+    fields.iter().any(|field| CONTENT_FIELDS.contains(&&field.name[..]))
+}
+
+/// Says in words what the proxies report: error types and remarks.
+fn remark(proxy_status: &[ProxyStatus]) -> String {
+    let mut remark = String::new();
+    for status in proxy_status {
+        for part in [status.error.map(|error| error.name()), status.rcode.as_deref(), status.details.as_deref()] {
+            let Some(part) = part else { continue };
+            remark += if remark.is_empty() { ": " } else { ", " };
+            remark += part;
+        }
+    }
+    remark
+}
+
+fn capsule_protocol() -> Field {
+    Field::new("capsule-protocol", "?1")
+}
+
+/// The caller vouches for the token: it has to be one (RFC 6750 §2.1).
+fn proxy_authorization(bearer: &str) -> Field {
+    Field::new("proxy-authorization", format!("Bearer {bearer}"))
+}
+
+#[cfg(test)]
+mod tests;
