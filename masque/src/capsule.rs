@@ -11,6 +11,7 @@
 //! | any other type | [`Capsule::Unknown`]; its value is skipped as it arrives, at any length (RFC 9297 §3.2) |
 
 use crate::datagram::{Header, UDP_CONTEXT};
+use crate::h3::Code;
 use crate::varint;
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
@@ -44,11 +45,19 @@ pub enum Capsule {
     Unknown(u64),
 }
 
-/// The stream ended inside a capsule: the message is malformed (RFC 9297 §3.3), so the caller resets the stream
+/// The stream ended inside a capsule: the message is malformed (RFC 9297 §3.3), so that the caller resets the stream
 /// instead of closing it.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the stream ended inside a capsule")]
 pub struct Truncated;
+
+impl Truncated {
+    /// Returns the code with which the stream is reset (RFC 9114 §4.1.2).
+    #[must_use]
+    pub const fn code(self) -> Code {
+        Code::MessageError
+    }
+}
 
 /// Reads capsules from a stream that arrives in pieces cut anywhere.
 ///

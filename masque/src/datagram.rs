@@ -7,6 +7,7 @@
 //!
 //! Everything here runs once per packet: nothing allocates, nothing copies a payload.
 
+use crate::h3::Code;
 use crate::varint;
 use bytes::BufMut;
 use std::ops::Deref;
@@ -32,6 +33,14 @@ pub enum DatagramError {
     /// The quarter stream ID is above [`MAX_QUARTER_STREAM_ID`]: no such stream can exist.
     #[error("a datagram names a stream that cannot exist")]
     NoSuchStream,
+}
+
+impl DatagramError {
+    /// Returns the code with which the connection ends.
+    #[must_use]
+    pub const fn code(self) -> Code {
+        Code::DatagramError
+    }
 }
 
 /// Splits the content of a QUIC DATAGRAM frame into the quarter stream ID and the HTTP Datagram after it.

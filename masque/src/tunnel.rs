@@ -6,6 +6,7 @@
 
 use crate::capsule::Capsule;
 use crate::datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT};
+use crate::h3::Code;
 use bytes::{Buf, Bytes};
 use thiserror::Error;
 
@@ -32,12 +33,24 @@ pub struct Ignored {
 /// Why a tunnel has to end: its request stream is reset, and nothing else is.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum TunnelError {
-    /// An HTTP Datagram ends before its context ID does: malformed (RFC 9297 §3.3).
+    /// An HTTP Datagram ends before its context ID does.
     #[error("an HTTP datagram is too short for its context ID")]
-    TruncatedContext,
+    TruncatedContext(Form),
     /// A payload of context 0 that no UDP packet can carry (RFC 9298 §5).
     #[error("a UDP payload is longer than 65527 bytes")]
     PayloadTooLong,
+}
+
+impl TunnelError {
+    /// Returns the code with which the stream is reset. A capsule that does not hold what it has to makes the message
+    /// malformed (RFC 9297 §3.3, RFC 9114 §4.1.2).
+    #[must_use]
+    pub const fn code(self) -> Code {
+        match self {
+            Self::TruncatedContext(Form::Capsule) => Code::MessageError,
+            Self::TruncatedContext(Form::Datagram) | Self::PayloadTooLong => Code::DatagramError,
+        }
+    }
 }
 
 /// The state of one open tunnel.
@@ -119,7 +132,7 @@ impl Tunnel {
     /// in `start`.
     #[inline]
     fn payload<'a>(&mut self, start: &'a [u8], len_bytes: u64, form: Form) -> Result<Option<&'a [u8]>, TunnelError> {
-        let (context_id, payload) = datagram::context(start).ok_or(TunnelError::TruncatedContext)?;
+        let (context_id, payload) = datagram::context(start).ok_or(TunnelError::TruncatedContext(form))?;
         if context_id != UDP_CONTEXT {
             self.ignored.contexts += 1;
             return Ok(None);
@@ -192,9 +205,9 @@ mod tests {
 
     #[test]
     fn a_datagram_without_a_context_ends_the_tunnel() {
-        assert_eq!(Tunnel::new(true).on_datagram(&[]), Err(TunnelError::TruncatedContext));
-        assert_eq!(Tunnel::new(true).on_datagram(&[0x40]), Err(TunnelError::TruncatedContext));
-        assert_eq!(Tunnel::new(true).on_capsule(capsule(&[])), Err(TunnelError::TruncatedContext));
+        assert_eq!(Tunnel::new(true).on_datagram(&[]), Err(TunnelError::TruncatedContext(InDatagram)));
+        assert_eq!(Tunnel::new(true).on_datagram(&[0x40]), Err(TunnelError::TruncatedContext(InDatagram)));
+        assert_eq!(Tunnel::new(true).on_capsule(capsule(&[])), Err(TunnelError::TruncatedContext(InCapsule)));
     }
 
     #[test]
