@@ -2,4 +2,5 @@
 
 pub mod quic;
 pub mod segments;
+pub mod target;
 pub mod tunnel;

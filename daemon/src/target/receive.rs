@@ -1,0 +1,128 @@
+//! Receiving from targets: `recvmmsg` with GRO into buffers of the thread.
+
+use std::cell::Cell;
+use std::io::{self, IoSliceMut};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::task::{Context, Poll, ready};
+
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+
+use super::{TargetError, UdpTarget};
+
+/// Messages of one receive call. Each is a payload, or up to 64 that GRO joined; this bounds what a tunnel gets in a
+/// turn.
+const MESSAGES: usize = 16;
+
+/// Bytes between the buffers of two messages: the largest message, and some lines of cache more, because packets that
+/// all begin a power of two apart evict each other.
+const MESSAGE_STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
+
+/// What one [`UdpTarget::poll_recv`] delivered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Received {
+    /// UDP payloads handed over.
+    pub payloads: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Messages the kernel handed over; fewer than payloads where GRO joined some.
+    pub messages: usize,
+    /// More may wait: yield to other tunnels, then call again.
+    pub more: bool,
+}
+
+impl UdpTarget {
+    /// Receives what waits, up to 16 messages, and hands each UDP payload to `deliver` in order; empty payloads too.
+    ///
+    /// Ready only with at least one payload or an error. The slices live in a buffer of the thread, only during the
+    /// call.
+    ///
+    /// # Errors
+    /// [`TargetError`] if the target proved unreachable or the socket failed. What came in before the error was
+    /// delivered.
+    pub fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        mut deliver: impl FnMut(&[u8]),
+    ) -> Poll<Result<Received, TargetError>> {
+        loop {
+            let mut readiness = ready!(self.fd.poll_read_ready(cx))?;
+            let received = with_buffers(|buffers| buffers.receive(self, &mut deliver));
+            match received {
+                Ok(received) => {
+                    // A short batch means that the kernel ran dry: the next call can wait without trying in vain. What
+                    // came since then raises an event of its own.
+                    if !received.more {
+                        readiness.clear_ready();
+                    }
+                    return Poll::Ready(Ok(received));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Woken without a packet: there may be an error in the queue that no system call returned.
+                    self.drain_errors()?;
+                    readiness.clear_ready();
+                }
+                Err(error) => self.judge(error)?,
+            }
+        }
+    }
+}
+
+/// What receiving needs beyond the socket; one per thread, a megabyte of which only touched pages are resident.
+struct Buffers {
+    state: UdpSocketState,
+    bytes: Vec<u8>,
+}
+
+impl Buffers {
+    fn new() -> io::Result<Self> {
+        // The state describes the kernel rather than a socket: any socket serves to make it.
+        let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let state = UdpSocketState::new(UdpSockRef::from(&any))?;
+        Ok(Self { state, bytes: vec![0; MESSAGES * MESSAGE_STRIDE_BYTES] })
+    }
+
+    fn receive(&mut self, target: &UdpTarget, deliver: &mut impl FnMut(&[u8])) -> io::Result<Received> {
+        let mut slots = self.bytes.chunks_exact_mut(MESSAGE_STRIDE_BYTES);
+        let mut slices: [IoSliceMut<'_>; MESSAGES] =
+            std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
+        let mut meta = [RecvMeta::default(); MESSAGES];
+        let messages = self.state.recv(UdpSockRef::from(target.fd.get_ref()), &mut slices, &mut meta)?;
+        let mut received = Received { messages, more: messages == MESSAGES, ..Received::default() };
+        for (slice, meta) in slices.iter().zip(&meta).take(messages) {
+            let message = &slice[..meta.len];
+            received.bytes += message.len();
+            if message.is_empty() {
+                received.payloads += 1;
+                deliver(message);
+            }
+            for payload in message.chunks(meta.stride.max(1)) {
+                received.payloads += 1;
+                deliver(payload);
+            }
+        }
+        Ok(received)
+    }
+}
+
+thread_local! {
+    /// The buffers while nobody uses them.
+    static BUFFERS: Cell<Option<Box<Buffers>>> = const { Cell::new(None) };
+}
+
+/// Lends the buffers of the thread to `work`; a nested call gets buffers of its own.
+fn with_buffers<T, E: From<io::Error>>(work: impl FnOnce(&mut Buffers) -> Result<T, E>) -> Result<T, E> {
+    let mut buffers = match BUFFERS.take() {
+        Some(buffers) => buffers,
+        None => Box::new(Buffers::new()?),
+    };
+    let outcome = work(&mut buffers);
+    BUFFERS.set(Some(buffers));
+    outcome
+}
+
+/// Lends what quinn-udp knows about the kernel, which every socket of the thread shares.
+pub(super) fn with_socket_state<T>(
+    work: impl FnOnce(&UdpSocketState) -> Result<T, TargetError>,
+) -> Result<T, TargetError> {
+    with_buffers(|buffers| work(&buffers.state))
+}

@@ -1,0 +1,209 @@
+//! The connected socket: options, one send, and the kernel's error queue.
+
+use std::ffi::c_int;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicBool;
+use std::task::{Context, Poll, ready};
+
+use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
+use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::TargetError;
+
+/// Errors read off one socket in one go; the rest waits for the next, so that a flood of ICMP cannot hold the thread.
+const MAX_ERRORS_PER_DRAIN: usize = 32;
+
+/// Socket option of Linux since 3.10 that the libc crate does not name (include/uapi/asm-generic/socket.h).
+const SO_SELECT_ERR_QUEUE: c_int = 45;
+
+/// Sizes of the kernel's buffers of one target socket, in bytes; `None` keeps the system's default.
+///
+/// The kernel doubles the value for its own bookkeeping and caps it at `net.core.{w,r}mem_max`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SocketBuffers {
+    /// `SO_SNDBUF`.
+    pub send_bytes: Option<usize>,
+    /// `SO_RCVBUF`.
+    pub receive_bytes: Option<usize>,
+}
+
+/// One tunnel's UDP socket, connected to the target that was checked. See the [module](super) for what it promises.
+#[derive(Debug)]
+pub struct UdpTarget {
+    pub(super) fd: AsyncFd<Socket>,
+    /// Whether runs of payloads leave as GSO messages; off once the device has refused them.
+    pub(super) segmentation: AtomicBool,
+}
+
+impl UdpTarget {
+    /// Opens a socket to `target`, in seven system calls, and one more per buffer size. IPv4-mapped addresses are used
+    /// as IPv4.
+    ///
+    /// # Errors
+    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] when the kernel refuses a descriptor, or
+    /// an option that Linux has had since 5.0.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with IO enabled, as every tokio socket does.
+    pub fn connect(target: SocketAddr, buffers: SocketBuffers) -> Result<Self, TargetError> {
+        let target = SocketAddr::new(target.ip().to_canonical(), target.port());
+        let kind = Type::DGRAM.nonblocking().cloexec();
+        let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?;
+        match target {
+            SocketAddr::V4(_) => {
+                set_option(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+                set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+            }
+            SocketAddr::V6(_) => {
+                set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+                set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+            }
+        }
+        // An error alone is reported as EPOLLERR, on which tokio wakes only the writer; this adds EPOLLPRI, which wakes
+        // the reader, so that a tunnel that only listens learns that its target is gone.
+        set_option(&socket, libc::SOL_SOCKET, SO_SELECT_ERR_QUEUE, 1)?;
+        set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        if let Some(bytes) = buffers.send_bytes {
+            socket.set_send_buffer_size(bytes)?;
+        }
+        if let Some(bytes) = buffers.receive_bytes {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        socket.connect(&SockAddr::from(target))?;
+        Ok(Self::register(socket)?)
+    }
+
+    /// Watches a non-blocking, connected socket.
+    pub(super) fn register(socket: Socket) -> io::Result<Self> {
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+        // SAFETY: a `Socket` owns its descriptor, always names the same one, and closes it only when it is dropped;
+        // nothing here takes it out of the `AsyncFd`.
+        let fd = unsafe { AsyncFd::register_with_interest(socket, interest) }?;
+        Ok(Self { fd, segmentation: AtomicBool::new(true) })
+    }
+
+    /// Returns what the kernel believes to be the MTU of the path to the target, in bytes of IP packet.
+    ///
+    /// # Errors
+    /// When the route is gone.
+    pub fn path_mtu_bytes(&self) -> io::Result<u32> {
+        let socket = self.fd.get_ref();
+        let mtu = match socket.domain()? {
+            Domain::IPV4 => int_option(socket, libc::IPPROTO_IP, libc::IP_MTU),
+            _ => int_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        }?;
+        Ok(mtu.unsigned_abs())
+    }
+
+    /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not
+    /// at all: no allocation, one system call.
+    ///
+    /// # Errors
+    /// As the kernel reports them; `WouldBlock` arms [`poll_writable`](Self::poll_writable). An error may stem from an
+    /// earlier packet (ICMP): [`flush`](Self::flush) knows how to tell.
+    pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
+        let socket = self.fd.get_ref();
+        let sent = loop {
+            let sent = if bytes.len() <= segment_bytes {
+                socket.send(bytes)
+            } else {
+                // Wider than any message, such a size is refused by the kernel like the bytes themselves.
+                let control = segment_size_message(u16::try_from(segment_bytes).unwrap_or(u16::MAX));
+                let bytes = [IoSlice::new(bytes)];
+                socket.sendmsg(&MsgHdr::new().with_buffers(&bytes).with_control(&control), 0)
+            };
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            // The kernel was asked without asking tokio first (a new socket would have to wait a turn for that), so
+            // tokio's idea of writability may be stale; this forgets it until the next event.
+            let _ = self.fd.try_io(Interest::WRITABLE, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+        sent.map(drop)
+    }
+
+    /// Waits, after a send that would have blocked, until the socket takes packets again.
+    ///
+    /// # Errors
+    /// [`TargetError::Socket`] when the runtime shuts down.
+    pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
+        let _keeps_ready = ready!(self.fd.poll_write_ready(cx))?;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Judges `error` of a send or receive with what the kernel queued about it, and empties that queue, because its
+    /// entries are charged to the receive buffer.
+    ///
+    /// Returns `Ok` if the tunnel survives: a path MTU that shrank, a time exceeded on the way, a packet that this host
+    /// had no room for or did not let out.
+    pub(super) fn judge(&self, error: io::Error) -> Result<(), TargetError> {
+        let explained = self.drain_errors()?;
+        match error.raw_os_error() {
+            _ if explained => Ok(()),
+            Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
+            _ => Err(error.into()),
+        }
+    }
+
+    /// Empties the socket's error queue; returns whether anything was in it.
+    pub(super) fn drain_errors(&self) -> Result<bool, TargetError> {
+        let socket = self.fd.get_ref();
+        super::receive::with_socket_state(|state: &UdpSocketState| {
+            for drained in 0..MAX_ERRORS_PER_DRAIN {
+                match state.recv_transport_error(UdpSockRef::from(socket))? {
+                    None => return Ok(drained > 0),
+                    Some(error) if matches!(error.payload, TransportErrorPayload::Unreachable) => {
+                        return Err(match error.raw_errno {
+                            libc::ECONNREFUSED => TargetError::Refused,
+                            _ => TargetError::Unreachable,
+                        });
+                    }
+                    Some(_) => {}
+                }
+            }
+            Ok(true)
+        })
+    }
+}
+
+/// Bytes of a control message that holds one `u16`: header and value, padded to the size of a word.
+const SEGMENT_SIZE_MESSAGE_BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<usize>();
+
+/// Builds the control message `UDP_SEGMENT` (include/uapi/linux/udp.h; layout as in cmsg(3)).
+pub(super) fn segment_size_message(segment_bytes: u16) -> [u8; SEGMENT_SIZE_MESSAGE_BYTES] {
+    const WORD: usize = size_of::<usize>();
+    const INT: usize = size_of::<c_int>();
+    let len = size_of::<libc::cmsghdr>() + size_of::<u16>();
+    let mut message = [0; SEGMENT_SIZE_MESSAGE_BYTES];
+    message[..WORD].copy_from_slice(&len.to_ne_bytes());
+    message[WORD..WORD + INT].copy_from_slice(&libc::SOL_UDP.to_ne_bytes());
+    message[WORD + INT..WORD + 2 * INT].copy_from_slice(&libc::UDP_SEGMENT.to_ne_bytes());
+    message[WORD + 2 * INT..][..2].copy_from_slice(&segment_bytes.to_ne_bytes());
+    message
+}
+
+/// Sets an option that is an `int`.
+pub(super) fn set_option(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    let len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `socket` is borrowed, and the kernel reads exactly `len` bytes of
+    // `value`, which outlives the call.
+    let outcome = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Reads an option that is an `int`.
+pub(super) fn int_option(socket: &Socket, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel writes at most `len` bytes to `value`
+    // and the new length to `len`, both of which outlive the call.
+    let outcome = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
+    if outcome == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
