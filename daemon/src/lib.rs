@@ -1,5 +1,6 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
+pub mod auth;
 pub mod quic;
 pub mod segments;
 pub mod target;
