@@ -1,6 +1,7 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
 pub mod auth;
+pub mod host_addresses;
 pub mod quic;
 pub mod segments;
 pub mod target;
