@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod host_addresses;
+pub mod metrics;
 pub mod quic;
 pub mod segments;
 pub mod target;
