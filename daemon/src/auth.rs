@@ -1,190 +1,192 @@
 //! Who a client is: bearer tokens and client certificates.
 //!
-//! | item | what it does |
-//! |---|---|
-//! | [`TokenStore::verify`] | judges a `proxy-authorization` value, returns the user |
-//! | [`generate_token`] | makes a token for `pacectl token new`, with the hash to configure |
-//! | [`token_hash`] | the hash of a token's text |
-//! | [`user_of_certificate`] | finds the user of a certificate that TLS has already verified |
-//!
-//! Only `proxy-authorization` counts (RFC 9110 §11.7.2): `authorization` is meant for the origin server, which in a
-//! tunnel is somebody else, so a proxy that read it would invite clients to send their token to the wrong party.
+//! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and found
+//! by a search that takes equally long whatever it finds.
 
 use std::sync::Arc;
 
-use rustls::crypto::aws_lc_rs;
+use config::relay::{ClientCertificate, Token};
+use masque::h3::Field;
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use webpki::EndEntityCert;
 
-/// What every generated token begins with, so that people and secret scanners recognise one.
-const TOKEN_PREFIX: &str = "paced_";
+/// What tells a token of this program from other secrets, for people and for scanners of leaked ones.
+const PREFIX: &str = "paced_";
 
-/// Why a client is not let in. The status is 407 for all of them (RFC 9110 §15.5.8); the details stay with the
-/// operator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// A client that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The name in the configuration.
+    pub name: Arc<str>,
+    /// How many tunnels it may have at once.
+    pub max_tunnels: usize,
+}
+
+/// Why a client is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// No `proxy-authorization` field.
+    /// It showed nothing.
     #[error("no credentials")]
     Missing,
-    /// Another scheme than `Bearer`.
-    #[error("unsupported authentication scheme")]
-    Scheme,
-    /// Not `Bearer` followed by one token (RFC 6750 §2.1).
-    #[error("malformed credentials")]
-    Malformed,
-    /// A well-formed token that belongs to nobody.
-    #[error("unknown token")]
-    Unknown,
+    /// What it showed is not known, or not well formed.
+    #[error("unknown credentials")]
+    Invalid,
 }
 
-/// The tokens that admit, known by their hashes only.
-#[derive(Debug, Clone, Default)]
-pub struct TokenStore {
-    entries: Vec<([u8; 32], Arc<str>)>,
+/// The users that tokens and certificates stand for.
+#[derive(Clone, Debug, Default)]
+pub struct Users {
+    tokens: Vec<([u8; 32], User)>,
+    certificates: Vec<(String, User)>,
+    any_certificate: bool,
+    certificate_tunnels: usize,
 }
 
-impl<N: AsRef<str>> FromIterator<(N, [u8; 32])> for TokenStore {
-    /// Takes pairs of a user's name and the SHA-256 of a token; one user may have several.
-    fn from_iter<I: IntoIterator<Item = (N, [u8; 32])>>(entries: I) -> Self {
-        Self { entries: entries.into_iter().map(|(name, hash)| (hash, name.as_ref().into())).collect() }
+impl Users {
+    /// Takes over the entries of a configuration. Without an entry for certificates every one that a listener's
+    /// authority has signed is let in, under the name it carries.
+    #[must_use]
+    pub fn new(tokens: &[Token], certificates: &[ClientCertificate], tunnels_per_user: u32) -> Self {
+        let user = |name: &str, max_tunnels: u32| User { name: name.into(), max_tunnels: max_tunnels as usize };
+        Self {
+            tokens: tokens.iter().map(|token| (token.sha256, user(&token.name, token.max_tunnels))).collect(),
+            certificates: certificates
+                .iter()
+                .map(|entry| (entry.san.to_ascii_lowercase(), user(&entry.name, entry.max_tunnels)))
+                .collect(),
+            any_certificate: certificates.is_empty(),
+            certificate_tunnels: tunnels_per_user as usize,
+        }
     }
-}
 
-impl TokenStore {
-    /// Returns the user to whom the token in `value` belongs, the value of the `proxy-authorization` field.
-    ///
-    /// Takes the same time whichever entry matches, and whether one does: the hash is compared with all of them.
+    /// Returns the user whose token a request carries in `proxy-authorization` (RFC 6750 §2.1, RFC 9110 §11.7.1).
     ///
     /// # Errors
-    /// [`AuthError`]; none of them says whether a token like this one exists.
-    pub fn verify(&self, value: Option<&[u8]>) -> Result<Arc<str>, AuthError> {
-        let hash = token_hash(bearer_token(value.ok_or(AuthError::Missing)?)?);
-        let mut found = 0u64;
-        for (position, (entry, _)) in (1..).zip(&self.entries) {
-            found.conditional_assign(&position, entry.ct_eq(&hash));
+    /// There is no such field; or there is more than one, another scheme, or a token that nobody has.
+    pub fn by_token(&self, fields: &[Field]) -> Result<User, AuthError> {
+        let mut values = fields.iter().filter(|field| field.name == b"proxy-authorization"[..]);
+        let value = &values.next().ok_or(AuthError::Missing)?.value;
+        if values.next().is_some() {
+            return Err(AuthError::Invalid);
         }
-        let entry = found.checked_sub(1).and_then(|position| self.entries.get(usize::try_from(position).ok()?));
-        entry.map(|(_, name)| Arc::clone(name)).ok_or(AuthError::Unknown)
+        let (scheme, token) = value.split_at_checked(b"Bearer ".len()).ok_or(AuthError::Invalid)?;
+        if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+            return Err(AuthError::Invalid);
+        }
+        let digest: [u8; 32] = Sha256::digest(token.trim_ascii()).into();
+        // One past the end means none; the loop runs through whatever it finds.
+        let mut found = u64::MAX;
+        for (index, (known, _)) in (0_u64..).zip(&self.tokens) {
+            found.conditional_assign(&index, known.ct_eq(&digest));
+        }
+        let found = usize::try_from(found).ok().and_then(|index| self.tokens.get(index));
+        found.map(|(_, user)| user.clone()).ok_or(AuthError::Invalid)
+    }
+
+    /// Returns the user that a client's verified certificate (DER) stands for, by its subject alternative names.
+    ///
+    /// # Errors
+    /// There is no certificate, or none of its names is known.
+    pub fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<User, AuthError> {
+        let der = CertificateDer::from(certificate.ok_or(AuthError::Missing)?);
+        let certificate = EndEntityCert::try_from(&der).map_err(|_| AuthError::Invalid)?;
+        let mut names = certificate.valid_dns_names().chain(certificate.valid_uri_names());
+        if self.any_certificate {
+            let name = names.next().unwrap_or("certificate").into();
+            return Ok(User { name, max_tunnels: self.certificate_tunnels });
+        }
+        names
+            .find_map(|name| self.certificates.iter().find(|(san, _)| san.eq_ignore_ascii_case(name)))
+            .map(|(_, user)| user.clone())
+            .ok_or(AuthError::Invalid)
     }
 }
 
-/// Returns the SHA-256 of a token, as [`TokenStore`] wants it.
-#[must_use]
-pub fn token_hash(token: &[u8]) -> [u8; 32] {
-    Sha256::digest(token).into()
-}
-
-/// Makes a token of 256 random bits in hexadecimal, prefixed with `paced_`, and its [`token_hash`].
+/// Makes a token from the system's randomness; returns what the user is given and what the configuration holds.
 ///
 /// # Errors
-/// When the operating system has no random numbers to give.
+/// The system has no randomness to give.
 pub fn generate_token() -> Result<(String, [u8; 32]), rustls::crypto::GetRandomFailed> {
-    let mut secret = [0; 32];
-    aws_lc_rs::default_provider().secure_random.fill(&mut secret)?;
-    let digits = secret.iter().map(|byte| format!("{byte:02x}"));
-    let token: String = std::iter::once(TOKEN_PREFIX.to_owned()).chain(digits).collect();
-    let hash = token_hash(token.as_bytes());
-    Ok((token, hash))
+    let mut bits = [0; 32];
+    rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bits)?;
+    let token = format!("{PREFIX}{}", hex(&bits));
+    let digest = Sha256::digest(token.as_bytes()).into();
+    Ok((token, digest))
 }
 
-/// Returns the user whose subject alternative name the certificate `der` carries: the first of `users`, pairs of a name
-/// to look for and the user's name, that is among the certificate's DNS names (in any case) or URIs (exactly).
-///
-/// The certificate must have been verified already. Wildcards match nobody but an entry that spells the same wildcard.
+/// Writes bytes as lower-case hexadecimal digits.
 #[must_use]
-pub fn user_of_certificate(der: &[u8], users: &[(String, Arc<str>)]) -> Option<Arc<str>> {
-    let der = CertificateDer::from(der);
-    let certificate = EndEntityCert::try_from(&der).ok()?;
-    let carries = |san: &str| {
-        certificate.valid_dns_names().any(|name| name.eq_ignore_ascii_case(san))
-            || certificate.valid_uri_names().any(|name| name == san)
-    };
-    users.iter().find(|(san, _)| carries(san)).map(|(_, user)| Arc::clone(user))
-}
-
-/// Returns the token of a `Bearer` value: the scheme in any case, spaces, then one token (RFC 6750 §2.1, RFC 9110
-/// §11.4).
-fn bearer_token(value: &[u8]) -> Result<&[u8], AuthError> {
-    let scheme_len = value.iter().position(|&byte| byte == b' ').unwrap_or(value.len());
-    let (scheme, rest) = value.split_at(scheme_len);
-    if !scheme.eq_ignore_ascii_case(b"bearer") {
-        return Err(AuthError::Scheme);
-    }
-    let token = rest.trim_ascii_start();
-    let unpadded = token.iter().rposition(|&byte| byte != b'=').map_or(0, |last| last + 1);
-    let is_token_char = |&byte: &u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
-    let well_formed = unpadded > 0 && token[..unpadded].iter().all(is_token_char);
-    if well_formed { Ok(token) } else { Err(AuthError::Malformed) }
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a string cannot fail.
+        _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, KeyPair, SanType};
-
     use super::*;
 
+    fn users(token: &str) -> Users {
+        let entry = |name: &str, token: &str| Token {
+            name: name.into(),
+            sha256: Sha256::digest(token.as_bytes()).into(),
+            max_tunnels: 7,
+        };
+        Users::new(&[entry("other", "another token"), entry("alice", token)], &[], 100)
+    }
+
+    fn fields(values: &[&'static str]) -> Vec<Field> {
+        values.iter().map(|value| Field::new("proxy-authorization", *value)).collect()
+    }
+
     #[test]
-    fn a_token_admits_its_user_whatever_the_case_of_the_scheme() {
-        let store = store(&[("ann", "one"), ("bob", "two"), ("ann", "three")]);
-        for (value, user) in [("Bearer one", "ann"), ("bearer  two", "bob"), ("BEARER three", "ann")] {
-            assert_eq!(store.verify(Some(value.as_bytes())).as_deref(), Ok(user), "{value}");
+    fn a_token_names_its_user_and_nothing_else_does() {
+        let users = users("secret");
+        let alice = User { name: "alice".into(), max_tunnels: 7 };
+        for (values, expected) in [
+            (&["Bearer secret"][..], Ok(alice.clone())),
+            (&["bearer secret"], Ok(alice)),
+            (&[], Err(AuthError::Missing)),
+            (&["Bearer secre"], Err(AuthError::Invalid)),
+            (&["Bearer "], Err(AuthError::Invalid)),
+            (&["Basic secret"], Err(AuthError::Invalid)),
+            (&["secret"], Err(AuthError::Invalid)),
+            (&["Bearer secret", "Bearer secret"], Err(AuthError::Invalid)),
+        ] {
+            assert_eq!(users.by_token(&fields(values)), expected, "{values:?}");
         }
+        let other_field = [Field::new("authorization", "Bearer secret")];
+        assert_eq!(users.by_token(&other_field), Err(AuthError::Missing), "that one is for the origin");
     }
 
     #[test]
-    fn refusals_say_what_is_wrong_with_the_value() {
-        let store = store(&[("ann", "one")]);
-        let cases: [(Option<&[u8]>, AuthError); 12] = [
-            (None, AuthError::Missing),
-            (Some(b""), AuthError::Scheme),
-            (Some(b"Basic b25l"), AuthError::Scheme),
-            (Some(b"one"), AuthError::Scheme),
-            (Some(b"Bearer"), AuthError::Malformed),
-            (Some(b"Bearer "), AuthError::Malformed),
-            (Some(b"Bearer ="), AuthError::Malformed),
-            (Some(b"Bearer one two"), AuthError::Malformed),
-            (Some(b"Bearer one,Bearer two"), AuthError::Malformed),
-            (Some(b"Bearer o=e"), AuthError::Malformed),
-            (Some(b"Bearer \xff"), AuthError::Malformed),
-            (Some(b"Bearer One"), AuthError::Unknown),
-        ];
-        for (value, error) in cases {
-            assert_eq!(store.verify(value), Err(error), "{value:?}");
-        }
-    }
-
-    #[test]
-    fn an_empty_store_admits_nobody() {
-        assert_eq!(store(&[]).verify(Some(b"Bearer one")), Err(AuthError::Unknown));
-    }
-
-    #[test]
-    fn generated_tokens_differ_and_admit() {
-        let (token, hash) = generate_token().unwrap();
-        assert_eq!(token.len(), TOKEN_PREFIX.len() + 64);
+    fn a_generated_token_is_accepted_and_no_two_are_alike() {
+        let (token, digest) = generate_token().unwrap();
         assert_ne!(token, generate_token().unwrap().0);
-        let store = TokenStore::from_iter([("ann", hash)]);
-        assert_eq!(store.verify(Some(format!("Bearer {token}").as_bytes())).as_deref(), Ok("ann"));
+        assert_eq!(token.len(), PREFIX.len() + 64);
+        let entry = Token { name: "bob".into(), sha256: digest, max_tunnels: 1 };
+        let users = Users::new(&[entry], &[], 1);
+        let field = Field::new("proxy-authorization", format!("Bearer {token}"));
+        assert_eq!(users.by_token(&[field]).map(|user| user.name), Ok("bob".into()));
     }
 
     #[test]
-    fn a_certificate_belongs_to_the_user_of_one_of_its_names() {
-        let mut params = CertificateParams::new(["Laptop.example".to_owned(), "*.wild.example".to_owned()]).unwrap();
-        params.subject_alt_names.push(SanType::URI("spiffe://example/ann".try_into().unwrap()));
-        let der = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec();
-        let user = |san: &str| user_of_certificate(&der, &[("other".into(), "bob".into()), (san.into(), "ann".into())]);
-        for san in ["laptop.example", "spiffe://example/ann", "*.wild.example"] {
-            assert_eq!(user(san).as_deref(), Some("ann"), "{san}");
-        }
-        for san in ["example", "x.laptop.example", "x.wild.example", "spiffe://example/Ann", ""] {
-            assert_eq!(user(san), None, "{san}");
-        }
-        assert_eq!(user_of_certificate(b"not a certificate", &[("other".into(), "bob".into())]), None);
-    }
-
-    fn store(tokens: &[(&str, &str)]) -> TokenStore {
-        tokens.iter().map(|(name, token)| (*name, token_hash(token.as_bytes()))).collect()
+    fn a_certificate_stands_for_the_user_of_one_of_its_names() {
+        let certificate = rcgen::generate_simple_self_signed(["laptop.example.org".into()]).unwrap().cert;
+        let entry = |san: &str| ClientCertificate { name: "carol".into(), san: san.into(), max_tunnels: 3 };
+        let known = Users::new(&[], &[entry("Laptop.example.org")], 9);
+        let found = known.by_certificate(Some(certificate.der()));
+        assert_eq!(found, Ok(User { name: "carol".into(), max_tunnels: 3 }));
+        let unknown = Users::new(&[], &[entry("desktop.example.org")], 9);
+        assert_eq!(unknown.by_certificate(Some(certificate.der())), Err(AuthError::Invalid));
+        let open = Users::new(&[], &[], 9);
+        assert_eq!(open.by_certificate(Some(certificate.der())).map(|user| user.max_tunnels), Ok(9));
+        assert_eq!(open.by_certificate(None), Err(AuthError::Missing));
+        assert_eq!(open.by_certificate(Some(b"no certificate")), Err(AuthError::Invalid));
     }
 }
