@@ -1,0 +1,129 @@
+//! The client side of a relay: one connection, many tunnels.
+//!
+//! What stands on it: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use masque::{
+    h3::{Part, ResponseHead, Role},
+    request::{self, Accepted, Refused},
+    target::Target,
+    template::Template,
+};
+
+use crate::{
+    quic::h3::{self, Connection, MessageLimits, Request},
+    tunnel::UdpTunnel,
+};
+
+/// Why no tunnel came to be.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The connection or the request's stream ended.
+    #[error(transparent)]
+    Http(#[from] h3::Error),
+    /// The relay answered, and said no.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The relay does not speak extended CONNECT (RFC 9220 §3).
+    #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
+    NoExtendedConnect,
+    /// The stream ended before a response was complete.
+    #[error("the relay ended the request without an answer")]
+    NoAnswer,
+}
+
+/// A relay that a client is connected to. Clones share the connection.
+#[derive(Clone)]
+pub struct Relay {
+    client: h3::Client,
+    template: Arc<Template>,
+    bearer: Option<Arc<str>>,
+    queue_bytes: usize,
+}
+
+/// A tunnel that the relay has opened.
+pub struct Opened {
+    /// The tunnel.
+    pub tunnel: UdpTunnel,
+    /// The address that the relay sends to, where it says so (`next-hop`, RFC 9209 §2.1.2).
+    pub next_hop: Option<SocketAddr>,
+}
+
+impl Relay {
+    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`Connection`] that comes with the relay
+    /// has to be driven ([`drive`]) for anything to happen.
+    ///
+    /// `queue_bytes` bounds what waits per tunnel to leave as capsules.
+    ///
+    /// # Errors
+    /// The connection ended.
+    pub async fn start(
+        connection: s2n_quic::Connection,
+        template: Arc<Template>,
+        bearer: Option<Arc<str>>,
+        queue_bytes: usize,
+    ) -> Result<(Self, Connection), h3::Error> {
+        let connection = Connection::start(connection, Role::Client, MessageLimits::default()).await?;
+        let client = connection.client();
+        Ok((Self { client, template, bearer, queue_bytes }, connection))
+    }
+
+    /// The HTTP/3 connection.
+    #[must_use]
+    pub fn http(&self) -> &h3::Client {
+        &self.client
+    }
+
+    /// Opens a UDP tunnel to `target` and waits for the relay's answer.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_udp(&self, target: &Target) -> Result<Opened, OpenError> {
+        if !self.client.wait_for_settings().await?.enable_connect_protocol {
+            return Err(OpenError::NoExtendedConnect);
+        }
+        let head = request::udp_request(&self.template, target, self.bearer.as_deref());
+        let mut request = self.client.request(&head).await?;
+        let accepted = self.answer(&mut request, request::check_udp_response).await?;
+        let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
+        Ok(Opened { tunnel, next_hop: accepted.next_hop })
+    }
+
+    /// Opens a TCP connection to `target` by classic CONNECT and waits for the relay's answer. The streams then carry
+    /// DATA frames with the connection's bytes.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_tcp(&self, target: &Target) -> Result<Request, OpenError> {
+        let mut request = self.client.request(&request::tcp_request(target, self.bearer.as_deref())).await?;
+        self.answer(&mut request, request::check_tcp_response).await?;
+        request.recv.set_connect();
+        Ok(request)
+    }
+
+    async fn answer(
+        &self,
+        request: &mut Request,
+        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
+    ) -> Result<Accepted, OpenError> {
+        loop {
+            match request.recv.part().await? {
+                // Interim responses say nothing about the tunnel (RFC 9110 §15.2).
+                Some(Part::Response(head)) if (100..200).contains(&head.status) => {}
+                Some(Part::Response(head)) => return Ok(check(&head)?),
+                Some(_) => {}
+                None => return Err(OpenError::NoAnswer),
+            }
+        }
+    }
+}
+
+/// Drives a client's connection until it ends, and says why it did.
+pub async fn drive(mut connection: Connection) -> h3::Error {
+    loop {
+        if let Err(error) = connection.next().await {
+            return error;
+        }
+    }
+}
