@@ -1,9 +1,15 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
 pub mod auth;
+pub mod client;
+pub mod echo;
 pub mod host_addresses;
 pub mod metrics;
 pub mod quic;
+pub mod relay;
+pub mod resolve;
+pub mod run;
 pub mod segments;
+pub mod state;
 pub mod target;
 pub mod tunnel;

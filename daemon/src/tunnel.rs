@@ -14,7 +14,7 @@ use masque::{
 
 use crate::{
     quic::{
-        datagrams::Flow,
+        datagrams::{self, Flow},
         h3::{Error, RecvStream, Request, SendStream},
     },
     segments::Segments,
@@ -39,6 +39,19 @@ pub enum Ended {
     /// The stream ended inside a capsule (RFC 9297 §3.3).
     #[error(transparent)]
     Truncated(#[from] capsule::Truncated),
+}
+
+impl Ended {
+    /// The code to end the request stream with.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Http(Error::Protocol(error)) => error.code(),
+            Self::Http(_) => Code::RequestCancelled,
+            Self::Tunnel(error) => error.code(),
+            Self::Truncated(error) => error.code(),
+        }
+    }
 }
 
 /// One UDP tunnel whose request was accepted.
@@ -77,6 +90,11 @@ impl UdpTunnel {
             dropped: 0,
             peer_finished: false,
         }
+    }
+
+    /// Notes whether datagrams may be sent, for a peer whose settings arrived after its request.
+    pub fn set_datagrams_usable(&self, usable: bool) {
+        self.flow.set_datagrams_usable(usable);
     }
 
     /// The form in which payloads leave.
@@ -129,23 +147,13 @@ impl UdpTunnel {
         }
     }
 
-    /// Queues UDP payloads for the peer. Those in capsules leave with [`UdpTunnel::poll_flush`].
-    pub fn send<'a>(&mut self, payloads: impl IntoIterator<Item = &'a [u8]>) {
-        match self.flow.form() {
-            Form::Datagram => self.flow.send(payloads),
-            Form::Capsule => {
-                for payload in payloads {
-                    self.dropped += self.outgoing.push(payload) as u64;
-                }
-            }
-        }
-    }
-
-    /// Queues UDP payloads for the peer as capsules, whatever the peer uses: a client that was told to use stream
-    /// mode sends this way.
-    pub fn send_capsules<'a>(&mut self, payloads: impl IntoIterator<Item = &'a [u8]>) {
-        for payload in payloads {
-            self.dropped += self.outgoing.push(payload) as u64;
+    /// Begins a batch of UDP payloads for the peer, in the form that the tunnel has at the moment, or in `form`.
+    /// Those in capsules leave with [`UdpTunnel::poll_flush`].
+    #[must_use]
+    pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
+        match form.unwrap_or_else(|| self.flow.form()) {
+            Form::Datagram => Batch::Datagrams(self.flow.batch()),
+            Form::Capsule => Batch::Capsules(&mut self.outgoing, &mut self.dropped),
         }
     }
 
@@ -176,6 +184,24 @@ impl UdpTunnel {
     pub fn reset(self, code: Code) {
         self.send.reset(code);
         self.recv.stop(code);
+    }
+}
+
+/// Payloads on their way into the queue of a tunnel.
+pub enum Batch<'a> {
+    /// They leave in DATAGRAM frames.
+    Datagrams(datagrams::Batch<'a>),
+    /// They leave in capsules.
+    Capsules(&'a mut Segments, &'a mut u64),
+}
+
+impl Batch<'_> {
+    /// Queues a copy of `payload`; the oldest make room, and are counted, where the queue is full.
+    pub fn push(&mut self, payload: &[u8]) {
+        match self {
+            Self::Datagrams(batch) => batch.push(payload),
+            Self::Capsules(queue, dropped) => **dropped += queue.push(payload) as u64,
+        }
     }
 }
 

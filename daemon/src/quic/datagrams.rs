@@ -17,7 +17,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
@@ -29,6 +29,7 @@ use masque::{
     datagram,
     tunnel::{Form, Ignored, Tunnel, TunnelError},
 };
+use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::datagram as provider;
 use sched::pifo::Pifo;
 
@@ -54,17 +55,17 @@ pub struct QueueLimits {
 #[derive(Debug, Default)]
 pub struct DatagramCounters {
     /// Written into packets.
-    pub sent: AtomicU64,
+    pub sent: Counter,
     /// Received in DATAGRAM frames.
-    pub received: AtomicU64,
+    pub received: Counter,
     /// Dropped before sending: their flow's or connection's bound was reached.
-    pub dropped_send_queue: AtomicU64,
+    pub dropped_send_queue: Counter,
     /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
-    pub dropped_too_big: AtomicU64,
+    pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
-    pub dropped_receive_queue: AtomicU64,
+    pub dropped_receive_queue: Counter,
     /// Dropped on arrival: no such stream, or not any more (RFC 9297 §2.1).
-    pub dropped_unknown_stream: AtomicU64,
+    pub dropped_unknown_stream: Counter,
 }
 
 /// The datagram provider of an endpoint.
@@ -210,7 +211,7 @@ impl Hub {
     }
 
     fn on_datagram(&self, bytes: &[u8]) {
-        self.counters.received.fetch_add(1, Relaxed);
+        self.counters.received.inc_by(1);
         let Ok((quarter_stream_id, http_datagram)) = datagram::split(bytes) else {
             self.violation.store(true, Relaxed);
             self.driver.wake();
@@ -220,13 +221,13 @@ impl Hub {
         let mut inbox = lock(&self.inbox);
         let Some(arrivals) = inbox.flows.get(&stream_id) else {
             let dropped = inbox.keep_early(stream_id, http_datagram);
-            self.counters.dropped_unknown_stream.fetch_add(dropped, Relaxed);
+            self.counters.dropped_unknown_stream.inc_by(dropped);
             return;
         };
         let mut arrivals = lock(arrivals);
         let dropped = arrivals.push(http_datagram);
         if dropped > 0 {
-            self.counters.dropped_receive_queue.fetch_add(dropped as u64, Relaxed);
+            self.counters.dropped_receive_queue.inc_by(dropped as u64);
         }
         if let Some(reader) = arrivals.reader.take() {
             reader.wake();
@@ -242,9 +243,9 @@ impl Hub {
         let (sent, too_big) = outbox.fill(packet);
         self.pending.store(!outbox.turns.is_empty(), Relaxed);
         drop(outbox);
-        self.counters.sent.fetch_add(sent, Relaxed);
+        self.counters.sent.inc_by(sent);
         if too_big > 0 {
-            self.counters.dropped_too_big.fetch_add(too_big, Relaxed);
+            self.counters.dropped_too_big.inc_by(too_big);
         }
     }
 }
@@ -286,30 +287,25 @@ impl Outbox {
         }
     }
 
-    /// Queues payloads of one flow; returns how many were dropped for them.
-    fn push<'a>(&mut self, slot: u32, connection_bytes: usize, payloads: impl IntoIterator<Item = &'a [u8]>) -> usize {
-        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 0 };
+    /// Queues a payload of one flow; returns how many were dropped for it.
+    fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8]) -> usize {
+        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
         let queue = &mut queue.payloads;
-        let others = self.bytes - queue.bytes();
+        let before = queue.bytes();
         let mut dropped = 0;
-        for payload in payloads {
-            if others + queue.bytes() + payload.len() > connection_bytes {
-                let share = connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot)));
-                while queue.bytes() + payload.len() > share && queue.pop() {
-                    dropped += 1;
-                }
-                if payload.len() > share {
-                    dropped += 1;
-                    continue;
-                }
+        if self.bytes + payload.len() > connection_bytes {
+            let share = connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot)));
+            while queue.bytes() + payload.len() > share && queue.pop() {
+                dropped += 1;
             }
-            dropped += queue.push(payload);
+            if payload.len() > share {
+                return dropped + 1;
+            }
         }
-        self.bytes = others + queue.bytes();
-        match queue.is_empty() {
-            true => _ = self.turns.remove(slot),
-            false if !self.turns.contains(slot) => self.turns.push(slot, 0),
-            false => {}
+        dropped += queue.push(payload);
+        self.bytes = self.bytes - before + queue.bytes();
+        if !queue.is_empty() && !self.turns.contains(slot) {
+            self.turns.push(slot, 0);
         }
         dropped
     }
@@ -322,7 +318,11 @@ impl Outbox {
         self.roomiest = self.roomiest.max(room);
         while let Some((slot, rank)) = self.turns.peek() {
             let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { break };
-            let Some(payload) = queue.payloads.front() else { break };
+            let Some(payload) = queue.payloads.front() else {
+                // Emptied since its turn was put down.
+                self.turns.pop();
+                continue;
+            };
             let len = payload.len();
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
                 Ok(()) => sent += 1,
@@ -387,21 +387,13 @@ impl Flow {
         lock(&self.arrivals).state.on_capsule(capsule)
     }
 
-    /// Queues UDP payloads to be sent in DATAGRAM frames with context ID 0 and wakes the connection once.
+    /// Begins a batch of UDP payloads to be sent in DATAGRAM frames with context ID 0; the connection is woken once,
+    /// when the batch is dropped.
     ///
-    /// The iterator is walked under the hub's lock. What exceeds a bound is dropped by the module's rules and
-    /// counted.
-    pub fn send<'a>(&self, payloads: impl IntoIterator<Item = &'a [u8]>) {
-        let mut outbox = lock(&self.hub.outbox);
-        let dropped = outbox.push(self.slot, self.hub.limits.connection_bytes, payloads);
-        let wake = !outbox.turns.is_empty() && !self.hub.pending.swap(true, Relaxed);
-        drop(outbox);
-        if dropped > 0 {
-            self.hub.counters.dropped_send_queue.fetch_add(dropped as u64, Relaxed);
-        }
-        if wake {
-            self.hub.connection.wake_by_ref();
-        }
+    /// The hub is locked meanwhile: what is done between two payloads must not touch this connection's flows.
+    #[must_use]
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { flow: self, outbox: lock(&self.hub.outbox), dropped: 0 }
     }
 
     /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
@@ -422,6 +414,33 @@ impl Flow {
         }
         std::mem::swap(&mut arrivals.payloads, payloads);
         Poll::Ready(Ok(()))
+    }
+}
+
+/// Payloads of one flow on their way into its queue.
+pub struct Batch<'a> {
+    flow: &'a Flow,
+    outbox: MutexGuard<'a, Outbox>,
+    dropped: u64,
+}
+
+impl Batch<'_> {
+    /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
+    pub fn push(&mut self, payload: &[u8]) {
+        let connection_bytes = self.flow.hub.limits.connection_bytes;
+        self.dropped += self.outbox.push(self.flow.slot, connection_bytes, payload) as u64;
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let hub = &self.flow.hub;
+        if self.dropped > 0 {
+            hub.counters.dropped_send_queue.inc_by(self.dropped);
+        }
+        if !self.outbox.turns.is_empty() && !hub.pending.swap(true, Relaxed) {
+            hub.connection.wake_by_ref();
+        }
     }
 }
 

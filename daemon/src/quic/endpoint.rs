@@ -1,10 +1,6 @@
 //! Endpoints: s2n-quic with paced's providers plugged in.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use s2n_quic::{
@@ -171,11 +167,11 @@ impl Limiter for Admission {
             return outcome;
         }
         if attempt.connection_count >= self.max_connections {
-            self.handshakes.refused.fetch_add(1, Relaxed);
+            self.handshakes.refused.inc();
             return Outcome::close();
         }
         if attempt.inflight_handshakes >= self.max_handshakes {
-            self.handshakes.retried.fetch_add(1, Relaxed);
+            self.handshakes.retried.inc();
             return Outcome::retry();
         }
         Outcome::allow()

@@ -1,10 +1,8 @@
 //! What the transport tells us about connections: handshake results and the peer's certificate.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
+use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{ConnectionClosed, HandshakeStatus, HandshakeStatusUpdated, TlsExporterReady},
@@ -14,15 +12,15 @@ use s2n_quic::provider::event::{
 #[derive(Debug, Default)]
 pub struct HandshakeCounters {
     /// Connections that an Initial packet opened.
-    pub started: AtomicU64,
+    pub started: Counter,
     /// Handshakes that completed.
-    pub completed: AtomicU64,
+    pub completed: Counter,
     /// Connections that ended before their handshake completed.
-    pub failed: AtomicU64,
+    pub failed: Counter,
     /// Attempts answered with Retry, because too many handshakes were in flight.
-    pub retried: AtomicU64,
+    pub retried: Counter,
     /// Attempts refused, because there were too many connections.
-    pub refused: AtomicU64,
+    pub refused: Counter,
 }
 
 /// The event subscriber of an endpoint.
@@ -44,7 +42,7 @@ impl Subscriber for Events {
     type ConnectionContext = ConnectionState;
 
     fn create_connection_context(&mut self, _: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
-        self.handshakes.started.fetch_add(1, Relaxed);
+        self.handshakes.started.inc();
         ConnectionState::default()
     }
 
@@ -60,13 +58,13 @@ impl Subscriber for Events {
     ) {
         if matches!(event.status, HandshakeStatus::Complete { .. }) {
             state.completed = true;
-            self.handshakes.completed.fetch_add(1, Relaxed);
+            self.handshakes.completed.inc();
         }
     }
 
     fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {
         if !state.completed {
-            self.handshakes.failed.fetch_add(1, Relaxed);
+            self.handshakes.failed.inc();
         }
     }
 }

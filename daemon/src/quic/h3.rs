@@ -287,6 +287,11 @@ impl Client {
         &self.handle
     }
 
+    /// Closes the connection.
+    pub fn close(&self, code: Code) {
+        close(&self.handle, code);
+    }
+
     /// The peer's settings, once they have arrived.
     #[must_use]
     pub fn settings(&self) -> Option<&Settings> {

@@ -83,23 +83,29 @@ pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
 #[derive(Clone)]
 pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
 
-impl ServerTls {
-    /// Builds the provider.
+/// A configuration that is known to work.
+pub struct Prepared(s2n_quic_rustls::Server);
+
+impl Identity {
+    /// Checks that certificate, key and authorities can be used, and makes ready to use them.
     ///
     /// # Errors
     /// Key and certificate do not belong together, or an authority is not usable as one.
-    pub fn new(identity: Identity) -> Result<Self> {
-        Ok(Self(Arc::new(RwLock::new(server_config(identity)?))))
+    pub fn prepare(self) -> Result<Prepared> {
+        server_config(self).map(Prepared)
+    }
+}
+
+impl ServerTls {
+    /// Builds the provider.
+    #[must_use]
+    pub fn new(prepared: Prepared) -> Self {
+        Self(Arc::new(RwLock::new(prepared.0)))
     }
 
-    /// Puts `identity` in force for new connections.
-    ///
-    /// # Errors
-    /// As [`ServerTls::new`]; the old identity stays in force.
-    pub fn replace(&self, identity: Identity) -> Result<()> {
-        let config = server_config(identity)?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
-        Ok(())
+    /// Puts another configuration in force for new connections.
+    pub fn replace(&self, prepared: Prepared) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = prepared.0;
     }
 }
 

@@ -1,0 +1,383 @@
+//! Counters and gauges, and the endpoint that shows them.
+//!
+//! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
+//! where something is refused, opened or closed.
+
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use masque::request::Protocol;
+use prometheus_client::{
+    encoding::text,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::timeout,
+};
+
+use crate::{
+    quic::{datagrams::DatagramCounters, events::HandshakeCounters},
+    target::UplinkCounters,
+};
+
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+type Counters<const N: usize> = Family<Labels<N>, Counter>;
+
+const fn label(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Udp => "udp",
+        Protocol::Tcp => "tcp",
+    }
+}
+
+/// Everything that the daemon counts. "Up" is from client to target, "down" from target to client.
+pub struct Metrics {
+    registry: Registry,
+    /// Open connections of clients.
+    pub connections: Gauge,
+    /// Handshake results.
+    pub handshakes: Arc<HandshakeCounters>,
+    /// Datagrams on the clients' side.
+    pub datagrams: Arc<DatagramCounters>,
+    tunnels: Family<Labels<1>, Gauge>,
+    opened: Counters<1>,
+    closed: Counters<1>,
+    refused: Counters<1>,
+    limits: Counters<1>,
+    packets_up: Counter,
+    packets_down: Counter,
+    messages_up: Counter,
+    udp_bytes_up: Counter,
+    udp_bytes_down: Counter,
+    tcp_bytes_up: Counter,
+    tcp_bytes_down: Counter,
+    too_big_up: Counter,
+    by_host_up: Counter,
+    capsules_dropped: Counter,
+    gso_refused: Counter,
+    ignored: Counters<1>,
+}
+
+impl Metrics {
+    /// Creates all metrics at zero.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("paced"),
+            connections: Gauge::default(),
+            handshakes: Arc::default(),
+            datagrams: Arc::default(),
+            tunnels: Family::default(),
+            opened: Family::default(),
+            closed: Family::default(),
+            refused: Family::default(),
+            limits: Family::default(),
+            packets_up: Counter::default(),
+            packets_down: Counter::default(),
+            messages_up: Counter::default(),
+            udp_bytes_up: Counter::default(),
+            udp_bytes_down: Counter::default(),
+            tcp_bytes_up: Counter::default(),
+            tcp_bytes_down: Counter::default(),
+            too_big_up: Counter::default(),
+            by_host_up: Counter::default(),
+            capsules_dropped: Counter::default(),
+            gso_refused: Counter::default(),
+            ignored: Family::default(),
+        };
+        metrics.register();
+        Arc::new(metrics)
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("connections", "Open connections of clients", self.connections.clone());
+        registry.register("tunnels", "Open tunnels", self.tunnels.clone());
+        registry.register("tunnels_opened", "Tunnels opened", self.opened.clone());
+        registry.register("tunnels_closed", "Tunnels closed, by what ended them", self.closed.clone());
+        registry.register("refused_requests", "Requests refused, by reason", self.refused.clone());
+        registry.register("limit_hits", "Times a configured limit was reached", self.limits.clone());
+        registry.register("ignored", "Well-formed things of no meaning to a relay", self.ignored.clone());
+        registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
+        registry.register(
+            "messages",
+            "Messages that carried the UDP payloads sent to targets",
+            self.messages_up.clone(),
+        );
+
+        let handshakes = self.handshakes.clone();
+        labelled(
+            registry,
+            "handshakes",
+            "QUIC handshakes, by what became of them",
+            &[
+                ([("result", "started")], &handshakes.started),
+                ([("result", "completed")], &handshakes.completed),
+                ([("result", "failed")], &handshakes.failed),
+                ([("result", "retried")], &handshakes.retried),
+                ([("result", "refused")], &handshakes.refused),
+            ],
+        );
+        labelled(
+            registry,
+            "packets",
+            "UDP payloads relayed",
+            &[([("direction", "up")], &self.packets_up), ([("direction", "down")], &self.packets_down)],
+        );
+        labelled(
+            registry,
+            "bytes",
+            "Bytes relayed",
+            &[
+                ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
+                ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
+                ([("protocol", "tcp"), ("direction", "up")], &self.tcp_bytes_up),
+                ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
+            ],
+        );
+        let datagrams = self.datagrams.clone();
+        labelled(
+            registry,
+            "datagrams",
+            "HTTP Datagrams in QUIC packets",
+            &[([("direction", "up")], &datagrams.received), ([("direction", "down")], &datagrams.sent)],
+        );
+        labelled(
+            registry,
+            "dropped_packets",
+            "UDP payloads dropped, by reason",
+            &[
+                ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
+                ([("direction", "up"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
+                ([("direction", "up"), ("reason", "too_big")], &self.too_big_up),
+                ([("direction", "up"), ("reason", "refused_by_host")], &self.by_host_up),
+                ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
+                ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
+                ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
+            ],
+        );
+    }
+
+    /// Counts a request that was refused for `reason` (see [`masque::request::Refusal::label`]).
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts that a configured limit was reached.
+    pub fn limit_hit(&self, limit: &'static str) {
+        self.limits.get_or_create(&[("limit", limit)]).inc();
+    }
+
+    /// Counts a tunnel that opens.
+    pub fn opened(&self, protocol: Protocol) {
+        let labels = [("protocol", label(protocol))];
+        self.opened.get_or_create(&labels).inc();
+        self.tunnels.get_or_create(&labels).inc();
+    }
+
+    /// Counts a tunnel that closes, and for what reason.
+    pub fn closed(&self, protocol: Protocol, reason: &'static str) {
+        self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
+        self.closed.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts what a UDP tunnel ignored or dropped in its life.
+    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::Ignored, dropped: u64) {
+        for (what, count) in
+            [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
+        {
+            if count > 0 {
+                self.ignored.get_or_create(&[("what", what)]).inc_by(count);
+            }
+        }
+        self.capsules_dropped.inc_by(dropped);
+    }
+
+    /// Adds what a flush toward a target did.
+    pub fn add_uplink(&self, counters: &UplinkCounters) {
+        if *counters == UplinkCounters::default() {
+            return;
+        }
+        self.packets_up.inc_by(counters.sent);
+        self.udp_bytes_up.inc_by(counters.sent_bytes);
+        self.messages_up.inc_by(counters.messages);
+        if counters.dropped_too_big + counters.dropped_by_host + counters.gso_refused > 0 {
+            self.too_big_up.inc_by(counters.dropped_too_big);
+            self.by_host_up.inc_by(counters.dropped_by_host);
+            self.gso_refused.inc_by(counters.gso_refused);
+        }
+    }
+
+    /// Adds UDP payloads that came from a target, and their bytes.
+    pub fn add_downlink(&self, packets: u64, bytes: u64) {
+        if packets > 0 {
+            self.packets_down.inc_by(packets);
+            self.udp_bytes_down.inc_by(bytes);
+        }
+    }
+
+    /// Adds the bytes that a TCP tunnel moved in its life.
+    pub fn add_tcp(&self, up: u64, down: u64) {
+        self.tcp_bytes_up.inc_by(up);
+        self.tcp_bytes_down.inc_by(down);
+    }
+
+    /// Writes all metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Writing to memory fails.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// Registers counters that exist already as one family.
+fn labelled<const N: usize>(registry: &mut Registry, name: &str, help: &str, counters: &[(Labels<N>, &Counter)]) {
+    registry.register(
+        name,
+        help,
+        Fixed(counters.iter().map(|(labels, counter)| (*labels, (*counter).clone())).collect()),
+    );
+}
+
+/// A family whose members are known from the start.
+#[derive(Debug)]
+struct Fixed<const N: usize>(Vec<(Labels<N>, Counter)>);
+
+impl<const N: usize> prometheus_client::encoding::EncodeMetric for Fixed<N> {
+    fn encode(&self, mut encoder: prometheus_client::encoding::MetricEncoder<'_>) -> fmt::Result {
+        for (labels, counter) in &self.0 {
+            let encoder = encoder.encode_family(labels)?;
+            prometheus_client::encoding::EncodeMetric::encode(counter, encoder)?;
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> prometheus_client::metrics::MetricType {
+        prometheus_client::metrics::MetricType::Counter
+    }
+}
+
+/// How long a scraper may take for its request and for the answer.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest request head that is read.
+const REQUEST_BYTES: usize = 4096;
+
+/// How many scrapes run at once; more wait.
+const SCRAPES: usize = 8;
+
+/// Serves `GET /metrics` over HTTP/1.1, one request per connection, until dropped.
+///
+/// # Errors
+/// The listener failed for good.
+pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<()> {
+    let scrapes = Arc::new(Semaphore::new(SCRAPES));
+    loop {
+        let Ok(place) = scrapes.clone().acquire_owned().await else { return Ok(()) };
+        let (stream, _) = listener.accept().await?;
+        let metrics = metrics.clone();
+        tokio::spawn(async move {
+            // A scraper that gives up or breaks the rules is no concern of ours.
+            _ = timeout(SCRAPE_TIMEOUT, answer(stream, &metrics)).await;
+            drop(place);
+        });
+    }
+}
+
+/// Binds the endpoint's socket.
+///
+/// # Errors
+/// The address is taken or not ours.
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+async fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
+    let mut request = Vec::with_capacity(512);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if request.len() >= REQUEST_BYTES {
+            return respond(&mut stream, "431 Request Header Fields Too Large", "", "").await;
+        }
+        let mut chunk = [0; 512];
+        let read = stream.read(&mut chunk).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        request.extend_from_slice(&chunk[..read]);
+    }
+    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    match (words.next(), words.next()) {
+        (Some(b"GET"), Some(path)) if path == b"/metrics" || path.starts_with(b"/metrics?") => {
+            let body = metrics.encode().map_err(io::Error::other)?;
+            let kind = "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+            respond(&mut stream, "200 OK", kind, &body).await
+        }
+        (Some(b"GET"), _) => respond(&mut stream, "404 Not Found", "", "try /metrics\n").await,
+        _ => respond(&mut stream, "405 Method Not Allowed", "Allow: GET\r\n", "").await,
+    }
+}
+
+async fn respond(stream: &mut TcpStream, status: &str, fields: &str, body: &str) -> io::Result<()> {
+    let head = format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(serve(listener, metrics));
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        server.abort();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_scrape_shows_what_was_counted() {
+        let metrics = Metrics::new();
+        metrics.refused("port_prohibited");
+        metrics.opened(Protocol::Udp);
+        metrics.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
+        metrics.handshakes.completed.inc();
+        let answer = scrape("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", metrics).await;
+        for line in [
+            "HTTP/1.1 200 OK",
+            "paced_refused_requests_total{reason=\"port_prohibited\"} 1",
+            "paced_tunnels{protocol=\"udp\"} 1",
+            "paced_packets_total{direction=\"up\"} 3",
+            "paced_bytes_total{protocol=\"udp\",direction=\"up\"} 3600",
+            "paced_handshakes_total{result=\"completed\"} 1",
+            "paced_dropped_packets_total{direction=\"down\",reason=\"too_big\"} 0",
+            "# EOF",
+        ] {
+            assert!(answer.contains(line), "{line} is not in\n{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn other_requests_get_what_http_says() {
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
+            ("garbage\r\n\r\n", "HTTP/1.1 405"),
+        ] {
+            let answer = scrape(request, Metrics::new()).await;
+            assert!(answer.starts_with(status), "{request:?}: {answer}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The relay role: connections of clients in, tunnels to targets out.
+//!
+//! ```text
+//! Server::accept → serve_connection → Connection::next → serve_request → admit → UdpPump | TcpPump
+//! ```
+//!
+//! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
+//! both sides at once and own no buffer while nothing moves.
+
+mod limits;
+mod request;
+mod tcp;
+mod udp;
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use config::relay::{Auth, Limits};
+use masque::{
+    h3::{Code, Part, ResponseHead, Role},
+    proxy_status::ProxyName,
+    request::{Protocol, Refusal, accepted},
+    template::Template,
+};
+use s2n_quic::{Server, connection::Connection};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+
+use self::{
+    limits::{Gauge, PerUser},
+    request::{Admitted, Target},
+    tcp::TcpPump,
+    udp::UdpPump,
+};
+use crate::{
+    auth::Users,
+    host_addresses::HostAddresses,
+    metrics::Metrics,
+    quic::{
+        events::ConnectionState,
+        h3::{self, Error, MessageLimits, Request},
+    },
+    resolve::Resolver,
+    tunnel::UdpTunnel,
+};
+
+/// How long a client may take to send the head of a request it has begun.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the configuration says about requests. Replaced as a whole; each request is judged by one version.
+pub struct Rules {
+    /// The name in `Proxy-Status`.
+    pub name: ProxyName,
+    /// Templates that are served.
+    pub templates: Vec<Template>,
+    /// Who may ask.
+    pub users: Users,
+    /// Which targets may be reached.
+    pub targets: config::targets::TargetRules,
+    /// How much of everything there may be.
+    pub limits: Limits,
+}
+
+impl Rules {
+    /// Takes over a configuration.
+    #[must_use]
+    pub fn new(relay: &config::relay::Relay) -> Self {
+        Self {
+            name: ProxyName::new(&relay.proxy_status_name).unwrap_or_default(),
+            templates: relay.templates.clone(),
+            users: Users::new(&relay.tokens, &relay.certificates, relay.limits.tunnels_per_user),
+            targets: relay.targets.clone(),
+            limits: relay.limits.clone(),
+        }
+    }
+}
+
+/// What all connections of the relay share.
+pub struct Relay {
+    rules: RwLock<Arc<Rules>>,
+    resolver: Resolver,
+    host_addresses: HostAddresses,
+    metrics: Arc<Metrics>,
+    users: PerUser,
+    phase: watch::Sender<Phase>,
+}
+
+/// Where the relay is in its life; it only moves on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Connections and requests are accepted.
+    Serving,
+    /// Nothing new is accepted; what is open goes on.
+    Draining,
+    /// Everything is closed.
+    Closing,
+}
+
+/// The client at the other end of a connection.
+struct Caller {
+    auth: Auth,
+    /// Its verified certificate, if it showed one.
+    certificate: Option<Vec<u8>>,
+    tunnels: Gauge,
+}
+
+impl Relay {
+    /// Creates a relay that serves nobody yet.
+    #[must_use]
+    pub fn new(rules: Rules, resolver: Resolver, host_addresses: HostAddresses, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            rules: RwLock::new(Arc::new(rules)),
+            resolver,
+            host_addresses,
+            metrics,
+            users: PerUser::default(),
+            phase: watch::Sender::new(Phase::Serving),
+        })
+    }
+
+    /// Puts `rules` in force for requests to come; tunnels that are open keep what they have.
+    pub fn replace_rules(&self, rules: Rules) {
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Moves on to `phase`; [`Relay::serve`] returns when no connection is left.
+    pub fn end(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    /// Serves the connections of one endpoint until [`Relay::end`] is called and they have ended.
+    pub async fn serve(self: Arc<Self>, mut server: Server, auth: Auth) {
+        let mut connections = JoinSet::new();
+        let mut phase = self.phase.subscribe();
+        loop {
+            tokio::select! {
+                accepted = server.accept() => {
+                    let Some(connection) = accepted else { break };
+                    connections.spawn(self.clone().serve_connection(connection, auth));
+                }
+                Some(_) = connections.join_next() => {}
+                _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
+            }
+        }
+        // The endpoint lives on: dropping it would end the connections that drain.
+        while connections.join_next().await.is_some() {}
+    }
+
+    async fn serve_connection(self: Arc<Self>, connection: Connection, auth: Auth) {
+        let certificate = connection.query_event_context(|state: &ConnectionState| state.peer_certificate.clone());
+        let caller = Arc::new(Caller { auth, certificate: certificate.ok().flatten(), tunnels: Gauge::default() });
+        let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
+        self.metrics.connections.inc();
+        let ended = self.clone().serve_requests(connection, caller, limits).await;
+        self.metrics.connections.dec();
+        tracing::debug!(reason = %ended, "connection ended");
+    }
+
+    async fn serve_requests(
+        self: Arc<Self>,
+        connection: Connection,
+        caller: Arc<Caller>,
+        limits: MessageLimits,
+    ) -> Error {
+        let mut connection = match h3::Connection::start(connection, Role::Server, limits).await {
+            Ok(connection) => connection,
+            Err(error) => return error,
+        };
+        let mut requests = JoinSet::new();
+        let ended = self.accept_requests(&mut connection, &caller, &mut requests).await;
+        // The tunnels learn from their streams that the connection is gone.
+        while requests.join_next().await.is_some() {}
+        ended
+    }
+
+    /// Starts a task for each request until the connection ends, by the client or because the relay does.
+    async fn accept_requests(
+        self: &Arc<Self>,
+        connection: &mut h3::Connection,
+        caller: &Arc<Caller>,
+        requests: &mut JoinSet<()>,
+    ) -> Error {
+        let client = connection.client();
+        let mut phase = self.phase.subscribe();
+        loop {
+            let now = *phase.borrow_and_update();
+            if now == Phase::Closing || (now == Phase::Draining && requests.is_empty()) {
+                client.close(Code::NoError);
+                return Error::Closed;
+            }
+            if now == Phase::Draining {
+                connection.go_away();
+            }
+            tokio::select! {
+                request = connection.next() => match request {
+                    Ok(request) => {
+                        let serving = serve_request(self.clone(), caller.clone(), client.clone(), request);
+                        requests.spawn(serving);
+                    }
+                    Err(error) => return error,
+                },
+                Some(_) = requests.join_next() => {}
+                _ = phase.changed() => {}
+            }
+        }
+    }
+}
+
+async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) {
+    let rules = relay.rules();
+    // In a box, so that what admission needs is not kept for as long as the tunnel lives.
+    let admitted = match Box::pin(admit(&relay, &rules, &caller, &mut request)).await {
+        Ok(admitted) => admitted,
+        Err(Rejected::Answered(code)) => {
+            request.send.finish();
+            request.recv.stop(code);
+            return;
+        }
+        Err(Rejected::Unanswered(code)) => {
+            request.send.reset(code);
+            request.recv.stop(code);
+            return;
+        }
+    };
+    let Admitted { target, next_hop, places } = admitted;
+    let limits = rules.limits.clone();
+    let protocol = match target {
+        Target::Udp(_) => Protocol::Udp,
+        Target::Tcp(_) => Protocol::Tcp,
+    };
+    if let Err(error) = request.send.respond(&accepted(protocol, next_hop, &rules.name)).await {
+        tracing::debug!(%error, "client left before its tunnel was open");
+        return;
+    }
+    drop(rules);
+    let metrics = relay.metrics.clone();
+    metrics.opened(protocol);
+    let end = match target {
+        Target::Udp(target) => {
+            let queue_bytes = limits.queue_bytes_per_tunnel as usize;
+            let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+            let pump = UdpPump::new(tunnel, target, queue_bytes, limits.tunnel_idle, metrics.clone());
+            pump.run(&client).await
+        }
+        Target::Tcp(target) => TcpPump::new(request, target).run(limits.tunnel_idle, &metrics).await,
+    };
+    metrics.closed(protocol, end);
+    drop(places);
+}
+
+/// How a request that is not served was dealt with; the stream is still to be ended with the code.
+enum Rejected {
+    /// By a response.
+    Answered(Code),
+    /// Not at all: there was nobody to answer, or nothing to say.
+    Unanswered(Code),
+}
+
+/// Reads the head of a request and decides about it; answers it if the decision is no.
+async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Request) -> Result<Admitted, Rejected> {
+    let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
+        Ok(Ok(Some(Part::Request(head)))) => head,
+        Ok(Err(Error::Protocol(error))) => {
+            relay.metrics.refused("malformed");
+            let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
+            tracing::debug!(%error, "malformed request");
+            return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
+        }
+        Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
+        Err(_) => {
+            relay.metrics.refused("head_timeout");
+            return Err(Rejected::Unanswered(Code::RequestRejected));
+        }
+    };
+    match request::admit(relay, rules, caller, &head).await {
+        Ok(admitted) => Ok(admitted),
+        Err(refusal) => {
+            relay.metrics.refused(refusal.label());
+            tracing::debug!(%refusal, "request refused");
+            let code = match refusal {
+                Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
+                _ => Code::NoError,
+            };
+            Err(answer(request, &refusal.response(&rules.name), code).await)
+        }
+    }
+}
+
+async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejected {
+    match request.send.respond(head).await {
+        Ok(()) => Rejected::Answered(code),
+        Err(_) => Rejected::Unanswered(code),
+    }
+}

@@ -1,0 +1,181 @@
+//! From a request to a connected target, or to the refusal that says why not.
+
+use std::{io, net::SocketAddr};
+
+use config::targets::{Denied, Protocol, judged_by};
+use masque::{
+    h3::RequestHead,
+    request::{self, Host, Refusal, Request},
+};
+use tokio::net::TcpStream;
+
+use super::{Caller, Relay, Rules, limits::Place};
+use crate::{
+    auth::{AuthError, User},
+    resolve::ResolveError,
+    target::{SocketBuffers, TargetError, UdpTarget},
+};
+
+/// A request that is served.
+pub struct Admitted {
+    /// The connected target.
+    pub target: Target,
+    /// The address it is connected to.
+    pub next_hop: SocketAddr,
+    /// The places that the tunnel takes among those its connection and its user may have.
+    pub places: Places,
+}
+
+/// Given back when the tunnel ends.
+pub struct Places {
+    _connection: Place,
+    _user: Option<Place>,
+}
+
+/// A connected target.
+pub enum Target {
+    /// Of a UDP tunnel.
+    Udp(UdpTarget),
+    /// Of a TCP tunnel.
+    Tcp(TcpStream),
+}
+
+/// Decides about a request and connects to its target.
+///
+/// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused.
+///
+/// # Errors
+/// The refusal to answer with.
+pub async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Admitted, Refusal> {
+    let user = authenticate(rules, caller, head)?;
+    let request = request::parse(head, &rules.templates)?;
+    let places = take_places(relay, rules, caller, user)?;
+    let target = request.target();
+    let protocol = match request {
+        Request::ConnectUdp(_) => Protocol::Udp,
+        Request::ConnectTcp(_) => Protocol::Tcp,
+    };
+    let (name, addresses) = match &target.host {
+        Host::Ip(ip) => (None, vec![*ip]),
+        Host::Name(name) => {
+            rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
+            (Some(&name[..]), relay.resolver.resolve(name).await.map_err(refuse_unresolved)?)
+        }
+    };
+    let mut refusal = Refusal::Unroutable;
+    for ip in addresses {
+        let own = judged_by(ip).chain([ip]).any(|ip| relay.host_addresses.contains(ip));
+        if let Err(denied) = rules.targets.check(protocol, name, ip, target.port, own) {
+            refusal = refuse_address(denied);
+            continue;
+        }
+        // The address that was checked is the address that is connected to.
+        let next_hop = SocketAddr::new(ip, target.port);
+        let connected = match protocol {
+            Protocol::Udp => connect_udp(rules, next_hop).map(Target::Udp),
+            Protocol::Tcp => connect_tcp(rules, next_hop).await.map(Target::Tcp),
+        };
+        match connected {
+            Ok(target) => return Ok(Admitted { target, next_hop, places }),
+            Err(error) => refusal = error,
+        }
+    }
+    Err(refusal)
+}
+
+fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Option<User>, Refusal> {
+    let refuse = |error| match error {
+        AuthError::Missing => Refusal::CredentialsMissing,
+        AuthError::Invalid => Refusal::CredentialsInvalid,
+    };
+    let (tokens, certificates) = (caller.auth.accepts_tokens(), caller.auth.accepts_certificates());
+    if !tokens && !certificates {
+        return Ok(None);
+    }
+    let by_certificate = match certificates {
+        true => rules.users.by_certificate(caller.certificate.as_deref()),
+        false => Err(AuthError::Missing),
+    };
+    match by_certificate {
+        Ok(user) => Ok(Some(user)),
+        Err(_) if tokens => rules.users.by_token(&head.fields).map(Some).map_err(refuse),
+        Err(_) => Err(Refusal::ClientProhibited),
+    }
+}
+
+fn take_places(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<User>) -> Result<Places, Refusal> {
+    let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
+    let Some(connection) = connection else {
+        relay.metrics.limit_hit("tunnels_per_connection");
+        return Err(Refusal::TunnelLimitReached);
+    };
+    let user = match user {
+        None => None,
+        Some(user) => match relay.users.take(&user.name, user.max_tunnels) {
+            Some(place) => Some(place),
+            None => {
+                relay.metrics.limit_hit("tunnels_per_user");
+                return Err(Refusal::TunnelLimitReached);
+            }
+        },
+    };
+    Ok(Places { _connection: connection, _user: user })
+}
+
+fn refuse_name(denied: Denied) -> Refusal {
+    match denied {
+        Denied::Port => Refusal::PortProhibited,
+        _ => Refusal::NameProhibited,
+    }
+}
+
+fn refuse_address(denied: Denied) -> Refusal {
+    match denied {
+        Denied::Port => Refusal::PortProhibited,
+        _ => Refusal::AddressProhibited,
+    }
+}
+
+fn refuse_unresolved(error: ResolveError) -> Refusal {
+    match error {
+        ResolveError::Timeout => Refusal::DnsTimeout,
+        ResolveError::Overloaded => Refusal::Overloaded { retry_after_s: 1 },
+        ResolveError::Rcode(rcode) => Refusal::DnsError { rcode: Some(rcode) },
+        ResolveError::Failed => Refusal::DnsError { rcode: None },
+    }
+}
+
+fn connect_udp(rules: &Rules, next_hop: SocketAddr) -> Result<UdpTarget, Refusal> {
+    let bytes = Some(rules.limits.udp_buffer_bytes as usize);
+    let buffers = SocketBuffers { send_bytes: bytes, receive_bytes: bytes };
+    UdpTarget::connect(next_hop, buffers).map_err(|error| match error {
+        TargetError::Refused => Refusal::ConnectionRefused,
+        TargetError::Unreachable => Refusal::Unroutable,
+        TargetError::Socket(error) => refuse_socket(&error),
+    })
+}
+
+async fn connect_tcp(rules: &Rules, next_hop: SocketAddr) -> Result<TcpStream, Refusal> {
+    let connecting = tokio::time::timeout(rules.limits.connect_timeout, TcpStream::connect(next_hop));
+    let stream = connecting.await.map_err(|_| Refusal::ConnectionTimeout)?.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => Refusal::ConnectionRefused,
+        io::ErrorKind::ConnectionReset => Refusal::ConnectionTerminated,
+        io::ErrorKind::TimedOut => Refusal::ConnectionTimeout,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Refusal::Unroutable,
+        _ => refuse_socket(&error),
+    })?;
+    // The client paces what it sends; waiting to fill segments would only add delay.
+    _ = stream.set_nodelay(true);
+    Ok(stream)
+}
+
+/// No descriptor or no memory left is a matter of load; the rest is a fault of ours.
+fn refuse_socket(error: &io::Error) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Refusal::Overloaded { retry_after_s: 10 },
+        _ => {
+            tracing::warn!(%error, "failed to make a socket for a target");
+            Refusal::Internal
+        }
+    }
+}

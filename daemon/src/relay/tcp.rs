@@ -1,0 +1,161 @@
+//! The pump of one TCP tunnel (classic CONNECT, RFC 9114 §4.4): bytes in DATA frames to the target and back.
+//!
+//! Each direction ends by itself: a FIN of the target finishes the request stream, and the reverse. A reset of the
+//! target resets the stream with H3_CONNECT_ERROR.
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use masque::h3::{self, Code, Part};
+use tokio::{
+    io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::{
+    metrics::Metrics,
+    quic::h3::{Error, Request},
+};
+
+/// How much is read from the target at once: one DATA frame.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Why a TCP tunnel failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TcpError {
+    /// The client's side failed.
+    #[error(transparent)]
+    Client(#[from] Error),
+    /// The target's side failed.
+    #[error("connection to the target failed: {0}")]
+    Target(#[from] io::Error),
+}
+
+/// A TCP tunnel and its target.
+pub struct TcpPump {
+    request: Request,
+    target: TcpStream,
+    /// Read from the client, not yet written to the target.
+    up: Bytes,
+    /// Read from the target, not yet taken by the transport.
+    down: Bytes,
+    client_finished: bool,
+    target_finished: bool,
+    bytes_up: u64,
+    bytes_down: u64,
+}
+
+impl TcpPump {
+    /// Joins an accepted request to the connection to its target.
+    #[must_use]
+    pub fn new(mut request: Request, target: TcpStream) -> Self {
+        request.recv.set_connect();
+        Self {
+            request,
+            target,
+            up: Bytes::new(),
+            down: Bytes::new(),
+            client_finished: false,
+            target_finished: false,
+            bytes_up: 0,
+            bytes_down: 0,
+        }
+    }
+
+    /// Relays until both sides have ended, one has failed, or nothing has moved for `idle`; returns a word for what
+    /// ended the tunnel.
+    pub async fn run(mut self, idle: Duration, metrics: &Metrics) -> &'static str {
+        let mut moved = 0;
+        let end = loop {
+            match timeout(idle, poll_fn(|cx| self.poll(cx))).await {
+                Ok(Ok(())) => break "finished",
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "tunnel failed");
+                    break match error {
+                        TcpError::Client(Error::Protocol(_)) => "violation",
+                        TcpError::Client(_) => "client",
+                        TcpError::Target(_) => "target_failed",
+                    };
+                }
+                Err(_) if self.bytes_up + self.bytes_down == moved => break "idle",
+                Err(_) => moved = self.bytes_up + self.bytes_down,
+            }
+        };
+        metrics.add_tcp(self.bytes_up, self.bytes_down);
+        if end != "finished" {
+            // RFC 9114 §4.4.
+            self.request.send.reset(Code::ConnectError);
+            self.request.recv.stop(Code::ConnectError);
+        }
+        end
+    }
+
+    /// Moves what can be moved; ready when both directions have ended.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        let up = self.poll_up(cx)?;
+        let down = self.poll_down(cx)?;
+        if up.is_ready() && down.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        loop {
+            while !self.up.is_empty() {
+                let written = ready!(Pin::new(&mut self.target).poll_write(cx, &self.up))?;
+                self.up.advance(written);
+                self.bytes_up += written as u64;
+            }
+            if self.client_finished {
+                return Pin::new(&mut self.target).poll_shutdown(cx).map_err(TcpError::from);
+            }
+            match ready!(self.request.recv.poll_part(cx))? {
+                Some(Part::Data(bytes)) => self.up = bytes,
+                Some(_) => {}
+                None => self.client_finished = true,
+            }
+        }
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        loop {
+            if !self.down.is_empty() {
+                ready!(self.request.send.poll_send(cx, &mut self.down))?;
+            }
+            if self.target_finished {
+                return Poll::Ready(Ok(()));
+            }
+            // A slow client holds back the target, not our memory.
+            ready!(self.request.send.poll_ready(cx))?;
+            self.down = ready!(self.poll_read(cx))?;
+            if self.down.is_empty() {
+                self.target_finished = true;
+                self.request.send.finish();
+            }
+        }
+    }
+
+    /// Reads from the target and puts a DATA frame around it; empty at the end of the target's bytes.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        // Readiness first: a tunnel that waits owns no buffer.
+        ready!(self.target.poll_read_ready(cx))?;
+        let mut buffer = [0; CHUNK_BYTES];
+        let mut read = ReadBuf::new(&mut buffer);
+        ready!(Pin::new(&mut self.target).poll_read(cx, &mut read))?;
+        let bytes = read.filled();
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(Bytes::new()));
+        }
+        self.bytes_down += bytes.len() as u64;
+        let (header, header_len) = h3::data_frame_header(bytes.len() as u64);
+        let mut frame = BytesMut::with_capacity(header_len + bytes.len());
+        frame.put_slice(&header[..header_len]);
+        frame.put_slice(bytes);
+        Poll::Ready(Ok(frame.freeze()))
+    }
+}

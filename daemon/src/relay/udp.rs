@@ -1,0 +1,209 @@
+//! The pump of one UDP tunnel: payloads from the client to the target and back, until either side ends.
+
+use std::{
+    future::{Future as _, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use masque::h3::Code;
+use tokio::time::{Instant, Sleep};
+
+use crate::{
+    metrics::Metrics,
+    quic::h3,
+    segments::Segments,
+    target::{Flush, TargetError, UdpTarget, UplinkCounters},
+    tunnel::{Ended, UdpTunnel},
+};
+
+/// How many batches one tunnel moves in either direction before the others get their turn.
+const ROUNDS: usize = 8;
+
+/// Why a tunnel came to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpEnd {
+    /// The client finished its side.
+    #[error("the client closed the tunnel")]
+    Finished,
+    /// Nothing moved for the configured time.
+    #[error("the tunnel was idle")]
+    Idle,
+    /// The client's side failed.
+    #[error(transparent)]
+    Client(#[from] Ended),
+    /// The target's side failed.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+impl UdpEnd {
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Idle => "idle",
+            Self::Client(Ended::Http(h3::Error::Protocol(_)) | Ended::Tunnel(_) | Ended::Truncated(_)) => "violation",
+            Self::Client(Ended::Http(_)) => "client",
+            Self::Target(TargetError::Refused) => "target_refused",
+            Self::Target(TargetError::Unreachable) => "target_unreachable",
+            Self::Target(TargetError::Socket(_)) => "target_failed",
+        }
+    }
+}
+
+/// A UDP tunnel and its target.
+pub struct UdpPump {
+    tunnel: UdpTunnel,
+    target: UdpTarget,
+    uplink: Segments,
+    datagrams_settled: bool,
+    idle: Duration,
+    last_moved: Instant,
+    idle_timer: Pin<Box<Sleep>>,
+    metrics: Arc<Metrics>,
+}
+
+impl UdpPump {
+    /// Joins an accepted tunnel to its target's socket; `queue_bytes` bounds what waits for the socket.
+    #[must_use]
+    pub fn new(
+        tunnel: UdpTunnel,
+        target: UdpTarget,
+        queue_bytes: usize,
+        idle: Duration,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let uplink = Segments::new(queue_bytes);
+        let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
+        Self { tunnel, target, uplink, datagrams_settled: false, idle, last_moved, idle_timer, metrics }
+    }
+
+    /// Relays until either side ends; returns a word for what ended the tunnel.
+    pub async fn run(mut self, client: &h3::Client) -> &'static str {
+        let end = poll_fn(|cx| self.poll(cx, client)).await;
+        self.metrics.add_tunnel_losses(self.tunnel.ignored(), self.tunnel.dropped());
+        tracing::debug!(reason = %end, "tunnel ended");
+        match &end {
+            UdpEnd::Finished | UdpEnd::Idle => self.tunnel.finish(),
+            UdpEnd::Client(error) => self.tunnel.reset(error.code()),
+            // RFC 9298 §3.1: what makes the target unreachable ends the stream.
+            UdpEnd::Target(_) => self.tunnel.reset(Code::ConnectError),
+        }
+        end.label()
+    }
+
+    /// Moves what can be moved; ready when the tunnel has ended.
+    fn poll(&mut self, cx: &mut Context<'_>, client: &h3::Client) -> Poll<UdpEnd> {
+        if !self.datagrams_settled && client.settings().is_some() {
+            // The client's settings may arrive after its first request.
+            self.datagrams_settled = true;
+            self.tunnel.set_datagrams_usable(client.datagrams_allowed());
+        }
+        match self.try_poll(cx) {
+            Ok(poll) => poll,
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    fn try_poll(&mut self, cx: &mut Context<'_>) -> Result<Poll<UdpEnd>, UdpEnd> {
+        let mut more = false;
+        let up = self.poll_up(cx, &mut more)?;
+        let moved = self.poll_down(cx, &mut more)? | up.moved;
+        _ = self.tunnel.poll_flush(cx)?;
+        if up.finished {
+            return Ok(Poll::Ready(UdpEnd::Finished));
+        }
+        if moved {
+            self.last_moved = Instant::now();
+        }
+        if more {
+            cx.waker().wake_by_ref();
+            return Ok(Poll::Pending);
+        }
+        // The timer is not moved with every packet; when it fires, it is set to where it would have been moved.
+        while self.idle_timer.as_mut().poll(cx).is_ready() {
+            let deadline = self.last_moved + self.idle;
+            if deadline <= Instant::now() {
+                return Ok(Poll::Ready(UdpEnd::Idle));
+            }
+            self.idle_timer.as_mut().reset(deadline);
+        }
+        Ok(Poll::Pending)
+    }
+
+    /// Client to target.
+    fn poll_up(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<Up, UdpEnd> {
+        let mut counters = UplinkCounters::default();
+        let mut up = Up::default();
+        let mut rounds = 0;
+        let outcome = loop {
+            if self.uplink.is_empty() {
+                match self.tunnel.poll_recv(cx, &mut self.uplink) {
+                    Poll::Pending => break Ok(()),
+                    Poll::Ready(Err(error)) => break Err(error.into()),
+                    Poll::Ready(Ok(false)) => {
+                        up.finished = true;
+                        break Ok(());
+                    }
+                    Poll::Ready(Ok(true)) => {}
+                }
+            }
+            match self.target.flush(&mut self.uplink, &mut counters) {
+                Err(error) => break Err(error.into()),
+                Ok(Flush::Done) => {}
+                // The socket is full: try again at once if it has room again, else when it wakes us.
+                Ok(Flush::Blocked) => match self.target.poll_writable(cx) {
+                    Poll::Pending => break Ok(()),
+                    Poll::Ready(Err(error)) => break Err(error.into()),
+                    Poll::Ready(Ok(())) => {}
+                },
+            }
+            rounds += 1;
+            if rounds == ROUNDS {
+                *more = true;
+                break Ok(());
+            }
+        };
+        up.moved = counters.sent > 0;
+        self.metrics.add_uplink(&counters);
+        outcome.map(|()| up)
+    }
+
+    /// Target to client; returns whether anything moved.
+    fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
+        let (mut packets, mut bytes) = (0, 0);
+        let Self { tunnel, target, .. } = self;
+        let outcome = loop {
+            // Begun with the first payload: most polls find none.
+            let (mut unused, mut batch) = (Some(&mut *tunnel), None);
+            let mut deliver = |payload: &[u8]| {
+                let begin = || unused.take().map(|tunnel| tunnel.batch(None));
+                if let Some(batch) = batch.get_or_insert_with(begin) {
+                    batch.push(payload);
+                }
+            };
+            match target.poll_recv(cx, &mut deliver) {
+                Poll::Pending => break Ok(()),
+                Poll::Ready(Err(error)) => break Err(error.into()),
+                Poll::Ready(Ok(received)) => {
+                    packets += received.payloads as u64;
+                    bytes += received.bytes as u64;
+                    if received.more {
+                        *more = true;
+                        break Ok(());
+                    }
+                }
+            }
+        };
+        self.metrics.add_downlink(packets, bytes);
+        outcome.map(|()| packets > 0)
+    }
+}
+
+#[derive(Default)]
+struct Up {
+    moved: bool,
+    finished: bool,
+}

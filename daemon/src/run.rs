@@ -1,0 +1,303 @@
+//! The daemon's life: roles are started, signals obeyed, and everything is brought to an end.
+//!
+//! Two threads: the main one moves data and nothing else; `control` resolves names, listens to netlink and answers
+//! scrapes, where a pause costs no packet.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use config::{
+    Config,
+    relay::{Identity, Listener},
+};
+use sd_notify::NotifyState;
+use tokio::{
+    runtime::{self, Handle},
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    auth::hex,
+    echo,
+    host_addresses::HostAddresses,
+    metrics::{self, Metrics},
+    quic::{
+        datagrams::{Datagrams, QueueLimits},
+        endpoint::{self, Admission, Congestion, Transport},
+        tls::{self, ServerTls},
+    },
+    relay::{Phase, Relay, Rules},
+    resolve::{Resolver, ResolverSettings},
+};
+
+/// Where the echo of development mode listens.
+pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
+
+/// Runs with a configuration file until SIGTERM.
+///
+/// # Errors
+/// The configuration is not valid, or something it names is missing or taken.
+pub fn production(file: &Path) -> Result<()> {
+    let config = read(file)?;
+    start(config, Some(file))
+}
+
+/// Runs for this machine only, with no configuration: a relay with a certificate of its own that it keeps in
+/// `state_dir`, without tokens, to targets on loopback.
+///
+/// # Errors
+/// The folder cannot be written, or an address is taken.
+pub fn development(state_dir: &Path) -> Result<()> {
+    start(Config::development(state_dir.to_owned()), None)
+}
+
+/// Reads all certificates and keys that a configuration names, to see that they can be used.
+///
+/// # Errors
+/// One cannot be read, or does not fit its key.
+pub fn read_identities(config: &Config) -> Result<()> {
+    for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
+        identity(listener, &config.state_dir)?.prepare()?;
+    }
+    Ok(())
+}
+
+fn read(file: &Path) -> Result<Config> {
+    let text = fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
+    Config::from_toml(&text).with_context(|| format!("{} is not valid", file.display()))
+}
+
+fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
+    match &listener.identity {
+        Identity::SelfSigned => tls::development_identity(state_dir),
+        Identity::Files { certificate, private_key } => {
+            tls::Identity::read(certificate, private_key, listener.client_ca.as_deref())
+        }
+    }
+}
+
+fn start(config: Config, file: Option<&Path>) -> Result<()> {
+    init_log(&config);
+    let control = runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("failed to start the control thread")?;
+    let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle()));
+    control.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn init_log(config: &Config) {
+    let level = format!("{:?}", config.log).to_ascii_lowercase();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(format!("warn,paced={level}")));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Fails where a program that links this library has a log of its own.
+    _ = log.try_init();
+}
+
+/// What has to be kept at hand while the daemon runs.
+struct Daemon {
+    relay: Option<RelayRole>,
+    roles: JoinSet<()>,
+}
+
+struct RelayRole {
+    relay: Arc<Relay>,
+    listeners: Vec<(Listener, ServerTls)>,
+    drain: Duration,
+}
+
+impl Daemon {
+    async fn serve(config: Config, file: Option<&Path>, control: &Handle) -> Result<()> {
+        // Signals that arrive from here on are kept, not obeyed by dying.
+        let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        let mut hangup = listen(SignalKind::hangup())?;
+        let metrics = Metrics::new();
+        let mut daemon = Self { relay: None, roles: JoinSet::new() };
+        if config.relay.is_some() {
+            daemon.start_relay(&config, &metrics, control).await?;
+        }
+        if let Some(address) = config.metrics {
+            let bound = control.spawn(metrics::bind(address)).await?;
+            let listener = bound.with_context(|| format!("failed to listen on {address} for metrics"))?;
+            control.spawn(metrics::serve(listener, metrics.clone()));
+        }
+        if file.is_none() {
+            let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
+            let bound = control.spawn(echo::bind(address)).await?;
+            let socket = bound.with_context(|| format!("failed to listen on {address} for the echo"))?;
+            control.spawn(echo::serve(socket));
+        }
+        daemon.announce(&config, file)?;
+        notify(&[NotifyState::Ready]);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    if let Some(file) = file {
+                        daemon.reload(file);
+                    }
+                }
+                Some(_) = daemon.roles.join_next() => {
+                    if daemon.roles.is_empty() {
+                        anyhow::bail!("all endpoints have failed");
+                    }
+                }
+            }
+        }
+        notify(&[NotifyState::Stopping]);
+        daemon.end(terminate, interrupt).await;
+        Ok(())
+    }
+
+    async fn start_relay(&mut self, config: &Config, metrics: &Arc<Metrics>, control: &Handle) -> Result<()> {
+        let Some(settings) = &config.relay else { return Ok(()) };
+        let limits = &settings.limits;
+        let resolver = Resolver::start(
+            ResolverSettings {
+                lookups_in_flight: limits.dns_lookups_in_flight as usize,
+                timeout: limits.dns_timeout,
+                ..ResolverSettings::default()
+            },
+            control,
+        )
+        .context("failed to start the resolver")?;
+        let host_addresses =
+            control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
+        let relay = Relay::new(Rules::new(settings), resolver, host_addresses, metrics.clone());
+        let transport = Transport {
+            initial_mtu: config.transport.initial_mtu,
+            max_mtu: config.transport.max_mtu,
+            congestion: match config.transport.congestion {
+                config::Congestion::Cubic => Congestion::Cubic,
+                config::Congestion::Bbr => Congestion::Bbr,
+            },
+            idle_timeout: limits.connection_idle,
+            // A few more than there may be tunnels, so that one too many gets an answer.
+            max_requests: u64::from(limits.tunnels_per_connection) + 16,
+            ..Transport::default()
+        };
+        let mut listeners = Vec::new();
+        for listener in &settings.listeners {
+            let tls = ServerTls::new(identity(listener, &config.state_dir)?.prepare()?);
+            let datagrams = Datagrams {
+                limits: QueueLimits {
+                    flow_bytes: limits.queue_bytes_per_tunnel as usize,
+                    connection_bytes: limits.queue_bytes_per_connection as usize,
+                },
+                counters: metrics.datagrams.clone(),
+                max_frame_bytes: u64::from(u16::MAX),
+            };
+            let admission = Admission {
+                max_connections: limits.connections as usize,
+                max_handshakes: limits.handshakes_in_flight as usize,
+                handshakes: metrics.handshakes.clone(),
+                ports: Default::default(),
+            };
+            let sockets = transport.sockets(listener.address)?;
+            let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission)
+                .with_context(|| format!("failed to listen on {}", listener.address))?;
+            self.roles.spawn(relay.clone().serve(server, listener.auth));
+            listeners.push((listener.clone(), tls));
+        }
+        self.relay = Some(RelayRole { relay, listeners, drain: settings.drain });
+        Ok(())
+    }
+
+    /// Says what is served and how to try it.
+    fn announce(&self, config: &Config, file: Option<&Path>) -> Result<()> {
+        for warning in config.warnings() {
+            tracing::warn!("{warning}");
+        }
+        let Some(role) = &self.relay else { return Ok(()) };
+        if file.is_some() {
+            for (listener, _) in &role.listeners {
+                tracing::info!(address = %listener.address, "listening");
+            }
+            tracing::info!("ready");
+            return Ok(());
+        }
+        let certificate = tls::development_identity(&config.state_dir)?.chain.first().map(tls::fingerprint);
+        println!("paced {}: development mode, for this machine only\n", env!("CARGO_PKG_VERSION"));
+        println!("{}", config::explain(config));
+        println!("certificate SHA-256  {}", certificate.map(|hash| hex(&hash)).unwrap_or_default());
+        println!("certificate file     {}", config.state_dir.join("certificate.pem").display());
+        println!("UDP echo             {DEVELOPMENT_ECHO}\n");
+        // PROBE
+        let pacectl = std::env::current_exe()?.with_file_name("pacectl");
+        println!("Try, in another terminal:  {} probe", pacectl.display());
+        Ok(())
+    }
+
+    /// Reads the configuration again. What cannot be used leaves everything as it was.
+    fn reload(&mut self, file: &Path) {
+        match self.try_reload(file) {
+            Ok(()) => tracing::info!("configuration reloaded"),
+            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error:#}"),
+        }
+    }
+
+    fn try_reload(&mut self, file: &Path) -> Result<()> {
+        let config = read(file)?;
+        let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) else {
+            anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it");
+        };
+        let mut identities = Vec::new();
+        for (listener, _) in &role.listeners {
+            let new = settings.listeners.iter().find(|new| new.address == listener.address);
+            let new =
+                new.with_context(|| format!("{} is no longer a listener: restart the daemon", listener.address))?;
+            anyhow::ensure!(new.auth == listener.auth, "auth of {} changed: restart the daemon", listener.address);
+            identities.push(identity(new, &config.state_dir)?.prepare()?);
+        }
+        anyhow::ensure!(settings.listeners.len() == role.listeners.len(), "a listener was added: restart the daemon");
+        // Everything has been checked; from here on nothing fails.
+        for ((_, tls), identity) in role.listeners.iter().zip(identities) {
+            tls.replace(identity);
+        }
+        role.relay.replace_rules(Rules::new(settings));
+        role.drain = settings.drain;
+        Ok(())
+    }
+
+    /// Ends in peace: no new requests, and those that are open get their time. A second signal ends it at once.
+    async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
+        let Some(role) = &self.relay else { return };
+        tracing::info!(seconds = role.drain.as_secs(), "draining");
+        role.relay.end(Phase::Draining);
+        let drained = async { while self.roles.join_next().await.is_some() {} };
+        tokio::select! {
+            outcome = timeout(role.drain, drained) => {
+                if outcome.is_err() {
+                    tracing::info!("tunnels were still open");
+                }
+            }
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        role.relay.end(Phase::Closing);
+        let closed = async { while self.roles.join_next().await.is_some() {} };
+        _ = timeout(CLOSING, closed).await;
+        // The endpoint still has CONNECTION_CLOSE frames to send.
+        tokio::time::sleep(CLOSING).await;
+    }
+}
+
+/// How long connections, and then their last packets, are given to leave.
+const CLOSING: Duration = Duration::from_millis(50);
+
+fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).context("failed to listen for signals")
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    // Without a service manager there is nobody to tell.
+    _ = sd_notify::notify(state);
+}
