@@ -2,6 +2,8 @@
 //!
 //! What stands on it: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
 
+pub mod endpoint;
+
 use std::{net::SocketAddr, sync::Arc};
 
 use masque::{

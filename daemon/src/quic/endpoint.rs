@@ -40,6 +40,8 @@ pub struct Transport {
     pub congestion: Congestion,
     /// After how long without a packet a connection ends silently (RFC 9000 §10.1).
     pub idle_timeout: Duration,
+    /// How often a client keeps a silent connection alive; `None` lets it end.
+    pub keep_alive: Option<Duration>,
     /// How many request streams the peer may have open at once.
     pub max_requests: u64,
     /// The flow-control window of each stream, in bytes.
@@ -55,6 +57,7 @@ impl Default for Transport {
             max_mtu: 1_500,
             congestion: Congestion::Cubic,
             idle_timeout: Duration::from_secs(30),
+            keep_alive: None,
             max_requests: 10_000,
             stream_window_bytes: 256 * 1024,
             stream_buffer_bytes: 64 * 1024,
@@ -66,6 +69,7 @@ impl Transport {
     fn limits(&self) -> Result<Limits> {
         let limits = Limits::new()
             .with_max_idle_timeout(self.idle_timeout)
+            .and_then(|limits| limits.with_max_keep_alive_period(self.keep_alive.unwrap_or(self.idle_timeout)))
             .and_then(|limits| limits.with_max_open_remote_bidirectional_streams(self.max_requests))
             .and_then(|limits| limits.with_max_open_local_bidirectional_streams(self.max_requests))
             .and_then(|limits| limits.with_max_open_remote_unidirectional_streams(16))

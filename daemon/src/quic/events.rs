@@ -1,11 +1,14 @@
-//! What the transport tells us about connections: handshake results and the peer's certificate.
+//! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU16, Ordering::Relaxed},
+};
 
 use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
-    events::{ConnectionClosed, HandshakeStatus, HandshakeStatusUpdated, TlsExporterReady},
+    events::{ConnectionClosed, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated, TlsExporterReady},
 };
 
 /// Handshake results of an endpoint.
@@ -35,7 +38,39 @@ pub struct Events {
 pub struct ConnectionState {
     /// The peer's verified leaf certificate in DER, if it presented one.
     pub peer_certificate: Option<Vec<u8>>,
+    /// How large packets are at the moment.
+    pub packets: PacketSize,
     completed: bool,
+}
+
+/// The largest QUIC packet that a connection sends, in bytes of UDP payload. Clones follow the same connection.
+#[derive(Clone, Debug)]
+pub struct PacketSize(Arc<AtomicU16>);
+
+impl Default for PacketSize {
+    /// Nothing is known yet, so nothing is too large.
+    fn default() -> Self {
+        Self(Arc::new(AtomicU16::new(u16::MAX)))
+    }
+}
+
+impl PacketSize {
+    /// What a packet needs beyond a UDP payload, at most: a short header with the longest connection ID and packet
+    /// number (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a
+    /// quarter stream ID of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
+    const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
+
+    /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.
+    #[must_use]
+    pub fn carries(&self, payload_bytes: u16) -> bool {
+        self.0.load(Relaxed) >= payload_bytes.saturating_add(Self::OVERHEAD_BYTES)
+    }
+
+    /// The size itself.
+    #[must_use]
+    pub fn bytes(&self) -> u16 {
+        self.0.load(Relaxed)
+    }
 }
 
 impl Subscriber for Events {
@@ -60,6 +95,10 @@ impl Subscriber for Events {
             state.completed = true;
             self.handshakes.completed.inc();
         }
+    }
+
+    fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
+        state.packets.0.store(event.mtu, Relaxed);
     }
 
     fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {

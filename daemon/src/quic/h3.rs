@@ -287,7 +287,7 @@ impl Client {
         &self.handle
     }
 
-    /// Closes the connection.
+    /// Closes the connection with an error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
     pub fn close(&self, code: Code) {
         close(&self.handle, code);
     }

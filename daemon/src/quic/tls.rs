@@ -2,13 +2,16 @@
 
 use std::{
     path::Path,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use anyhow::{Context as _, Result, bail};
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
     server::WebPkiClientVerifier,
 };
@@ -194,14 +197,20 @@ pub enum Trust {
 ///
 /// # Errors
 /// No usable authority, or a client certificate that does not fit its key.
-pub fn client(
+pub fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic_rustls::Client> {
+    client_reporting(trust, identity, Refusals::default())
+}
+
+/// As [`client`]; `refusals` learns which certificate was not trusted, and why, which the transport does not tell.
+///
+/// # Errors
+/// As [`client`].
+pub fn client_reporting(
     trust: Trust,
-    identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+    identity: Option<ClientIdentity>,
+    refusals: Refusals,
 ) -> Result<s2n_quic_rustls::Client> {
-    let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .context("TLS 1.3 is not available")?;
-    let builder = match trust {
+    let verifier: Arc<dyn ServerCertVerifier> = match trust {
         Trust::System => {
             let found = rustls_native_certs::load_native_certs();
             let mut store = RootCertStore::empty();
@@ -211,13 +220,16 @@ pub fn client(
                     "the system has no certificate authorities: install ca-certificates, or name a `ca` file or a fingerprint"
                 );
             }
-            builder.with_root_certificates(store)
+            server_verifier(store)?
         }
-        Trust::Authorities(authorities) => builder.with_root_certificates(roots(authorities)?),
-        Trust::Pinned(fingerprint) => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Pin { fingerprint, provider: provider() }))
-        }
+        Trust::Authorities(authorities) => server_verifier(roots(authorities)?)?,
+        Trust::Pinned(fingerprint) => Arc::new(Pin { fingerprint, provider: provider() }),
     };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .context("TLS 1.3 is not available")?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Witness { verifier, refusals }));
     let mut config = match identity {
         None => builder.with_no_client_auth(),
         Some((chain, key)) => builder
@@ -226,6 +238,80 @@ pub fn client(
     };
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(Arc::new(config).into())
+}
+
+/// A client's certificate chain, its own first, and the key to that.
+pub type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// The certificate of a server that was not trusted last. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals(Arc<Mutex<Option<Refused>>>);
+
+/// A certificate that was not trusted.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// Its SHA-256.
+    pub fingerprint: [u8; 32],
+    /// What is wrong with it.
+    pub reason: rustls::Error,
+}
+
+impl Refusals {
+    /// Takes what was noted last.
+    #[must_use]
+    pub fn take(&self) -> Option<Refused> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn server_verifier(store: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>> {
+    let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider());
+    Ok(builder.build().context("failed to use the certificate authorities")?)
+}
+
+/// Leaves every verdict to `verifier`, and notes the certificates that it refuses.
+#[derive(Debug)]
+struct Witness {
+    verifier: Arc<dyn ServerCertVerifier>,
+    refusals: Refusals,
+}
+
+impl ServerCertVerifier for Witness {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.verifier.verify_server_cert(end_entity, intermediates, name, ocsp_response, now).inspect_err(|reason| {
+            let refused = Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() };
+            *self.refusals.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(refused);
+        })
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.verifier.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
 }
 
 /// Accepts one certificate by its fingerprint; the handshake still proves that the peer holds its key.
