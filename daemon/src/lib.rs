@@ -3,6 +3,7 @@
 pub mod auth;
 pub mod client;
 pub mod echo;
+pub mod edge;
 pub mod host_addresses;
 pub mod metrics;
 pub mod quic;

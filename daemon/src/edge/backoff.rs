@@ -1,0 +1,112 @@
+//! When to try again what failed.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// Exponential back-off with jitter: every failure in a row doubles the wait, and of each wait the second half is
+/// random, so that clients whose relay was restarted do not all return at once.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Backoff {
+    /// Returns a back-off without failures, whose waits double from `first` up to `longest`.
+    #[must_use]
+    pub fn new((first, longest): (Duration, Duration)) -> Self {
+        Self { first, longest, failures: 0, not_before: None }
+    }
+
+    /// How long to wait at `now` before the next attempt.
+    #[must_use]
+    pub fn wait(&self, now: Instant) -> Duration {
+        self.not_before.map_or(Duration::ZERO, |instant| instant.saturating_duration_since(now))
+    }
+
+    /// Notes a failure and returns the wait that follows from it; `None` if it says nothing new, because a wait has
+    /// not passed yet (attempts that ran side by side fail side by side).
+    pub fn failed(&mut self, now: Instant, random: u64) -> Option<Duration> {
+        if !self.wait(now).is_zero() {
+            return None;
+        }
+        let full = self.first.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(self.longest);
+        self.failures = self.failures.saturating_add(1);
+        let wait = full / 2 + (full / 2).mul_f64(random as f64 / u64::MAX as f64);
+        self.not_before = Some(now + wait);
+        Some(wait)
+    }
+
+    /// Notes a success: the next failure is the first one again.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+        self.not_before = None;
+    }
+
+    /// What counts as success: something that lasted longer than any wait for it.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.longest
+    }
+}
+
+/// Returns some random bits: good enough for jitter, and no more than that.
+#[must_use]
+pub fn random() -> u64 {
+    // Keyed from the system's randomness; every new state has keys of its own.
+    RandomState::new().hash_one(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn waits_double_from_the_first_to_the_longest_and_start_over_after_a_success() {
+        let mut backoff = Backoff::new((SECOND, 10 * SECOND));
+        let mut now = Instant::now();
+        assert_eq!(backoff.wait(now), Duration::ZERO);
+        for expected_seconds in [1, 2, 4, 8, 10, 10] {
+            let wait = backoff.failed(now, u64::MAX).unwrap();
+            assert_eq!((wait, backoff.wait(now)), (expected_seconds * SECOND, wait));
+            now += wait;
+        }
+        backoff.succeeded();
+        assert_eq!(backoff.wait(now), Duration::ZERO);
+        assert_eq!(backoff.failed(now, u64::MAX), Some(SECOND));
+    }
+
+    #[test]
+    fn half_of_a_wait_is_random() {
+        let wait = |random| Backoff::new((SECOND, SECOND)).failed(Instant::now(), random).unwrap();
+        assert_eq!((wait(0), wait(u64::MAX)), (SECOND / 2, SECOND));
+        assert!((SECOND * 7 / 10..SECOND * 8 / 10).contains(&wait(u64::MAX / 2)));
+    }
+
+    #[test]
+    fn failures_side_by_side_count_once() {
+        let mut backoff = Backoff::new((SECOND, 10 * SECOND));
+        let now = Instant::now();
+        assert_eq!(backoff.failed(now, u64::MAX), Some(SECOND));
+        assert_eq!(backoff.failed(now + SECOND / 2, u64::MAX), None);
+        assert_eq!(backoff.failed(now + SECOND, u64::MAX), Some(2 * SECOND));
+    }
+
+    #[test]
+    fn any_number_of_failures_is_survived() {
+        let mut backoff = Backoff::new((SECOND, 30 * SECOND));
+        let mut now = Instant::now();
+        for _ in 0..100 {
+            now += backoff.failed(now, random()).unwrap();
+        }
+        assert_eq!(backoff.failed(now, u64::MAX), Some(30 * SECOND));
+    }
+}
