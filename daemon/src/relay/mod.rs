@@ -9,7 +9,7 @@
 
 mod limits;
 mod request;
-mod tcp;
+pub mod tcp;
 mod udp;
 
 use std::{

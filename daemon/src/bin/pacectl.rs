@@ -1,2 +1,0 @@
-//! paced
-fn main() {}

@@ -1,0 +1,136 @@
+//! Options that name a relay and what to show to it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use config::forward::{ClientIdentity, Mode, Trust};
+use masque::{
+    target::Target,
+    template::{Template, TemplateError},
+};
+use paced::{
+    client::endpoint::{Access, TokenSource},
+    quic::{endpoint::Transport, tls},
+    state,
+};
+
+/// Where `paced run` listens in development mode.
+const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
+
+#[derive(Args)]
+pub(crate) struct RelayOptions {
+    /// The relay: a URI template, or HOST[:PORT] for the default one of RFC 9298. Without it, the relay of `paced run`
+    /// on this machine
+    #[arg(long, value_name = "TEMPLATE", value_parser = template)]
+    relay: Option<Template>,
+    /// File with the bearer token to show
+    #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
+    token_file: Option<PathBuf>,
+    /// Environment variable with the bearer token to show
+    #[arg(long, value_name = "VAR")]
+    token_env: Option<String>,
+    /// PEM file with the authorities that may have signed the relay's certificate
+    #[arg(long, value_name = "FILE", conflicts_with = "pin")]
+    ca: Option<PathBuf>,
+    /// SHA-256 of the relay's certificate, in place of an authority
+    #[arg(long, value_name = "SHA256", value_parser = fingerprint)]
+    pin: Option<[u8; 32]>,
+    /// PEM file with a client certificate to show
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    client_cert: Option<PathBuf>,
+    /// PEM file with the private key of the client certificate
+    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    client_key: Option<PathBuf>,
+}
+
+impl RelayOptions {
+    /// Says how to reach the relay and what to show to it.
+    pub(crate) fn access(&self) -> Result<Access> {
+        let token = match (&self.token_file, &self.token_env) {
+            (Some(file), _) => Some(TokenSource::File(file.clone())),
+            (None, Some(name)) => Some(TokenSource::Environment(name.clone())),
+            (None, None) => None,
+        };
+        let identity = self.client_cert.clone().zip(self.client_key.clone());
+        let identity = identity.map(|(certificate, private_key)| ClientIdentity { certificate, private_key });
+        let trust = match (&self.ca, self.pin, &self.relay) {
+            (Some(file), _, _) => Trust::Authority(file.clone()),
+            (None, Some(fingerprint), _) => Trust::Pinned(fingerprint),
+            (None, None, Some(_)) => Trust::System,
+            (None, None, None) => development_trust()?,
+        };
+        let template = match &self.relay {
+            Some(template) => template.clone(),
+            None => Template::default_at(DEVELOPMENT_AUTHORITY)?,
+        };
+        Ok(Access { template, trust, token, identity })
+    }
+
+    /// Whether the relay of development mode is meant.
+    pub(crate) fn is_development(&self) -> bool {
+        self.relay.is_none()
+    }
+}
+
+/// The transport of a client that waits for answers, silent or not.
+pub(crate) fn transport() -> Transport {
+    let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = config::Transport::default();
+    Transport { initial_mtu, max_mtu, keep_alive, ..Transport::default() }
+}
+
+pub(crate) fn target(text: &str) -> Result<Target> {
+    Ok(Target::from_authority(text).context("expected HOST:PORT, with IPv6 addresses in brackets")?)
+}
+
+pub(crate) fn mode(text: &str) -> Result<Mode> {
+    let found = [Mode::Auto, Mode::Datagram, Mode::Stream].into_iter().find(|mode| mode.as_str() == text);
+    found.context("expected auto, datagram or stream")
+}
+
+/// The relay of development mode keeps its certificate where we find it.
+fn development_trust() -> Result<Trust> {
+    let file = state::development_dir().join("certificate.pem");
+    let certificates = tls::read_certificates(&file)
+        .context("there is no relay in development mode: start one with `paced run`, or name another with --relay")?;
+    let certificate = certificates.first().context("the certificate's file is empty")?;
+    Ok(Trust::Pinned(tls::fingerprint(certificate)))
+}
+
+fn template(text: &str) -> Result<Template, TemplateError> {
+    if text.contains("://") { Template::parse(text) } else { Template::default_at(text) }
+}
+
+fn fingerprint(text: &str) -> Result<[u8; 32]> {
+    const EXPECTED: &str = "expected 64 hexadecimal digits, with or without colons";
+    let digits: String = text.chars().filter(|c| *c != ':').collect();
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+    let whole = bytes.filter(|_| rest.is_empty()).and_then(|bytes| bytes.try_into().ok());
+    whole.context(EXPECTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_are_read_with_and_without_colons() {
+        let plain = "0f".repeat(32);
+        let colons = vec!["0F"; 32].join(":");
+        assert_eq!(fingerprint(&plain).unwrap(), [15; 32]);
+        assert_eq!(fingerprint(&colons).unwrap(), [15; 32]);
+        for wrong in
+            ["", "0f", &plain[1..], &format!("{plain}00"), &plain.replace('f', "g"), &plain.replace("0f", "+f")]
+        {
+            assert!(fingerprint(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_host_and_port_stand_for_the_default_template() {
+        assert_eq!(template("relay.example:4433").unwrap(), Template::default_at("relay.example:4433").unwrap());
+        assert!(template("http://relay.example/").is_err());
+    }
+}

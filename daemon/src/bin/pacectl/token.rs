@@ -1,0 +1,33 @@
+//! `pacectl token`: bearer tokens.
+
+use anyhow::{Result, anyhow};
+use clap::Subcommand;
+use paced::auth;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Makes a token; prints it, once, and what the relay's configuration has to say about it
+    New {
+        /// Whom it is for
+        #[arg(default_value = "user")]
+        name: String,
+        /// Prints JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(crate) fn run(command: &Command) -> Result<()> {
+    let Command::New { name, json } = command;
+    let (token, sha256) = auth::generate_token().map_err(|_| anyhow!("the system has no randomness to give"))?;
+    let sha256 = auth::hex(&sha256);
+    if *json {
+        println!("{}", serde_json::json!({ "name": name, "token": token, "sha256": sha256 }));
+        return Ok(());
+    }
+    println!("The token, which is shown only now; keep it where the client finds it (--token-file, token_file):\n");
+    println!("{token}\n");
+    println!("For the relay's configuration, which needs no secret:\n");
+    println!("[[relay.token]]\nname = {}\nsha256 = \"{sha256}\"", serde_json::Value::from(name.as_str()));
+    Ok(())
+}
