@@ -1,1 +1,22 @@
-//! tests
+//! What the tests of the whole product stand on: the rings they run in, and network namespaces.
+//!
+//! Tests that need nothing are the `sim_*` files in `tests/`; those that need root are `netns_*`, those that need the
+//! Debian kernel of the lab are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
+
+pub mod netns;
+pub mod process;
+pub mod report;
+
+use std::path::PathBuf;
+
+/// Gives the path of a program of this workspace, such as `paced`, built in the same profile as the running test.
+///
+/// `make test` builds it; under a bare `cargo test` run `cargo build --workspace` first.
+///
+/// # Errors
+/// When the running test does not know its own path, or the program was not built.
+pub fn program(name: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let path = test.ancestors().nth(2).map(|profile| profile.join(name)).filter(|path| path.is_file());
+    path.ok_or_else(|| anyhow::anyhow!("{name} is not built: run `cargo build --workspace`"))
+}

@@ -1,0 +1,34 @@
+# Every target installs the Debian packages that it lacks (tests/setup) and builds what it needs.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+RINGS ?= pure netns vm
+PREFIX ?= /usr
+DESTDIR ?=
+
+.PHONY: run test lint bench install
+
+run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
+	@tests/setup build
+	cargo run --release --bin paced -- run $(ARGS)
+
+test: ## All tests, ending with counts. RINGS="pure netns" leaves a ring out.
+	@tests/setup test $(RINGS)
+	@RINGS="$(RINGS)" tests/run
+
+lint:
+	@tests/setup lint
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+bench:
+	@tests/setup bench
+	cargo bench --workspace
+
+install: ## Binaries, unit, user and sample configuration below DESTDIR.
+	@tests/setup build
+	cargo build --release --bins
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(CARGO_TARGET_DIR)/release/paced $(CARGO_TARGET_DIR)/release/pacectl
+	install -D -m 644 systemd/paced.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/paced.conf
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
+	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 644 config/paced.toml $(DESTDIR)/etc/paced/paced.toml

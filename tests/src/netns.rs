@@ -1,0 +1,384 @@
+//! Network namespaces joined by veth pairs, removed when dropped.
+//!
+//! A [`Chain`] is what most tests want: client — relay — target, where the client has no route past the relay, so that
+//! whatever reaches the target went through a tunnel. Namespaces are called `paced-PID-COUNT-ROLE` and live below
+//! `/run/netns`, where `ip netns` finds them; those of runs that died are removed by the next run.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::process::Process;
+
+const FOLDER: &str = "/run/netns";
+const PREFIX: &str = "paced-";
+
+/// One network namespace with its loopback device up; removed when dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    role: String,
+    handle: File,
+    resolv_conf: Option<std::path::PathBuf>,
+}
+
+impl Namespace {
+    /// Makes a namespace, named uniquely after this process; `role` becomes part of the name and names devices towards it.
+    ///
+    /// # Errors
+    /// Without root, or when `ip` refuses.
+    pub fn new(role: &str) -> Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(remove_leftovers);
+
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{count}-{role}", std::process::id());
+        execute(Command::new("ip").args(["netns", "add", &name]), "")?;
+        let handle = File::open(Path::new(FOLDER).join(&name))?;
+        let namespace = Namespace { name, role: role.to_owned(), handle, resolv_conf: None };
+        // Duplicate address detection would make the first second of every IPv6 test a matter of luck.
+        namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Returns the name that `ip netns` shows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs lines of `ip` commands (without the leading `ip`) in the namespace.
+    ///
+    /// # Errors
+    /// With what `ip` printed about the first line that failed; the lines before it are in force.
+    pub fn ip(&self, lines: &str) -> Result<()> {
+        execute(Command::new("ip").args(["-netns", &self.name, "-batch", "-"]), lines)
+    }
+
+    /// Runs lines of `tc` commands (without the leading `tc`) in the namespace.
+    ///
+    /// # Errors
+    /// With what `tc` printed about the first line that failed; the lines before it are in force.
+    pub fn tc(&self, lines: &str) -> Result<()> {
+        execute(Command::new("tc").args(["-netns", &self.name, "-batch", "-"]), lines)
+    }
+
+    /// Sets a sysctl below `net.`, which every namespace has for itself.
+    ///
+    /// # Errors
+    /// When the kernel does not know the key or refuses the value.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        let path = Path::new("/proc/sys").join(key.replace('.', "/"));
+        self.run(|| fs::write(&path, value).with_context(|| format!("{key} = {value}")))?
+    }
+
+    /// Gives programs started from now on an `/etc/resolv.conf` of their own that lists these servers.
+    ///
+    /// # Errors
+    /// When the file cannot be written to the temporary folder.
+    pub fn resolve_with(&mut self, servers: &[std::net::IpAddr]) -> Result<()> {
+        let path = std::env::temp_dir().join(format!("{}.resolv.conf", self.name));
+        fs::write(&path, servers.iter().map(|server| format!("nameserver {server}\n")).collect::<String>())?;
+        self.resolv_conf = Some(path);
+        Ok(())
+    }
+
+    /// Moves the calling thread, and nothing else of this process, into the namespace: sockets it opens are there.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(self.handle.as_raw_fd())
+    }
+
+    /// Runs a closure on a thread of its own inside the namespace and returns what it returned; a panic goes through.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let ended = thread::scope(|scope| scope.spawn(|| self.enter().map(|()| work())).join());
+        Ok(ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
+    }
+
+    /// Starts a closure on a thread inside the namespace.
+    ///
+    /// # Errors
+    /// Without root, or when the thread cannot be had.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<io::Result<T>>> {
+        let handle = self.handle.try_clone()?;
+        Ok(thread::Builder::new().spawn(move || enter(handle.as_raw_fd()).map(|()| work()))?)
+    }
+
+    /// Prepares a program that will run in the namespace. [`Process::start`] starts it.
+    ///
+    /// # Errors
+    /// When the namespace's handle cannot be duplicated.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        let handle = self.handle.try_clone()?;
+        let resolv_conf = self.resolv_conf.as_ref().map(|path| c_path(path)).transpose()?;
+        let mut command = Command::new(program);
+        // SAFETY: between fork and exec only system calls are made, on memory that was allocated before the fork.
+        unsafe {
+            command.pre_exec(move || {
+                enter(handle.as_raw_fd())?;
+                resolv_conf.as_deref().map_or(Ok(()), cover_resolv_conf)
+            });
+        }
+        Ok(command)
+    }
+
+    /// Starts a program in the namespace; it is killed when the returned handle is dropped.
+    ///
+    /// # Errors
+    /// When the program is not there, or without root.
+    pub fn start<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        program: impl AsRef<std::ffi::OsStr>,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Result<Process> {
+        let mut command = self.command(program)?;
+        command.args(arguments);
+        Process::start(command)
+    }
+
+    /// Echoes UDP payloads on a port of every address of the namespace until the handle is dropped.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn echo(&self, port: u16) -> Result<Echo> {
+        let socket = self.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)))??;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut payload = vec![0; 65_536];
+            while !stopped.load(Ordering::Relaxed) {
+                if let Ok((len, from)) = socket.recv_from(&mut payload) {
+                    // An unreachable sender is the sender's problem.
+                    let _ = socket.send_to(&payload[..len], from);
+                }
+            }
+        });
+        Ok(Echo { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Whatever stays behind is removed at the start of the next run.
+        let _ = execute(Command::new("ip").args(["netns", "delete", &self.name]), "");
+        if let Some(path) = &self.resolv_conf {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// A UDP echo server; stopped when dropped.
+#[derive(Debug)]
+pub struct Echo {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A veth pair with an IPv4 and an IPv6 subnet of its own: `10.0.N.0/24` and `fd00:N::/64`.
+#[derive(Debug)]
+pub struct Link {
+    /// The end with the addresses `10.0.N.1` and `fd00:N::1`.
+    pub near: End,
+    /// The end with the addresses `10.0.N.2` and `fd00:N::2`.
+    pub far: End,
+}
+
+/// One end of a [`Link`].
+#[derive(Debug)]
+pub struct End {
+    namespace: String,
+    /// The device's name: the role of the namespace at the other end.
+    pub device: String,
+    /// The end's IPv4 address.
+    pub v4: Ipv4Addr,
+    /// The end's global IPv6 address.
+    pub v6: Ipv6Addr,
+}
+
+impl Link {
+    /// Joins two namespaces; `number` tells subnets apart.
+    ///
+    /// # Errors
+    /// When the roles are equal or too long for a device's name (15 bytes), or the number is taken.
+    pub fn new(near: &Namespace, far: &Namespace, number: u8) -> Result<Self> {
+        let end = |of: &Namespace, to: &Namespace, host: u8| End {
+            namespace: of.name.clone(),
+            device: to.role.clone(),
+            v4: Ipv4Addr::new(10, 0, number, host),
+            v6: Ipv6Addr::new(0xfd00, u16::from(number), 0, 0, 0, 0, 0, u16::from(host)),
+        };
+        let link = Link { near: end(near, far, 1), far: end(far, near, 2) };
+        near.ip(&format!("link add {} type veth peer name {} netns {}", link.near.device, link.far.device, far.name))?;
+        for (namespace, end) in [(near, &link.near), (far, &link.far)] {
+            let End { device, v4, v6, .. } = end;
+            namespace.ip(&format!(
+                "link set {device} up\naddress add {v4}/24 dev {device}\naddress add {v6}/64 dev {device} nodad"
+            ))?;
+        }
+        Ok(link)
+    }
+
+    /// Sets the MTU of both ends, in bytes of IP packet.
+    ///
+    /// # Errors
+    /// When the kernel refuses it; below 1280 IPv6 goes away.
+    pub fn set_mtu(&self, bytes: u32) -> Result<()> {
+        [&self.near, &self.far].iter().try_for_each(|end| end.ip(&format!("link set {} mtu {bytes}", end.device)))
+    }
+}
+
+impl End {
+    /// Replaces the root queueing discipline, e.g. `tbf rate 10mbit burst 16kb latency 50ms`, or `netem delay 20ms` in the lab.
+    ///
+    /// # Errors
+    /// When the running kernel lacks it.
+    pub fn set_qdisc(&self, discipline: &str) -> Result<()> {
+        execute(
+            Command::new("tc").args(["-netns", &self.namespace, "-batch", "-"]),
+            &format!("qdisc replace dev {} root {discipline}", self.device),
+        )
+    }
+
+    /// Makes the device send the packets of a GSO message one by one, as a real wire would see them.
+    ///
+    /// # Errors
+    /// When `ethtool` is missing or refuses.
+    pub fn segment(&self) -> Result<()> {
+        let arguments = ["netns", "exec", &self.namespace, "ethtool", "-K", &self.device, "tx-udp-segmentation", "off"];
+        execute(Command::new("ip").args(arguments), "")
+    }
+
+    /// Takes the device down or up.
+    ///
+    /// # Errors
+    /// When `ip` refuses.
+    pub fn set_up(&self, up: bool) -> Result<()> {
+        self.ip(&format!("link set {} {}", self.device, if up { "up" } else { "down" }))
+    }
+
+    fn ip(&self, lines: &str) -> Result<()> {
+        execute(Command::new("ip").args(["-netns", &self.namespace, "-batch", "-"]), lines)
+    }
+}
+
+/// Client — relay — target. The client reaches the relay only; the relay sends what it has no route for to the target.
+#[derive(Debug)]
+pub struct Chain {
+    /// Where client applications and the edge run.
+    pub client: Namespace,
+    /// Where the relay runs.
+    pub relay: Namespace,
+    /// Where the services run that clients want.
+    pub target: Namespace,
+    /// From the client (near: `10.0.1.1`, `fd00:1::1`) to the relay (far: `10.0.1.2`, `fd00:1::2`).
+    pub access: Link,
+    /// From the relay (near: `10.0.2.1`, `fd00:2::1`) to the target (far: `10.0.2.2`, `fd00:2::2`).
+    pub egress: Link,
+}
+
+impl Chain {
+    /// Makes the three namespaces and their links.
+    ///
+    /// # Errors
+    /// Without root, or when the kernel lacks veth.
+    pub fn new() -> Result<Self> {
+        let [client, relay, target] = ["client", "relay", "target"].map(Namespace::new);
+        let (client, relay, target) = (client?, relay?, target?);
+        let access = Link::new(&client, &relay, 1)?;
+        let egress = Link::new(&relay, &target, 2)?;
+        relay.ip(&format!("route add default via {}\nroute add ::/0 via {}", egress.far.v4, egress.far.v6))?;
+        Ok(Chain { client, relay, target, access, egress })
+    }
+}
+
+/// Removes the namespaces of test processes that no longer live, and ends what still runs in them.
+///
+/// Called by the first [`Namespace::new`] of every process; what cannot be removed is left.
+pub fn remove_leftovers() {
+    let names =
+        fs::read_dir(FOLDER).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    for name in names {
+        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = remove_leftover(&name);
+        }
+    }
+}
+
+fn remove_leftover(name: &str) -> Result<()> {
+    let pids = Command::new("ip").args(["netns", "pids", name]).output()?.stdout;
+    for pid in String::from_utf8(pids)?.lines().filter_map(|line| line.trim().parse().ok()) {
+        // SAFETY: kill takes two integers. The pid is of a process inside a namespace that a dead run of ours made.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+    execute(Command::new("ip").args(["netns", "delete", name]), "")
+}
+
+/// Runs a short command to its end with the given standard input.
+fn execute(command: &mut Command, input: &str) -> Result<()> {
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+    // A command that ends without reading its input has more to say on stderr than a broken pipe does.
+    let _ = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
+    let mut complaint = String::new();
+    child.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut complaint))?;
+    let status = child.wait()?;
+    ensure!(status.success(), "{command:?} of {input:?}: {status}: {}", complaint.trim());
+    Ok(())
+}
+
+fn enter(namespace: RawFd) -> io::Result<()> {
+    // SAFETY: setns takes two integers and changes the calling thread only.
+    check(unsafe { libc::setns(namespace, libc::CLONE_NEWNET) })
+}
+
+/// Gives the calling process a mount table of its own in which `/etc/resolv.conf` is another file.
+fn cover_resolv_conf(with: &std::ffi::CStr) -> io::Result<()> {
+    let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+    // SAFETY: the pointers are to C strings that outlive the calls, or null where the kernel ignores the argument.
+    unsafe {
+        check(libc::unshare(libc::CLONE_NEWNS))?;
+        check(libc::mount(none, c"/".as_ptr(), none, private, none.cast()))?;
+        check(libc::mount(with.as_ptr(), c"/etc/resolv.conf".as_ptr(), none, libc::MS_BIND, none.cast()))
+    }
+}
+
+fn check(returned: i32) -> io::Result<()> {
+    if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn c_path(path: &Path) -> Result<std::ffi::CString> {
+    match std::ffi::CString::new(path.as_os_str().as_encoded_bytes()) {
+        Ok(path) => Ok(path),
+        Err(_) => bail!("{} contains a zero byte", path.display()),
+    }
+}

@@ -1,0 +1,133 @@
+//! A child process whose output is kept, and which does not outlive its handle.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Polls every 10 ms until `poll` gives something, and returns it.
+///
+/// # Errors
+/// When the deadline passes first; `what` says what did not happen.
+pub fn wait_for<T>(what: &str, within: Duration, mut poll: impl FnMut() -> Option<T>) -> Result<T> {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(found) = poll() {
+            return Ok(found);
+        }
+        if Instant::now() >= deadline {
+            bail!("not within {within:?}: {what}");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running program; killed by its pid when dropped. A panicking test prints what the program had said.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    said: Arc<Said>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    lines: Mutex<Vec<String>>,
+    more: Condvar,
+}
+
+impl Process {
+    /// Starts a program without standard input, collecting both of its outputs line by line.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let said = Arc::new(Said::default());
+        let readers = [
+            child.stdout.take().map(|out| collect(out, Arc::clone(&said))),
+            child.stderr.take().map(|err| collect(err, Arc::clone(&said))),
+        ];
+        Ok(Process { child, said, readers: readers.into_iter().flatten().collect() })
+    }
+
+    /// Returns the pid.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns everything printed so far, the two outputs interleaved by line.
+    pub fn output(&self) -> String {
+        self.said.lines().join("\n")
+    }
+
+    /// Waits until a line that contains `part` was printed, at any time since the start, and returns the line.
+    ///
+    /// # Errors
+    /// When the deadline passes first, with all that was printed.
+    pub fn wait_for_line(&self, part: &str, within: Duration) -> Result<String> {
+        let missing = |lines: &mut Vec<String>| !lines.iter().any(|line| line.contains(part));
+        let waited = self.said.more.wait_timeout_while(self.said.lines(), within, missing);
+        let (lines, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match lines.iter().find(|line| line.contains(part)) {
+            Some(line) => Ok(line.clone()),
+            None => bail!("no line with {part:?} within {within:?} in:\n{}", lines.join("\n")),
+        }
+    }
+
+    /// Sends a signal, such as `libc::SIGTERM`.
+    ///
+    /// # Errors
+    /// When the process was already waited for.
+    pub fn signal(&mut self, signal: i32) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the process has already ended: {status}");
+        }
+        let pid = i32::try_from(self.child.id())?;
+        // SAFETY: kill takes two integers; the child was not reaped, so that the pid is still its own.
+        let sent = unsafe { libc::kill(pid, signal) };
+        if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+    }
+
+    /// Waits for the end of the process and of its output.
+    ///
+    /// # Errors
+    /// When the deadline passes first.
+    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
+        let status = wait_for("the end of the process", within, || self.child.try_wait().transpose())??;
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        Ok(status)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Neither fails but for a process that has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("process {} had said:\n{}", self.child.id(), self.output());
+        }
+    }
+}
+
+impl Said {
+    fn lines(&self) -> MutexGuard<'_, Vec<String>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn collect(output: impl Read + Send + 'static, said: Arc<Said>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            said.lines().push(String::from_utf8_lossy(&line).into_owned());
+            said.more.notify_all();
+        }
+    })
+}

@@ -1,0 +1,55 @@
+//! Which rings were asked for, and how a test says that it did not run.
+//!
+//! The runner (`tests/run`) names the rings in `PACED_RINGS`. A test of a ring that was not asked for prints one line,
+//! `skipped: NAME: REASON`, which the runner counts; in a ring that was asked for, whatever is missing fails the test.
+
+use std::io::Write as _;
+
+/// What a test needs of the machine, beyond a compiler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// Root in a network namespace of its own, on whatever kernel runs.
+    Netns,
+    /// The Debian kernel of the lab (`tests/vm`), which has `fq`, `netem` and `etf`.
+    Vm,
+}
+
+impl Ring {
+    /// Returns the name by which `RINGS` and `PACED_RINGS` select the ring.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ring::Netns => "netns",
+            Ring::Vm => "vm",
+        }
+    }
+
+    /// Tells whether this run asked for the ring.
+    pub fn asked(self) -> bool {
+        std::env::var("PACED_RINGS").is_ok_and(|rings| rings.split(' ').any(|ring| ring == self.name()))
+    }
+}
+
+/// Prints the line that the runner counts as one skipped test, past the test harness's capture of output.
+///
+/// Called by [`ring!`](crate::ring); `inside` is the type name of something defined in the test's body.
+pub fn skipped(inside: &str, reason: &str) {
+    let name = inside.trim_end_matches("::here").trim_end_matches("::{{closure}}");
+    let line = format!("\nskipped: {name}: {reason}\n");
+    // One write, so that lines of parallel tests stay whole. A test cannot do more about a closed stderr than go on.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Opens a test that belongs to a ring: `tests::ring!(Netns);` as the first statement of the body.
+///
+/// Returns from the test, reported as skipped, when nobody asked for the ring.
+#[macro_export]
+macro_rules! ring {
+    ($ring:ident) => {
+        if !$crate::report::Ring::$ring.asked() {
+            fn here() {}
+            let ring = $crate::report::Ring::$ring.name();
+            $crate::report::skipped(std::any::type_name_of_val(&here), &format!("the {ring} ring was not asked for"));
+            return Default::default();
+        }
+    };
+}

@@ -1,0 +1,154 @@
+//! The ring of network namespaces tests itself: what it makes works, and nothing of it stays behind.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tests::netns::{Chain, Namespace, remove_leftovers};
+use tests::process::wait_for;
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn ask(from: &Namespace, to: SocketAddr, payload: &[u8]) -> anyhow::Result<Vec<u8>> {
+    from.run(|| {
+        let local = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(local)?;
+        socket.set_read_timeout(Some(SOON))?;
+        socket.connect(to)?;
+        socket.send(payload)?;
+        let mut answer = vec![0; 2048];
+        let len = socket.recv(&mut answer)?;
+        answer.truncate(len);
+        Ok(answer)
+    })?
+}
+
+#[test]
+fn every_hop_answers_in_both_address_families() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (_relay, _target) = (chain.relay.echo(7).unwrap(), chain.target.echo(7).unwrap());
+    for (from, to) in [(&chain.client, &chain.access.far), (&chain.relay, &chain.egress.far)] {
+        for address in [IpAddr::from(to.v4), IpAddr::from(to.v6)] {
+            assert_eq!(ask(from, (address, 7).into(), b"marco").unwrap(), b"marco", "{address}");
+        }
+    }
+}
+
+#[test]
+fn the_client_cannot_reach_the_target_by_itself() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let _echo = chain.target.echo(7).unwrap();
+    let error = ask(&chain.client, (chain.egress.far.v4, 7).into(), b"marco").unwrap_err();
+    assert_eq!(error.downcast::<std::io::Error>().unwrap().kind(), std::io::ErrorKind::NetworkUnreachable);
+}
+
+#[test]
+fn a_links_mtu_bounds_what_leaves_unfragmented() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let _echo = chain.relay.echo(7).unwrap();
+    chain.access.set_mtu(1280).unwrap();
+    let (relay, fits) = ((chain.access.far.v4, 7).into(), 1280 - 20 - 8);
+    assert_eq!(ask(&chain.client, relay, &vec![1; fits]).unwrap().len(), fits);
+    let error = chain.client.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        set_dont_fragment(&socket);
+        socket.send_to(&vec![1; fits + 1], relay).unwrap_err()
+    });
+    assert_eq!(error.unwrap().raw_os_error(), Some(libc::EMSGSIZE));
+}
+
+fn set_dont_fragment(socket: &UdpSocket) {
+    use std::os::fd::AsRawFd as _;
+    let value: libc::c_int = libc::IP_PMTUDISC_DO;
+    // SAFETY: the value lives through the call and its size is given.
+    let set = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, (&raw const value).cast(), 4)
+    };
+    assert_eq!(set, 0);
+}
+
+#[test]
+fn a_token_bucket_holds_a_link_to_its_rate() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let _echo = chain.relay.echo(7).unwrap();
+    let relay = (chain.access.far.v4, 7).into();
+    ask(&chain.client, relay, b"resolves the link address first").unwrap();
+    // Ten payloads of 1,000 bytes (1,042 in frames), of which the bucket covers one and a half: 8.5 wait 1 ms each at 8 Mbit/s.
+    chain.access.near.set_qdisc("tbf rate 8mbit burst 1563 latency 1s").unwrap();
+    let begin = std::time::Instant::now();
+    chain
+        .client
+        .run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.set_read_timeout(Some(SOON)).unwrap();
+            for _ in 0..10 {
+                socket.send_to(&[0; 1000], relay).unwrap();
+            }
+            for _ in 0..10 {
+                socket.recv(&mut [0; 1000]).unwrap();
+            }
+        })
+        .unwrap();
+    assert!(begin.elapsed() >= Duration::from_millis(8), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_dropped_namespace_is_gone_with_its_devices() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let paths =
+        [&chain.client, &chain.relay, &chain.target].map(|namespace| Path::new("/run/netns").join(namespace.name()));
+    assert!(paths.iter().all(|path| path.exists()));
+    drop(chain);
+    assert!(!paths.iter().any(|path| path.exists()));
+}
+
+#[test]
+fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
+    tests::ring!(Netns);
+    // The pid of a process that was waited for belongs to nobody.
+    let mut dead = Command::new("true").spawn().unwrap();
+    dead.wait().unwrap();
+    let name = format!("paced-{}-0-client", dead.id());
+    assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
+    let mut orphan = Command::new("ip").args(["netns", "exec", &name, "sleep", "1000"]).spawn().unwrap();
+    wait_for("a process in the namespace", SOON, || {
+        let pids = Command::new("ip").args(["netns", "pids", &name]).output().unwrap().stdout;
+        String::from_utf8(pids).unwrap().contains(&orphan.id().to_string()).then_some(())
+    })
+    .unwrap();
+    remove_leftovers();
+    assert!(!Path::new("/run/netns").join(&name).exists());
+    assert!(!orphan.wait().unwrap().success());
+}
+
+#[test]
+fn a_program_ends_with_its_handle() {
+    tests::ring!(Netns);
+    let namespace = Namespace::new("client").unwrap();
+    let process = namespace.start("sh", ["-c", "readlink /proc/self/ns/net; exec sleep 1000"]).unwrap();
+    let inode = process.wait_for_line("net:", SOON).unwrap();
+    assert_ne!(Path::new(&inode), fs::read_link("/proc/self/ns/net").unwrap(), "it runs in a namespace of its own");
+    let folder = Path::new("/proc").join(process.id().to_string());
+    assert!(folder.exists());
+    drop(process);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn a_program_sees_the_resolver_that_its_namespace_was_given() {
+    tests::ring!(Netns);
+    let before = fs::read("/etc/resolv.conf").unwrap();
+    let mut namespace = Namespace::new("client").unwrap();
+    namespace.resolve_with(&["10.0.1.2".parse().unwrap()]).unwrap();
+    let mut cat = namespace.start("cat", ["/etc/resolv.conf"]).unwrap();
+    assert!(cat.wait(SOON).unwrap().success());
+    assert_eq!(cat.output(), "nameserver 10.0.1.2");
+    assert_eq!(fs::read("/etc/resolv.conf").unwrap(), before, "nobody else sees it");
+}
