@@ -109,9 +109,10 @@ async def payload_longer_than_udp_has(c: RawClient) -> Outcome:
 
 @case("RFC 9114 §7.1", closed(ErrorCode.H3_FRAME_ERROR))
 async def data_frame_cut_by_the_end(c: RawClient) -> Outcome:
-    """Ends the stream in the middle of a DATA frame."""
+    """Ends the stream in the middle of a DATA frame, whose content until there is a whole capsule."""
     c.start()
-    c.send(await c.tunnel(), wire.data(bytes(10))[:-1], fin=True)
+    unknown_capsule = b"\x17\x02ab"
+    c.send(await c.tunnel(), wire.data(unknown_capsule + b"\x17")[:-1], fin=True)
     return await c.closing()
 
 
