@@ -1,72 +1,345 @@
 //! Names to addresses, off the data path.
+//!
+//! One task on the control runtime owns the cache and the lookups; [`Resolver::resolve`] hands it a name and waits for
+//! the answer without blocking. Names are absolute: search domains do not apply. `localhost` and all names below it
+//! are loopback addresses, without a query (RFC 6761 §6.3).
+//!
+//! The hosts file is not read: it may name machines that were never meant for clients, and a name should lead to the
+//! same place through every relay. The system's name servers are those it had when the resolver started.
 
-use std::{borrow::Cow, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
-use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, Either, select},
+    stream::FuturesUnordered,
+};
+use hickory_resolver::{
+    TokioResolver,
+    config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig},
+    lookup::Lookup,
+    net::{DnsError, NetError, runtime::TokioRuntimeProvider},
+    proto::{
+        op::ResponseCode,
+        rr::{Name, RecordType},
+    },
+};
+use prometheus_client::metrics::counter::Counter;
+use socket2::{Domain, Socket, Type};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+    time::{Instant, timeout},
+};
 
-/// Why a name has no address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
-    /// No answer came in time.
-    #[error("the name servers did not answer in time")]
-    Timeout,
-    /// Too many lookups are in flight.
-    #[error("too many lookups are in flight")]
-    Overloaded,
-    /// The name servers say no, with this response code.
-    #[error("the name servers answered {0}")]
-    Rcode(Cow<'static, str>),
-    /// The lookup failed without an answer.
-    #[error("the lookup failed")]
-    Failed,
-}
+use self::cache::Cache;
 
-/// Bounds of a resolver.
+mod cache;
+#[cfg(test)]
+mod tests;
+
+/// How many questions may wait for the task; it takes them as they come, so that as many mean that it is starved.
+const QUESTIONS: usize = 4096;
+
+/// How many addresses of each family are used: whoever controls a name should not decide how many are tried.
+const ADDRESSES_PER_FAMILY: usize = 8;
+
+/// How long addresses of one family wait for those of the other: some name servers never answer about one of them
+/// (compare the resolution delay of RFC 8305 §3, which assumes that late answers can still be used).
+const SECOND_FAMILY_DELAY: Duration = Duration::from_millis(300);
+
+/// The bounds of how long addresses are kept: not so briefly that every request costs queries, whatever the TTL, nor
+/// so long that a change of the name is missed for days.
+const TTL_BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
+
+/// How long errors of name servers and the absence of addresses are kept (RFC 9520 §3.2 asks for 1 s to 5 min), and
+/// addresses of one family while the question about the other failed.
+const NEGATIVE_TTL: Duration = Duration::from_secs(5);
+
+/// The RCODE of an answer without addresses: the name exists, but only for other types.
+const NO_ADDRESSES: ResolveError = ResolveError::Rcode(Cow::Borrowed("NOERROR"));
+
+/// How names are resolved.
 #[derive(Clone, Debug)]
 pub struct ResolverSettings {
-    /// How many lookups may be in flight.
+    /// How many different names may be looked up at a time.
     pub lookups_in_flight: usize,
-    /// How long one may take.
+    /// How long a lookup may take, retries included.
     pub timeout: Duration,
+    /// How many names the cache holds, each in less than 1 KiB.
+    pub cache_entries: usize,
+    /// The name servers, or `None` for those of `/etc/resolv.conf`.
+    pub name_servers: Option<Vec<SocketAddr>>,
 }
 
 impl Default for ResolverSettings {
     fn default() -> Self {
-        Self { lookups_in_flight: 256, timeout: Duration::from_secs(5) }
+        Self { lookups_in_flight: 256, timeout: Duration::from_secs(5), cache_entries: 4096, name_servers: None }
     }
 }
 
-/// Resolves names on the control runtime. Clones share their limits.
-#[derive(Clone)]
+/// Why there are no addresses for a name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResolveError {
+    /// No name server answered in time.
+    #[error("no name server answered in time")]
+    Timeout,
+    /// Too many lookups are in flight.
+    #[error("too many lookups are in flight")]
+    Overloaded,
+    /// A name server answered with this RCODE, named as the parameter `rcode` of a Proxy-Status should name it
+    /// (RFC 9209 §2.3.2). `NOERROR` means that the name exists and has no addresses.
+    #[error("a name server answered {0}")]
+    Rcode(Cow<'static, str>),
+    /// No name server could be asked, its answer made no sense, or the name cannot exist.
+    #[error("no name server could be asked, or its answer made no sense")]
+    Failed,
+}
+
+/// Why no resolver could be started.
+#[derive(Debug, thiserror::Error)]
+#[error("the name servers cannot be used")]
+pub struct StartError(#[from] NetError);
+
+/// What became of the names that had to be resolved.
+#[derive(Clone, Debug, Default)]
+pub struct DnsCounters {
+    /// Names to resolve.
+    pub names: Counter,
+    /// Of these, those that the cache answered.
+    pub cached: Counter,
+    /// Of these, those that shared the lookup of an earlier one.
+    pub joined: Counter,
+    /// Answered by an error of a name server, or the absence of addresses.
+    pub negative: Counter,
+    /// Given up because no name server answered in time.
+    pub timeouts: Counter,
+    /// Refused because too many lookups were in flight.
+    pub overloaded: Counter,
+    /// Failed otherwise.
+    pub failed: Counter,
+}
+
+type Answer = Result<Vec<IpAddr>, ResolveError>;
+
+/// Resolves names; clones share lookups, cache and counters.
+#[derive(Clone, Debug)]
 pub struct Resolver {
-    control: Handle,
-    places: Arc<Semaphore>,
-    timeout: Duration,
+    questions: mpsc::Sender<Question>,
+    counters: Arc<DnsCounters>,
+}
+
+#[derive(Debug)]
+struct Question {
+    name: Name,
+    asker: oneshot::Sender<Answer>,
 }
 
 impl Resolver {
-    /// Starts resolving on the runtime `control`.
+    /// Starts the task on `control`; it ends with the last clone. Without a usable `/etc/resolv.conf` the name server
+    /// is the one on this host, as in `resolv.conf(5)`.
     ///
     /// # Errors
-    /// The system's resolver cannot be used.
-    pub fn start(settings: ResolverSettings, control: &Handle) -> Result<Self, ResolveError> {
-        let places = Arc::new(Semaphore::new(settings.lookups_in_flight));
-        Ok(Self { control: control.clone(), places, timeout: settings.timeout })
+    /// The name servers cannot be used.
+    pub fn start(settings: ResolverSettings, control: &Handle) -> Result<Self, StartError> {
+        let counters = Arc::<DnsCounters>::default();
+        let dns = dns_client(&settings)?;
+        let (questions, asked) = mpsc::channel(QUESTIONS);
+        control.spawn(answer_questions(asked, dns, settings, Arc::clone(&counters)));
+        Ok(Self { questions, counters })
     }
 
-    /// Returns the addresses of `name`, which is absolute.
+    /// Asks for the addresses of `name`, at most 8 of each family. Those that the host is more likely to reach come
+    /// first: IPv6 if it has a route for that to the internet, otherwise IPv4.
     ///
     /// # Errors
-    /// See [`ResolveError`].
+    /// Why there are none; there is at least one otherwise.
     pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| ResolveError::Overloaded)?;
-        let (name, limit) = (name.to_owned(), self.timeout);
-        let lookup = self.control.spawn(async move {
-            let found = timeout(limit, tokio::net::lookup_host((name, 0))).await.map_err(|_| ResolveError::Timeout)?;
-            drop(place);
-            let addresses: Vec<IpAddr> = found.map_err(|_| ResolveError::Failed)?.map(|found| found.ip()).collect();
-            if addresses.is_empty() { Err(ResolveError::Failed) } else { Ok(addresses) }
-        });
-        lookup.await.map_err(|_| ResolveError::Failed)?
+        self.counters.names.inc();
+        let answer = self.ask(name).await;
+        match &answer {
+            Ok(_) => return answer,
+            Err(ResolveError::Rcode(_)) => &self.counters.negative,
+            Err(ResolveError::Timeout) => &self.counters.timeouts,
+            Err(ResolveError::Overloaded) => &self.counters.overloaded,
+            Err(ResolveError::Failed) => &self.counters.failed,
+        }
+        .inc();
+        answer
     }
+
+    /// What became of the names so far.
+    pub fn counters(&self) -> &DnsCounters {
+        &self.counters
+    }
+
+    async fn ask(&self, name: &str) -> Answer {
+        let mut name = Name::from_ascii(name).map_err(|_| ResolveError::Failed)?;
+        name.set_fqdn(true);
+        let (asker, answer) = oneshot::channel();
+        self.questions.try_send(Question { name, asker }).map_err(|refused| match refused {
+            mpsc::error::TrySendError::Full(_) => ResolveError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => ResolveError::Failed,
+        })?;
+        answer.await.unwrap_or(Err(ResolveError::Failed))
+    }
+}
+
+fn dns_client(settings: &ResolverSettings) -> Result<TokioResolver, NetError> {
+    let of = |name_servers: &[SocketAddr]| {
+        let config = ResolverConfig::from_name_servers(name_servers.iter().map(name_server).collect());
+        TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+    };
+    let mut builder = match &settings.name_servers {
+        Some(name_servers) => of(name_servers),
+        None => TokioResolver::builder_tokio().unwrap_or_else(|error| {
+            tracing::warn!(%error, "no name servers in /etc/resolv.conf, using the one on this host");
+            of(&[(Ipv4Addr::LOCALHOST, 53).into()])
+        }),
+    };
+    let options = builder.options_mut();
+    options.use_hosts_file = ResolveHosts::Never;
+    // Answers are kept as addresses, whose size has a bound, not as messages.
+    options.cache_size = 0;
+    options.edns0 = true;
+    // Leaves time for a second attempt, perhaps with other name servers.
+    options.timeout = settings.timeout / 2;
+    options.attempts = 1;
+    options.max_active_requests = settings.lookups_in_flight.saturating_mul(2);
+    builder.build()
+}
+
+fn name_server(address: &SocketAddr) -> NameServerConfig {
+    let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut connection| {
+        connection.port = address.port();
+        connection
+    });
+    NameServerConfig::new(address.ip(), true, connections.into())
+}
+
+async fn answer_questions(
+    mut questions: mpsc::Receiver<Question>,
+    dns: TokioResolver,
+    settings: ResolverSettings,
+    counters: Arc<DnsCounters>,
+) {
+    let mut cache = Cache::new(settings.cache_entries);
+    let mut lookups = FuturesUnordered::<BoxFuture<'static, (Name, (Answer, Duration))>>::new();
+    let mut askers: HashMap<Name, Vec<oneshot::Sender<Answer>>> = HashMap::new();
+    loop {
+        let Question { name, asker } = tokio::select! {
+            Some((name, (answer, ttl))) = lookups.next() => {
+                for asker in askers.remove(&name).into_iter().flatten() {
+                    _ = asker.send(answer.clone());
+                }
+                cache.insert(name, answer, ttl, Instant::now());
+                continue;
+            }
+            question = questions.recv() => match question {
+                Some(question) => question,
+                None => return,
+            }
+        };
+        if let Some(answer) = cache.get(&name, Instant::now()) {
+            counters.cached.inc();
+            _ = asker.send(answer);
+        } else if let Some(askers) = askers.get_mut(&name) {
+            counters.joined.inc();
+            // Askers that gave up make room before the list grows, so that its size follows those who still wait.
+            if askers.len() == askers.capacity() {
+                askers.retain(|asker| !asker.is_closed());
+            }
+            askers.push(asker);
+        } else if askers.len() >= settings.lookups_in_flight {
+            _ = asker.send(Err(ResolveError::Overloaded));
+        } else {
+            askers.insert(name.clone(), vec![asker]);
+            let lookup = tokio::spawn(look_up(dns.clone(), name.clone(), settings.timeout));
+            let failed = (Err(ResolveError::Failed), Duration::ZERO);
+            lookups.push(lookup.map(|done| (name, done.unwrap_or(failed))).boxed());
+        }
+    }
+}
+
+/// Asks for both families and returns the answer with the time it may be kept.
+async fn look_up(dns: TokioResolver, name: Name, limit: Duration) -> (Answer, Duration) {
+    let ask = async |record_type| {
+        let lookup = timeout(limit, dns.lookup(name.clone(), record_type));
+        read(lookup.await.unwrap_or(Err(NetError::Timeout)))
+    };
+    let (ipv4, ipv6) = match select(pin!(ask(RecordType::A)), pin!(ask(RecordType::AAAA))).await {
+        Either::Left((ipv4, ipv6)) => {
+            let ipv6 = second(&ipv4, ipv6).await;
+            (ipv4, ipv6)
+        }
+        Either::Right((ipv6, ipv4)) => (second(&ipv6, ipv4).await, ipv6),
+    };
+    merge(ipv4, ipv6, routes_ipv6)
+}
+
+/// The addresses of one family and for how long they hold.
+type FamilyAnswer = Result<(Vec<IpAddr>, Duration), ResolveError>;
+
+async fn second(first: &FamilyAnswer, other: impl Future<Output = FamilyAnswer>) -> FamilyAnswer {
+    match first {
+        Ok(_) => timeout(SECOND_FAMILY_DELAY, other).await.unwrap_or(Err(ResolveError::Timeout)),
+        Err(_) => other.await,
+    }
+}
+
+fn read(answer: Result<Lookup, NetError>) -> FamilyAnswer {
+    let lookup = answer.map_err(|error| match error {
+        NetError::Timeout => ResolveError::Timeout,
+        NetError::Dns(DnsError::NoRecordsFound(no_records)) => ResolveError::Rcode(rcode(no_records.response_code)),
+        NetError::Dns(DnsError::ResponseCode(code)) => ResolveError::Rcode(rcode(code)),
+        _ => ResolveError::Failed,
+    })?;
+    let addresses = lookup.answers().iter().filter_map(|record| record.data.ip_addr());
+    let addresses: Vec<IpAddr> = addresses.take(ADDRESSES_PER_FAMILY).collect();
+    let ttl = lookup.valid_until().saturating_duration_since(std::time::Instant::now());
+    if addresses.is_empty() { Err(NO_ADDRESSES) } else { Ok((addresses, ttl.clamp(TTL_BOUNDS.0, TTL_BOUNDS.1))) }
+}
+
+/// The codes of RFC 1035 §4.1.1 by the names that RFC 8499 §3 uses, the others by number.
+fn rcode(code: ResponseCode) -> Cow<'static, str> {
+    Cow::Borrowed(match code {
+        ResponseCode::NoError => "NOERROR",
+        ResponseCode::FormErr => "FORMERR",
+        ResponseCode::ServFail => "SERVFAIL",
+        ResponseCode::NXDomain => "NXDOMAIN",
+        ResponseCode::NotImp => "NOTIMP",
+        ResponseCode::Refused => "REFUSED",
+        other => return Cow::Owned(format!("RCODE{}", u16::from(other))),
+    })
+}
+
+/// Addresses of one family suffice. Where both failed, an error says more than the absence of addresses.
+fn merge(ipv4: FamilyAnswer, ipv6: FamilyAnswer, ipv6_first: impl FnOnce() -> bool) -> (Answer, Duration) {
+    match (ipv4, ipv6) {
+        (Ok((ipv4, ttl4)), Ok((ipv6, ttl6))) => {
+            let addresses = if ipv6_first() { [ipv6, ipv4] } else { [ipv4, ipv6] }.concat();
+            (Ok(addresses), ttl4.min(ttl6))
+        }
+        (Ok((addresses, ttl)), Err(error)) | (Err(error), Ok((addresses, ttl))) => {
+            (Ok(addresses), if error == NO_ADDRESSES { ttl } else { ttl.min(NEGATIVE_TTL) })
+        }
+        (Err(ipv4), Err(ipv6)) => {
+            let error = if ipv4 == NO_ADDRESSES { ipv6 } else { ipv4 };
+            let ttl = if matches!(error, ResolveError::Rcode(_)) { NEGATIVE_TTL } else { Duration::ZERO };
+            (Err(error), ttl)
+        }
+    }
+}
+
+/// Whether the host has a route to global unicast IPv6 addresses. Connecting a UDP socket looks it up and sends nothing.
+fn routes_ipv6() -> bool {
+    let somewhere = SocketAddr::from((Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 1), 443));
+    Socket::new(Domain::IPV6, Type::DGRAM, None).and_then(|socket| socket.connect(&somewhere.into())).is_ok()
 }
