@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use bpf::State;
 use tests::netns::Chain;
 
 #[test]
@@ -14,6 +15,16 @@ fn the_kernel_is_the_labs_and_has_its_queueing_disciplines() {
         ["fq", "netem delay 1ms", "etf clockid CLOCK_TAI delta 200000", "tbf rate 1gbit burst 64kb latency 1ms"]
     {
         chain.egress.near.set_qdisc(discipline).unwrap();
+    }
+}
+
+#[test]
+fn the_probe_finds_fq_and_everything_else_there() {
+    tests::ring!(Vm);
+    let found = bpf::probe();
+    for (name, finding) in found.rows() {
+        // XDP alone is not known before it is tried.
+        assert!(finding.state == State::Yes || name == "XDP", "\n{found}");
     }
 }
 
