@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use crate::{
+    edge,
     quic::{datagrams::DatagramCounters, events::HandshakeCounters},
     target::UplinkCounters,
 };
@@ -42,6 +43,8 @@ pub struct Metrics {
     pub handshakes: Arc<HandshakeCounters>,
     /// Datagrams on the clients' side.
     pub datagrams: Arc<DatagramCounters>,
+    /// What the edge role counts.
+    pub edge: Arc<edge::Counters>,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -70,6 +73,7 @@ impl Metrics {
             connections: Gauge::default(),
             handshakes: Arc::default(),
             datagrams: Arc::default(),
+            edge: Arc::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -108,6 +112,7 @@ impl Metrics {
             self.messages_up.clone(),
         );
 
+        self.edge.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,

@@ -14,18 +14,19 @@ use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
     signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
     task::JoinSet,
     time::timeout,
 };
 
 use crate::{
     auth::hex,
-    echo,
+    echo, edge,
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
     quic::{
         datagrams::{Datagrams, QueueLimits},
-        endpoint::{self, Admission, Congestion, Transport},
+        endpoint::{self, Admission, Transport},
         tls::{self, ServerTls},
     },
     relay::{Phase, Relay, Rules},
@@ -104,7 +105,9 @@ fn init_log(config: &Config) {
 /// What has to be kept at hand while the daemon runs.
 struct Daemon {
     relay: Option<RelayRole>,
-    roles: JoinSet<()>,
+    roles: JoinSet<Result<()>>,
+    /// Ends the edge role.
+    stop: watch::Sender<bool>,
 }
 
 struct RelayRole {
@@ -119,9 +122,12 @@ impl Daemon {
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
         let metrics = Metrics::new();
-        let mut daemon = Self { relay: None, roles: JoinSet::new() };
+        let mut daemon = Self { relay: None, roles: JoinSet::new(), stop: watch::Sender::new(false) };
         if config.relay.is_some() {
             daemon.start_relay(&config, &metrics, control).await?;
+        }
+        if !config.forwards.is_empty() {
+            daemon.start_edge(&config, &metrics);
         }
         if let Some(address) = config.metrics {
             let bound = control.spawn(metrics::bind(address)).await?;
@@ -145,10 +151,9 @@ impl Daemon {
                         daemon.reload(file);
                     }
                 }
-                Some(_) = daemon.roles.join_next() => {
-                    if daemon.roles.is_empty() {
-                        anyhow::bail!("all endpoints have failed");
-                    }
+                Some(ended) = daemon.roles.join_next() => {
+                    ended.context("a role ended unexpectedly")??;
+                    anyhow::bail!("an endpoint failed");
                 }
             }
         }
@@ -173,16 +178,12 @@ impl Daemon {
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
         let relay = Relay::new(Rules::new(settings), resolver, host_addresses, metrics.clone());
         let transport = Transport {
-            initial_mtu: config.transport.initial_mtu,
-            max_mtu: config.transport.max_mtu,
-            congestion: match config.transport.congestion {
-                config::Congestion::Cubic => Congestion::Cubic,
-                config::Congestion::Bbr => Congestion::Bbr,
-            },
             idle_timeout: limits.connection_idle,
             // A few more than there may be tunnels, so that one too many gets an answer.
             max_requests: u64::from(limits.tunnels_per_connection) + 16,
-            ..Transport::default()
+            // Clients keep their connections alive, or let them go.
+            keep_alive: None,
+            ..Transport::from(&config.transport)
         };
         let mut listeners = Vec::new();
         for listener in &settings.listeners {
@@ -204,11 +205,27 @@ impl Daemon {
             let sockets = transport.sockets(listener.address)?;
             let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission)
                 .with_context(|| format!("failed to listen on {}", listener.address))?;
-            self.roles.spawn(relay.clone().serve(server, listener.auth));
+            let serving = relay.clone().serve(server, listener.auth);
+            self.roles.spawn(async {
+                serving.await;
+                Ok(())
+            });
             listeners.push((listener.clone(), tls));
         }
         self.relay = Some(RelayRole { relay, listeners, drain: settings.drain });
         Ok(())
+    }
+
+    fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
+        let (forwards, transport) = (config.forwards.clone(), Transport::from(&config.transport));
+        let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
+        self.roles.spawn(async move {
+            let stop = async {
+                // An error means that the daemon is gone, which is a reason to stop, too.
+                _ = stopped.wait_for(|stop| *stop).await;
+            };
+            edge::serve(&forwards, &transport, counters, stop).await
+        });
     }
 
     /// Says what is served and how to try it.
@@ -230,7 +247,7 @@ impl Daemon {
         println!("certificate SHA-256  {}", certificate.map(|hash| hex(&hash)).unwrap_or_default());
         println!("certificate file     {}", config.state_dir.join("certificate.pem").display());
         println!("UDP echo             {DEVELOPMENT_ECHO}\n");
-        // PROBE
+        println!("{}", bpf::probe());
         let pacectl = std::env::current_exe()?.with_file_name("pacectl");
         println!("Try, in another terminal:  {} probe", pacectl.display());
         Ok(())
@@ -269,12 +286,14 @@ impl Daemon {
 
     /// Ends in peace: no new requests, and those that are open get their time. A second signal ends it at once.
     async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
-        let Some(role) = &self.relay else { return };
-        tracing::info!(seconds = role.drain.as_secs(), "draining");
-        role.relay.end(Phase::Draining);
-        let drained = async { while self.roles.join_next().await.is_some() {} };
+        self.stop.send_replace(true);
+        let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
+        if let Some(role) = &self.relay {
+            tracing::info!(seconds = drain.as_secs(), "draining");
+            role.relay.end(Phase::Draining);
+        }
         tokio::select! {
-            outcome = timeout(role.drain, drained) => {
+            outcome = timeout(drain, self.all_ended()) => {
                 if outcome.is_err() {
                     tracing::info!("tunnels were still open");
                 }
@@ -282,11 +301,16 @@ impl Daemon {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        role.relay.end(Phase::Closing);
-        let closed = async { while self.roles.join_next().await.is_some() {} };
-        _ = timeout(CLOSING, closed).await;
-        // The endpoint still has CONNECTION_CLOSE frames to send.
+        if let Some(role) = &self.relay {
+            role.relay.end(Phase::Closing);
+        }
+        _ = timeout(CLOSING, self.all_ended()).await;
+        // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;
+    }
+
+    async fn all_ended(&mut self) {
+        while self.roles.join_next().await.is_some() {}
     }
 }
 

@@ -65,6 +65,17 @@ impl Default for Transport {
     }
 }
 
+impl From<&config::Transport> for Transport {
+    fn from(config: &config::Transport) -> Self {
+        let congestion = match config.congestion {
+            config::Congestion::Cubic => Congestion::Cubic,
+            config::Congestion::Bbr => Congestion::Bbr,
+        };
+        let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
+        Self { initial_mtu, max_mtu, congestion, keep_alive, ..Self::default() }
+    }
+}
+
 impl Transport {
     fn limits(&self) -> Result<Limits> {
         let limits = Limits::new()

@@ -75,8 +75,7 @@ impl RelayOptions {
 
 /// The transport of a client that waits for answers, silent or not.
 pub(crate) fn transport() -> Transport {
-    let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = config::Transport::default();
-    Transport { initial_mtu, max_mtu, keep_alive, ..Transport::default() }
+    Transport::from(&config::Transport::default())
 }
 
 pub(crate) fn target(text: &str) -> Result<Target> {
