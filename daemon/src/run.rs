@@ -197,8 +197,8 @@ impl Daemon {
                 max_frame_bytes: u64::from(u16::MAX),
             };
             let admission = Admission {
-                max_connections: limits.connections as usize,
-                max_handshakes: limits.handshakes_in_flight as usize,
+                max_connections: limits.connections,
+                max_handshakes: limits.handshakes_in_flight,
                 handshakes: metrics.handshakes.clone(),
                 ports: Default::default(),
             };
@@ -247,7 +247,7 @@ impl Daemon {
         println!("certificate SHA-256  {}", certificate.map(|hash| hex(&hash)).unwrap_or_default());
         println!("certificate file     {}", config.state_dir.join("certificate.pem").display());
         println!("UDP echo             {DEVELOPMENT_ECHO}\n");
-        println!("{}", bpf::probe());
+        println!("{}\n", bpf::probe());
         let pacectl = std::env::current_exe()?.with_file_name("pacectl");
         println!("Try, in another terminal:  {} probe", pacectl.display());
         Ok(())

@@ -165,10 +165,12 @@ pub fn connect<I: io::Provider>(
 
 /// Decides what becomes of a connection attempt, before it costs a handshake.
 pub struct Admission {
-    /// Open connections, handshakes included, above which attempts are refused.
-    pub max_connections: usize,
-    /// Handshakes in flight above which an attempt has to prove its address first (Retry, RFC 9000 §8.1.2).
-    pub max_handshakes: usize,
+    /// Open connections, handshakes included, above which attempts are refused; all endpoints that share `handshakes`
+    /// count together.
+    pub max_connections: u32,
+    /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
+    /// §8.1.2).
+    pub max_handshakes: u32,
     /// Where results are counted.
     pub handshakes: Arc<HandshakeCounters>,
     /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
@@ -181,11 +183,11 @@ impl Limiter for Admission {
         if outcome != Outcome::allow() {
             return outcome;
         }
-        if attempt.connection_count >= self.max_connections {
+        if self.handshakes.open.get() >= i64::from(self.max_connections) {
             self.handshakes.refused.inc();
             return Outcome::close();
         }
-        if attempt.inflight_handshakes >= self.max_handshakes {
+        if attempt.inflight_handshakes >= self.max_handshakes as usize {
             self.handshakes.retried.inc();
             return Outcome::retry();
         }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU16, Ordering::Relaxed},
 };
 
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{ConnectionClosed, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated, TlsExporterReady},
@@ -14,6 +14,8 @@ use s2n_quic::provider::event::{
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
 pub struct HandshakeCounters {
+    /// Connections that exist, those in their handshake included, over all endpoints that share this.
+    pub open: Gauge,
     /// Connections that an Initial packet opened.
     pub started: Counter,
     /// Handshakes that completed.
@@ -78,6 +80,7 @@ impl Subscriber for Events {
 
     fn create_connection_context(&mut self, _: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
         self.handshakes.started.inc();
+        self.handshakes.open.inc();
         ConnectionState::default()
     }
 
@@ -102,6 +105,7 @@ impl Subscriber for Events {
     }
 
     fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {
+        self.handshakes.open.dec();
         if !state.completed {
             self.handshakes.failed.inc();
         }
