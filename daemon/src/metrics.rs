@@ -21,6 +21,7 @@ use tokio::{
 use crate::{
     edge,
     quic::{datagrams::DatagramCounters, events::HandshakeCounters},
+    resolve::DnsCounters,
     target::UplinkCounters,
 };
 
@@ -43,6 +44,8 @@ pub struct Metrics {
     pub handshakes: Arc<HandshakeCounters>,
     /// Datagrams on the clients' side.
     pub datagrams: Arc<DatagramCounters>,
+    /// What became of names to resolve.
+    pub dns: Arc<DnsCounters>,
     /// What the edge role counts.
     pub edge: Arc<edge::Counters>,
     tunnels: Family<Labels<1>, Gauge>,
@@ -73,6 +76,7 @@ impl Metrics {
             connections: Gauge::default(),
             handshakes: Arc::default(),
             datagrams: Arc::default(),
+            dns: Arc::default(),
             edge: Arc::default(),
             tunnels: Family::default(),
             opened: Family::default(),
@@ -143,6 +147,17 @@ impl Metrics {
                 ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
             ],
         );
+        let dns = self.dns.clone();
+        registry.register("dns_names", "Names to resolve", dns.names.clone());
+        let help = "Names to resolve that took no lookup of their own, or failed, by what became of them";
+        labelled(registry, "dns_results", help, &[
+            ([("result", "cached")], &dns.cached),
+            ([("result", "joined")], &dns.joined),
+            ([("result", "negative")], &dns.negative),
+            ([("result", "timeout")], &dns.timeouts),
+            ([("result", "overloaded")], &dns.overloaded),
+            ([("result", "failed")], &dns.failed),
+        ]);
         let datagrams = self.datagrams.clone();
         labelled(
             registry,

@@ -171,6 +171,7 @@ impl Daemon {
                 timeout: limits.dns_timeout,
                 ..ResolverSettings::default()
             },
+            metrics.dns.clone(),
             control,
         )
         .context("failed to start the resolver")?;

@@ -292,17 +292,15 @@ impl Outbox {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
         let queue = &mut queue.payloads;
         let before = queue.bytes();
+        let share = match self.bytes + payload.len() > connection_bytes {
+            true => connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot))),
+            false => usize::MAX,
+        };
         let mut dropped = 0;
-        if self.bytes + payload.len() > connection_bytes {
-            let share = connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot)));
-            while queue.bytes() + payload.len() > share && queue.pop() {
-                dropped += 1;
-            }
-            if payload.len() > share {
-                return dropped + 1;
-            }
+        while queue.bytes() + payload.len() > share && queue.pop() {
+            dropped += 1;
         }
-        dropped += queue.push(payload);
+        dropped += if payload.len() > share { 1 } else { queue.push(payload) };
         self.bytes = self.bytes - before + queue.bytes();
         if !queue.is_empty() && !self.turns.contains(slot) {
             self.turns.push(slot, 0);
@@ -484,3 +482,6 @@ impl provider::Receiver for Receiver {
 
     fn on_connection_error(&mut self, _: s2n_quic::connection::Error) {}
 }
+
+#[cfg(test)]
+mod tests;

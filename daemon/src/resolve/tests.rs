@@ -70,7 +70,7 @@ impl Server {
             ..ResolverSettings::default()
         };
         change(&mut settings);
-        Resolver::start(settings, &Handle::current()).unwrap()
+        Resolver::start(settings, Arc::default(), &Handle::current()).unwrap()
     }
 }
 

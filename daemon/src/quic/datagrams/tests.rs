@@ -1,0 +1,265 @@
+use futures::task::noop_waker;
+use proptest::prelude::*;
+use provider::{Endpoint as _, Packet, Receiver as _, Sender as _, WriteError};
+
+use super::*;
+
+/// A packet with room for `room` bytes of DATAGRAM frames, each of which costs 3 bytes more than its content.
+struct FakePacket {
+    room: usize,
+    peer_limit: usize,
+    streams_wait: bool,
+    written: Vec<Vec<u8>>,
+}
+
+impl FakePacket {
+    fn new(room: usize) -> Self {
+        Self { room, peer_limit: 65_535, streams_wait: false, written: Vec::new() }
+    }
+}
+
+impl Packet for FakePacket {
+    fn remaining_capacity(&self) -> usize {
+        self.room.saturating_sub(3)
+    }
+
+    fn write_datagram(&mut self, data: &[u8]) -> Result<(), WriteError> {
+        self.write_datagram_vectored(&[data])
+    }
+
+    fn write_datagram_vectored(&mut self, data: &[&[u8]]) -> Result<(), WriteError> {
+        let datagram = data.concat();
+        if datagram.len() > self.peer_limit {
+            return Err(WriteError::ExceedsPeerTransportLimits);
+        }
+        self.room = self.room.checked_sub(datagram.len() + 3).ok_or(WriteError::ExceedsPacketCapacity)?;
+        self.written.push(datagram);
+        Ok(())
+    }
+
+    fn has_pending_streams(&self) -> bool {
+        self.streams_wait
+    }
+
+    fn datagrams_prioritized(&self) -> bool {
+        false
+    }
+}
+
+fn hub(flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCounters>) {
+    let counters = Arc::<DatagramCounters>::default();
+    let limits = QueueLimits { flow_bytes, connection_bytes };
+    let mut endpoint = Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535 };
+    let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
+    (sender.hub(), counters)
+}
+
+fn send(flow: &Flow, payloads: &[&[u8]]) {
+    let mut batch = flow.batch();
+    payloads.iter().for_each(|payload| batch.push(payload));
+}
+
+fn transmit(hub: &Arc<Hub>, mut packet: FakePacket) -> Vec<Vec<u8>> {
+    let mut sender = Sender(hub.clone());
+    sender.on_transmit(&mut packet);
+    packet.written
+}
+
+fn arrived(flow: &Flow) -> Vec<Vec<u8>> {
+    let mut payloads = Segments::new(1 << 20);
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    match flow.poll_recv(&mut cx, &mut payloads) {
+        Poll::Ready(Ok(())) => payloads.iter().map(<[u8]>::to_vec).collect(),
+        Poll::Ready(Err(error)) => panic!("{error}"),
+        Poll::Pending => Vec::new(),
+    }
+}
+
+fn receive(hub: &Arc<Hub>, stream_id: u64, payload: &[u8]) {
+    hub.on_datagram(&[&datagram::header(stream_id)[..], payload].concat());
+}
+
+#[test]
+fn flows_take_turns_and_each_keeps_its_order() {
+    let (hub, _) = hub(1000, 1000);
+    let (a, b) = (hub.open(0), hub.open(4));
+    send(&a, &[b"a1", b"a2", b"a3"]);
+    send(&b, &[b"b1"]);
+    let written = transmit(&hub, FakePacket::new(1000));
+    assert_eq!(written, [&b"\0\0a1"[..], b"\x01\0b1", b"\0\0a2", b"\0\0a3"]);
+    assert!(!Sender(hub).has_transmission_interest());
+}
+
+#[test]
+fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
+    let (hub, counters) = hub(1000, 1000);
+    let flow = hub.open(0);
+    send(&flow, &[&[1; 60], &[2; 60]]);
+    assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
+    assert!(Sender(hub.clone()).has_transmission_interest());
+    assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
+    assert_eq!(counters.dropped_too_big.get(), 0);
+}
+
+#[test]
+fn a_payload_that_no_packet_can_carry_is_dropped_and_holds_up_nobody() {
+    let (hub, counters) = hub(1000, 1000);
+    let (big, small) = (hub.open(0), hub.open(4));
+    send(&big, &[&[1; 200], b"after"]);
+    send(&small, &[b"small"]);
+    // The first packet shows how much room there is, so that nothing more is waited for.
+    let written = transmit(&hub, FakePacket::new(100));
+    assert_eq!(written, [&b"\x01\0small"[..], b"\0\0after"]);
+    assert_eq!(counters.dropped_too_big.get(), 1);
+}
+
+#[test]
+fn a_payload_waits_out_packets_that_other_frames_have_filled_but_not_for_ever() {
+    let (hub, counters) = hub(1000, 1000);
+    let flow = hub.open(0);
+    send(&flow, &[b"first"]);
+    assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
+    send(&flow, &[&[1; 80]]);
+    for _ in 1..MAX_MISSES {
+        assert!(transmit(&hub, FakePacket::new(50)).is_empty());
+    }
+    assert_eq!(counters.dropped_too_big.get(), 0);
+    // The path has become narrower: the next miss is the last.
+    assert!(transmit(&hub, FakePacket::new(50)).is_empty());
+    assert_eq!(counters.dropped_too_big.get(), 1);
+    assert!(!Sender(hub).has_transmission_interest());
+}
+
+#[test]
+fn the_peers_limit_drops_only_what_exceeds_it() {
+    let (hub, counters) = hub(1000, 1000);
+    let flow = hub.open(0);
+    send(&flow, &[&[1; 80], b"small"]);
+    let packet = FakePacket { peer_limit: 50, ..FakePacket::new(1000) };
+    assert_eq!(transmit(&hub, packet), [b"\0\0small"]);
+    assert_eq!(counters.dropped_too_big.get(), 1);
+}
+
+#[test]
+fn streams_that_wait_get_every_other_packet() {
+    let (hub, _) = hub(1000, 1000);
+    let flow = hub.open(0);
+    send(&flow, &[b"1", b"2", b"3"]);
+    let packet = || FakePacket { streams_wait: true, ..FakePacket::new(6) };
+    let lens: Vec<_> = (0..5).map(|_| transmit(&hub, packet()).len()).collect();
+    assert_eq!(lens, [1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn a_flow_that_floods_keeps_its_bound_and_loses_only_its_own() {
+    let (hub, counters) = hub(100, 150);
+    let (flood, quiet) = (hub.open(0), hub.open(4));
+    send(&quiet, &[&[7; 50]]);
+    send(&flood, &vec![&[9; 10][..]; 1000]);
+    send(&quiet, &[&[8; 20]]);
+    let written = transmit(&hub, FakePacket::new(10_000));
+    let of = |id: u8| written.iter().filter(|datagram| datagram[0] == id).map(|datagram| datagram.len() - 2).sum();
+    let (from_flood, from_quiet): (usize, usize) = (of(0), of(1));
+    assert_eq!(from_quiet, 70, "the quiet flow is below its share of 75 and loses nothing");
+    assert!(from_flood <= 100);
+    assert_eq!(counters.dropped_send_queue.get(), 1000 - from_flood as u64 / 10);
+}
+
+#[test]
+fn datagrams_that_come_before_their_stream_wait_for_it() {
+    let (hub, counters) = hub(1000, 1000);
+    receive(&hub, 8, b"early");
+    let (first, flow) = (hub.open(0), hub.open(8));
+    assert_eq!(arrived(&flow), [b"early"]);
+    assert!(arrived(&first).is_empty());
+    drop(flow);
+    receive(&hub, 8, b"late");
+    receive(&hub, 4, b"its stream was passed over");
+    assert_eq!(counters.dropped_unknown_stream.get(), 2);
+}
+
+#[test]
+fn what_waits_for_streams_to_come_is_bounded() {
+    let (hub, counters) = hub(1000, 1000);
+    for _ in 0..10_000 {
+        receive(&hub, 400, &[0; 1000]);
+    }
+    let kept = lock(&hub.inbox).early_bytes;
+    assert!(kept <= EARLY_BYTES && kept > EARLY_BYTES / 2);
+    assert!(counters.dropped_unknown_stream.get() > 9_900);
+}
+
+#[test]
+fn a_datagram_that_belongs_to_no_possible_stream_is_a_violation_of_the_connection() {
+    let (hub, _) = hub(1000, 1000);
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    hub.on_datagram(b"\0");
+    assert!(hub.poll_violation(&mut cx).is_pending());
+    hub.on_datagram(b"");
+    assert!(hub.poll_violation(&mut cx).is_ready());
+}
+
+#[test]
+fn a_datagram_without_a_context_ends_its_tunnel_and_no_other() {
+    let (hub, _) = hub(1000, 1000);
+    let (a, b) = (hub.open(0), hub.open(4));
+    hub.on_datagram(b"\0");
+    receive(&hub, 4, b"fine");
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    assert!(matches!(a.poll_recv(&mut cx, &mut Segments::new(10)), Poll::Ready(Err(_))));
+    assert_eq!(arrived(&b), [b"fine"]);
+}
+
+#[test]
+fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
+    let (hub, _) = hub(1000, 1000);
+    for round in 0..1000 {
+        let flow = hub.open(round * 4);
+        send(&flow, &[&[1; 10]]);
+        receive(&hub, round * 4, b"x");
+    }
+    let outbox = lock(&hub.outbox);
+    assert_eq!((outbox.bytes, outbox.queues.len(), outbox.turns.len()), (0, 1, 0));
+    assert!(lock(&hub.inbox).flows.is_empty());
+}
+
+proptest! {
+    /// Whatever is pushed and however packets come: bytes are accounted for, bounds hold, order is kept.
+    #[test]
+    fn queues_add_up(steps in prop::collection::vec((0..4_u64, 0..300_usize, 0..400_usize), 1..200)) {
+        let (hub, counters) = hub(600, 1000);
+        let flows: Vec<_> = (0..4).map(|index| hub.open(index * 4)).collect();
+        let (mut pushed, mut next, mut last) = (0_u64, [0_u32; 4], [None; 4]);
+        for (index, len, room) in steps {
+            let index = index as usize;
+            let mut payload = next[index].to_be_bytes().to_vec();
+            payload.resize(4 + len, 0);
+            next[index] += 1;
+            pushed += 1;
+            send(&flows[index], &[&payload]);
+            for datagram in transmit(&hub, FakePacket::new(room)) {
+                let (quarter, rest) = datagram::split(&datagram).unwrap();
+                let number = u32::from_be_bytes(rest[1..5].try_into().unwrap());
+                prop_assert!(last[quarter as usize] < Some(number), "payloads of a flow leave in order");
+                last[quarter as usize] = Some(number);
+            }
+            let outbox = lock(&hub.outbox);
+            let waiting: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum();
+            prop_assert_eq!(waiting, outbox.bytes);
+            prop_assert!(waiting <= 2 * 1000);
+            let count: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.len()).sum();
+            let dropped = counters.dropped_send_queue.get() + counters.dropped_too_big.get();
+            prop_assert_eq!(counters.sent.get() + dropped + count as u64, pushed);
+        }
+    }
+
+    #[test]
+    fn no_datagram_panics(frames: Vec<Vec<u8>>) {
+        let (hub, _) = hub(1000, 1000);
+        let _flow = hub.open(0);
+        let mut receiver = Receiver(hub.clone());
+        let _ = &mut receiver;
+        frames.iter().for_each(|frame| hub.on_datagram(frame));
+        receiver.on_connection_error(s2n_quic::connection::Error::unspecified());
+    }
+}
