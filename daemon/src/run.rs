@@ -3,7 +3,15 @@
 //! Two threads: the main one moves data and nothing else; `control` resolves names, listens to netlink and answers
 //! scrapes, where a pause costs no packet.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use config::{
@@ -113,6 +121,8 @@ struct Daemon {
 struct RelayRole {
     relay: Arc<Relay>,
     listeners: Vec<(Listener, ServerTls)>,
+    /// Whether new connections are let in.
+    open: Arc<AtomicBool>,
     drain: Duration,
 }
 
@@ -187,6 +197,7 @@ impl Daemon {
             ..Transport::from(&config.transport)
         };
         let mut listeners = Vec::new();
+        let open = Arc::new(AtomicBool::new(true));
         for listener in &settings.listeners {
             let tls = ServerTls::new(identity(listener, &config.state_dir)?.prepare()?);
             let datagrams = Datagrams {
@@ -200,6 +211,7 @@ impl Daemon {
             let admission = Admission {
                 max_connections: limits.connections,
                 max_handshakes: limits.handshakes_in_flight,
+                open: open.clone(),
                 handshakes: metrics.handshakes.clone(),
                 ports: Default::default(),
             };
@@ -213,7 +225,7 @@ impl Daemon {
             });
             listeners.push((listener.clone(), tls));
         }
-        self.relay = Some(RelayRole { relay, listeners, drain: settings.drain });
+        self.relay = Some(RelayRole { relay, listeners, open, drain: settings.drain });
         Ok(())
     }
 
@@ -291,6 +303,7 @@ impl Daemon {
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {
             tracing::info!(seconds = drain.as_secs(), "draining");
+            role.open.store(false, Relaxed);
             role.relay.end(Phase::Draining);
         }
         tokio::select! {

@@ -171,6 +171,8 @@ pub struct Admission {
     /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
     /// §8.1.2).
     pub max_handshakes: u32,
+    /// Whether anybody is let in; not any more once the daemon is told to end.
+    pub open: Arc<AtomicBool>,
     /// Where results are counted.
     pub handshakes: Arc<HandshakeCounters>,
     /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
@@ -182,6 +184,9 @@ impl Limiter for Admission {
         let outcome = self.ports.on_connection_attempt(attempt);
         if outcome != Outcome::allow() {
             return outcome;
+        }
+        if !self.open.load(Relaxed) {
+            return Outcome::close();
         }
         if self.handshakes.open.get() >= i64::from(self.max_connections) {
             self.handshakes.refused.inc();
