@@ -9,7 +9,8 @@ DESTDIR ?=
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
-	cargo run --release --bin paced -- run $(ARGS)
+	cargo build --release --bins
+	$(CARGO_TARGET_DIR)/release/paced run $(ARGS)
 
 test: ## All tests, ending with counts. RINGS="pure netns" leaves a ring out.
 	@tests/setup test $(RINGS)

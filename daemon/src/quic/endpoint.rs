@@ -1,6 +1,13 @@
 //! Endpoints: s2n-quic with paced's providers plugged in.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow};
 use s2n_quic::{
