@@ -51,10 +51,42 @@ pub enum Code {
 }
 
 impl Code {
+    /// All codes there are.
+    const ALL: [Self; 21] = [
+        Self::DatagramError,
+        Self::NoError,
+        Self::GeneralProtocolError,
+        Self::InternalError,
+        Self::StreamCreationError,
+        Self::ClosedCriticalStream,
+        Self::FrameUnexpected,
+        Self::FrameError,
+        Self::ExcessiveLoad,
+        Self::IdError,
+        Self::SettingsError,
+        Self::MissingSettings,
+        Self::RequestRejected,
+        Self::RequestCancelled,
+        Self::RequestIncomplete,
+        Self::MessageError,
+        Self::ConnectError,
+        Self::VersionFallback,
+        Self::QpackDecompressionFailed,
+        Self::QpackEncoderStreamError,
+        Self::QpackDecoderStreamError,
+    ];
+
     /// Returns the number that goes into CONNECTION_CLOSE, RESET_STREAM and STOP_SENDING frames.
     #[must_use]
     pub const fn value(self) -> u64 {
         self as u64
+    }
+
+    /// Returns the code that `value` stands for; all others, those reserved for greasing included, mean the same as
+    /// `H3_NO_ERROR` (RFC 9114 §8.1).
+    #[must_use]
+    pub fn from_value(value: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.value() == value)
     }
 
     /// Returns the name under which the code is registered.
@@ -129,4 +161,18 @@ impl Error {
 /// The error of a malformed message (RFC 9114 §4.1.2).
 pub(super) const fn malformed(reason: &'static str) -> Error {
     Error::Stream(Code::MessageError, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_found_by_its_number_and_others_are_not() {
+        for code in Code::ALL {
+            assert_eq!(Code::from_value(code.value()), Some(code));
+        }
+        // One of those reserved to keep peers tolerant (RFC 9114 §8.1).
+        assert_eq!(Code::from_value(0x1f * 7 + 0x21), None);
+    }
 }
