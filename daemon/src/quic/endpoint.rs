@@ -72,6 +72,9 @@ impl Default for Transport {
     }
 }
 
+/// How long the answer to a keep-alive may take.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);
+
 impl From<&config::Transport> for Transport {
     fn from(config: &config::Transport) -> Self {
         let congestion = match config.congestion {
@@ -79,7 +82,10 @@ impl From<&config::Transport> for Transport {
             config::Congestion::Bbr => Congestion::Bbr,
         };
         let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
-        Self { initial_mtu, max_mtu, congestion, keep_alive, ..Self::default() }
+        let defaults = Self::default();
+        // Who keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no more.
+        let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
+        Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, ..defaults }
     }
 }
 

@@ -25,7 +25,11 @@ use subtle::ConstantTimeEq;
 const ALPN: &[u8] = b"h3";
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(aws_lc_rs::default_provider())
+    let provider = aws_lc_rs::default_provider();
+    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more: not inside a handshake. Whether
+    // that works is for those to find out who need more than one byte of it.
+    _ = provider.secure_random.fill(&mut [0]);
+    Arc::new(provider)
 }
 
 /// What a server presents, and whose certificates it accepts.
