@@ -31,6 +31,8 @@ use crate::{
 pub mod backoff;
 pub mod local;
 pub mod sources;
+#[cfg(test)]
+mod tests;
 pub mod uplink;
 
 use local::Local;
@@ -114,6 +116,7 @@ pub async fn serve(
         () = &mut stop => {}
     }
     locals.shutdown().await;
+    connections.shutdown().await;
     for (_, uplink) in &uplinks {
         uplink.close().await;
     }

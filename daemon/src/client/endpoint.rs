@@ -31,6 +31,9 @@ use crate::quic::{
 /// packets were too large for the path, and to try smaller ones.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
 
+/// How long a relay may take to answer a request: longer than it may take itself to resolve a name and to connect.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// After how long without success the next address of a relay is tried as well (RFC 8305 §5).
 const STAGGER: Duration = Duration::from_millis(250);
 

@@ -18,7 +18,7 @@ use tokio::{
     io::Interest,
     net::UdpSocket,
     task::{AbortHandle, JoinSet},
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tracing::{debug, info};
 
@@ -29,7 +29,7 @@ use super::{
     uplink::{Link, NoDatagrams, Uplink},
 };
 use crate::{
-    client::OpenError,
+    client::{OpenError, endpoint::ANSWER_TIMEOUT},
     quic::h3,
     segments::Segments,
     tunnel::{Batch, Ended, UdpTunnel},
@@ -93,10 +93,20 @@ struct Source {
 enum Stage {
     /// The tunnel is not open yet.
     Waiting(Segments),
-    /// It is; the waker is that of the task that serves it.
-    Open { tunnel: UdpTunnel, link: Link, task: Waker },
+    /// It is.
+    Open(Box<Open>),
     /// It has been.
     Closed,
+}
+
+/// An open tunnel.
+struct Open {
+    tunnel: UdpTunnel,
+    link: Link,
+    /// The task that serves it.
+    task: Waker,
+    /// Whether anything came back from the target.
+    answered: bool,
 }
 
 /// Why a sender's tunnel is no more.
@@ -111,6 +121,9 @@ enum End {
     /// The relay did not open it.
     #[error(transparent)]
     Refused(OpenError),
+    /// The relay did not say whether it opens it.
+    #[error("the relay does not answer")]
+    NoAnswer,
     /// The configuration asks for what the relay does not offer.
     #[error(transparent)]
     NoDatagrams(#[from] NoDatagrams),
@@ -237,8 +250,8 @@ impl Handle {
     /// Ends a sender's tunnel properly.
     fn close(self) {
         self.task.abort();
-        if let Stage::Open { tunnel, .. } = std::mem::replace(&mut *lock(&self.source.stage), Stage::Closed) {
-            tunnel.finish();
+        if let Stage::Open(open) = std::mem::replace(&mut *lock(&self.source.stage), Stage::Closed) {
+            open.tunnel.finish();
         }
     }
 }
@@ -253,7 +266,8 @@ impl Source {
                 let dropped: usize = payloads(message, stride).map(|payload| queue.push(payload)).sum();
                 counters.dropped_waiting.inc_by(dropped as u64);
             }
-            Stage::Open { tunnel, link, task } => {
+            Stage::Open(open) => {
+                let Open { tunnel, link, task, .. } = &mut **open;
                 let mut batch = tunnel.batch(link.form(shared.mode));
                 let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
                 counters.packets_up.inc_by(count as u64);
@@ -273,17 +287,24 @@ impl Source {
         queue.iter().for_each(|payload| batch.push(payload));
         shared.counters.packets_up.inc_by(queue.len() as u64);
         drop(batch);
-        *stage = Stage::Open { tunnel, link, task: Waker::noop().clone() };
+        *stage = Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), answered: false }));
     }
 
     /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
     fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = lock(&self.stage);
-        let Stage::Open { tunnel, task, .. } = &mut *stage else { return Poll::Ready(End::Finished) };
+        let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
+        let Open { tunnel, task, answered, .. } = &mut **open;
         task.clone_from(cx.waker());
         for _ in 0..ROUNDS {
             match tunnel.poll_recv(cx, downlink) {
-                Poll::Ready(Ok(true)) => shared.send(downlink, self),
+                Poll::Ready(Ok(true)) => {
+                    if !std::mem::replace(answered, true) {
+                        // There is a target, so refusals before it say nothing any more.
+                        lock(&shared.backoff).succeeded();
+                    }
+                    shared.send(downlink, self);
+                }
                 Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
                 Poll::Pending => {
@@ -333,23 +354,27 @@ impl Shared {
         let wait = lock(&self.backoff).wait(Instant::now());
         sleep(wait).await;
         let Ok(link) = self.uplink.link().await else { return End::NoLink };
-        let opened = match link.relay.open_udp(&self.target).await {
-            Ok(opened) => opened,
-            Err(OpenError::Http(error)) => return End::Lost(error),
-            Err(error) => return End::Refused(error),
+        let opened = match timeout(ANSWER_TIMEOUT, link.relay.open_udp(&self.target)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(OpenError::Http(error))) => return End::Lost(error),
+            Ok(Err(error)) => return End::Refused(error),
+            Err(_) => return End::NoAnswer,
         };
         if let Err(error) = link.allows(self.mode) {
             opened.tunnel.reset(Code::RequestCancelled);
             return error.into();
         }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
-        lock(&self.backoff).succeeded();
         self.counters.tunnels_opened.inc();
-        let since = Instant::now();
+        let (since, relay) = (Instant::now(), link.relay.clone());
         source.open(self, opened.tunnel, link);
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)).await;
-        if since.elapsed() < self.first_wait { End::AtOnce(Box::new(end)) } else { end }
+        if since.elapsed() < self.first_wait && relay.http().takes_requests() {
+            return End::AtOnce(Box::new(end));
+        }
+        lock(&self.backoff).succeeded();
+        end
     }
 }
 
@@ -359,7 +384,7 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     *lock(&source.stage) = Stage::Closed;
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
-    if matches!(end, End::Refused(_) | End::NoDatagrams(_) | End::AtOnce(_)) {
+    if matches!(end, End::Refused(_) | End::NoAnswer | End::NoDatagrams(_) | End::AtOnce(_)) {
         shared.counters.tunnels_refused.inc();
         if let Some(wait) = lock(&shared.backoff).failed(Instant::now(), random()) {
             info!(%target, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");

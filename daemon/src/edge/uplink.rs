@@ -62,11 +62,17 @@ impl Link {
         if needed && !self.relay.http().datagrams_allowed() { Err(NoDatagrams) } else { Ok(()) }
     }
 
+    /// Whether a payload of so many bytes can travel in a datagram.
+    #[must_use]
+    pub fn carries(&self, payload_bytes: u16) -> bool {
+        self.packets.carries(payload_bytes)
+    }
+
     /// The form in which payloads leave, or `None` for the one that the tunnel chooses. It follows the path: where
     /// that turns out to be too narrow for datagrams of a useful size, payloads take the stream.
     #[must_use]
     pub fn form(&self, mode: Mode) -> Option<Form> {
-        let narrow = || !self.packets.carries(USABLE_PAYLOAD_BYTES);
+        let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);
         match mode {
             Mode::Stream => Some(Form::Capsule),
             Mode::Datagram => Some(Form::Datagram),
@@ -189,7 +195,7 @@ impl Uplink {
         }
     }
 
-    /// Closes the connection properly, if there is one. Whoever still waits for one waits in vain.
+    /// Closes the connection properly, if there is one. [`Uplink::run`] has to be dropped before.
     pub async fn close(&self) {
         let link = self.state.borrow().link.clone();
         if let Some(link) = link {

@@ -89,8 +89,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             () = stop => {}
         }
     }
-    uplink.close().await;
     runner.abort();
+    uplink.close().await;
     Ok(())
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn transport() -> Transport {
 }
 
 pub(crate) fn target(text: &str) -> Result<Target> {
-    Ok(Target::from_authority(text).context("expected HOST:PORT, with IPv6 addresses in brackets")?)
+    Target::from_authority(text).context("expected HOST:PORT, with IPv6 addresses in brackets")
 }
 
 pub(crate) fn mode(text: &str) -> Result<Mode> {
@@ -101,13 +101,11 @@ fn template(text: &str) -> Result<Template, TemplateError> {
 }
 
 fn fingerprint(text: &str) -> Result<[u8; 32]> {
-    const EXPECTED: &str = "expected 64 hexadecimal digits, with or without colons";
-    let digits: String = text.chars().filter(|c| *c != ':').collect();
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    let whole = bytes.filter(|_| rest.is_empty()).and_then(|bytes| bytes.try_into().ok());
-    whole.context(EXPECTED)
+    let digits: Option<Vec<u8>> =
+        text.chars().filter(|c| *c != ':').map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits: Option<[u8; 64]> = digits.and_then(|digits| digits.try_into().ok());
+    let digits = digits.context("expected 64 hexadecimal digits, with or without colons")?;
+    Ok(std::array::from_fn(|byte| digits[2 * byte] << 4 | digits[2 * byte + 1]))
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@ use masque::{
     tunnel::Form,
 };
 use paced::{
-    client::{drive, endpoint::Endpoint},
+    client::{
+        drive,
+        endpoint::{ANSWER_TIMEOUT, Endpoint},
+    },
     edge::{backoff, uplink::Link},
     segments::Segments,
     tunnel::{Ended, UdpTunnel},
@@ -90,12 +93,14 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let driver = tokio::spawn(drive(connected.connection));
 
     let begun = Instant::now();
-    let opened = link.relay.open_udp(&target).await.with_context(|| format!("no tunnel to {target}"))?;
+    let answer = timeout(ANSWER_TIMEOUT, link.relay.open_udp(&target)).await;
+    let opened = answer.context("the relay does not answer")?.with_context(|| format!("no tunnel to {target}"))?;
     let tunnel_time = begun.elapsed();
     link.allows(arguments.mode)?;
     let mut tunnel = opened.tunnel;
     let form = link.form(arguments.mode).unwrap_or_else(|| tunnel.form());
     let round_trips = echo(&mut tunnel, &link, arguments).await.context("the tunnel broke")?;
+    let carries = link.carries(arguments.size);
     tunnel.finish();
     endpoint.close(&link.relay).await;
     driver.abort();
@@ -121,6 +126,9 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         report.print();
+    }
+    if received == 0 && form == Form::Datagram && !carries {
+        bail!("the path carries no datagrams of {} bytes: use --mode auto or a smaller --size", arguments.size);
     }
     if received == 0 {
         bail!("nothing came back from {target}: is there a UDP echo, and may the relay reach it?");

@@ -1,0 +1,328 @@
+//! Forwards over loopback, to a relay that does what each test needs: it echoes, refuses, goes away.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use config::forward::{Forward, Mode, Trust};
+use masque::{
+    h3::{Code, Part, Role},
+    proxy_status::ProxyName,
+    request::{Protocol, Refusal, accepted},
+    target::Target,
+    template::Template,
+    tunnel::Form,
+};
+use tokio::{
+    net::UdpSocket,
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use super::{Counters, local::Local, uplink::Uplink};
+use crate::{
+    client::endpoint::{Access, ConnectError, Endpoint},
+    quic::{
+        datagrams::{Datagrams, QueueLimits},
+        endpoint::{self, Admission, Transport},
+        h3::{self, Connection, MessageLimits, Request},
+        tls::{self, Identity, ServerTls},
+    },
+    segments::Segments,
+    tunnel::UdpTunnel,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const QUEUE_BYTES: usize = 256 * 1024;
+
+/// What the relay of a test does with requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Does {
+    Echo,
+    Refuse,
+    /// Echoes once, then closes the connection.
+    EchoOnce,
+}
+
+#[derive(Default)]
+struct Seen {
+    connections: AtomicUsize,
+    requests: AtomicUsize,
+    /// Payloads that came in datagrams, and in capsules.
+    datagrams: AtomicUsize,
+    capsules: AtomicUsize,
+    finished: AtomicUsize,
+}
+
+struct TestRelay {
+    address: SocketAddr,
+    fingerprint: [u8; 32],
+    seen: Arc<Seen>,
+    server: JoinHandle<()>,
+}
+
+impl Drop for TestRelay {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl TestRelay {
+    fn start(does: Does, allows_datagrams: bool) -> Self {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
+        let chain = vec![made.cert.der().clone()];
+        let fingerprint = tls::fingerprint(&chain[0]);
+        let identity = Identity { chain, key, client_authorities: None };
+        let datagrams = Datagrams {
+            limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: 4 * QUEUE_BYTES },
+            counters: Arc::default(),
+            max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
+        };
+        let admission = Admission {
+            max_connections: 10,
+            max_handshakes: 10,
+            handshakes: Arc::default(),
+            ports: Default::default(),
+        };
+        let transport = Transport::default();
+        let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let tls = ServerTls::new(identity.prepare().unwrap());
+        let mut server = endpoint::serve(io, &transport, tls, datagrams, admission).unwrap();
+        let (address, seen) = (server.local_addr().unwrap(), Arc::new(Seen::default()));
+        let counting = seen.clone();
+        let server = tokio::spawn(async move {
+            while let Some(connection) = server.accept().await {
+                counting.connections.fetch_add(1, Relaxed);
+                let connection = Connection::start(connection, Role::Server, MessageLimits::default()).await.unwrap();
+                tokio::spawn(serve(connection, does, counting.clone()));
+            }
+        });
+        Self { address, fingerprint, seen, server }
+    }
+
+    fn access(&self) -> Access {
+        Access {
+            template: Template::default_at(&self.address.to_string()).unwrap(),
+            trust: Trust::Pinned(self.fingerprint),
+            token: None,
+            identity: None,
+        }
+    }
+}
+
+async fn serve(mut connection: Connection, does: Does, seen: Arc<Seen>) {
+    let client = connection.client();
+    while let Ok(request) = connection.next().await {
+        seen.requests.fetch_add(1, Relaxed);
+        tokio::spawn(answer(request, client.clone(), does, seen.clone()));
+    }
+}
+
+async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<Seen>) {
+    let Ok(Some(Part::Request(_))) = request.recv.part().await else { panic!("no request") };
+    let proxy = ProxyName::default();
+    if does == Does::Refuse {
+        request.send.respond(&Refusal::PortProhibited.response(&proxy)).await.unwrap();
+        return request.send.finish();
+    }
+    let next_hop = (Ipv4Addr::LOCALHOST, 9).into();
+    request.send.respond(&accepted(Protocol::Udp, next_hop, &proxy)).await.unwrap();
+    client.wait_for_settings().await.unwrap();
+    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
+    let mut payloads = Segments::new(QUEUE_BYTES);
+    loop {
+        let received = std::future::poll_fn(|cx| {
+            _ = tunnel.poll_flush(cx);
+            tunnel.poll_recv(cx, &mut payloads)
+        });
+        match received.await {
+            Ok(true) => {}
+            Ok(false) => {
+                seen.finished.fetch_add(1, Relaxed);
+                return tunnel.finish();
+            }
+            Err(_) => return,
+        }
+        let counter = if tunnel.form() == Form::Datagram { &seen.datagrams } else { &seen.capsules };
+        counter.fetch_add(payloads.len(), Relaxed);
+        {
+            let mut batch = tunnel.batch(None);
+            payloads.iter().for_each(|payload| batch.push(payload));
+        }
+        payloads.clear();
+        if does == Does::EchoOnce {
+            // Long enough for the echo to leave.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            return client.close(Code::NoError);
+        }
+    }
+}
+
+/// A forward to a relay, and an application that uses it.
+struct Edge {
+    address: SocketAddr,
+    counters: Arc<Counters>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Edge {
+    async fn start(relay: &TestRelay, mode: Mode, idle: Duration) -> Self {
+        let access = relay.access();
+        let backoff = (Duration::from_millis(10), Duration::from_secs(60));
+        let forward = Forward {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            relay: access.template.clone(),
+            target: Target::from_authority("192.0.2.1:9").unwrap(),
+            mode,
+            token_file: None,
+            client: None,
+            trust: access.trust.clone(),
+            idle,
+            backoff,
+        };
+        let counters = Arc::new(Counters::default());
+        let endpoint = Endpoint::new(access, Transport::default(), counters.datagrams.clone()).unwrap();
+        let uplink = Uplink::new(endpoint);
+        let local = Local::bind(&forward, uplink.clone(), counters.clone()).await.unwrap();
+        let address = local.address().unwrap();
+        let tasks = vec![
+            tokio::spawn(async move { uplink.run(backoff).await }),
+            tokio::spawn(async move { local.run().await.unwrap() }),
+        ];
+        Self { address, counters, tasks }
+    }
+
+    async fn application(&self) -> UdpSocket {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        socket.connect(self.address).await.unwrap();
+        socket
+    }
+}
+
+async fn receive(socket: &UdpSocket) -> Vec<u8> {
+    let mut buffer = vec![0; 65_536];
+    let len = timeout(PATIENCE, socket.recv(&mut buffer)).await.expect("nothing came back").unwrap();
+    buffer.truncate(len);
+    buffer
+}
+
+async fn eventually(mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.expect("it never came to be");
+}
+
+#[tokio::test]
+async fn payloads_wait_for_the_connection_and_come_back_in_order_to_whoever_sent_them() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let (one, two) = (edge.application().await, edge.application().await);
+    for payload in [&b"first"[..], b"", &[7; 1_200]] {
+        one.send(payload).await.unwrap();
+    }
+    two.send(b"mine").await.unwrap();
+    for expected in [&b"first"[..], b"", &[7; 1_200]] {
+        assert_eq!(receive(&one).await, expected);
+    }
+    assert_eq!(receive(&two).await, b"mine");
+    assert_eq!(relay.seen.connections.load(Relaxed), 1, "senders share a connection");
+    assert_eq!(relay.seen.requests.load(Relaxed), 2, "each sender has a tunnel");
+    assert_eq!(relay.seen.capsules.load(Relaxed), 0);
+    assert_eq!((edge.counters.packets_up.get(), edge.counters.packets_down.get()), (4, 4));
+}
+
+#[tokio::test]
+async fn stream_mode_uses_no_datagrams_and_carries_what_they_cannot() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let edge = Edge::start(&relay, Mode::Stream, PATIENCE).await;
+    let application = edge.application().await;
+    application.send(&[1; 9_000]).await.unwrap();
+    assert_eq!(receive(&application).await, [1; 9_000]);
+    assert_eq!((relay.seen.datagrams.load(Relaxed), relay.seen.capsules.load(Relaxed)), (0, 1));
+}
+
+#[tokio::test]
+async fn a_relay_without_datagrams_is_used_by_streams_unless_that_is_forbidden() {
+    let relay = TestRelay::start(Does::Echo, false);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let application = edge.application().await;
+    application.send(b"payload").await.unwrap();
+    assert_eq!(receive(&application).await, b"payload");
+
+    let edge = Edge::start(&relay, Mode::Datagram, PATIENCE).await;
+    edge.application().await.send(b"payload").await.unwrap();
+    eventually(|| edge.counters.tunnels_refused.get() == 1).await;
+    assert_eq!(edge.counters.tunnels_opened.get(), 0);
+}
+
+#[tokio::test]
+async fn refusals_are_repeated_no_faster_than_the_back_off() {
+    let relay = TestRelay::start(Does::Refuse, true);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let (application, begun) = (edge.application().await, Instant::now());
+    while relay.seen.requests.load(Relaxed) < 5 {
+        application.send(b"payload").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Waits of 10, 20, 40 and 80 milliseconds, of which at least half is kept.
+    assert!(begun.elapsed() >= Duration::from_millis(75));
+    assert_eq!(relay.seen.connections.load(Relaxed), 1, "a refusal does not end the connection");
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_made_again_for_the_next_payload() {
+    let relay = TestRelay::start(Does::EchoOnce, true);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let application = edge.application().await;
+    let mut buffer = [0; 1];
+    for round in 1..=3 {
+        // What is sent before the edge has noticed is lost.
+        while buffer != [round] {
+            application.send(&[round]).await.unwrap();
+            _ = timeout(Duration::from_millis(100), application.recv(&mut buffer)).await;
+        }
+    }
+    assert!(relay.seen.connections.load(Relaxed) >= 3, "each of them echoes once");
+}
+
+#[tokio::test]
+async fn the_tunnel_of_a_silent_sender_is_closed_properly() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let edge = Edge::start(&relay, Mode::Auto, Duration::from_millis(200)).await;
+    let application = edge.application().await;
+    application.send(b"payload").await.unwrap();
+    receive(&application).await;
+    eventually(|| relay.seen.finished.load(Relaxed) == 1).await;
+    application.send(b"again").await.unwrap();
+    assert_eq!(receive(&application).await, b"again");
+    assert_eq!(relay.seen.requests.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let access = Access { trust: Trust::Pinned([0; 32]), ..relay.access() };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default()).unwrap();
+    match endpoint.connect().await.err() {
+        Some(ConnectError::Untrusted { fingerprint, .. }) => assert_eq!(fingerprint, relay.fingerprint),
+        other => panic!("{other:?}"),
+    }
+    let access = Access { trust: Trust::Pinned(relay.fingerprint), ..relay.access() };
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default()).unwrap();
+    assert!(endpoint.connect().await.is_ok());
+}
