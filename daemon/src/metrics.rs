@@ -150,14 +150,19 @@ impl Metrics {
         let dns = self.dns.clone();
         registry.register("dns_names", "Names to resolve", dns.names.clone());
         let help = "Names to resolve that took no lookup of their own, or failed, by what became of them";
-        labelled(registry, "dns_results", help, &[
-            ([("result", "cached")], &dns.cached),
-            ([("result", "joined")], &dns.joined),
-            ([("result", "negative")], &dns.negative),
-            ([("result", "timeout")], &dns.timeouts),
-            ([("result", "overloaded")], &dns.overloaded),
-            ([("result", "failed")], &dns.failed),
-        ]);
+        labelled(
+            registry,
+            "dns_results",
+            help,
+            &[
+                ([("result", "cached")], &dns.cached),
+                ([("result", "joined")], &dns.joined),
+                ([("result", "negative")], &dns.negative),
+                ([("result", "timeout")], &dns.timeouts),
+                ([("result", "overloaded")], &dns.overloaded),
+                ([("result", "failed")], &dns.failed),
+            ],
+        );
         let datagrams = self.datagrams.clone();
         labelled(
             registry,

@@ -148,11 +148,7 @@ impl Resolver {
     ///
     /// # Errors
     /// The name servers cannot be used.
-    pub fn start(
-        settings: ResolverSettings,
-        counters: Arc<DnsCounters>,
-        control: &Handle,
-    ) -> Result<Self, StartError> {
+    pub fn start(settings: ResolverSettings, counters: Arc<DnsCounters>, control: &Handle) -> Result<Self, StartError> {
         let dns = dns_client(&settings)?;
         let (questions, asked) = mpsc::channel(QUESTIONS);
         control.spawn(answer_questions(asked, dns, settings, Arc::clone(&counters)));

@@ -85,6 +85,7 @@ impl TestRelay {
             max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
         };
         let admission = Admission {
+            open: Arc::new(true.into()),
             max_connections: 10,
             max_handshakes: 10,
             handshakes: Arc::default(),
