@@ -3,9 +3,14 @@
 //! Tests that need nothing are the `sim_*` files in `tests/`; those that need root are `netns_*`, those that need the
 //! Debian kernel of the lab are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
 
+pub mod authority;
+pub mod client;
+pub mod name_server;
 pub mod netns;
 pub mod process;
 pub mod report;
+pub mod simulation;
+pub mod site;
 
 use std::path::PathBuf;
 

@@ -1,0 +1,58 @@
+//! A certificate authority of the run's own.
+
+use anyhow::Result;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair,
+};
+
+/// Signs certificates for servers and clients; nobody else trusts it.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its private key, both in PEM.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// The certificate alone, without the authority's.
+    pub certificate: String,
+    /// The key that belongs to it.
+    pub private_key: String,
+}
+
+impl Authority {
+    /// Makes a new key and a certificate for it that it signs itself.
+    ///
+    /// # Errors
+    /// When the system gives no randomness.
+    pub fn new() -> Result<Self> {
+        let mut params = named("authority of one test run");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
+    }
+
+    /// Returns the authority's own certificate in PEM.
+    pub fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// Signs a certificate for names and IP addresses, good for a server and for a client.
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn issue(&self, names: &[&str]) -> Result<Issued> {
+        let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
+        // Were it called like the authority, some would take it for one that signed itself.
+        params.distinguished_name = named(names.first().copied().unwrap_or_default()).distinguished_name;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.0)?.pem();
+        Ok(Issued { certificate, private_key: key.serialize_pem() })
+    }
+}
+
+fn named(name: &str) -> CertificateParams {
+    let mut distinguished_name = DistinguishedName::new();
+    distinguished_name.push(DnType::CommonName, name);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = distinguished_name;
+    params
+}

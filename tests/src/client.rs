@@ -1,0 +1,185 @@
+//! A client of a relay: one connection, and tunnels that speak payload by payload.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use masque::proxy_status::{ErrorType, ProxyStatus};
+use masque::request::Refused;
+use masque::target::{Host, Target};
+use masque::tunnel::Form;
+use paced::client::endpoint::{Access, ConnectError, Endpoint};
+use paced::client::{OpenError, Relay, drive};
+use paced::quic::datagrams::DatagramCounters;
+use paced::quic::endpoint::Transport;
+use paced::quic::events::PacketSize;
+use paced::quic::h3;
+use paced::segments::Segments;
+use paced::tunnel::{Ended, UdpTunnel};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::site::SOON;
+
+/// A connection to a relay, driven by a task of its own.
+pub struct Client {
+    /// The relay, for requests.
+    pub relay: Relay,
+    /// How large the client's packets are at the moment.
+    pub packets: PacketSize,
+    /// Tells why the connection ended.
+    pub ended: JoinHandle<h3::Error>,
+    endpoint: Endpoint,
+}
+
+impl Client {
+    /// Connects from a socket of its own.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub async fn connect(access: Access) -> Result<Self, ConnectError> {
+        Self::connect_over(access, Transport::default()).await
+    }
+
+    /// Connects with transport settings of the caller's.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub async fn connect_over(access: Access, transport: Transport) -> Result<Self, ConnectError> {
+        let counters = Arc::<DatagramCounters>::default();
+        // The site has written the files that this reads.
+        let endpoint = Endpoint::new(access, transport, counters).expect("files of the site can be read");
+        let connected = endpoint.connect().await?;
+        let ended = tokio::spawn(drive(connected.connection));
+        Ok(Self { relay: connected.relay, packets: connected.packets, ended, endpoint })
+    }
+
+    /// Opens a tunnel to an address.
+    ///
+    /// # Errors
+    /// As [`Relay::open_udp`].
+    pub async fn open(&self, target: SocketAddr) -> Result<Tunnel, OpenError> {
+        self.open_target(&Target { host: Host::Ip(target.ip()), port: target.port() }).await
+    }
+
+    /// Opens a tunnel to an address or a name.
+    ///
+    /// # Errors
+    /// As [`Relay::open_udp`].
+    pub async fn open_target(&self, target: &Target) -> Result<Tunnel, OpenError> {
+        let opened = self.relay.open_udp(target).await?;
+        Ok(Tunnel { udp: opened.tunnel, next_hop: opened.next_hop, arrived: Segments::new(1 << 20) })
+    }
+
+    /// Returns the largest payload that fits into one of the client's packets at the moment.
+    pub fn largest_datagram(&self) -> usize {
+        (0..=u16::MAX).rev().find(|bytes| self.packets.carries(*bytes)).map_or(0, usize::from)
+    }
+
+    /// Closes the connection and waits until that has been sent.
+    pub async fn close(self) {
+        self.endpoint.close(&self.relay).await;
+    }
+}
+
+/// A UDP tunnel whose payloads are sent and received one by one.
+pub struct Tunnel {
+    /// The tunnel.
+    pub udp: UdpTunnel,
+    /// The address the relay says it sends to.
+    pub next_hop: Option<SocketAddr>,
+    arrived: Segments,
+}
+
+impl Tunnel {
+    /// Joins payloads to a tunnel that was opened by other means.
+    pub fn new(udp: UdpTunnel) -> Self {
+        Self { udp, next_hop: None, arrived: Segments::new(1 << 20) }
+    }
+
+    /// Sends a payload, in the form that is given or the one that the tunnel has.
+    ///
+    /// # Errors
+    /// The tunnel has ended.
+    pub async fn send(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Result<(), Ended> {
+        self.udp.batch(form.into()).push(payload);
+        poll_fn(|cx| self.udp.poll_flush(cx)).await
+    }
+
+    /// Receives a payload; `None` once the relay has ended the tunnel properly.
+    ///
+    /// # Errors
+    /// The tunnel has ended otherwise.
+    pub async fn recv(&mut self) -> Result<Option<Vec<u8>>, Ended> {
+        loop {
+            if let Some(payload) = self.arrived.front() {
+                let payload = payload.to_vec();
+                self.arrived.pop();
+                return Ok(Some(payload));
+            }
+            if !poll_fn(|cx| self.udp.poll_recv(cx, &mut self.arrived)).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Receives a payload, if one comes in time.
+    ///
+    /// # Errors
+    /// The tunnel has ended.
+    pub async fn recv_within(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Ended> {
+        timeout(time, self.recv()).await.unwrap_or(Ok(None))
+    }
+
+    /// Sends a payload and receives one, which an echo makes the same.
+    ///
+    /// # Panics
+    /// When no payload comes back soon.
+    pub async fn echo(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Vec<u8> {
+        self.send(form, payload).await.expect("the tunnel is open");
+        let received = timeout(SOON, self.recv()).await;
+        received.expect("an echo comes soon").expect("the tunnel stays open").expect("the tunnel goes on")
+    }
+
+    /// Waits until the relay has ended the tunnel, whatever payloads come before that.
+    ///
+    /// # Panics
+    /// When the tunnel goes on, or is ended properly.
+    #[expect(clippy::panic, reason = "called by tests")]
+    pub async fn failed(&mut self) -> Ended {
+        let ended = async {
+            loop {
+                match self.recv().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => panic!("the tunnel was ended properly"),
+                    Err(error) => return error,
+                }
+            }
+        };
+        timeout(SOON, ended).await.expect("the tunnel ends soon")
+    }
+}
+
+/// Returns the application error code with which the relay reset the stream, if that is what happened.
+pub fn reset_code(ended: &Ended) -> Option<u64> {
+    match ended {
+        Ended::Http(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => Some((*error).into()),
+        _ => None,
+    }
+}
+
+/// Returns status and error type with which the relay refused a tunnel.
+///
+/// # Panics
+/// When it did not, or failed otherwise, or did not say why.
+#[expect(clippy::panic, reason = "called by tests")]
+pub fn refusal<T>(opened: Result<T, OpenError>) -> (u16, ErrorType) {
+    match opened.map(drop) {
+        Err(OpenError::Refused(Refused::Status { status, proxy_status })) => {
+            let error = proxy_status.iter().find_map(|status: &ProxyStatus| status.error);
+            (status, error.expect("a Proxy-Status with an error"))
+        }
+        other => panic!("not refused, but {other:?}"),
+    }
+}

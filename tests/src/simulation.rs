@@ -1,0 +1,189 @@
+//! A relay and a client over s2n-quic's simulated network, in virtual time: the product's HTTP/3, datagram queues and
+//! tunnels on both sides, and in place of a target an echo in memory.
+//!
+//! The network's randomness comes from a fixed seed. What TLS makes up is random all the same, so that runs differ in
+//! bytes but hardly in packets.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use masque::h3::{Part, Role};
+use masque::proxy_status::ProxyName;
+use masque::request::{self, Protocol};
+use masque::target::{Host, Target};
+use masque::template::Template;
+use paced::client::{self, Relay};
+use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits};
+use paced::quic::endpoint::{self, Admission, Transport};
+use paced::quic::h3::{Connection, MessageLimits, Request};
+use paced::quic::tls::{self, Identity, ServerTls};
+use paced::segments::Segments;
+use paced::tunnel::{Ended, UdpTunnel};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use s2n_quic::provider::io::testing::{self, Handle, Model, primary, spawn, time};
+
+use crate::authority::Authority;
+
+const TEMPLATE: &str = "https://relay.example/.well-known/masque/udp/{target_host}/{target_port}/";
+
+/// Where tunnels pretend to lead.
+pub const TARGET: &str = "192.0.2.1:7";
+
+/// The seed of a simulated network that has no other.
+pub const SEED: u64 = 0x9298;
+
+/// What waits for anything: more than any test puts into it.
+const QUEUE_BYTES: usize = 16 << 20;
+
+/// The client's end of a simulation.
+pub struct Ends {
+    /// The relay, ready for requests.
+    pub relay: Relay,
+    /// What became of the client's datagrams.
+    pub client: Arc<DatagramCounters>,
+    /// What became of the relay's.
+    pub server: Arc<DatagramCounters>,
+}
+
+/// Runs `scenario` on a client that is connected to a relay over `network`, until it returns. Returns the virtual time
+/// that it took, the handshake included.
+///
+/// # Errors
+/// When an endpoint does not start, or the simulation does not reach the scenario's end.
+///
+/// # Panics
+/// With the scenario, or when the client cannot connect.
+pub fn simulate<F>(network: &Model, seed: u64, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<Duration>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let ended = Arc::new(AtomicBool::new(false));
+    let end = ended.clone();
+    let scenario = |ends| async move {
+        scenario(ends).await;
+        end.store(true, Relaxed);
+    };
+    let took = testing::test_seed(network.clone(), seed, |handle| {
+        start(handle, scenario).map_err(|error| format!("{error:#}").into())
+    });
+    ensure!(ended.load(Relaxed), "the simulation ended before its scenario");
+    took.map_err(|error| anyhow!("{error}"))
+}
+
+fn start<F>(handle: &Handle, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let issued = Authority::new()?.issue(&["relay.example"])?;
+    let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
+    let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
+    let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
+    let tls = ServerTls::new(Identity { chain, key, client_authorities: None }.prepare()?);
+    let transport = Transport::default();
+    let io = || {
+        let Transport { initial_mtu, max_mtu, .. } = transport;
+        handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()
+    };
+    let datagrams = |counters: &Arc<DatagramCounters>| Datagrams {
+        limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
+        counters: counters.clone(),
+        max_frame_bytes: u64::from(u16::MAX),
+    };
+    let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
+    let admission = Admission {
+        max_connections: 10,
+        max_handshakes: 10,
+        open: Arc::new(AtomicBool::new(true)),
+        handshakes: Arc::default(),
+        ports: Default::default(),
+    };
+    let relay = endpoint::serve(io()?, &transport, tls, datagrams(&server), admission)?;
+    let address = relay.local_addr()?;
+    spawn(serve(relay));
+
+    let endpoint = endpoint::connect(io()?, &transport, tls::client(trust, None)?, datagrams(&client))?;
+    let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
+    primary::spawn(async move {
+        let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
+        let connection = endpoint.connect(connect).await.expect("the client connects");
+        let (relay, connection) =
+            Relay::start(connection, template, None, QUEUE_BYTES).await.expect("the relay speaks HTTP/3");
+        spawn(client::drive(connection));
+        scenario(Ends { relay, client, server }).await;
+    });
+    Ok(())
+}
+
+/// The target of all tunnels.
+///
+/// # Panics
+/// Never: the address is valid.
+pub fn target() -> Target {
+    let address: SocketAddr = TARGET.parse().expect("a valid address");
+    Target { host: Host::Ip(address.ip()), port: address.port() }
+}
+
+/// Returns the head of a request for [`target`], for scenarios that do not wait for the answer.
+///
+/// # Panics
+/// Never: the template is valid.
+pub fn request_head() -> masque::h3::RequestHead {
+    request::udp_request(&Template::parse(TEMPLATE).expect("a valid template"), &target(), None)
+}
+
+/// Waits for a future, but not longer than some virtual time.
+pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut timer) = (std::pin::pin!(future), time::delay(limit));
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),
+        std::task::Poll::Pending => Pin::new(&mut timer).poll(cx).map(|_| None),
+    })
+    .await
+}
+
+async fn serve(mut relay: s2n_quic::Server) {
+    while let Some(connection) = relay.accept().await {
+        spawn(async move {
+            let limits = MessageLimits::default();
+            let mut connection = Connection::start(connection, Role::Server, limits).await?;
+            loop {
+                let request = connection.next().await?;
+                spawn(echo(request, connection.client()));
+            }
+            #[expect(unreachable_code, reason = "names the type of the errors above")]
+            Ok::<(), paced::quic::h3::Error>(())
+        });
+    }
+}
+
+/// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
+async fn echo(mut request: Request, client: paced::quic::h3::Client) -> Result<(), Ended> {
+    let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(()) };
+    let templates = Template::parse(TEMPLATE).ok();
+    let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
+    assert!(known, "the request is for the target");
+    let next_hop = TARGET.parse().expect("a valid address");
+    request.send.respond(&request::accepted(Protocol::Udp, next_hop, &ProxyName::default())).await?;
+    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
+    let mut payloads = Segments::new(QUEUE_BYTES);
+    loop {
+        let received = poll_fn(|cx| {
+            _ = tunnel.poll_flush(cx)?;
+            tunnel.poll_recv(cx, &mut payloads)
+        });
+        if !received.await? {
+            tunnel.finish();
+            return Ok(());
+        }
+        // The client's settings may arrive after its first request.
+        tunnel.set_datagrams_usable(client.datagrams_allowed());
+        let mut batch = tunnel.batch(None);
+        payloads.iter().for_each(|payload| batch.push(payload));
+        payloads.clear();
+    }
+}

@@ -1,0 +1,338 @@
+//! A relay at work: `paced run --config` in the middle of a [`Chain`], with certificates, metrics and clients.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use config::forward::{ClientIdentity, Trust};
+use masque::template::Template;
+use paced::client::endpoint::{Access, TokenSource};
+
+use crate::authority::{Authority, Issued};
+use crate::netns::Chain;
+use crate::process::{Process, wait_for};
+
+/// How long anything may take that should happen at once, on a machine with much else to do.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// How long the client's side of a test may take.
+const WHOLE: Duration = Duration::from_secs(100);
+
+/// Where the relay shows its metrics, inside its namespace.
+const METRICS: &str = "127.0.0.1:9433";
+
+/// Stands for the folder of the site in [`Terms`].
+pub const FOLDER: &str = "$FOLDER";
+
+/// What a test writes into the configuration, as lines of TOML; the rest is the same for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// Of `[relay]`.
+    pub relay: &'a str,
+    /// Of `[relay.targets]`.
+    pub targets: &'a str,
+    /// Of `[relay.limits]`.
+    pub limits: &'a str,
+    /// Sections at the end.
+    pub sections: &'a str,
+}
+
+impl Default for Terms<'_> {
+    /// Everybody may use the relay, toward every address of the chain and every port.
+    fn default() -> Self {
+        let targets = r#"
+            allow = [{ to = "10.0.0.0/8", ports = ["1-65535"] }, { to = "fd00::/8", ports = ["1-65535"] }]"#;
+        Self { relay: "auth = \"none\"", targets, limits: "", sections: "" }
+    }
+}
+
+/// The address family in which a client reaches the relay, or the relay a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// A [`Chain`] whose relay runs.
+pub struct Site {
+    /// The running daemon.
+    pub relay: Process,
+    /// The namespaces.
+    pub chain: Chain,
+    /// Who signed the relay's certificate, and is believed by clients.
+    pub authority: Authority,
+    folder: Folder,
+}
+
+impl Site {
+    /// Makes a chain, and starts a relay on these terms in it.
+    ///
+    /// # Errors
+    /// Without root, or when the relay does not come up.
+    pub fn new(terms: Terms<'_>) -> Result<Self> {
+        Self::on(Chain::new()?, terms)
+    }
+
+    /// Starts a relay on these terms in the middle of a chain.
+    ///
+    /// # Errors
+    /// When the relay does not come up.
+    pub fn on(chain: Chain, terms: Terms<'_>) -> Result<Self> {
+        let folder = Folder(std::env::temp_dir().join(chain.relay.name()));
+        fs::create_dir_all(&folder.0)?;
+        let authority = Authority::new()?;
+        folder.write("authority.pem", &authority.pem())?;
+        folder.write_identity("relay", &relay_certificate(&authority, &chain)?)?;
+        let file = folder.write("paced.toml", &configuration(&folder, &chain, terms))?;
+        let relay = chain.relay.start(crate::program("paced")?, ["run".into(), "--config".into(), file])?;
+        let site = Self { relay, chain, authority, folder };
+        wait_for("metrics of the relay", SOON, || site.counts().ok())
+            .with_context(|| format!("the relay said:\n{}", site.relay.output()))?;
+        Ok(site)
+    }
+
+    /// Issues another certificate for the relay's addresses.
+    ///
+    /// # Errors
+    /// As [`Authority::issue`].
+    pub fn relay_certificate(&self) -> Result<Issued> {
+        relay_certificate(&self.authority, &self.chain)
+    }
+
+    /// Writes the configuration anew; the relay reads it at SIGHUP.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn configure(&self, terms: Terms<'_>) -> Result<()> {
+        self.write("paced.toml", &configuration(&self.folder, &self.chain, terms)).map(drop)
+    }
+
+    /// Writes a file into the folder of this site and returns its path.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        self.folder.write(name, text)
+    }
+
+    /// Writes `NAME.pem` and `NAME.key`, and returns their paths.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientIdentity> {
+        self.folder.write_identity(name, issued)
+    }
+
+    /// Returns the path of a file in the folder of this site.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.0.join(name)
+    }
+
+    /// Returns the relay's template, as a client in this family knows it.
+    pub fn template(&self, family: Family) -> String {
+        template(&self.chain, family)
+    }
+
+    /// Returns what a client has to know that shows no credentials.
+    ///
+    /// # Errors
+    /// When the template is none.
+    pub fn access(&self, family: Family) -> Result<Access> {
+        let template = Template::parse(&self.template(family))?;
+        Ok(Access { template, trust: Trust::Authority(self.path("authority.pem")), token: None, identity: None })
+    }
+
+    /// Returns what a client has to know that shows a token.
+    ///
+    /// # Errors
+    /// When the token's file cannot be written.
+    pub fn access_with_token(&self, token: &str) -> Result<Access> {
+        let file = self.write(&format!("{token}.token"), token)?;
+        Ok(Access { token: Some(TokenSource::File(file)), ..self.access(Family::V4)? })
+    }
+
+    /// Returns an address of the target's host.
+    pub fn target(&self, family: Family, port: u16) -> SocketAddr {
+        match family {
+            Family::V4 => (self.chain.egress.far.v4, port).into(),
+            Family::V6 => (self.chain.egress.far.v6, port).into(),
+        }
+    }
+
+    /// Runs a client to its end, on a thread and in a runtime of its own inside the client's namespace.
+    ///
+    /// # Errors
+    /// Without root, or when the client takes too long.
+    pub fn client<T: Send, F: Future<Output = T>>(&self, client: impl FnOnce() -> F + Send) -> Result<T> {
+        self.chain.client.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime
+                .block_on(async { tokio::time::timeout(WHOLE, client()).await })
+                .with_context(|| format!("the client did not come to its end within {WHOLE:?}"))
+        })?
+    }
+
+    /// Sends the relay a signal, such as `libc::SIGTERM`.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        let pid = i32::try_from(self.relay.id())?;
+        // SAFETY: kill takes two integers. Only `Process::wait` reaps the child, which takes the site exclusively.
+        let sent = unsafe { libc::kill(pid, signal) };
+        if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+    }
+
+    /// Asks the relay for its metrics.
+    ///
+    /// # Errors
+    /// When nobody answers, or not as expected.
+    pub fn counts(&self) -> Result<Counts> {
+        let answer = self.chain.relay.run(|| -> Result<String> {
+            let mut stream = TcpStream::connect_timeout(&METRICS.parse()?, SOON)?;
+            stream.set_read_timeout(Some(SOON))?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })??;
+        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        let samples = body.lines().filter(|line| !line.starts_with('#'));
+        let counts = samples.filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.strip_prefix("paced_")?.to_owned(), value.parse().ok()?))
+        });
+        Ok(Counts(counts.collect()))
+    }
+
+    /// Waits until the metrics are as `done` wants them, and returns them. Not for clients, who would stand still.
+    ///
+    /// # Errors
+    /// When they are not soon, with what they are.
+    pub fn wait_for_counts(&self, what: &str, done: impl Fn(&Counts) -> bool) -> Result<Counts> {
+        let found = wait_for(what, SOON, || self.counts().ok().filter(&done));
+        found.with_context(|| format!("at last the metrics were {:#?}", self.counts()))
+    }
+
+    /// As [`Site::wait_for_counts`], while the client goes on.
+    ///
+    /// # Errors
+    /// As [`Site::wait_for_counts`].
+    pub async fn counted(&self, what: &str, done: impl Fn(&Counts) -> bool) -> Result<Counts> {
+        let polled = async {
+            loop {
+                if let Some(counts) = self.counts().ok().filter(&done) {
+                    return counts;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let found = tokio::time::timeout(SOON, polled).await;
+        found.with_context(|| format!("not soon: {what}; at last the metrics were {:#?}", self.counts()))
+    }
+}
+
+/// The files of a site; removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.0.join(name);
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientIdentity> {
+        Ok(ClientIdentity {
+            certificate: self.write(&format!("{name}.pem"), &issued.certificate)?,
+            private_key: self.write(&format!("{name}.key"), &issued.private_key)?,
+        })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays in the folder for temporary files harms nobody.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn relay_certificate(authority: &Authority, chain: &Chain) -> Result<Issued> {
+    authority.issue(&[&chain.access.far.v4.to_string(), &chain.access.far.v6.to_string()])
+}
+
+fn template(chain: &Chain, family: Family) -> String {
+    let authority = match family {
+        Family::V4 => chain.access.far.v4.to_string(),
+        Family::V6 => format!("[{}]", chain.access.far.v6),
+    };
+    format!("https://{authority}/.well-known/masque/udp/{{target_host}}/{{target_port}}/")
+}
+
+fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
+    let Terms { relay, targets, limits, sections } = terms;
+    let (v4, v6) = (template(chain, Family::V4), template(chain, Family::V6));
+    let folder = folder.0.display();
+    format!(
+        r#"
+        state_dir = "{folder}"
+        [relay]
+        certificate = "{folder}/relay.pem"
+        private_key = "{folder}/relay.key"
+        templates = ["{v4}", "{v6}"]
+        {relay}
+        [relay.targets]
+        {targets}
+        [relay.limits]
+        {limits}
+        [metrics]
+        listen = "{METRICS}"
+        [log]
+        level = "debug"
+        {sections}
+        "#
+    )
+    .replace(FOLDER, &folder.to_string())
+}
+
+/// The metrics of a relay at one moment.
+#[derive(Clone, Debug)]
+pub struct Counts(HashMap<String, i64>);
+
+impl Counts {
+    /// Returns the value of a sample, such as `packets_total{direction="up"}`; 0 where it has not been counted yet.
+    pub fn of(&self, sample: &str) -> i64 {
+        self.0.get(sample).copied().unwrap_or(0)
+    }
+
+    /// Returns how many requests were refused for a reason.
+    pub fn refused(&self, reason: &str) -> i64 {
+        self.of(&format!("refused_requests_total{{reason=\"{reason}\"}}"))
+    }
+
+    /// Returns how many tunnels were closed for a reason.
+    pub fn closed(&self, reason: &str) -> i64 {
+        self.of(&format!("tunnels_closed_total{{reason=\"{reason}\"}}"))
+    }
+
+    /// Returns how many UDP payloads were relayed in a direction, `up` or `down`.
+    pub fn packets(&self, direction: &str) -> i64 {
+        self.of(&format!("packets_total{{direction=\"{direction}\"}}"))
+    }
+
+    /// Returns how many UDP payloads were dropped in a direction for a reason.
+    pub fn dropped(&self, direction: &str, reason: &str) -> i64 {
+        self.of(&format!("dropped_packets_total{{direction=\"{direction}\",reason=\"{reason}\"}}"))
+    }
+
+    /// Returns how many UDP tunnels are open.
+    pub fn udp_tunnels(&self) -> i64 {
+        self.of("tunnels{protocol=\"udp\"}")
+    }
+}

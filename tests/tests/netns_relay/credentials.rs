@@ -1,0 +1,81 @@
+//! Who may use a relay: tokens and client certificates.
+
+use masque::proxy_status::ErrorType;
+use paced::auth::{generate_token, hex};
+use tests::authority::Authority;
+use tests::client::{Client, refusal};
+use tests::site::{Family, Site, Terms};
+
+const DENIED: ErrorType = ErrorType::HttpRequestDenied;
+
+/// A token, and the lines of the configuration that make it known as `alice`'s.
+fn token() -> (String, String) {
+    let (token, digest) = generate_token().unwrap();
+    (token, format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest)))
+}
+
+#[test]
+fn a_token_admits_and_nothing_else_does() {
+    tests::ring!(Netns);
+    let (token, sections) = token();
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        let stranger = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        assert_eq!(refusal(stranger.open(target).await), (407, DENIED));
+        let liar = Client::connect(site.access_with_token(&format!("{token}0")).unwrap()).await.unwrap();
+        assert_eq!(refusal(liar.open(target).await), (407, DENIED));
+        let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        assert_eq!(alice.open(target).await.unwrap().echo(None, b"known").await, b"known");
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert_eq!((counts.refused("credentials_missing"), counts.refused("credentials_invalid")), (1, 1));
+}
+
+#[test]
+fn strangers_are_told_the_same_whatever_they_ask_for() {
+    tests::ring!(Netns);
+    let (_, sections) = token();
+    let site = Site::new(Terms { relay: "", targets: "", sections: &sections, ..Terms::default() }).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        for target in ["127.0.0.1:443", "45.0.0.1:443", "45.0.0.1:22"] {
+            assert_eq!(refusal(client.open(target.parse().unwrap()).await), (407, DENIED), "{target}");
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_client_certificate_admits_if_its_name_is_listed() {
+    tests::ring!(Netns);
+    let relay = "client_ca = \"$FOLDER/authority.pem\"\nauth = \"certificate\"";
+    let sections = "[[relay.client_certificate]]\nname = \"branch\"\nsan = \"branch.example\"";
+    let site = Site::new(Terms { relay, sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        let access = |name: &str, authority: &Authority| {
+            let issued = authority.issue(&[name]).unwrap();
+            let identity = Some(site.write_identity(name, &issued).unwrap());
+            paced::client::endpoint::Access { identity, ..site.access(Family::V4).unwrap() }
+        };
+        let branch = Client::connect(access("branch.example", &site.authority)).await.unwrap();
+        assert_eq!(branch.open(target).await.unwrap().echo(None, b"known").await, b"known");
+
+        let unlisted = Client::connect(access("other.example", &site.authority)).await.unwrap();
+        assert_eq!(refusal(unlisted.open(target).await), (403, DENIED));
+        let without = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        assert_eq!(refusal(without.open(target).await), (403, DENIED));
+
+        // A certificate that somebody else signed ends the handshake, or the connection right after it.
+        let foreign = Client::connect(access("branch.example", &Authority::new().unwrap())).await;
+        if let Ok(client) = foreign {
+            client.ended.await.unwrap();
+        }
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().refused("client_prohibited"), 2);
+}

@@ -1,0 +1,196 @@
+//! The relay's end, and its configuration's changes, while clients are connected.
+
+use std::net::SocketAddr;
+
+use config::forward::Trust;
+use masque::h3::{self, Code};
+use masque::proxy_status::ErrorType;
+use masque::target::{Host, Target};
+use masque::template::Template;
+use masque::tunnel::Form;
+use paced::client::OpenError;
+use paced::client::endpoint::{Access, ConnectError};
+use paced::quic::{h3::Error, tls};
+use tests::client::{Client, Tunnel, refusal};
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+/// Sends four payloads through each tunnel and receives them again; returns how many that were.
+async fn round(tunnels: &mut [Tunnel], number: u32) -> i64 {
+    const BURST: u32 = 4;
+    for tunnel in &mut *tunnels {
+        for index in 0..BURST {
+            let form = tunnel.udp.form();
+            tunnel.send(form, &[&number.to_be_bytes()[..], &index.to_be_bytes(), &[0; 500]].concat()).await.unwrap();
+        }
+    }
+    for tunnel in &mut *tunnels {
+        for _ in 0..BURST {
+            let payload = timeout(SOON, tunnel.recv()).await.expect("an echo comes soon").unwrap().expect("a payload");
+            assert_eq!(payload[..4], number.to_be_bytes());
+        }
+    }
+    tunnels.len() as i64 * i64::from(BURST)
+}
+
+/// Asks for a tunnel whatever the relay has said about new requests, and returns the code that ends the request.
+async fn ask_all_the_same(client: &Client, template: &str, target: SocketAddr) -> Option<u64> {
+    let template = Template::parse(template).unwrap();
+    let target = Target { host: Host::Ip(target.ip()), port: target.port() };
+    let head = h3::encode_request(&masque::request::udp_request(&template, &target, None), None).unwrap();
+    let mut stream = client.relay.http().handle().clone().open_bidirectional_stream().await.unwrap();
+    // It may be rejected before it is sent.
+    _ = stream.send(head).await;
+    match stream.receive().await {
+        Err(s2n_quic::stream::Error::StreamReset { error, .. }) => Some(error.into()),
+        _ => None,
+    }
+}
+
+#[test]
+fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
+    tests::ring!(Netns);
+    let relay = "auth = \"none\"\ndrain_seconds = 60";
+    let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let echoed = site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnels = Vec::new();
+        for form in [Form::Datagram, Form::Capsule].repeat(5) {
+            let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            tunnel.echo(form, b"settles the form").await;
+            tunnels.push(tunnel);
+        }
+        let mut echoed = tunnels.len() as i64;
+        for number in 0..20 {
+            echoed += round(&mut tunnels, number).await;
+        }
+        site.signal(libc::SIGTERM).unwrap();
+        let mut number = 100;
+        while client.relay.http().takes_requests() {
+            assert!(number < 10_000, "the relay says that it goes away");
+            echoed += round(&mut tunnels, number).await;
+            number += 1;
+        }
+        let refused = client.open(site.target(Family::V4, 7)).await.map(drop);
+        assert!(matches!(refused, Err(OpenError::Http(Error::GoingAway))), "{refused:?}");
+        let code = ask_all_the_same(&client, &site.template(Family::V4), site.target(Family::V4, 7)).await;
+        assert_eq!(code, Some(Code::RequestRejected.value()));
+        assert!(Client::connect(site.access(Family::V4).unwrap()).await.is_err(), "no new connection either");
+        for number in 20_000..20_020 {
+            echoed += round(&mut tunnels, number).await;
+        }
+        let counts = site.counts().unwrap();
+        assert_eq!((counts.packets("up"), counts.packets("down"), counts.udp_tunnels()), (echoed, echoed, 10));
+        tunnels.into_iter().for_each(|tunnel| tunnel.udp.finish());
+        timeout(SOON, client.ended).await.expect("the relay closes the connection").unwrap();
+        echoed
+    });
+    assert!(echoed.unwrap() >= 10 + 40 * 40);
+    assert!(site.relay.wait(SOON).unwrap().success(), "long before the end of the drain");
+}
+
+#[test]
+fn tunnels_that_stay_are_closed_when_the_drain_ends() {
+    tests::ring!(Netns);
+    let relay = "auth = \"none\"\ndrain_seconds = 1";
+    let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"open").await;
+        site.signal(libc::SIGTERM).unwrap();
+        match timeout(SOON, client.ended).await.expect("the relay closes the connection").unwrap() {
+            Error::Closed => {}
+            Error::Connection(s2n_quic::connection::Error::Application { error, .. }) => {
+                assert_eq!(u64::from(error), Code::NoError.value());
+            }
+            other => panic!("closed by {other:?}"),
+        }
+    })
+    .unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success());
+}
+
+/// Access that trusts exactly the certificate that is in the relay's file at the moment.
+fn pinned(site: &Site) -> Access {
+    let chain = tls::read_certificates(&site.path("relay.pem")).unwrap();
+    Access { trust: Trust::Pinned(tls::fingerprint(&chain[0])), ..site.access(Family::V4).unwrap() }
+}
+
+fn reload(site: &Site, said: &str) {
+    let before = site.relay.output().matches(said).count();
+    site.signal(libc::SIGHUP).unwrap();
+    wait_for(said, SOON, || (site.relay.output().matches(said).count() > before).then_some(())).unwrap();
+}
+
+const RELOADED: &str = "configuration reloaded";
+const REFUSED: &str = "configuration not reloaded";
+
+#[test]
+fn sighup_changes_the_certificate_under_a_living_connection() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let old = pinned(&site);
+        let client = Client::connect(old.clone()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"before").await;
+        site.write_identity("relay", &site.relay_certificate().unwrap()).unwrap();
+        reload(&site, RELOADED);
+        assert_eq!(tunnel.echo(None, b"after").await, b"after");
+        let late = Client::connect(old).await.map(drop);
+        assert!(matches!(late, Err(ConnectError::Untrusted { .. })), "{late:?}");
+        let client = Client::connect(pinned(&site)).await.unwrap();
+        assert_eq!(client.open(site.target(Family::V4, 7)).await.unwrap().echo(None, b"new").await, b"new");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_configuration_that_is_refused_leaves_the_old_one_in_force() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let access = pinned(&site);
+        let serves = async || {
+            let client = Client::connect(access.clone()).await.unwrap();
+            let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            assert_eq!(tunnel.echo(None, b"served").await, b"served");
+        };
+        // A limit out of its range, beside a rule that would refuse the target.
+        let (targets, limits) = ("deny = [\"10.0.2.2\"]", "tunnels_per_connection = 0");
+        site.configure(Terms { targets, limits, ..Terms::default() }).unwrap();
+        reload(&site, REFUSED);
+        serves().await;
+        // A certificate without the key that belongs to it.
+        site.configure(Terms::default()).unwrap();
+        site.write("relay.pem", &site.relay_certificate().unwrap().certificate).unwrap();
+        reload(&site, REFUSED);
+        serves().await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn new_rules_hold_for_new_requests_and_leave_tunnels_alone() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"before").await;
+        let targets = "allow = [\"10.0.0.0/8\"]\ndeny = [\"10.0.2.2\"]";
+        site.configure(Terms { targets, ..Terms::default() }).unwrap();
+        reload(&site, RELOADED);
+        let refused = refusal(client.open(site.target(Family::V4, 7)).await);
+        assert_eq!(refused, (403, ErrorType::DestinationIpProhibited));
+        assert_eq!(tunnel.echo(None, b"after").await, b"after");
+    })
+    .unwrap();
+}

@@ -1,0 +1,286 @@
+//! Every limit of `[relay.limits]`, reached once, and the counter that says so.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use masque::h3::{self, Part};
+use masque::proxy_status::ErrorType;
+use masque::target::{Host, Target};
+use masque::tunnel::Form;
+use paced::auth::{generate_token, hex};
+use tests::client::{Client, Tunnel, refusal};
+use tests::netns::{Chain, Namespace};
+use tests::site::{Counts, Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+const TOO_MANY: (u16, ErrorType) = (429, ErrorType::HttpRequestDenied);
+
+fn limit_hits(counts: &Counts, limit: &str) -> i64 {
+    counts.of(&format!("limit_hits_total{{limit=\"{limit}\"}}"))
+}
+
+#[test]
+fn a_connection_has_so_many_tunnels_at_once() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "tunnels_per_connection = 2", ..Terms::default() }).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (first, _second) = (client.open(target).await.unwrap(), client.open(target).await.unwrap());
+        assert_eq!(refusal(client.open(target).await), TOO_MANY);
+        let other = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let _others = other.open(target).await.unwrap();
+        first.udp.finish();
+        site.counted("the first tunnel has ended", |counts| counts.closed("finished") == 1).await.unwrap();
+        client.open(target).await.unwrap();
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert_eq!((limit_hits(&counts, "tunnels_per_connection"), counts.refused("tunnel_limit_reached")), (1, 1));
+}
+
+#[test]
+fn a_user_has_so_many_tunnels_over_all_connections() {
+    tests::ring!(Netns);
+    let (alice, bob) = (generate_token().unwrap(), generate_token().unwrap());
+    let entry = |name, digest, more| format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{digest}\"\n{more}\n");
+    let sections = entry("alice", hex(&alice.1), "") + &entry("bob", hex(&bob.1), "max_tunnels = 3");
+    let terms = Terms { relay: "", limits: "tunnels_per_user = 2", sections: &sections, ..Terms::default() };
+    let site = Site::new(terms).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        for ((token, _), limit) in [(&alice, 2), (&bob, 3)] {
+            let (mut clients, mut tunnels) = (Vec::new(), Vec::new());
+            for _ in 0..limit {
+                let client = Client::connect(site.access_with_token(token).unwrap()).await.unwrap();
+                tunnels.push(client.open(target).await.unwrap());
+                clients.push(client);
+            }
+            assert_eq!(refusal(clients[0].open(target).await), TOO_MANY);
+        }
+    })
+    .unwrap();
+    assert_eq!(limit_hits(&site.counts().unwrap(), "tunnels_per_user"), 2);
+}
+
+#[test]
+fn there_are_so_many_connections_at_once() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "connections = 2", ..Terms::default() }).unwrap();
+    site.client(async || {
+        let connect = async || Client::connect(site.access(Family::V4).unwrap()).await;
+        let (first, _second) = (connect().await.unwrap(), connect().await.unwrap());
+        assert!(connect().await.is_err());
+        first.close().await;
+        // The endpoint forgets a closed connection only when nothing of it can arrive any more.
+        timeout(SOON, async { while connect().await.is_err() {} }).await.expect("a place is free again");
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert!(counts.of("handshakes_total{result=\"refused\"}") >= 1);
+    assert_eq!(counts.of("handshakes_total{result=\"completed\"}"), 3);
+}
+
+#[test]
+fn too_many_handshakes_make_clients_prove_their_address() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "handshakes_in_flight = 0", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        assert_eq!(tunnel.echo(None, b"proven").await, b"proven");
+    })
+    .unwrap();
+    assert!(site.counts().unwrap().of("handshakes_total{result=\"retried\"}") >= 1);
+}
+
+#[test]
+fn a_field_section_has_so_many_bytes() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "field_section_bytes = 1024", ..Terms::default() }).unwrap();
+    let status = site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let template = masque::template::Template::parse(&site.template(Family::V4)).unwrap();
+        let target = Target { host: Host::Ip(site.chain.egress.far.v4.into()), port: 7 };
+        let head = masque::request::udp_request(&template, &target, Some(&"t".repeat(2000)));
+        client.relay.http().wait_for_settings().await.unwrap();
+        assert!(client.relay.http().request(&head).await.is_err(), "our own client knows the limit");
+        let mut stream = client.relay.http().handle().clone().open_bidirectional_stream().await.unwrap();
+        stream.send(h3::encode_request(&head, None).unwrap()).await.unwrap();
+        let mut response = h3::RequestStream::new(h3::Role::Client, 16_384);
+        loop {
+            if let Some(Part::Response(head)) = response.next_part().unwrap() {
+                return head.status;
+            }
+            response.on_bytes(stream.receive().await.unwrap().expect("a response"));
+        }
+    });
+    assert_eq!(status.unwrap(), 431);
+    assert_eq!(site.counts().unwrap().refused("malformed"), 1);
+}
+
+#[test]
+fn so_many_names_are_looked_up_at_once_and_for_so_long() {
+    tests::ring!(Netns);
+    let mut chain = Chain::new().unwrap();
+    chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
+    // A name server that never answers.
+    let _silence = chain.target.run(|| UdpSocket::bind("0.0.0.0:53").unwrap()).unwrap();
+    let limits = "dns_lookups_in_flight = 1\ndns_timeout_ms = 500";
+    let site = Site::on(chain, Terms { limits, ..Terms::default() }).unwrap();
+    let mut answers = site
+        .client(async || {
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            let open = async |name: &str| {
+                let target = Target { host: Host::Name(name.to_owned()), port: 443 };
+                refusal(client.open_target(&target).await)
+            };
+            let (first, second) = tokio::join!(open("one.example"), open("two.example"));
+            [first, second]
+        })
+        .unwrap();
+    answers.sort_by_key(|(status, _)| *status);
+    assert_eq!(answers, [(503, ErrorType::ConnectionLimitReached), (504, ErrorType::DnsTimeout)]);
+    let counts = site.counts().unwrap();
+    assert_eq!((counts.refused("overloaded"), counts.refused("dns_timeout")), (1, 1));
+}
+
+#[test]
+fn a_silent_tunnel_is_ended_after_its_idle_time() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "tunnel_idle_seconds = 1", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"not silent yet").await;
+        assert_eq!(timeout(SOON, tunnel.recv()).await.expect("the tunnel ends").unwrap(), None);
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().closed("idle"), 1);
+}
+
+/// Answers each payload on port 7 with `count` payloads of `bytes` each, from a thread that ends with the namespace's
+/// test: when it has heard nothing for a while.
+fn multiply(namespace: &Namespace, count: usize, bytes: usize) {
+    let socket = namespace.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((_, from)) = socket.recv_from(&mut [0; 2048]) {
+            for _ in 0..count {
+                let _ = socket.send_to(&vec![7; bytes], from);
+            }
+        }
+    });
+}
+
+/// Sends one payload after the other through all tunnels, until the relay has dropped something.
+async fn provoke(site: &Site, tunnels: &mut [Tunnel], form: Form, dropped: impl Fn(&Counts) -> bool) {
+    let provoked = async {
+        while !dropped(&site.counts().unwrap()) {
+            for tunnel in &mut *tunnels {
+                tunnel.send(form, b"more").await.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(SOON, provoked).await.expect("the relay drops what exceeds its limit");
+}
+
+#[test]
+fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
+    multiply(&site.chain.target, 40, 1000);
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnels = [client.open(site.target(Family::V4, 7)).await.unwrap()];
+        provoke(&site, &mut tunnels, Form::Datagram, |counts| counts.dropped("down", "queue_full") > 0).await;
+        let sent = "datagrams_total{direction=\"down\"}";
+        let all = |counts: &Counts| {
+            counts.packets("down") == counts.of(sent) + counts.dropped("down", "queue_full")
+                && counts.packets("down") == counts.packets("up") * 40
+        };
+        site.counted("every payload was sent or counted", all).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn so_many_bytes_of_datagrams_wait_for_a_connection() {
+    tests::ring!(Netns);
+    // No tunnel alone gets near its own limit with six payloads of 500 bytes at a time.
+    let limits = "queue_bytes_per_tunnel = 4096\nqueue_bytes_per_connection = 4096";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
+    multiply(&site.chain.target, 6, 500);
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnels = Vec::new();
+        for _ in 0..20 {
+            tunnels.push(client.open(site.target(Family::V4, 7)).await.unwrap());
+        }
+        provoke(&site, &mut tunnels, Form::Datagram, |counts| counts.dropped("down", "queue_full") > 0).await;
+    })
+    .unwrap();
+}
+
+#[test]
+fn so_many_bytes_of_capsules_wait_for_a_tunnel() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
+    multiply(&site.chain.target, 40, 1000);
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        // What a tunnel dropped of its capsules is counted at its end.
+        for _ in 0..20 {
+            tunnel.send(Form::Capsule, b"more").await.unwrap();
+        }
+        site.counted("all answers came", |counts| counts.packets("down") == 20 * 40).await.unwrap();
+        tunnel.udp.finish();
+        site.counted("drops are counted", |counts| counts.dropped("down", "stream_queue_full") > 0).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn so_many_bytes_wait_for_the_target() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let dropped = async {
+            while site.counts().unwrap().dropped("up", "queue_full") == 0 {
+                let mut batch = tunnel.udp.batch(Some(Form::Datagram));
+                for _ in 0..60 {
+                    batch.push(&[0; 1100]);
+                }
+                drop(batch);
+                while tunnel.recv_within(std::time::Duration::from_millis(5)).await.unwrap().is_some() {}
+            }
+        };
+        timeout(SOON, dropped).await.expect("a burst exceeds the limit");
+    })
+    .unwrap();
+    let all = |counts: &Counts| {
+        let lost = counts.dropped("up", "queue_full") + counts.dropped("up", "refused_by_host");
+        counts.of("datagrams_total{direction=\"up\"}") == counts.packets("up") + lost
+    };
+    site.wait_for_counts("every datagram was relayed or counted", all).unwrap();
+}
+
+#[test]
+fn a_tcp_target_may_take_so_long_to_answer() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "connect_timeout_ms = 200", ..Terms::default() }).unwrap();
+    // Nobody has this address, and the neighbour discovery that finds that out takes longer.
+    let nobody: SocketAddr = (IpAddr::from([10, 0, 2, 77]), 443).into();
+    let refused = site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        refusal(client.relay.open_tcp(&Target { host: Host::Ip(nobody.ip()), port: nobody.port() }).await)
+    });
+    assert_eq!(refused.unwrap(), (504, ErrorType::ConnectionTimeout));
+    assert_eq!(site.counts().unwrap().refused("connection_timeout"), 1);
+}

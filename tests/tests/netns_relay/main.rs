@@ -1,0 +1,15 @@
+//! A relay between a client and a target in network namespaces: what it carries, what it refuses, how it ends.
+//!
+//! Each test has a chain of namespaces and a relay of its own.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+
+mod credentials;
+mod echo;
+mod failures;
+mod flood;
+mod forward;
+mod lifecycle;
+mod limits;
+mod refusals;
+mod tcp;

@@ -1,0 +1,193 @@
+//! TCP through the relay, by classic CONNECT.
+
+use std::future::poll_fn;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+
+use bytes::{Bytes, BytesMut};
+use masque::h3::{self, Code, Part};
+use masque::proxy_status::ErrorType;
+use masque::target::{Host, Target};
+use paced::quic::h3::{Error, Request};
+use tests::client::{Client, refusal};
+use tests::site::{Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+/// A target of each family has a port of its own.
+fn port(family: Family) -> u16 {
+    if family == Family::V4 { 80 } else { 443 }
+}
+
+fn target(site: &Site, family: Family) -> Target {
+    let address = site.target(family, port(family));
+    Target { host: Host::Ip(address.ip()), port: address.port() }
+}
+
+/// Accepts one connection to [`target`], on a thread.
+fn accept(site: &Site, family: Family, serve: impl FnOnce(TcpStream) + Send + 'static) -> std::thread::JoinHandle<()> {
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", port(family))).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        serve(stream);
+    })
+}
+
+async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
+    let (header, len) = h3::data_frame_header(bytes.len() as u64);
+    for piece in [&header[..len], bytes] {
+        let mut piece = Bytes::copy_from_slice(piece);
+        poll_fn(|cx| request.send.poll_send(cx, &mut piece)).await?;
+    }
+    Ok(())
+}
+
+/// Reads at least `enough` bytes, or to the end.
+async fn receive(request: &mut Request, enough: usize) -> Result<Vec<u8>, Error> {
+    let mut received = BytesMut::new();
+    while received.len() < enough {
+        match timeout(SOON, request.recv.part()).await.expect("bytes come soon")? {
+            Some(Part::Data(bytes)) => received.extend_from_slice(&bytes),
+            Some(other) => panic!("{other:?} inside a tunnel"),
+            None => break,
+        }
+    }
+    Ok(received.to_vec())
+}
+
+#[test]
+fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    for family in [Family::V4, Family::V6] {
+        let server = accept(&site, family, |mut stream| {
+            stream.write_all(b"welcome").unwrap();
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).unwrap();
+            stream.write_all(format!("{} bytes", all.len()).as_bytes()).unwrap();
+        });
+        site.client(async || {
+            let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+            let mut request = client.relay.open_tcp(&target(&site, family)).await.unwrap();
+            assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
+            for piece in [&b"one"[..], b"", b"three"] {
+                send(&mut request, piece).await.unwrap();
+            }
+            request.send.finish();
+            assert_eq!(receive(&mut request, usize::MAX).await.unwrap(), b"8 bytes", "after our end");
+        })
+        .unwrap();
+        server.join().unwrap();
+    }
+    let counts = site.wait_for_counts("both are closed", |counts| counts.closed("finished") == 2).unwrap();
+    let bytes = |direction| counts.of(&format!("bytes_total{{protocol=\"tcp\",direction=\"{direction}\"}}"));
+    assert_eq!((bytes("up"), bytes("down")), (16, 28));
+}
+
+#[test]
+fn the_targets_end_leaves_the_other_way_open() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        assert_eq!(all, b"heard after the end");
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        assert_eq!(receive(&mut request, usize::MAX).await.unwrap(), b"");
+        send(&mut request, b"heard after the end").await.unwrap();
+        request.send.finish();
+        // The server has read it all before the client's side of the site may end.
+        site.counted("the tunnel is closed", |counts| counts.closed("finished") == 1).await.unwrap();
+    })
+    .unwrap();
+    server.join().unwrap();
+}
+
+#[test]
+fn megabytes_arrive_in_order() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let bytes: Vec<u8> = (0..4_000_000_u32).flat_map(|at| (at / 7).to_le_bytes()).take(4_000_000).collect();
+    let server = accept(&site, Family::V4, |stream| {
+        let (mut from, mut to) = (&stream, &stream);
+        assert_eq!(std::io::copy(&mut from, &mut to).unwrap(), 4_000_000);
+        stream.shutdown(Shutdown::Write).unwrap();
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let Request { mut recv, mut send, .. } = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        let sending = async {
+            for chunk in bytes.chunks(50_000) {
+                let (header, len) = h3::data_frame_header(chunk.len() as u64);
+                for piece in [&header[..len], chunk] {
+                    let mut piece = Bytes::copy_from_slice(piece);
+                    poll_fn(|cx| send.poll_send(cx, &mut piece)).await.unwrap();
+                }
+            }
+            send.finish();
+        };
+        let receiving = async {
+            let mut received = Vec::with_capacity(bytes.len());
+            while let Some(Part::Data(bytes)) = recv.part().await.unwrap() {
+                received.extend_from_slice(&bytes);
+            }
+            received
+        };
+        let ((), received) = tokio::join!(sending, receiving);
+        assert!(received == bytes, "{} of {} bytes came back, or not as they were", received.len(), bytes.len());
+    })
+    .unwrap();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_refused_connection_is_a_refused_request() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        for family in [Family::V4, Family::V6] {
+            let refused = refusal(client.relay.open_tcp(&target(&site, family)).await);
+            assert_eq!(refused, (502, ErrorType::ConnectionRefused), "{family:?}");
+        }
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().refused("connection_refused"), 2);
+}
+
+#[test]
+fn a_reset_of_the_target_resets_the_stream() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.read_exact(&mut [0; 5]).unwrap();
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        // SAFETY: the value lives through the call and its size is given. To linger for no time makes close reset.
+        let set = unsafe {
+            let value = (&raw const linger).cast();
+            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
+        };
+        assert_eq!(set, 0);
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        send(&mut request, b"reset").await.unwrap();
+        match receive(&mut request, usize::MAX).await {
+            Err(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => {
+                assert_eq!(u64::from(error), Code::ConnectError.value());
+            }
+            other => panic!("not reset, but {other:?}"),
+        }
+        assert!(!client.ended.is_finished());
+    })
+    .unwrap();
+    server.join().unwrap();
+    assert_eq!(site.counts().unwrap().closed("target_failed"), 1);
+}

@@ -1,0 +1,196 @@
+//! Tunnels over a simulated network that loses, delays, reorders and repeats packets, or carries only small ones.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use masque::request::check_udp_response;
+use masque::tunnel::Form;
+use paced::tunnel::UdpTunnel;
+use s2n_quic::provider::io::testing::{Model, time};
+use tests::client::Tunnel;
+use tests::simulation::{Ends, SEED, request_head, simulate, target, within};
+
+/// Longer than anything takes that happens at all.
+const LONG: Duration = Duration::from_secs(20);
+
+fn network(delay_ms: u64) -> Model {
+    let model = Model::default();
+    model.set_delay(Duration::from_millis(delay_ms));
+    model
+}
+
+/// A payload that tells its number, and whether its bytes are still what they were.
+fn payload(number: u32, len: usize) -> Vec<u8> {
+    let body = (4..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).wrapping_add(number) as u8);
+    number.to_be_bytes().into_iter().chain(body).collect()
+}
+
+fn number(received: &[u8], len: usize) -> u32 {
+    let number = u32::from_be_bytes(received[..4].try_into().unwrap());
+    assert_eq!(received, payload(number, len), "payload {number} is not what it was");
+    number
+}
+
+async fn open(ends: &Ends) -> Tunnel {
+    Tunnel::new(ends.relay.open_udp(&target()).await.unwrap().tunnel)
+}
+
+#[test]
+fn a_stream_loses_nothing_and_keeps_the_order_under_loss_jitter_and_reordering() {
+    for (seed, loss) in [(SEED, 0.0), (SEED + 1, 0.05), (SEED + 2, 0.15)] {
+        let network = network(10);
+        network.set_drop_rate(loss).set_jitter(Duration::from_millis(2)).set_network_jitter(Duration::from_millis(8));
+        network.set_retransmit_rate(0.05);
+        simulate(&network, seed, |ends| async move {
+            let mut tunnel = open(&ends).await;
+            for count in 0..200 {
+                tunnel.send(Form::Capsule, &payload(count, 900)).await.unwrap();
+            }
+            for count in 0..200 {
+                let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
+                assert_eq!(number(&received, 900), count);
+            }
+            assert_eq!(ends.client.sent.get() + ends.server.sent.get(), 0, "no datagram was used");
+        })
+        .unwrap();
+    }
+}
+
+/// How many of `count` datagrams came back, each at most once.
+async fn echo_datagrams(tunnel: &mut Tunnel, count: u32) -> usize {
+    let mut seen = HashSet::new();
+    let mut take = |received: Vec<u8>| assert!(seen.insert(number(&received, 1000)), "a payload came twice");
+    for sent in 0..count {
+        tunnel.send(Form::Datagram, &payload(sent, 1000)).await.unwrap();
+        // Slower than a congestion window of two packets allows, so that nothing has to wait.
+        time::delay(Duration::from_millis(4)).await;
+        while let Some(received) = within(Duration::ZERO, tunnel.recv()).await {
+            take(received.unwrap().expect("a payload"));
+        }
+    }
+    while let Some(received) = within(LONG, tunnel.recv()).await {
+        take(received.unwrap().expect("a payload"));
+    }
+    seen.len()
+}
+
+#[test]
+fn datagrams_arrive_unchanged_and_at_most_once_and_are_lost_as_often_as_packets() {
+    for (seed, loss) in [(SEED, 0.0), (SEED + 1, 0.05), (SEED + 2, 0.2)] {
+        let network = network(1);
+        network.set_drop_rate(loss).set_network_jitter(Duration::from_millis(3)).set_retransmit_rate(0.1);
+        simulate(&network, seed, move |ends| async move {
+            let mut tunnel = open(&ends).await;
+            const COUNT: u32 = 1000;
+            let came_back = echo_datagrams(&mut tunnel, COUNT).await as f64 / f64::from(COUNT);
+            // A packet that the network repeats is lost only if all of its copies are.
+            let arrives = 1.0 - loss * (0.9 + 0.1 * loss);
+            let expected = arrives * arrives;
+            assert!((came_back - expected).abs() < 0.06, "{came_back} of all came back, not {expected}");
+            let dropped =
+                [&ends.client, &ends.server].map(|end| end.dropped_send_queue.get() + end.dropped_too_big.get());
+            assert_eq!(dropped, [0, 0], "nothing but the network lost any");
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn datagrams_sent_along_with_their_request_are_not_lost_without_loss() {
+    for (seed, jitter_ms) in [(SEED, 0), (SEED + 1, 20), (SEED + 2, 100)] {
+        let network = network(25);
+        network.set_network_jitter(Duration::from_millis(jitter_ms));
+        simulate(&network, seed, |ends| async move {
+            ends.relay.http().wait_for_settings().await.unwrap();
+            let mut request = ends.relay.http().request(&request_head()).await.unwrap();
+            request.flow.set_datagrams_usable(true);
+            {
+                let mut batch = request.flow.batch();
+                (0..8).for_each(|count| batch.push(&payload(count, 1200)));
+            }
+            match request.recv.part().await.unwrap() {
+                Some(masque::h3::Part::Response(head)) => _ = check_udp_response(&head).unwrap(),
+                other => panic!("no response, but {other:?}"),
+            }
+            let mut tunnel = Tunnel::new(UdpTunnel::new(request, true, 1 << 20));
+            let mut seen = HashSet::new();
+            while seen.len() < 8 {
+                let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
+                assert!(seen.insert(number(&received, 1200)));
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_path_with_small_packets_carries_what_fits_and_drops_the_rest_alone() {
+    // 1,280 bytes of IPv6 packet, less its headers: the least that QUIC can use is 1,200.
+    let network = network(10);
+    network.set_max_udp_payload(1232);
+    simulate(&network, SEED, |ends| async move {
+        let mut tunnel = open(&ends).await;
+        for count in 0..20 {
+            tunnel.send(Form::Datagram, &payload(count, 1300)).await.unwrap();
+            tunnel.send(Form::Datagram, &payload(count, 1000)).await.unwrap();
+            let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
+            assert_eq!(number(&received, 1000), count);
+        }
+        assert_eq!(ends.client.dropped_too_big.get(), 20);
+        // In a stream, all of it passes.
+        let mut stream = open(&ends).await;
+        stream.send(Form::Capsule, &payload(99, 1300)).await.unwrap();
+        let received = within(LONG, stream.recv()).await.expect("it comes").unwrap().expect("a payload");
+        assert_eq!(number(&received, 1300), 99);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_flood_of_payloads_too_big_for_the_path_drops_only_its_own() {
+    simulate(&network(10), SEED, |ends| async move {
+        let (mut flood, mut tunnel) = (open(&ends).await, open(&ends).await);
+        for count in 0..50 {
+            {
+                let mut batch = flood.udp.batch(Some(Form::Datagram));
+                (0..20).for_each(|_| batch.push(&[0xff; 5000]));
+            }
+            tunnel.send(Form::Datagram, &payload(count, 1000)).await.unwrap();
+            let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
+            assert_eq!(number(&received, 1000), count);
+        }
+        // Those that still wait for their turn are dropped without any further traffic.
+        time::delay(LONG / 2).await;
+        assert_eq!((ends.client.dropped_too_big.get(), ends.client.dropped_send_queue.get()), (1000, 0));
+        assert_eq!((ends.client.sent.get(), ends.server.received.get()), (50, 50));
+        flood.send(Form::Datagram, b"the flooded tunnel lives").await.unwrap();
+        let received = within(LONG, flood.recv()).await.expect("it comes").unwrap();
+        assert_eq!(received.as_deref(), Some(&b"the flooded tunnel lives"[..]));
+    })
+    .unwrap();
+}
+
+#[test]
+fn both_forms_share_a_lossy_connection_and_streams_lose_nothing() {
+    let network = network(10);
+    network.set_drop_rate(0.03).set_network_jitter(Duration::from_millis(4));
+    simulate(&network, SEED, |ends| async move {
+        let (mut datagrams, mut stream) = (open(&ends).await, open(&ends).await);
+        for count in 0..300 {
+            datagrams.send(Form::Datagram, &payload(count, 1000)).await.unwrap();
+            stream.send(Form::Capsule, &payload(count, 1000)).await.unwrap();
+        }
+        for count in 0..300 {
+            let received = within(LONG, stream.recv()).await.expect("it comes").unwrap().expect("a payload");
+            assert_eq!(number(&received, 1000), count);
+        }
+        let mut came_back = 0;
+        while within(LONG, datagrams.recv()).await.is_some() {
+            came_back += 1;
+        }
+        assert!(came_back >= 250, "{came_back} of 300 datagrams came back through 3 % of loss each way");
+    })
+    .unwrap();
+}
