@@ -378,7 +378,7 @@ async def missing_token(c: RawClient) -> Outcome:
     needs_token=True,
     each={
         "wrong token": b"Bearer d3Jvbmc",
-        "empty token": b"Bearer ",
+        "no token": b"Bearer",
         "another scheme": b"Basic dXNlcjpwYXNz",
     },
 )
