@@ -1,0 +1,107 @@
+//! Clients on another HTTP/3 stack (`tests/interop`) against the daemon: they get their payloads back, and where they
+//! break rules, they are told so as the RFCs want it.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use paced::auth::{generate_token, hex};
+use tests::netns::Namespace;
+use tests::process::Process;
+use tests::site::{SOON, Site, Terms};
+
+/// The first use installs packages.
+const INSTALLATION: Duration = Duration::from_secs(300);
+
+/// The script that runs the clients, ready to be run without a network.
+fn script() -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/run.sh");
+    let mut command = Command::new(&script);
+    command.args(["strictness", "--help"]);
+    let mut installation = Process::start(command).unwrap();
+    let status = installation.wait(INSTALLATION).unwrap();
+    assert!(status.success(), "the clients cannot be run: {}", installation.output());
+    script
+}
+
+fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus, String) {
+    let mut client = namespace.start(script, arguments).unwrap();
+    let status = client.wait(Duration::from_secs(100)).unwrap();
+    (status, client.output())
+}
+
+/// The daemon in development mode, alone in a namespace.
+struct Development {
+    _daemon: Process,
+    namespace: Namespace,
+    state: PathBuf,
+}
+
+impl Development {
+    fn start() -> Self {
+        let namespace = Namespace::new("relay").unwrap();
+        let state = std::env::temp_dir().join(namespace.name());
+        let arguments = ["run".as_ref(), "--state-dir".as_ref(), state.as_os_str()];
+        let daemon = namespace.start(tests::program("paced").unwrap(), arguments).unwrap();
+        daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
+        Self { _daemon: daemon, namespace, state }
+    }
+}
+
+impl Drop for Development {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.state);
+    }
+}
+
+#[test]
+fn a_client_on_another_stack_gets_its_payloads_back_in_every_mode() {
+    tests::ring!(Netns);
+    let script = script();
+    let development = Development::start();
+    for relay in ["127.0.0.1:4433", "[::1]:4433"] {
+        for mode in ["--datagram", "--capsule", "--no-quic-datagrams"] {
+            let arguments = ["connect_udp", "--relay", relay, "--insecure", "--tunnels", "5", mode];
+            let (status, report) = run(&development.namespace, &script, &arguments);
+            assert!(status.success(), "{relay} {mode}: {report}");
+            let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+            let count = |key: &str| report[key].as_u64().unwrap();
+            let (sent, datagrams, capsules) = (count("sent"), count("datagrams_received"), count("capsules_received"));
+            assert_eq!((sent, count("received")), (5 * 20, 5 * 20), "{relay} {mode}");
+            let expected = if mode == "--datagram" { (sent, 0) } else { (0, sent) };
+            assert_eq!((datagrams, capsules), expected, "{relay} {mode}");
+        }
+    }
+}
+
+fn assert_none_failed((status, report): (ExitStatus, String)) {
+    let last = report.lines().last().unwrap_or_default();
+    assert!(status.success() && last.contains(" passed, 0 failed"), "{report}");
+}
+
+#[test]
+fn clients_that_break_rules_are_answered_as_the_rfcs_want() {
+    tests::ring!(Netns);
+    let script = script();
+    let development = Development::start();
+    let arguments = ["strictness", "--relay", "127.0.0.1:4433", "--insecure"];
+    assert_none_failed(run(&development.namespace, &script, &arguments));
+}
+
+#[test]
+fn clients_that_break_rules_are_answered_so_where_tokens_are_asked_for() {
+    tests::ring!(Netns);
+    let script = script();
+    let (token, digest) = generate_token().unwrap();
+    let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let (relay, target) = (format!("{}:443", site.chain.access.far.v4), format!("{}:7", site.chain.egress.far.v4));
+    let authority = site.path("authority.pem").display().to_string();
+    let name = site.chain.access.far.v4.to_string();
+    let relay = ["--relay", &relay, "--server-name", &name, "--ca", &authority, "--token", &token];
+    let arguments = [&["strictness", "--target", &target], &relay[..]].concat();
+    assert_none_failed(run(&site.chain.client, &script, &arguments));
+}
