@@ -1,1 +1,27 @@
-//! perf
+//! Benchmarks: a load generator for any CONNECT-UDP relay (RFC 9298), and the runner that compares relays with it.
+//!
+//! The generator's client and target share one thread on one core, and the relay has another, so that what the relay
+//! costs can be told from what measuring costs:
+//!
+//! ```text
+//! core 1: client ── HTTP/3 ──▶ core 0: relay ── UDP ──▶ core 1: target
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`load`] | the scenarios: echo, one way up and down, set-up, idle |
+//! | [`bench`](mod@bench) | relays in turns, medians, the table and the results file |
+//! | [`relay`] | relays as processes: started, ready, ended |
+//! | [`client`], [`target`] | the two ends of the tunnels |
+//! | [`process`] | CPU time, memory and cores of processes (procfs) |
+//! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
+
+pub mod bench;
+pub mod client;
+pub mod histogram;
+pub mod load;
+pub mod pace;
+pub mod payload;
+pub mod process;
+pub mod relay;
+pub mod target;

@@ -1,0 +1,197 @@
+//! Compares paced with its peer: both run, in turns, the same steps; medians over the rounds are the result.
+
+mod results;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use self::results::{Origin, Results};
+use crate::{
+    load::{
+        self, Figure, Tunnels,
+        echo::{self, Echo},
+        one_way::{Direction, OneWay},
+        setup::{self, Setup},
+    },
+    relay::{Kind, Relay, Started, program},
+};
+
+/// What is measured, how long and how often.
+pub struct Bench {
+    rounds: usize,
+    steps: Vec<Step>,
+    /// Whether time is counted in instructions, so that CPU time is one and the same as a number of them.
+    virtual_time: bool,
+}
+
+/// A scenario with its parameters.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Direct { seconds: f64 },
+    Echo(Echo),
+    AtRate { direction: Direction, tunnels: Tunnels, rate: f64, seconds: f64 },
+    Search { direction: Direction, tunnels: Tunnels, seconds: f64 },
+    Setup(Setup),
+    Idle(Tunnels),
+}
+
+/// The rate at which loss is compared with published figures, in payloads per second.
+const COMPARED_RATE: f64 = 40e3;
+
+/// Numbers of tunnels, and the window of each in closed loops: enough to keep a relay busy.
+const SIZES: [(usize, u64); 3] = [(1, 64), (10, 16), (100, 4)];
+
+/// Idle tunnels, and set-ups' worth of connections.
+const IDLE: usize = 1_000;
+
+fn over_one_connection(tunnels: usize) -> Tunnels {
+    Tunnels { tunnels, connections: 1 }
+}
+
+fn echo_steps(seconds: f64) -> impl Iterator<Item = Step> {
+    SIZES
+        .into_iter()
+        .map(move |(tunnels, window)| Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds }))
+}
+
+fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<Item = Step> {
+    SIZES.into_iter().map(move |(tunnels, _)| Step::AtRate {
+        direction,
+        tunnels: over_one_connection(tunnels),
+        rate,
+        seconds,
+    })
+}
+
+impl Bench {
+    /// Everything, in less than six minutes.
+    #[must_use]
+    pub fn full() -> Self {
+        Self { rounds: 3, steps: native_steps(1.5, 0.4, &SIZES), virtual_time: false }
+    }
+
+    /// Everything once and briefly, in less than 90 seconds.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { rounds: 1, steps: native_steps(0.7, 0.2, &SIZES[1..2]), virtual_time: false }
+    }
+
+    /// Instructions per payload, for a machine whose clock counts instructions.
+    #[must_use]
+    pub fn in_virtual_time() -> Self {
+        let up = rate_steps(Direction::Up, 4e3, 0.5);
+        Self { rounds: 1, steps: echo_steps(0.5).chain(up).collect(), virtual_time: true }
+    }
+}
+
+fn native_steps(seconds: f64, trial_seconds: f64, searched: &[(usize, u64)]) -> Vec<Step> {
+    let one = Echo { tunnels: over_one_connection(1), window: 1, seconds };
+    let mut steps = vec![Step::Direct { seconds: seconds / 2.0 }, Step::Echo(one)];
+    steps.extend(echo_steps(seconds));
+    steps.extend(rate_steps(Direction::Up, COMPARED_RATE, seconds));
+    for &(tunnels, _) in searched {
+        let tunnels = over_one_connection(tunnels);
+        steps.push(Step::Search { direction: Direction::Up, tunnels, seconds: trial_seconds });
+    }
+    steps.push(Step::Search { direction: Direction::Down, tunnels: over_one_connection(10), seconds: trial_seconds });
+    for new_connections in [false, true] {
+        steps.push(Step::Setup(Setup { new_connections, at_once: 32, seconds }));
+    }
+    for connections in [1, IDLE] {
+        steps.push(Step::Idle(Tunnels { tunnels: IDLE, connections }));
+    }
+    steps
+}
+
+impl Step {
+    /// Names the step in results.
+    fn name(&self) -> String {
+        let over = |tunnels: &Tunnels| match (tunnels.tunnels, tunnels.connections) {
+            (1, _) => "1 tunnel".to_owned(),
+            (tunnels, 1) => format!("{tunnels} tunnels"),
+            (tunnels, connections) => format!("{tunnels} tunnels over {connections} connections"),
+        };
+        let way = |direction: &Direction| match direction {
+            Direction::Up => "up",
+            Direction::Down => "down",
+        };
+        match self {
+            Self::Direct { .. } => "no relay".to_owned(),
+            Self::Echo(echo) => format!("echo, {} × {} in flight", over(&echo.tunnels), echo.window),
+            Self::AtRate { direction, tunnels, rate, .. } => {
+                format!("{} at {:.0} thousand/s, {}", way(direction), rate / 1e3, over(tunnels))
+            }
+            Self::Search { direction, tunnels, .. } => format!("{} searched, {}", way(direction), over(tunnels)),
+            Self::Setup(Setup { new_connections: false, .. }) => "set-up on an existing connection".to_owned(),
+            Self::Setup(_) => "set-up with a new connection each".to_owned(),
+            Self::Idle(tunnels) => format!("idle, {}", over(tunnels)),
+        }
+    }
+
+    /// Whether one measurement says it all: memory does not depend on what else the machine does.
+    fn only_once(&self) -> bool {
+        matches!(self, Self::Idle(_))
+    }
+
+    async fn run(self, kind: Kind, relay: &Relay) -> Result<Vec<Figure>> {
+        match self {
+            Self::Direct { seconds } => echo::direct(seconds).await,
+            Self::Echo(echo) => echo::run(relay, &echo).await,
+            Self::AtRate { direction, tunnels, rate, seconds } => {
+                OneWay::open(relay, direction, &tunnels).await?.measure(rate, seconds).await
+            }
+            Self::Search { direction, tunnels, seconds } => {
+                OneWay::open(relay, direction, &tunnels).await?.search(seconds).await
+            }
+            Self::Setup(setup) => setup::run(relay, &setup).await,
+            // What was done before would count.
+            Self::Idle(tunnels) => load::idle::run(&Started::start(kind)?.relay, &tunnels).await,
+        }
+    }
+}
+
+/// Runs all steps against all relays that there are, prints the table, and writes the results to `out`, or to standard
+/// output in virtual time, where files vanish with the machine. A step that fails is reported and left out.
+///
+/// # Errors
+/// paced is not built or does not start, or the results cannot be written.
+pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
+    program(Kind::Paced)?;
+    let mut kinds = vec![Kind::Paced];
+    match program(Kind::QuicGo) {
+        Ok(_) => kinds.push(Kind::QuicGo),
+        Err(reason) => println!("comparison with quic-go SKIPPED: {reason:#}"),
+    }
+    let mut results = Results::default();
+    for round in 0..bench.rounds {
+        let started = kinds.iter().map(|kind| Ok((*kind, Started::start(*kind)?))).collect::<Result<Vec<_>>>()?;
+        for step in bench.steps.iter().filter(|step| round == 0 || !step.only_once()) {
+            let config = step.name();
+            eprintln!("round {} of {}: {config}", round + 1, bench.rounds);
+            // Without a relay there is nothing to do twice.
+            let relays = if matches!(step, Step::Direct { .. }) { &started[..1] } else { &started[..] };
+            for (kind, relay) in relays {
+                let peer = if relays.len() == 1 && kinds.len() > 1 { "none" } else { kind.name() };
+                match step.run(*kind, &relay.relay).await {
+                    Ok(figures) => results.add(&config, peer, &figures, bench.virtual_time),
+                    Err(error) => println!("FAILED {config}, {}: {error:#}", kind.name()),
+                }
+            }
+        }
+    }
+    results.add_derived();
+    println!("\n{}", results.table(&kinds));
+    for kind in &kinds {
+        println!("memory of {}: allocated by the {}", kind.name(), kind.allocator());
+    }
+    let lines = results.json_lines(&Origin::of_this_run(bench.virtual_time)?)?;
+    if bench.virtual_time {
+        print!("{lines}");
+    } else {
+        std::fs::create_dir_all(out)?;
+        std::fs::write(out.join("relay-native.json"), lines)?;
+        println!("written to {}", out.join("relay-native.json").display());
+    }
+    Ok(())
+}

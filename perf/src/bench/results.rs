@@ -1,0 +1,237 @@
+//! Samples, their medians, and the two forms in which they are shown.
+
+use std::{env, fmt::Write as _, fs, process::Command};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use crate::{load::Figure, relay::Kind};
+
+/// All samples of a run, in the order in which their metrics first appeared.
+#[derive(Default)]
+pub struct Results {
+    series: Vec<Series>,
+}
+
+/// The samples of one metric of one relay in one step.
+struct Series {
+    config: String,
+    metric: &'static str,
+    unit: &'static str,
+    peer: &'static str,
+    samples: Vec<f64>,
+}
+
+impl Series {
+    fn median(&self) -> f64 {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() % 2 {
+            0 => sorted[middle - 1..=middle].iter().sum::<f64>() / 2.0,
+            _ => sorted[middle],
+        }
+    }
+}
+
+/// Where results come from.
+#[derive(Serialize)]
+pub struct Origin {
+    machine: String,
+    kernel: String,
+    commit: String,
+    command: String,
+    clock: &'static str,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    config: &'a str,
+    metric: &'a str,
+    value: f64,
+    unit: &'a str,
+    peer: &'a str,
+    samples: &'a [f64],
+}
+
+/// Metrics that are not in the table: they explain results, but are none.
+const EXPLANATIONS: [&str; 5] = [
+    "offered",
+    "lost before the client's socket",
+    "lost at the relay's QUIC socket",
+    "lost at the target's socket",
+    "softirq per payload, whole machine",
+];
+
+/// The metric that [`Results::add_derived`] adds.
+const ADDED: &str = "added round trip, median";
+
+impl Results {
+    /// Adds a sample of each figure.
+    pub fn add(&mut self, config: &str, peer: &'static str, figures: &[Figure], instructions: bool) {
+        for &Figure { metric, value, unit } in figures {
+            let unit = if instructions && metric == "relay CPU per payload" { "instructions" } else { unit };
+            let same =
+                |series: &&mut Series| (series.config.as_str(), series.metric, series.peer) == (config, metric, peer);
+            match self.series.iter_mut().find(same) {
+                Some(series) => series.samples.push(value),
+                None => {
+                    let (config, samples) = (config.to_owned(), vec![value]);
+                    self.series.push(Series { config, metric, unit, peer, samples });
+                }
+            }
+        }
+    }
+
+    /// Adds what each relay adds to the round trip of a single payload.
+    pub fn add_derived(&mut self) {
+        let round_trip = |series: &&Series| series.metric == "round trip, median";
+        let Some(direct) = self.series.iter().filter(round_trip).find(|s| s.config == "no relay").map(Series::median)
+        else {
+            return;
+        };
+        let single: Vec<_> =
+            self.series.iter().filter(round_trip).filter(|s| s.config.ends_with("× 1 in flight")).collect();
+        let added: Vec<_> = single.iter().map(|s| (s.config.clone(), s.peer, s.median() - direct)).collect();
+        for (config, peer, value) in added {
+            self.add(&config, peer, &[Figure { metric: ADDED, value, unit: "µs" }], false);
+        }
+    }
+
+    /// Renders medians side by side, in Markdown.
+    pub fn table(&self, kinds: &[Kind]) -> String {
+        let mut table = String::from("| step | figure |");
+        kinds.iter().for_each(|kind| _ = write!(table, " {} |", kind.name()));
+        if kinds.len() == 2 {
+            table += " ratio |";
+        }
+        table += &format!("\n|---|---|{}\n", "--:|".repeat(if kinds.len() == 2 { 3 } else { kinds.len() }));
+        let mut rows: Vec<(&str, &str, &str)> = Vec::new();
+        for series in &self.series {
+            let row = (series.config.as_str(), series.metric, series.unit);
+            if !EXPLANATIONS.contains(&series.metric) && !rows.contains(&row) {
+                rows.push(row);
+            }
+        }
+        // What was derived belongs to its step.
+        rows.sort_by_key(|row| self.series.iter().position(|series| series.config == row.0));
+        for (config, metric, unit) in rows {
+            let median_of = |peer: &str| {
+                let found = |s: &&Series| (s.config.as_str(), s.metric, s.peer) == (config, metric, peer);
+                self.series.iter().find(found).map(Series::median)
+            };
+            let medians: Vec<_> = kinds.iter().map(|kind| median_of(kind.name())).collect();
+            let cells = match median_of("none") {
+                Some(value) => vec![number(value); kinds.len()],
+                None => medians.iter().map(|median| median.map_or("–".to_owned(), number)).collect(),
+            };
+            _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
+            match medians[..] {
+                [Some(ours), Some(theirs)] if theirs != 0.0 => _ = write!(table, " {:.2} |", ours / theirs),
+                [_, _] => table += " |",
+                _ => {}
+            }
+            table.push('\n');
+        }
+        table
+    }
+
+    /// Renders all series as lines of JSON.
+    pub fn json_lines(&self, origin: &Origin) -> Result<String> {
+        let mut lines = String::new();
+        for series in &self.series {
+            let Series { config, metric, unit, peer, samples } = series;
+            let line = Line { origin, config, metric, value: series.median(), unit, peer, samples };
+            lines += &serde_json::to_string(&line)?;
+            lines.push('\n');
+        }
+        Ok(lines)
+    }
+}
+
+/// Three significant digits, or all before the point.
+fn number(value: f64) -> String {
+    let decimals = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 3) };
+    format!("{value:.*}", decimals as usize)
+}
+
+impl Origin {
+    /// Describes this machine, this program and what it was told. `PACED_COMMIT` takes precedence over git.
+    ///
+    /// # Errors
+    /// procfs is not there.
+    pub fn of_this_run(virtual_time: bool) -> Result<Self> {
+        let cpus = fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the kernel's release")?;
+        let mut arguments: Vec<String> = env::args().collect();
+        // Whose folder the program lies in says nothing.
+        if let Some(program) = arguments.first_mut() {
+            *program = program.rsplit('/').next().unwrap_or_default().to_owned();
+        }
+        Ok(Self {
+            machine: format!("{}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
+            kernel: kernel.trim().to_owned(),
+            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| commit()),
+            command: arguments.join(" "),
+            clock: if virtual_time { "instructions" } else { "wall" },
+        })
+    }
+}
+
+fn commit() -> String {
+    let git = Command::new("git").args(["describe", "--always", "--dirty", "--exclude=*"]).output();
+    let output = git.ok().filter(|output| output.status.success());
+    output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(value: f64) -> [Figure; 1] {
+        [Figure { metric: "round trip, median", value, unit: "µs" }]
+    }
+
+    #[test]
+    fn the_table_shows_medians_their_ratio_and_what_the_relay_adds() {
+        let mut results = Results::default();
+        for (ours, theirs) in [(300.0, 800.0), (200.0, 100.0), (210.0, 420.0)] {
+            results.add("echo, 1 tunnel × 1 in flight", "paced", &figure(ours), false);
+            results.add("echo, 1 tunnel × 1 in flight", "quic-go", &figure(theirs), false);
+            results.add("no relay", "none", &figure(70.0), false);
+        }
+        results.add_derived();
+        let table = results.table(&[Kind::Paced, Kind::QuicGo]);
+        for row in [
+            "| echo, 1 tunnel × 1 in flight | round trip, median, µs | 210 | 420 | 0.50 |\n",
+            "| echo, 1 tunnel × 1 in flight | added round trip, median, µs | 140 | 350 | 0.40 |\n",
+            "| no relay | round trip, median, µs | 70.0 | 70.0 | |\n",
+        ] {
+            assert!(table.contains(row), "{table}");
+        }
+        let alone = results.table(&[Kind::Paced]);
+        assert!(alone.contains("| round trip, median, µs | 210 |\n"), "{alone}");
+    }
+
+    #[test]
+    fn each_line_of_json_is_a_median_with_its_origin() {
+        let mut results = Results::default();
+        [3.0, 1.0].iter().for_each(|value| results.add("idle", "paced", &figure(*value), false));
+        let lines = results.json_lines(&Origin::of_this_run(true).unwrap()).unwrap();
+        let line: serde_json::Value = serde_json::from_str(lines.trim()).unwrap();
+        assert_eq!((&line["value"], &line["clock"]), (&2.0.into(), &"instructions".into()));
+        assert!(["machine", "kernel", "commit", "command", "unit"].iter().all(|key| line[key].is_string()));
+    }
+
+    #[test]
+    fn numbers_have_three_digits_at_least_before_they_have_a_point() {
+        assert_eq!(
+            [0.0, 0.0512, 1.234, 56.78, 987.6, 12345.6].map(number),
+            ["0", "0.051", "1.23", "56.8", "988", "12346"]
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! The client's end: connections to a relay, and tunnels through them.
+
+use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, anyhow};
+use masque::{
+    target::{Host, Target},
+    template::Template,
+};
+use paced::{
+    client::{self, OpenError, drive},
+    quic::{
+        datagrams::{DatagramCounters, Datagrams, QueueLimits},
+        endpoint::{self, Transport},
+        tls::{self, Trust},
+    },
+    tunnel::UdpTunnel,
+};
+use s2n_quic::client::Connect;
+use tokio::task::JoinHandle;
+
+use crate::relay::Relay;
+
+/// What the client may queue: more than a relay should, so that it loses nothing before the relay does.
+const QUEUES: QueueLimits = QueueLimits { flow_bytes: 1 << 20, connection_bytes: 16 << 20 };
+
+/// A client endpoint for one relay.
+pub struct Client {
+    endpoint: s2n_quic::Client,
+    relay: SocketAddr,
+    template: Arc<Template>,
+    target: Target,
+    counters: Arc<DatagramCounters>,
+}
+
+/// A connection; its end is that of all its tunnels.
+pub struct Connection {
+    relay: client::Relay,
+    target: Target,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.relay.http().close(masque::h3::Code::NoError);
+        self.driver.abort();
+    }
+}
+
+impl Client {
+    /// Starts an endpoint on the current runtime, for tunnels to `target`.
+    ///
+    /// # Errors
+    /// No socket can be had.
+    pub fn start(relay: &Relay, target: SocketAddr) -> Result<Self> {
+        let transport = Transport { max_requests: 30_000, ..Transport::default() };
+        let any = SocketAddr::new(relay.address.ip(), 0);
+        let counters = Arc::<DatagramCounters>::default();
+        let datagrams = Datagrams { limits: QUEUES, counters: counters.clone(), max_frame_bytes: u64::from(u16::MAX) };
+        let tls = tls::client(Trust::Pinned(relay.fingerprint), None)?;
+        let endpoint = endpoint::connect(transport.sockets(any)?, &transport, tls, datagrams)?;
+        let template = Template::default_at(&format!("localhost:{}", relay.address.port()))?;
+        let target = Target { host: Host::Ip(target.ip()), port: target.port() };
+        Ok(Self { endpoint, relay: relay.address, template: Arc::new(template), target, counters })
+    }
+
+    /// Connects to the relay: QUIC handshake, settings.
+    ///
+    /// # Errors
+    /// The relay is not there, or has another certificate.
+    pub async fn connect(&self) -> Result<Connection> {
+        let connect = Connect::new(self.relay).with_server_name("localhost");
+        let connection = self.endpoint.connect(connect).await.context("no connection to the relay")?;
+        let (relay, connection) =
+            client::Relay::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
+        // What ends the connection is seen by the tunnels.
+        let driver = tokio::task::spawn_local(async { _ = drive(connection).await });
+        Ok(Connection { relay, target: self.target.clone(), driver })
+    }
+
+    /// Opens `tunnels` tunnels over as many connections as told, in turns.
+    ///
+    /// # Errors
+    /// The relay refuses.
+    pub async fn open(&self, tunnels: usize, connections: usize) -> Result<(Vec<UdpTunnel>, Vec<Rc<Connection>>)> {
+        let mut open = Vec::new();
+        for _ in 0..connections {
+            open.push(Rc::new(self.connect().await?));
+        }
+        let mut opened = Vec::new();
+        // A few at a time: requests of one flight share packets.
+        for first in (0..tunnels).step_by(AT_ONCE) {
+            let some = (first..tunnels.min(first + AT_ONCE)).map(|index| open[index % connections].open());
+            opened.extend(futures::future::try_join_all(some).await?);
+        }
+        Ok((opened, open))
+    }
+
+    /// Datagrams that were lost on our side already, because the connection could not send them as fast.
+    #[must_use]
+    pub fn unsent(&self) -> u64 {
+        self.counters.dropped_send_queue.get() + self.counters.dropped_too_big.get()
+    }
+}
+
+/// Requests in flight while tunnels are opened.
+const AT_ONCE: usize = 64;
+
+/// How long a relay may take to answer a request.
+const ANSWER: Duration = Duration::from_secs(10);
+
+impl Connection {
+    /// Opens a tunnel.
+    ///
+    /// # Errors
+    /// The relay refuses or does not answer.
+    pub async fn open(&self) -> Result<UdpTunnel> {
+        let opening = tokio::time::timeout(ANSWER, self.relay.open_udp(&self.target));
+        let opened: Result<_, OpenError> = opening.await.map_err(|_| anyhow!("the relay does not answer"))?;
+        Ok(opened.context("the relay opens no tunnel")?.tunnel)
+    }
+}

@@ -1,0 +1,194 @@
+//! Closed loop: each tunnel keeps a window of payloads in flight, and each echo lets the next one go.
+
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
+use paced::{
+    segments::Segments,
+    tunnel::{Ended, UdpTunnel},
+};
+use tokio::{
+    net::UdpSocket,
+    task::spawn_local,
+    time::{sleep, timeout},
+};
+
+use super::{Figure, Meters, Tunnels, WARM_UP, next_trial};
+use crate::{
+    client::Client,
+    histogram::Histogram,
+    payload::{Head, PAYLOAD_BYTES, now_ns},
+    relay::{RELAY_CORE, Relay},
+    target::{self, Behaviour, Target},
+};
+
+/// What a tunnel waits for an echo before it takes all that is in flight for lost.
+const LOST_AFTER: Duration = Duration::from_millis(100);
+
+/// What is echoed.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Echo {
+    /// Tunnels.
+    #[command(flatten)]
+    pub tunnels: Tunnels,
+    /// Payloads in flight per tunnel.
+    #[arg(long, default_value_t = 1)]
+    pub window: u64,
+    /// Seconds to measure.
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+}
+
+/// What all tunnels of a measurement share.
+struct Shared {
+    trial: u32,
+    window: u64,
+    measuring: Cell<bool>,
+    over: Cell<bool>,
+    echoed: Cell<u64>,
+    lost: Cell<u64>,
+    round_trips: RefCell<Histogram>,
+}
+
+/// Measures echoes per second, their round trips, loss and what they cost.
+///
+/// # Errors
+/// The relay refuses, or a tunnel ends early.
+pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
+    let target = Target::start(Behaviour::Echo)?;
+    let client = Client::start(relay, target.address()?)?;
+    let (tunnels, connections) = client.open(echo.tunnels.tunnels, echo.tunnels.connections).await?;
+    let shared = Rc::new(Shared {
+        trial: next_trial(),
+        window: echo.window,
+        measuring: Cell::new(false),
+        over: Cell::new(false),
+        echoed: Cell::new(0),
+        lost: Cell::new(0),
+        round_trips: RefCell::default(),
+    });
+    let tunnels = tunnels.into_iter().enumerate().map(|(index, tunnel)| {
+        let loop_ = Loop { shared: shared.clone(), tunnel, index: index as u32, next: 0, awaited: 0 };
+        spawn_local(loop_.run())
+    });
+    let running: Vec<_> = tunnels.collect();
+    sleep(WARM_UP).await;
+
+    let meters = Meters::start(relay)?;
+    shared.measuring.set(true);
+    let started = Instant::now();
+    sleep(Duration::from_secs_f64(echo.seconds)).await;
+    shared.measuring.set(false);
+    let (echoed, elapsed) = (shared.echoed.get(), started.elapsed());
+    let mut costs = meters.per_payload(2 * echoed)?;
+
+    shared.over.set(true);
+    for tunnel in try_join_all(running).await? {
+        tunnel.context("a tunnel ended")?;
+    }
+    ensure!(echoed > 0, "nothing was echoed");
+    let round_trips = shared.round_trips.borrow();
+    let lost = shared.lost.get();
+    let mut figures = vec![
+        Figure::new("echoes", echoed as f64 / elapsed.as_secs_f64(), "1/s"),
+        Figure::new("round trip, median", round_trips.quantile_ns(0.5) as f64 / 1e3, "µs"),
+        Figure::new("round trip, 99 %", round_trips.quantile_ns(0.99) as f64 / 1e3, "µs"),
+        Figure::new("loss", 100.0 * lost as f64 / (lost + echoed) as f64, "%"),
+    ];
+    figures.append(&mut costs);
+    drop(connections);
+    Ok(figures)
+}
+
+/// One tunnel.
+struct Loop {
+    shared: Rc<Shared>,
+    tunnel: UdpTunnel,
+    index: u32,
+    /// Sequence number of the next payload.
+    next: u64,
+    /// The lowest that was neither echoed nor given up.
+    awaited: u64,
+}
+
+impl Loop {
+    async fn run(mut self) -> Result<(), Ended> {
+        let mut payloads = Segments::new(1 << 20);
+        let mut buffer = [0; PAYLOAD_BYTES];
+        loop {
+            let in_flight = self.next - self.awaited;
+            if self.shared.over.get() && in_flight == 0 {
+                self.tunnel.finish();
+                return Ok(());
+            }
+            if !self.shared.over.get() && in_flight < self.shared.window {
+                self.send(self.shared.window - in_flight, &mut buffer);
+            }
+            match timeout(LOST_AFTER, poll_fn(|cx| self.tunnel.poll_recv(cx, &mut payloads))).await {
+                Ok(received) => {
+                    received?;
+                    payloads.iter().filter_map(Head::read).for_each(|head| self.on_echo(&head));
+                    payloads.clear();
+                }
+                Err(_elapsed) => self.give_up_until(self.next),
+            }
+        }
+    }
+
+    fn send(&mut self, count: u64, buffer: &mut [u8; PAYLOAD_BYTES]) {
+        let mut batch = self.tunnel.batch(None);
+        for sequence in self.next..self.next + count {
+            let head = Head { trial: self.shared.trial, tunnel: self.index, sequence, sent_ns: now_ns() };
+            head.write(buffer);
+            batch.push(buffer);
+        }
+        self.next += count;
+    }
+
+    fn on_echo(&mut self, head: &Head) {
+        if head.trial != self.shared.trial || head.sequence < self.awaited {
+            // Of another measurement, or later than we waited.
+            return;
+        }
+        self.give_up_until(head.sequence);
+        self.awaited = head.sequence + 1;
+        if self.shared.measuring.get() {
+            self.shared.echoed.set(self.shared.echoed.get() + 1);
+            self.shared.round_trips.borrow_mut().record(now_ns() - head.sent_ns);
+        }
+    }
+
+    /// Takes what is in flight below `sequence` for lost: a tunnel keeps its order.
+    fn give_up_until(&mut self, sequence: u64) {
+        if self.shared.measuring.get() {
+            self.shared.lost.set(self.shared.lost.get() + sequence - self.awaited);
+        }
+        self.awaited = sequence;
+    }
+}
+
+/// Measures round trips to a target without a relay: the echo runs where the relay would.
+///
+/// # Errors
+/// A socket failed, or nothing comes back.
+pub async fn direct(seconds: f64) -> Result<Vec<Figure>> {
+    let socket = UdpSocket::bind("127.0.0.1:0").await?;
+    socket.connect(target::echo_on(RELAY_CORE)?).await?;
+    let mut round_trips = Histogram::default();
+    let mut buffer = [0; PAYLOAD_BYTES];
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    while Instant::now() < until {
+        let sent_ns = now_ns();
+        Head { trial: 0, tunnel: 0, sequence: 0, sent_ns }.write(&mut buffer);
+        socket.send(&buffer).await?;
+        timeout(Duration::from_secs(1), socket.recv(&mut buffer)).await.context("the echo does not answer")??;
+        round_trips.record(now_ns() - sent_ns);
+    }
+    Ok(vec![Figure::new("round trip, median", round_trips.quantile_ns(0.5) as f64 / 1e3, "µs")])
+}

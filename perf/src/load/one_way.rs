@@ -1,0 +1,233 @@
+//! Open loop: payloads leave at a rate, whatever arrives.
+
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail, ensure};
+use clap::ValueEnum;
+use paced::{segments::Segments, tunnel::UdpTunnel};
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{DRAIN, Figure, Meters, Tunnels, WARM_UP, next_trial, value};
+use crate::{
+    client::{Client, Connection},
+    pace::Pacer,
+    payload::{Head, PAYLOAD_BYTES, now_ns},
+    process,
+    relay::Relay,
+    target::{Behaviour, HELLO, Target},
+};
+
+/// The loss, in percent, that counts as none.
+pub const LOSS_FREE_PERCENT: f64 = 0.1;
+
+/// The rates that are searched, in payloads per second.
+const SEARCHED: (f64, f64) = (4e3, 400e3);
+
+/// How near the search gets to the highest rate.
+const PRECISION: f64 = 1.05;
+
+/// Which way payloads go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Direction {
+    /// From the client to the target.
+    Up,
+    /// From the target to the client.
+    Down,
+}
+
+/// Tunnels that carry payloads one way. Measurements follow each other on the same tunnels.
+pub struct OneWay<'a> {
+    relay: &'a Relay,
+    client: Client,
+    target: Target,
+    path: Path,
+    _connections: Vec<Rc<Connection>>,
+}
+
+enum Path {
+    Up(Source),
+    Down { counted: Rc<Counted>, readers: JoinSet<()> },
+}
+
+/// What the readers of all tunnels count.
+#[derive(Default)]
+struct Counted {
+    trial: Cell<u32>,
+    received: Cell<u64>,
+}
+
+impl<'a> OneWay<'a> {
+    /// Opens tunnels.
+    ///
+    /// # Errors
+    /// The relay refuses, or carries nothing.
+    pub async fn open(relay: &'a Relay, direction: Direction, tunnels: &Tunnels) -> Result<Self> {
+        let target = Target::start(Behaviour::Sink)?;
+        let client = Client::start(relay, target.address()?)?;
+        let (mut opened, connections) = client.open(tunnels.tunnels, tunnels.connections).await?;
+        greet(&mut opened, &target).await?;
+        let path = match direction {
+            Direction::Up => Path::Up(Source { sequences: vec![0; opened.len()], tunnels: opened, next: 0 }),
+            Direction::Down => {
+                let counted = Rc::<Counted>::default();
+                let mut readers = JoinSet::new();
+                for tunnel in opened {
+                    readers.spawn_local(read(tunnel, counted.clone()));
+                }
+                Path::Down { counted, readers }
+            }
+        };
+        Ok(Self { relay, client, target, path, _connections: connections })
+    }
+
+    /// Offers `per_second` payloads a second for `seconds`, and counts what arrives.
+    ///
+    /// # Errors
+    /// A socket failed, or a tunnel ended.
+    pub async fn measure(&mut self, per_second: f64, seconds: f64) -> Result<Vec<Figure>> {
+        let trial = next_trial();
+        let sent = Cell::new(0);
+        let drops_before = (process::socket_drops(self.relay.address.port())?, self.target.dropped()?);
+        let unsent_before = self.client.unsent();
+        self.target.begin(trial);
+        let meters = Meters::start(self.relay)?;
+        let started = Instant::now();
+        let duration = Duration::from_secs_f64(seconds);
+        match &mut self.path {
+            Path::Up(source) => tokio::select! {
+                outcome = source.run(trial, per_second, &sent) => outcome?,
+                () = sleep(duration) => {}
+            },
+            Path::Down { counted, .. } => {
+                counted.trial.set(trial);
+                counted.received.set(0);
+                tokio::select! {
+                    outcome = self.target.source(trial, per_second, &sent) => outcome?,
+                    () = sleep(duration) => {}
+                }
+            }
+        }
+        let elapsed = started.elapsed().as_secs_f64();
+        sleep(DRAIN).await;
+        let received = match &self.path {
+            Path::Up(_) => self.target.received(),
+            Path::Down { counted, readers } => {
+                ensure!(readers.len() == self.target.known_tunnels(), "a tunnel ended");
+                counted.received.get()
+            }
+        };
+        let sent = sent.get();
+        ensure!(sent > 0, "nothing was sent");
+        let relay_drops = process::socket_drops(self.relay.address.port())? - drops_before.0;
+        let mut figures = vec![
+            Figure::new("offered", sent as f64 / elapsed, "1/s"),
+            Figure::new("delivered", received as f64 / elapsed, "1/s"),
+            Figure::new("loss", 100.0 * sent.saturating_sub(received) as f64 / sent as f64, "%"),
+            Figure::new("lost before the client's socket", (self.client.unsent() - unsent_before) as f64, "payloads"),
+            Figure::new("lost at the relay's QUIC socket", relay_drops as f64, "packets"),
+            Figure::new("lost at the target's socket", (self.target.dropped()? - drops_before.1) as f64, "payloads"),
+        ];
+        figures.append(&mut meters.per_payload(received)?);
+        Ok(figures)
+    }
+
+    /// Searches the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns what was measured there.
+    /// A rate fails only if it fails twice, because another program may have had the core meanwhile.
+    ///
+    /// # Errors
+    /// See [`OneWay::measure`]; also if even the lowest rate loses.
+    pub async fn search(&mut self, seconds: f64) -> Result<Vec<Figure>> {
+        let (mut low, mut high) = SEARCHED;
+        let mut best = None;
+        while high / low > PRECISION {
+            let rate = (low * high).sqrt();
+            match self.passes(rate, seconds).await? {
+                Some(figures) => (low, best) = (rate, Some(figures)),
+                None => high = rate,
+            }
+        }
+        let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} a second") };
+        let delivered = value(&figures, "delivered").unwrap_or(0.0);
+        figures.insert(0, Figure::new("highest rate without loss", delivered, "1/s"));
+        Ok(figures)
+    }
+
+    async fn passes(&mut self, per_second: f64, seconds: f64) -> Result<Option<Vec<Figure>>> {
+        for _ in 0..2 {
+            let figures = self.measure(per_second, seconds).await?;
+            let is = |metric, range: std::ops::RangeInclusive<f64>| {
+                value(&figures, metric).is_some_and(|v| range.contains(&v))
+            };
+            // Also the generator has to keep up with what it was told.
+            if is("loss", 0.0..=LOSS_FREE_PERCENT) && is("offered", 0.98 * per_second..=f64::MAX) {
+                return Ok(Some(figures));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Sends from each tunnel until the target knows it; opening the way also settles path MTU and congestion window.
+async fn greet(tunnels: &mut [UdpTunnel], target: &Target) -> Result<()> {
+    let mut payload = [0; PAYLOAD_BYTES];
+    let until = Instant::now() + WARM_UP * 10;
+    loop {
+        for (index, tunnel) in tunnels.iter_mut().enumerate() {
+            Head { trial: HELLO, tunnel: index as u32, sequence: 0, sent_ns: 0 }.write(&mut payload);
+            tunnel.batch(None).push(&payload);
+        }
+        sleep(WARM_UP / 3).await;
+        if target.known_tunnels() == tunnels.len() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "{} of {} tunnels carry", target.known_tunnels(), tunnels.len());
+    }
+}
+
+/// The client as a source: all tunnels in turns.
+struct Source {
+    tunnels: Vec<UdpTunnel>,
+    sequences: Vec<u64>,
+    next: usize,
+}
+
+impl Source {
+    /// Sends until dropped.
+    async fn run(&mut self, trial: u32, per_second: f64, sent: &Cell<u64>) -> Result<()> {
+        let mut pacer = Pacer::start(per_second)?;
+        let mut payload = [0; PAYLOAD_BYTES];
+        loop {
+            let mut due = pacer.due().await?;
+            // Spread evenly; a tunnel's share of a tick is one batch.
+            let share = due.div_ceil(self.tunnels.len());
+            while due > 0 {
+                let count = share.min(due);
+                let mut batch = self.tunnels[self.next].batch(None);
+                for _ in 0..count {
+                    let sequence = self.sequences[self.next];
+                    self.sequences[self.next] += 1;
+                    Head { trial, tunnel: self.next as u32, sequence, sent_ns: now_ns() }.write(&mut payload);
+                    batch.push(&payload);
+                }
+                due -= count;
+                sent.set(sent.get() + count as u64);
+                self.next = (self.next + 1) % self.tunnels.len();
+            }
+        }
+    }
+}
+
+/// Counts what a tunnel brings, until it ends.
+async fn read(mut tunnel: UdpTunnel, counted: Rc<Counted>) {
+    let mut payloads = Segments::new(4 << 20);
+    while let Ok(true) = poll_fn(|cx| tunnel.poll_recv(cx, &mut payloads)).await {
+        let ours = payloads.iter().filter_map(Head::read).filter(|head| head.trial == counted.trial.get());
+        counted.received.set(counted.received.get() + ours.count() as u64);
+        payloads.clear();
+    }
+}

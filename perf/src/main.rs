@@ -1,0 +1,142 @@
+//! `paced-perf`: loads relays and compares them.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use perf::{
+    bench::{self, Bench},
+    load::{
+        self, Figure, Tunnels,
+        echo::Echo,
+        one_way::{Direction, OneWay},
+        setup::Setup,
+    },
+    process::{self, Process},
+    relay::{self, GENERATOR_CORE, Kind, Relay, Started},
+};
+use tokio::{runtime, task::LocalSet};
+
+/// Loads CONNECT-UDP relays and compares them.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Loads one relay and prints what was measured.
+    Load {
+        /// The relay to start, and to end afterwards.
+        #[arg(long, default_value = "paced")]
+        start: Kind,
+        /// A relay that runs already, instead; it has to reach loopback.
+        #[arg(long, value_name = "ADDRESS", requires_all = ["fingerprint", "pid"])]
+        relay: Option<SocketAddr>,
+        /// SHA-256 of its certificate.
+        #[arg(long, value_parser = relay::parse_fingerprint)]
+        fingerprint: Option<[u8; 32]>,
+        /// Its process on this machine.
+        #[arg(long)]
+        pid: Option<u32>,
+        #[command(subcommand)]
+        scenario: Scenario,
+    },
+    /// Measures paced and its peer in turns and prints a table.
+    Bench {
+        /// One round of short measurements.
+        #[arg(long)]
+        quick: bool,
+        /// Where results are written.
+        #[arg(long, value_name = "DIR", default_value = "perf/results")]
+        out: PathBuf,
+        /// Few, short measurements for a machine that counts time in instructions; results go to standard output.
+        #[arg(long)]
+        virtual_time: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// Round trips without a relay.
+    Direct,
+    /// Closed loop: windows of payloads that the target sends back.
+    Echo(Echo),
+    /// Open loop from the client to the target.
+    Up(Rate),
+    /// Open loop from the target to the client.
+    Down(Rate),
+    /// Tunnels opened per second.
+    Setup(Setup),
+    /// Memory of tunnels that nobody uses.
+    Idle(Tunnels),
+}
+
+#[derive(clap::Args)]
+struct Rate {
+    #[command(flatten)]
+    tunnels: Tunnels,
+    /// Payloads per second over all tunnels; without it, the highest rate without loss is searched.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Seconds to measure (for each rate).
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("paced-perf: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    process::raise_file_limit().context("failed to raise the limit of open files")?;
+    process::bind_to_core(GENERATOR_CORE).context("failed to bind to a core")?;
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, async {
+        match command {
+            Command::Load {
+                relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), scenario, ..
+            } => measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await,
+            Command::Load { start, scenario, .. } => measure(&Started::start(start)?.relay, scenario).await,
+            Command::Bench { quick, out, virtual_time } => {
+                let bench = match (virtual_time, quick) {
+                    (true, _) => Bench::in_virtual_time(),
+                    (false, true) => Bench::quick(),
+                    (false, false) => Bench::full(),
+                };
+                bench::run(&bench, &out).await
+            }
+        }
+    })
+}
+
+async fn measure(relay: &Relay, scenario: Scenario) -> Result<()> {
+    let figures = match scenario {
+        Scenario::Direct => load::echo::direct(1.0).await?,
+        Scenario::Echo(echo) => load::echo::run(relay, &echo).await?,
+        Scenario::Up(rate) => one_way(relay, Direction::Up, &rate).await?,
+        Scenario::Down(rate) => one_way(relay, Direction::Down, &rate).await?,
+        Scenario::Setup(setup) => load::setup::run(relay, &setup).await?,
+        Scenario::Idle(tunnels) => load::idle::run(relay, &tunnels).await?,
+    };
+    for Figure { metric, value, unit } in figures {
+        println!("{metric:40} {value:12.2} {unit}");
+    }
+    Ok(())
+}
+
+async fn one_way(relay: &Relay, direction: Direction, rate: &Rate) -> Result<Vec<Figure>> {
+    let mut path = OneWay::open(relay, direction, &rate.tunnels).await?;
+    match rate.rate {
+        Some(per_second) => path.measure(per_second, rate.seconds).await,
+        None => path.search(rate.seconds).await,
+    }
+}

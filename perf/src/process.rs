@@ -1,0 +1,193 @@
+//! What the kernel says about processes, and on which cores they run.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow};
+
+/// A process that is watched through procfs.
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    /// Its ID.
+    pub pid: u32,
+}
+
+impl Process {
+    /// This process.
+    #[must_use]
+    pub fn own() -> Self {
+        Self { pid: std::process::id() }
+    }
+
+    /// Returns how long each thread ran on a core, in nanoseconds, by thread ID (the first field of `schedstat`,
+    /// Documentation/scheduler/sched-stats.rst).
+    ///
+    /// # Errors
+    /// The process is gone, or the kernel keeps no such statistics.
+    pub fn run_time_ns(self) -> Result<HashMap<String, u64>> {
+        let mut threads = HashMap::new();
+        for entry in fs::read_dir(format!("/proc/{}/task", self.pid)).context("the process is gone")? {
+            let entry = entry?;
+            // A thread that ended meanwhile has nothing to tell.
+            let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else { continue };
+            let run = text.split_whitespace().next().and_then(|field| field.parse().ok());
+            threads.insert(entry.file_name().to_string_lossy().into_owned(), run.context("no schedstat")?);
+        }
+        Ok(threads)
+    }
+
+    /// Returns the resident memory in bytes (`VmRSS`).
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn resident_bytes(self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).context("the process is gone")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|kib| kib.parse::<u64>().ok());
+        Ok(kib.ok_or_else(|| anyhow!("no VmRSS"))? * 1024)
+    }
+}
+
+/// Measures CPU time between two moments.
+pub struct Meter {
+    process: Process,
+    at_start: HashMap<String, u64>,
+    started: Instant,
+}
+
+/// What a process used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// CPU time of all its threads, in nanoseconds. Under instruction-count time: instructions.
+    pub cpu_ns: u64,
+    /// How long was measured.
+    pub wall: Duration,
+}
+
+impl Usage {
+    /// Cores in use on average.
+    #[must_use]
+    pub fn cores(self) -> f64 {
+        self.cpu_ns as f64 / self.wall.as_nanos().max(1) as f64
+    }
+}
+
+impl Meter {
+    /// Begins to measure.
+    ///
+    /// # Errors
+    /// See [`Process::run_time_ns`].
+    pub fn start(process: Process) -> Result<Self> {
+        Ok(Self { process, at_start: process.run_time_ns()?, started: Instant::now() })
+    }
+
+    /// Returns what was used since the start, by all threads that still live.
+    ///
+    /// # Errors
+    /// See [`Process::run_time_ns`].
+    pub fn read(&self) -> Result<Usage> {
+        let wall = self.started.elapsed();
+        let now = self.process.run_time_ns()?;
+        let grown = now.iter().map(|(thread, ns)| ns - self.at_start.get(thread).unwrap_or(&0).min(ns));
+        Ok(Usage { cpu_ns: grown.sum(), wall })
+    }
+}
+
+/// Returns the time this machine spent in softirqs, in nanoseconds, all cores together, as fine as the kernel counts it
+/// (the seventh figure of `/proc/stat`, in ticks of 10 ms).
+///
+/// # Errors
+/// procfs is not there.
+pub fn softirq_ns() -> Result<u64> {
+    let stat = fs::read_to_string("/proc/stat").context("failed to read /proc/stat")?;
+    let ticks = stat.lines().next().and_then(|cpu| cpu.split_whitespace().nth(7)).and_then(|field| field.parse().ok());
+    Ok(ticks.unwrap_or(0_u64) * 10_000_000)
+}
+
+/// Returns how many datagrams the kernel dropped because the socket at `port` had no room, over all addresses.
+///
+/// # Errors
+/// procfs is not there.
+pub fn socket_drops(port: u16) -> Result<u64> {
+    let mut drops = 0;
+    for file in ["/proc/net/udp", "/proc/net/udp6"] {
+        let table = fs::read_to_string(file).with_context(|| format!("failed to read {file}"))?;
+        let suffix = format!(":{port:04X}");
+        for line in table.lines().skip(1) {
+            let mut fields = line.split_whitespace();
+            if fields.nth(1).is_some_and(|local| local.ends_with(&suffix)) {
+                drops += fields.last().and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+            }
+        }
+    }
+    Ok(drops)
+}
+
+/// Binds the calling thread, and all threads and processes it starts from now on, to one core. On a machine with fewer
+/// cores the last one is taken.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn bind_to_core(core: usize) -> io::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    static ALL: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    // Once bound, a thread sees one core only.
+    let last = *ALL.get_or_init(|| cores) - 1;
+    // SAFETY: `cpu_set_t` is a set of bits for which all zeros is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is valid for writes and the index lies within it.
+    unsafe { libc::CPU_SET(core.min(last), &mut set) };
+    // SAFETY: the kernel reads as many bytes of `set` as it is told, and `set` outlives the call.
+    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Raises the limit of open files as far as this process may, for itself and what it starts.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn raise_file_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit` to `limit`.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one `rlimit`.
+    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_thread_is_seen_and_memory_is_not_zero() {
+        let meter = Meter::start(Process::own()).unwrap();
+        let until = Instant::now() + Duration::from_millis(30);
+        while Instant::now() < until {}
+        let usage = meter.read().unwrap();
+        assert!(usage.cpu_ns > 0 && usage.cores() > 0.0);
+        assert!(Process::own().resident_bytes().unwrap() > 100_000);
+    }
+
+    #[test]
+    fn a_full_socket_is_seen_to_drop() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(socket_drops(address.port()).unwrap(), 0);
+        for _ in 0..20_000 {
+            sender.send_to(&[0; 1000], address).unwrap();
+        }
+        assert!(socket_drops(address.port()).unwrap() > 0);
+    }
+}
