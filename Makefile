@@ -21,9 +21,11 @@ lint:
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-bench:
+bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
 	@tests/setup bench
-	cargo bench --workspace
+	cargo build --release -p paced -p perf
+	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
+	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
 install: ## Binaries, unit, user and sample configuration below DESTDIR.
 	@tests/setup build

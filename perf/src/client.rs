@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
+use futures::future::try_join_all;
 use masque::{
     target::{Host, Target},
     template::Template,
@@ -22,7 +23,7 @@ use tokio::task::JoinHandle;
 use crate::relay::Relay;
 
 /// What the client may queue: more than a relay should, so that it loses nothing before the relay does.
-const QUEUES: QueueLimits = QueueLimits { flow_bytes: 1 << 20, connection_bytes: 16 << 20 };
+const QUEUES: QueueLimits = QueueLimits { flow_bytes: 4 << 20, connection_bytes: 16 << 20 };
 
 /// A client endpoint for one relay.
 pub struct Client {
@@ -83,16 +84,9 @@ impl Client {
     /// # Errors
     /// The relay refuses.
     pub async fn open(&self, tunnels: usize, connections: usize) -> Result<(Vec<UdpTunnel>, Vec<Rc<Connection>>)> {
-        let mut open = Vec::new();
-        for _ in 0..connections {
-            open.push(Rc::new(self.connect().await?));
-        }
-        let mut opened = Vec::new();
-        // A few at a time: requests of one flight share packets.
-        for first in (0..tunnels).step_by(AT_ONCE) {
-            let some = (first..tunnels.min(first + AT_ONCE)).map(|index| open[index % connections].open());
-            opened.extend(futures::future::try_join_all(some).await?);
-        }
+        let open = in_flights(connections, |_| self.connect()).await?;
+        let open: Vec<_> = open.into_iter().map(Rc::new).collect();
+        let opened = in_flights(tunnels, |index| open[index % connections].open()).await?;
         Ok((opened, open))
     }
 
@@ -103,8 +97,17 @@ impl Client {
     }
 }
 
-/// Requests in flight while tunnels are opened.
+/// Connections or tunnels that are being opened at once: requests of one flight share packets.
 const AT_ONCE: usize = 64;
+
+/// Does something `count` times, a few at a time.
+async fn in_flights<T, F: Future<Output = Result<T>>>(count: usize, start: impl Fn(usize) -> F) -> Result<Vec<T>> {
+    let mut done = Vec::with_capacity(count);
+    for first in (0..count).step_by(AT_ONCE) {
+        done.extend(try_join_all((first..count.min(first + AT_ONCE)).map(&start)).await?);
+    }
+    Ok(done)
+}
 
 /// How long a relay may take to answer a request.
 const ANSWER: Duration = Duration::from_secs(10);

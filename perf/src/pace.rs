@@ -65,7 +65,8 @@ impl Ticks {
         if unsafe { libc::timerfd_settime(fd, 0, &raw const timer, std::ptr::null_mut()) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self(AsyncFd::with_interest(file, Interest::READABLE)?))
+        // SAFETY: a `File` owns its descriptor and always names the same one; nothing takes it out of the `AsyncFd`.
+        Ok(Self(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?))
     }
 
     /// Returns how many periods went by since the last call, at least one.

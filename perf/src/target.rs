@@ -3,16 +3,13 @@
 use std::{
     cell::{Cell, RefCell},
     io::{self, IoSliceMut},
-    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    net::{self, Ipv4Addr, SocketAddr},
     rc::Rc,
 };
 
 use anyhow::Result;
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    task::JoinHandle,
-};
+use tokio::{io::Interest, net::UdpSocket, task::JoinHandle};
 
 use crate::{
     pace::Pacer,
@@ -48,7 +45,7 @@ pub struct Target {
 }
 
 struct Shared {
-    socket: AsyncFd<UdpSocket>,
+    socket: UdpSocket,
     state: UdpSocketState,
     behaviour: Cell<Behaviour>,
     trial: Cell<u32>,
@@ -69,13 +66,13 @@ impl Target {
     /// # Errors
     /// No socket can be had.
     pub fn start(behaviour: Behaviour) -> Result<Self> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let socket = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         // The kernel caps them, which is as good as it gets.
         _ = state.set_recv_buffer_size(UdpSockRef::from(&socket), SOCKET_BYTES);
         _ = state.set_send_buffer_size(UdpSockRef::from(&socket), SOCKET_BYTES);
         let shared = Rc::new(Shared {
-            socket: AsyncFd::new(socket)?,
+            socket: UdpSocket::from_std(socket)?,
             state,
             behaviour: Cell::new(behaviour),
             trial: Cell::new(0),
@@ -91,7 +88,7 @@ impl Target {
     /// # Errors
     /// The socket failed.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.shared.socket.get_ref().local_addr()
+        self.shared.socket.local_addr()
     }
 
     /// Begins to count payloads of `trial`, from 0, and forgets the rest.
@@ -155,17 +152,15 @@ impl Shared {
         let mut bytes = vec![0; MESSAGES * MESSAGE_BYTES];
         let mut meta = [RecvMeta::default(); MESSAGES];
         loop {
-            let mut ready = self.socket.readable().await?;
+            self.socket.readable().await?;
             let mut slots = bytes.chunks_exact_mut(MESSAGE_BYTES);
             let mut slices: [IoSliceMut<'_>; MESSAGES] =
                 std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
-            let received =
-                ready.try_io(|socket| self.state.recv(UdpSockRef::from(socket.get_ref()), &mut slices, &mut meta));
+            let socket = UdpSockRef::from(&self.socket);
+            let received = self.socket.try_io(Interest::READABLE, || self.state.recv(socket, &mut slices, &mut meta));
             let messages = match received {
-                Err(_would_block) => continue,
-                // A relay that closed a tunnel answers with ICMP what comes too late.
-                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
-                Ok(outcome) => outcome?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                outcome => outcome?,
             };
             for (message, meta) in slices.iter().zip(&meta).take(messages) {
                 self.on_message(&message[..meta.len], meta);
@@ -204,7 +199,8 @@ impl Shared {
     fn send(&self, destination: SocketAddr, contents: &[u8], segment_bytes: usize) {
         let segment_size = (contents.len() > segment_bytes).then_some(segment_bytes);
         let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
-        _ = self.socket.try_io(Interest::WRITABLE, |socket| self.state.try_send(UdpSockRef::from(socket), &transmit));
+        let socket = UdpSockRef::from(&self.socket);
+        _ = self.socket.try_io(Interest::WRITABLE, || self.state.try_send(socket, &transmit));
     }
 }
 
@@ -217,7 +213,7 @@ pub const HELLO: u32 = u32::MAX;
 /// # Errors
 /// No socket or thread can be had.
 pub fn echo_on(core: usize) -> io::Result<SocketAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let socket = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = socket.local_addr()?;
     std::thread::Builder::new().name("direct-echo".into()).spawn(move || {
         let mut buffer = [0; MESSAGE_BYTES];

@@ -216,7 +216,7 @@ impl Source {
                 }
                 due -= count;
                 sent.set(sent.get() + count as u64);
-                self.next = (self.next + 1) % self.tunnels.len();
+                self.next = (self.next + 1) % self.sequences.len();
             }
         }
     }

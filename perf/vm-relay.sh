@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Measures instructions per relayed payload: the benchmark in the VM lab, whose clock counts instructions (1 ns each).
+#
+#   perf/vm-relay.sh [--kernel 6.12|6.1]     writes perf/results/relay-virtual.json
+#
+# Needs release builds of paced and perf; without the peer's program the comparison is reported as skipped.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+project=$(dirname "$here")
+target=${CARGO_TARGET_DIR:-$project/target}
+
+if [[ ${1-} == --guest ]]; then
+  # From memory: waiting for a file of the host would let the clock jump.
+  mkdir -p /tmp/bench/{release,peers}
+  cp "$target"/release/{paced,paced-perf} /tmp/bench/release/
+  cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
+  cd /tmp
+  exec /tmp/bench/release/paced-perf bench --virtual-time
+fi
+
+PACED_COMMIT=$(git -C "$project" describe --always --dirty --exclude='*')
+export PACED_COMMIT
+output=$("$project/tests/vm/run" --icount --timeout 900 "$@" "$here/vm-relay.sh" --guest)
+grep -v '^{' <<<"$output"
+grep '^{' <<<"$output" >"$here/results/relay-virtual.json"
+echo "written to perf/results/relay-virtual.json"
