@@ -57,8 +57,10 @@ struct Line<'a> {
 }
 
 /// Metrics that are not in the table: they explain results, but are none.
-const EXPLANATIONS: [&str; 5] = [
+const EXPLANATIONS: [&str; 7] = [
     "offered",
+    "relay cores",
+    "generator cores",
     "lost before the client's socket",
     "lost at the relay's QUIC socket",
     "lost at the target's socket",

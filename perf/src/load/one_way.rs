@@ -152,8 +152,9 @@ impl<'a> OneWay<'a> {
             }
         }
         let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} a second") };
-        let delivered = value(&figures, "delivered").unwrap_or(0.0);
-        figures.insert(0, Figure::new("highest rate without loss", delivered, "1/s"));
+        for figure in figures.iter_mut().filter(|figure| figure.metric == "delivered") {
+            figure.metric = "highest rate without loss";
+        }
         Ok(figures)
     }
 
