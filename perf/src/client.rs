@@ -90,10 +90,10 @@ impl Client {
         Ok((opened, open))
     }
 
-    /// Datagrams that were lost on our side already, because the connection could not send them as fast.
+    /// How many payloads have left in packets so far; what congestion control holds back has not.
     #[must_use]
-    pub fn unsent(&self) -> u64 {
-        self.counters.dropped_send_queue.get() + self.counters.dropped_too_big.get()
+    pub fn sent(&self) -> u64 {
+        self.counters.sent.get()
     }
 }
 

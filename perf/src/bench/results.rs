@@ -61,7 +61,7 @@ const EXPLANATIONS: [&str; 7] = [
     "offered",
     "relay cores",
     "generator cores",
-    "lost before the client's socket",
+    "held back by the client",
     "lost at the relay's QUIC socket",
     "lost at the target's socket",
     "softirq per payload, whole machine",

@@ -93,7 +93,7 @@ impl<'a> OneWay<'a> {
         let trial = next_trial();
         let sent = Cell::new(0);
         let drops_before = (process::socket_drops(self.relay.address.port())?, self.target.dropped()?);
-        let unsent_before = self.client.unsent();
+        let left_before = self.client.sent();
         self.target.begin(trial);
         let meters = Meters::start(self.relay)?;
         let started = Instant::now();
@@ -114,8 +114,12 @@ impl<'a> OneWay<'a> {
         }
         let elapsed = started.elapsed().as_secs_f64();
         sleep(DRAIN).await;
+        let mut held_back = 0;
         let received = match &self.path {
-            Path::Up(_) => self.target.received(),
+            Path::Up(_) => {
+                held_back = sent.get().saturating_sub(self.client.sent() - left_before);
+                self.target.received()
+            }
             Path::Down { counted, readers } => {
                 ensure!(readers.len() == self.target.known_tunnels(), "a tunnel ended");
                 counted.received.get()
@@ -128,7 +132,7 @@ impl<'a> OneWay<'a> {
             Figure::new("offered", sent as f64 / elapsed, "1/s"),
             Figure::new("delivered", received as f64 / elapsed, "1/s"),
             Figure::new("loss", 100.0 * sent.saturating_sub(received) as f64 / sent as f64, "%"),
-            Figure::new("lost before the client's socket", (self.client.unsent() - unsent_before) as f64, "payloads"),
+            Figure::new("held back by the client", held_back as f64, "payloads"),
             Figure::new("lost at the relay's QUIC socket", relay_drops as f64, "packets"),
             Figure::new("lost at the target's socket", (self.target.dropped()? - drops_before.1) as f64, "payloads"),
         ];
