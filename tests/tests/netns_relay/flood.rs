@@ -1,25 +1,33 @@
 //! Floods of one client's making: they cost others time, and nothing else.
 
 use std::future::poll_fn;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 
 use bytes::Bytes;
-use masque::h3::{self, Code, Part};
+use masque::h3::{self, Code, Part, RequestHead};
+use masque::target::{Host, Target};
 use masque::template::Template;
 use masque::tunnel::Form;
 use paced::quic::h3::{Error, Request};
+use paced::quic::tls;
+use s2n_quic::client::Connect;
+use s2n_quic::provider::datagram::default as datagram;
+use s2n_quic::stream::{BidirectionalStream, SendStream};
 use tests::client::{Client, Tunnel};
 use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
+/// Returns a request for a tunnel to the echo.
+fn head(site: &Site) -> RequestHead {
+    let target = site.target(Family::V4, 7);
+    let template = Template::parse(&site.template(Family::V4)).unwrap();
+    masque::request::udp_request(&template, &Target { host: Host::Ip(target.ip()), port: target.port() }, None)
+}
+
 /// Opens a tunnel by hand, to send what no well-behaved client does.
 async fn open_raw(site: &Site, client: &Client) -> Request {
     client.relay.http().wait_for_settings().await.unwrap();
-    let target = site.target(Family::V4, 7);
-    let target = masque::target::Target { host: masque::target::Host::Ip(target.ip()), port: target.port() };
-    let template = Template::parse(&site.template(Family::V4)).unwrap();
-    let head = masque::request::udp_request(&template, &target, None);
-    let mut request = client.relay.http().request(&head).await.unwrap();
+    let mut request = client.relay.http().request(&head(site)).await.unwrap();
     match request.recv.part().await.unwrap() {
         Some(Part::Response(head)) => assert_eq!(head.status, 200),
         other => panic!("{other:?} in place of a response"),
@@ -99,6 +107,73 @@ fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
         let all = i64::from(ROUNDS * 20);
         let counts = site.counted("the tunnel of unknown capsules has ended", |counts| counts.of(ignored) == all).await;
         assert_eq!(counts.unwrap().closed("violation"), i64::from(ROUNDS));
+    })
+    .unwrap();
+}
+
+/// A connection with one tunnel, whose client sends any bytes as a datagram.
+struct Raw {
+    connection: s2n_quic::Connection,
+    stream: BidirectionalStream,
+    /// Must not end before the connection does.
+    _control: SendStream,
+}
+
+/// Connects with s2n-quic's own datagram provider and opens a tunnel.
+async fn connect_raw(site: &Site) -> Raw {
+    let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
+    let datagrams = datagram::Endpoint::builder().with_send_capacity(1000).unwrap().build().unwrap();
+    let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
+    let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap();
+    let endpoint = builder.with_datagram(datagrams).unwrap().start().unwrap();
+    let relay = site.chain.access.far.v4;
+    let connect = Connect::new(SocketAddr::from((relay, 443))).with_server_name(relay.to_string());
+    let mut connection = endpoint.connect(connect).await.unwrap();
+    let settings = h3::Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: true };
+    let mut control = connection.open_send_stream().await.unwrap();
+    control.send(h3::Control::new(h3::Role::Client, settings).preamble()).await.unwrap();
+    let mut stream = connection.open_bidirectional_stream().await.unwrap();
+    stream.send(h3::encode_request(&head(site), None).unwrap()).await.unwrap();
+    let response = timeout(SOON, stream.receive()).await.expect("a response comes soon");
+    assert!(response.unwrap().is_some());
+    Raw { connection, stream, _control: control }
+}
+
+fn send_datagram(connection: &mut s2n_quic::Connection, bytes: &'static [u8]) {
+    let sent = connection.datagram_mut(|sender: &mut datagram::Sender| sender.send_datagram(Bytes::from_static(bytes)));
+    // A full queue is as good as a lost packet.
+    let _ = sent.unwrap();
+}
+
+#[test]
+fn datagrams_of_no_use_are_counted_and_malformed_ones_end_their_own_tunnel() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut apart = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let Raw { mut connection, mut stream, _control } = connect_raw(&site).await;
+        for number in 0..50 {
+            for _ in 0..20 {
+                // Quarter stream ID 0 and an unknown context; a stream that may come one day.
+                send_datagram(&mut connection, &[0, 2, 1, 2, 3]);
+                send_datagram(&mut connection, &[0x40, 0xff, 0, 1, 2, 3]);
+            }
+            assert_echoes(&mut apart, number).await;
+        }
+        // No context at all.
+        send_datagram(&mut connection, &[0]);
+        match timeout(SOON, stream.receive()).await.expect("the tunnel ends soon") {
+            Err(s2n_quic::stream::Error::StreamReset { error, .. }) => {
+                assert_eq!(u64::from(error), Code::DatagramError.value());
+            }
+            other => panic!("not reset, but {other:?}"),
+        }
+        let counts = site.counted("the tunnel has ended", |counts| counts.closed("violation") == 1).await.unwrap();
+        assert!(counts.of("ignored_total{what=\"context\"}") > 0 && counts.dropped("up", "unknown_stream") > 0);
+        assert_eq!(counts.of("connections"), 2, "only the tunnel has ended");
+        assert_echoes(&mut apart, 1000).await;
     })
     .unwrap();
 }
