@@ -266,7 +266,8 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
     let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
         Ok(Ok(Some(Part::Request(head)))) => head,
         Ok(Err(Error::Protocol(error))) => {
-            relay.metrics.refused("malformed");
+            let too_large = error.code() == Code::ExcessiveLoad;
+            relay.metrics.refused(if too_large { "field_section_too_large" } else { "malformed" });
             let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
             tracing::debug!(%error, "malformed request");
             return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);

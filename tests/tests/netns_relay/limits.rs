@@ -116,7 +116,7 @@ fn a_field_section_has_so_many_bytes() {
         }
     });
     assert_eq!(status.unwrap(), 431);
-    assert_eq!(site.counts().unwrap().refused("malformed"), 1);
+    assert_eq!(site.counts().unwrap().refused("field_section_too_large"), 1);
 }
 
 #[test]
