@@ -11,6 +11,7 @@
 //! | [`request`] | proxy requests and the answers to them | RFC 9298 §3, RFC 9114 §4.4 |
 //! | [`refusal`] | why a request is refused | RFC 9110 §15, RFC 9209 §2.3 |
 //! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
+//! | [`priority`] | what clients say about the order of responses | RFC 9218 §4, §7 |
 //! | [`tunnel`] | one UDP tunnel: which form its payloads take | RFC 9297, 9298 |
 //!
 //! **Invariant:** nothing here does IO, reads a clock, logs, spawns or allocates without a bound that the
@@ -19,6 +20,7 @@
 pub mod capsule;
 pub mod datagram;
 pub mod h3;
+pub mod priority;
 pub mod proxy_status;
 pub mod refusal;
 pub mod request;
