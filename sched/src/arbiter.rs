@@ -1,0 +1,182 @@
+//! Which side sends next where streams and datagrams share a connection.
+
+use crate::stream::Rank;
+
+/// One of the two kinds of payload that a connection carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Stream bytes that the transport holds already.
+    Streams,
+    /// Datagrams that wait to be pulled.
+    Datagrams,
+}
+
+/// Chooses between two sides whose [ranks](Rank) come from one [`Clock`](crate::stream::Clock).
+///
+/// The smaller rank goes first. Between equal ones, which is all that round robin knows, the sides share by start-time
+/// fair queueing (SIGCOMM 1996), each weighted by how many wait on it: `n` streams and `m` flows of datagrams share
+/// `n : m`, as if they waited in one queue. A side that had nothing to send, or nothing of that rank, is owed nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Arbiter {
+    streams: u64,
+    datagrams: u64,
+}
+
+impl Arbiter {
+    /// Virtual time of one byte when one waits. Only the difference between the sides is kept, so it cannot overflow
+    /// with turns of less than 4 GiB; longer ones count as that.
+    const UNITS_PER_BYTE: u64 = 1 << 32;
+
+    /// Creates an arbiter that has seen nothing yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { streams: 0, datagrams: 0 }
+    }
+
+    /// Returns which side sends next, given the rank of what each would send. None if neither has anything.
+    #[must_use]
+    pub fn choose(&self, streams: Option<Rank>, datagrams: Option<Rank>) -> Option<Side> {
+        match (streams, datagrams) {
+            (None, None) => None,
+            (Some(_), None) => Some(Side::Streams),
+            (None, Some(_)) => Some(Side::Datagrams),
+            (Some(streams), Some(datagrams)) => {
+                let first = (streams, self.streams) <= (datagrams, self.datagrams);
+                Some(if first { Side::Streams } else { Side::Datagrams })
+            }
+        }
+    }
+
+    /// Charges `side` for `bytes` that it sent while `waiting` streams or flows of it had something to send.
+    pub fn sent(&mut self, side: Side, bytes: u64, waiting: usize) {
+        let (own, other) = match side {
+            Side::Streams => (&mut self.streams, &mut self.datagrams),
+            Side::Datagrams => (&mut self.datagrams, &mut self.streams),
+        };
+        // If the other side is behind although this one was chosen, it did not compete.
+        *other = (*other).max(*own);
+        *own = own.saturating_add(bytes.saturating_mul(Self::UNITS_PER_BYTE) / waiting.max(1) as u64);
+        let both = (*own).min(*other);
+        *own -= both;
+        *other -= both;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{Clock, Discipline, Service, Streams};
+    use proptest::prelude::*;
+
+    /// Streams on one side, flows of datagrams on the other; nobody runs dry.
+    struct Connection {
+        clock: Clock,
+        arbiter: Arbiter,
+        streams: Streams,
+        datagrams: Streams,
+    }
+
+    impl Connection {
+        fn new(discipline: Discipline, streams: &[Service], datagrams: &[Service]) -> Self {
+            let mut clock = Clock::new(discipline, 1);
+            let mut set = |services: &[Service]| {
+                let mut streams = Streams::new();
+                for (stream, service) in (0..).zip(services) {
+                    streams.insert(stream, *service);
+                    streams.wake(&mut clock, stream);
+                }
+                streams
+            };
+            let (streams, datagrams) = (set(streams), set(datagrams));
+            Self { clock, arbiter: Arbiter::new(), streams, datagrams }
+        }
+
+        fn rank(streams: &Streams) -> Option<Rank> {
+            streams.turn().map(|(_, rank)| rank)
+        }
+
+        /// Sends a packet of `bytes` from where it should come.
+        fn send(&mut self, bytes: u64) -> Side {
+            let chosen = self.arbiter.choose(Self::rank(&self.streams), Self::rank(&self.datagrams));
+            let side = chosen.expect("somebody waits");
+            self.send_from(side, bytes);
+            side
+        }
+
+        fn send_from(&mut self, side: Side, bytes: u64) {
+            let set = match side {
+                Side::Streams => &mut self.streams,
+                Side::Datagrams => &mut self.datagrams,
+            };
+            let (stream, _) = set.turn().expect("it was chosen");
+            self.arbiter.sent(side, bytes, set.len());
+            set.end_turn(&mut self.clock, stream, bytes, true);
+        }
+    }
+
+    const PACKET_BYTES: u64 = 1_200;
+
+    proptest! {
+        #[test]
+        fn in_round_robin_sides_share_by_how_many_wait_to_within_a_packet(
+            streams in 1..50usize, datagrams in 1..50usize,
+            packets in prop::collection::vec(1..=PACKET_BYTES, 1..500),
+        ) {
+            let services = [Service::default(); 50];
+            let mut connection = Connection::new(Discipline::Rr, &services[..streams], &services[..datagrams]);
+            let (mut stream_bytes, mut datagram_bytes) = (0, 0);
+            for bytes in packets {
+                match connection.send(bytes) {
+                    Side::Streams => stream_bytes += bytes,
+                    Side::Datagrams => datagram_bytes += bytes,
+                }
+                let ahead = stream_bytes as f64 / streams as f64 - datagram_bytes as f64 / datagrams as f64;
+                let packet = PACKET_BYTES as f64;
+                prop_assert!(ahead <= packet / streams as f64 + 1e-3 && ahead >= -packet / datagrams as f64 - 1e-3);
+            }
+        }
+
+        #[test]
+        fn an_idle_side_is_owed_nothing_when_it_returns(idle in 1..2_000usize, side in any::<bool>()) {
+            let (busy, returning) =
+                if side { (Side::Streams, Side::Datagrams) } else { (Side::Datagrams, Side::Streams) };
+            let services = [Service::default(); 1];
+            let mut connection = Connection::new(Discipline::Rr, &services, &services);
+            for _ in 0..idle {
+                connection.send_from(busy, PACKET_BYTES);
+            }
+            let had = (0..100).filter(|_| connection.send(PACKET_BYTES) == returning).count();
+            prop_assert!((50..=51).contains(&had));
+        }
+    }
+
+    #[test]
+    fn the_smaller_rank_goes_first_however_much_its_side_has_had() {
+        let urgent = Service { priority: 200, ..Service::default() };
+        let mut connection = Connection::new(Discipline::Abs, &[Service::default()], &[urgent]);
+        assert!((0..100).all(|_| connection.send(PACKET_BYTES) == Side::Datagrams));
+    }
+
+    #[test]
+    fn under_fair_queueing_weights_hold_across_the_sides() {
+        let heavy = Service { weight: 3, ..Service::default() };
+        let mut connection = Connection::new(Discipline::Wfq, &[Service::default(); 2], &[heavy]);
+        let datagrams = (0..500).filter(|_| connection.send(PACKET_BYTES) == Side::Datagrams).count();
+        assert!((299..=301).contains(&datagrams), "three of five, but {datagrams} of 500");
+    }
+
+    #[test]
+    fn nobody_is_chosen_when_nobody_waits() {
+        let connection = Connection::new(Discipline::Rr, &[], &[]);
+        assert_eq!(connection.arbiter.choose(None, None), None);
+    }
+
+    #[test]
+    fn extremes_neither_panic_nor_wrap() {
+        let mut arbiter = Arbiter::new();
+        for side in [Side::Streams, Side::Datagrams, Side::Streams, Side::Streams] {
+            arbiter.sent(side, u64::MAX, 0);
+            arbiter.sent(side, u64::MAX, usize::MAX);
+        }
+    }
+}
