@@ -1,4 +1,5 @@
-//! Benchmarks: a load generator for any CONNECT-UDP relay (RFC 9298), and the runner that compares relays with it.
+//! Benchmarks and experiments: a load generator for any CONNECT-UDP relay (RFC 9298), the runner that compares relays
+//! with it, and the runner of plans, which repeat what papers measured.
 //!
 //! The generator's client and target share one thread on one core, and the relay has another, so that what the relay
 //! costs can be told from what measuring costs:
@@ -15,13 +16,19 @@
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
 //! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
+//! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
+//! | [`experiment`] | runs plans, over a simulated network or in the VM lab; tables, results, plots |
+//! | [`origin`] | machine, kernel, commit, command: what results have to say |
 
 pub mod bench;
 pub mod client;
+pub mod experiment;
 pub mod histogram;
 pub mod load;
+pub mod origin;
 pub mod pace;
 pub mod payload;
+pub mod plan;
 pub mod process;
 pub mod relay;
 pub mod target;

@@ -1,23 +1,26 @@
-//! `paced-perf`: loads relays and compares them.
+//! `paced-perf`: loads relays and compares them, and runs experiments.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
+    experiment,
     load::{
         self, Figure, Tunnels,
         echo::Echo,
         one_way::{Direction, OneWay},
         setup::Setup,
     },
+    origin::Origin,
+    plan::{self, BASE, Clock, Plan, Scheduler},
     process::{self, Process},
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
 };
 use tokio::{runtime, task::LocalSet};
 
-/// Loads CONNECT-UDP relays and compares them.
+/// Loads CONNECT-UDP relays and compares them, and runs experiments.
 #[derive(Parser)]
 #[command(version, about)]
 struct Arguments {
@@ -56,6 +59,31 @@ enum Command {
         #[arg(long)]
         virtual_time: bool,
     },
+    /// Lists all plans and their variants.
+    List,
+    /// Runs an experiment and prints a table.
+    Run(Experiment),
+}
+
+#[derive(clap::Args)]
+struct Experiment {
+    /// A plan's name, or the path of its file.
+    plan: String,
+    /// A variant, or `all`.
+    #[arg(long, default_value = BASE)]
+    variant: String,
+    /// Only these schedulers.
+    #[arg(long, value_delimiter = ',')]
+    scheduler: Vec<Scheduler>,
+    /// How often each scheduler runs, instead of what the plan says.
+    #[arg(long)]
+    repetitions: Option<u64>,
+    /// Where it runs, instead of the plan's first; `lab` is for inside the VM.
+    #[arg(long)]
+    clock: Option<Clock>,
+    /// Where results are written, as lines of JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -97,25 +125,74 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Load { relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), scenario, .. } => {
+            on_generator_core(async {
+                measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await
+            })
+        }
+        Command::Load { start, scenario, .. } => {
+            on_generator_core(async { measure(&Started::start(start)?.relay, scenario).await })
+        }
+        Command::Bench { quick, out, virtual_time } => {
+            let bench = match (virtual_time, quick) {
+                (true, _) => Bench::in_virtual_time(),
+                (false, true) => Bench::quick(),
+                (false, false) => Bench::full(),
+            };
+            on_generator_core(bench::run(&bench, &out))
+        }
+        Command::List => list(),
+        Command::Run(experiment) => run_plan(&experiment),
+    }
+}
+
+fn on_generator_core(work: impl Future<Output = Result<()>>) -> Result<()> {
     process::raise_file_limit().context("failed to raise the limit of open files")?;
     process::bind_to_core(GENERATOR_CORE).context("failed to bind to a core")?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, async {
-        match command {
-            Command::Load {
-                relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), scenario, ..
-            } => measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await,
-            Command::Load { start, scenario, .. } => measure(&Started::start(start)?.relay, scenario).await,
-            Command::Bench { quick, out, virtual_time } => {
-                let bench = match (virtual_time, quick) {
-                    (true, _) => Bench::in_virtual_time(),
-                    (false, true) => Bench::quick(),
-                    (false, false) => Bench::full(),
-                };
-                bench::run(&bench, &out).await
-            }
+    LocalSet::new().block_on(&runtime, work)
+}
+
+fn list() -> Result<()> {
+    for name in plan::names()? {
+        let plan = Plan::read(&name)?;
+        let variants: Vec<_> = plan.variants().collect();
+        println!("{name:24} {} ({}); variants: {}", plan.title, plan.source, variants.join(", "));
+    }
+    Ok(())
+}
+
+fn run_plan(experiment: &Experiment) -> Result<()> {
+    let plan = Plan::read(&experiment.plan)?;
+    let variants: Vec<_> = match experiment.variant.as_str() {
+        "all" => plan.variants().collect(),
+        one => vec![one],
+    };
+    let clock = experiment.clock.unwrap_or(plan.clocks[0]);
+    let origin = Origin::of_this_run(clock.name())?;
+    let mut lines = String::new();
+    for variant in variants {
+        let mut plan = plan.variant(variant)?;
+        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+        if !experiment.scheduler.is_empty() {
+            plan.schedulers.clone_from(&experiment.scheduler);
         }
-    })
+        let outcomes: Vec<_> = plan
+            .schedulers
+            .iter()
+            .map(|scheduler| experiment::repeat(&plan, *scheduler, clock).with_context(|| scheduler.name()))
+            .collect::<Result<_>>()?;
+        println!("{}", experiment::table(&plan, &outcomes));
+        for row in outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)) {
+            lines += &serde_json::to_string(&row)?;
+            lines.push('\n');
+        }
+    }
+    if let Some(path) = &experiment.json {
+        fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 async fn measure(relay: &Relay, scenario: Scenario) -> Result<()> {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use self::results::{Origin, Results};
+use self::results::Results;
 use crate::{
     load::{
         self, Figure, Tunnels,
@@ -14,6 +14,7 @@ use crate::{
         one_way::{Direction, OneWay},
         setup::{self, Setup},
     },
+    origin::Origin,
     relay::{Kind, Relay, Started, program},
 };
 
@@ -185,7 +186,7 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
     for kind in &kinds {
         println!("memory of {}: allocated by the {}", kind.name(), kind.allocator());
     }
-    let lines = results.json_lines(&Origin::of_this_run(bench.virtual_time)?)?;
+    let lines = results.json_lines(&Origin::of_this_run(if bench.virtual_time { "instructions" } else { "wall" })?)?;
     if bench.virtual_time {
         print!("{lines}");
     } else {

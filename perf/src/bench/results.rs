@@ -1,11 +1,11 @@
 //! Samples, their medians, and the two forms in which they are shown.
 
-use std::{env, fmt::Write as _, fs, process::Command};
+use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde::Serialize;
 
-use crate::{load::Figure, relay::Kind};
+use crate::{load::Figure, origin::Origin, relay::Kind};
 
 /// All samples of a run, in the order in which their metrics first appeared.
 #[derive(Default)]
@@ -32,16 +32,6 @@ impl Series {
             _ => sorted[middle],
         }
     }
-}
-
-/// Where results come from.
-#[derive(Serialize)]
-pub struct Origin {
-    machine: String,
-    kernel: String,
-    commit: String,
-    command: String,
-    clock: &'static str,
 }
 
 #[derive(Serialize)]
@@ -159,37 +149,6 @@ fn number(value: f64) -> String {
     format!("{value:.*}", decimals as usize)
 }
 
-impl Origin {
-    /// Describes this machine, this program and what it was told. `PACED_COMMIT` takes precedence over git.
-    ///
-    /// # Errors
-    /// procfs is not there.
-    pub fn of_this_run(virtual_time: bool) -> Result<Self> {
-        let cpus = fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
-        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
-        let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the kernel's release")?;
-        let mut arguments: Vec<String> = env::args().collect();
-        // Whose folder the program lies in says nothing.
-        if let Some(program) = arguments.first_mut() {
-            *program = program.rsplit('/').next().unwrap_or_default().to_owned();
-        }
-        Ok(Self {
-            machine: format!("{}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
-            kernel: kernel.trim().to_owned(),
-            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| commit()),
-            command: arguments.join(" "),
-            clock: if virtual_time { "instructions" } else { "wall" },
-        })
-    }
-}
-
-fn commit() -> String {
-    let git = Command::new("git").args(["describe", "--always", "--dirty", "--exclude=*"]).output();
-    let output = git.ok().filter(|output| output.status.success());
-    output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,7 +182,7 @@ mod tests {
     fn each_line_of_json_is_a_median_with_its_origin() {
         let mut results = Results::default();
         [3.0, 1.0].iter().for_each(|value| results.add("idle", "paced", &figure(*value), false));
-        let lines = results.json_lines(&Origin::of_this_run(true).unwrap()).unwrap();
+        let lines = results.json_lines(&Origin::of_this_run("instructions").unwrap()).unwrap();
         let line: serde_json::Value = serde_json::from_str(lines.trim()).unwrap();
         assert_eq!((&line["value"], &line["clock"]), (&2.0.into(), &"instructions".into()));
         assert!(["machine", "kernel", "commit", "command", "unit"].iter().all(|key| line[key].is_string()));

@@ -1,0 +1,208 @@
+//! The simulated network: s2n-quic's testing IO in virtual time, with links as `netem` makes them.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use s2n_quic::provider::io::testing::{
+    self, Handle, Io,
+    network::{Buffers, Network, Packet},
+    primary, spawn, time,
+};
+
+use super::{
+    Run,
+    direct::{self, Time},
+    random::Random,
+    requests,
+};
+use crate::{
+    load::Figure,
+    plan::{self, Plan, Scheduler},
+};
+
+/// What a frame has around its UDP payload: Ethernet, IPv4 and UDP headers, all of which `netem` counts.
+const HEADER_BYTES: usize = 14 + 20 + 8;
+
+/// Runs one repetition over the simulated network.
+///
+/// # Errors
+/// See [`run`](super::run).
+pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
+    let (plan, result) = (Arc::new(plan.clone()), Arc::<Mutex<Option<Result<Run>>>>::default());
+    let links = Links::new(plan.network, seed);
+    let dropped = links.dropped.clone();
+    let slot = result.clone();
+    let done = move |run: Result<Run>| *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    let simulation = testing::test_seed(links, seed, |handle| {
+        start(handle, &plan, scheduler, seed, done).map_err(|error| format!("{error:#}").into())
+    });
+    simulation.map_err(|error| anyhow!("{error}"))?;
+    let run = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let mut run = run.context("the simulation ended before its client")??;
+    run.figures.push(Figure { metric: "dropped_packets", value: dropped.load(Relaxed) as f64, unit: "packets" });
+    Ok(run)
+}
+
+fn start(
+    handle: &Handle,
+    plan: &Arc<Plan>,
+    scheduler: Scheduler,
+    seed: u64,
+    done: impl FnOnce(Result<Run>) + Send + 'static,
+) -> Result<()> {
+    let ends = direct::Ends::new(plan, scheduler, TIME, seed)?;
+    let server = ends.server(io(handle)?)?;
+    let address = server.local_addr()?;
+    spawn(direct::serve(server, plan.clone(), TIME));
+    let (client, plan) = (ends.client(io(handle)?)?, plan.clone());
+    primary::spawn(async move { done(direct::request(client, address, &plan, &requests(&plan, seed), TIME).await) });
+    Ok(())
+}
+
+fn io(handle: &Handle) -> Result<Io> {
+    Ok(handle.builder().with_initial_mtu(direct::MTU).with_max_mtu(direct::MTU).build()?)
+}
+
+/// Virtual time.
+pub const TIME: Time = Time { now_ns, sleep_until };
+
+fn now_ns() -> u64 {
+    // SAFETY: the function is kept to sources of time, which this one is.
+    unsafe { time::now().as_duration() }.as_nanos() as u64
+}
+
+fn sleep_until(at_ns: u64) -> direct::Sleep {
+    // Virtual time is read in whole microseconds.
+    let at_ns = at_ns.next_multiple_of(1_000);
+    Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns()))))
+}
+
+/// A link from each sender: loss, a queue, a rate, and a delay, in this order, as `netem` has them.
+struct Links {
+    network: plan::Network,
+    seed: u64,
+    from: HashMap<SocketAddr, Link>,
+    /// Packets that found a queue full.
+    dropped: Arc<AtomicU64>,
+}
+
+/// One direction.
+struct Link {
+    random: Random,
+    /// When the packet sent last has left.
+    idle_at_ns: u64,
+    /// When the packets arrive that the link holds.
+    arrivals_ns: VecDeque<u64>,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Lost,
+    Dropped,
+    Arrives { at_ns: u64 },
+}
+
+impl Links {
+    fn new(network: plan::Network, seed: u64) -> Self {
+        Self { network, seed, from: HashMap::new(), dropped: Arc::default() }
+    }
+
+    fn transmit(&mut self, mut packet: Packet, buffers: &Buffers) {
+        let now_ns = now_ns();
+        let sender = SocketAddr::from(*packet.path.local_address);
+        // Senders are numbered in the order in which they come up.
+        let purpose = 100 + self.from.len() as u64;
+        let random = || Random::new(self.seed, purpose);
+        let link = self.from.entry(sender).or_insert_with(|| Link {
+            random: random(),
+            idle_at_ns: 0,
+            arrivals_ns: VecDeque::new(),
+        });
+        match link.transmit(&self.network, now_ns, packet.payload.len() + HEADER_BYTES) {
+            Fate::Lost => {}
+            Fate::Dropped => _ = self.dropped.fetch_add(1, Relaxed),
+            Fate::Arrives { at_ns } => {
+                packet.switch();
+                let buffers = buffers.clone();
+                spawn(async move {
+                    time::delay(Duration::from_nanos(at_ns - now_ns)).await;
+                    buffers.rx(*packet.path.local_address, |queue| queue.enqueue(packet));
+                });
+            }
+        }
+    }
+}
+
+impl Link {
+    fn transmit(&mut self, network: &plan::Network, now_ns: u64, frame_bytes: usize) -> Fate {
+        if self.random.share() < network.loss {
+            return Fate::Lost;
+        }
+        while self.arrivals_ns.front().is_some_and(|at_ns| *at_ns <= now_ns) {
+            self.arrivals_ns.pop_front();
+        }
+        if self.arrivals_ns.len() >= network.queue_packets {
+            return Fate::Dropped;
+        }
+        // A bit at 1 Mbit/s takes 1,000 ns.
+        let transmission_ns = frame_bytes as f64 * 8.0 * 1e3 / network.rate_mbit;
+        self.idle_at_ns = self.idle_at_ns.max(now_ns) + transmission_ns as u64;
+        let at_ns = self.idle_at_ns + (network.delay_ms * 1e6) as u64;
+        self.arrivals_ns.push_back(at_ns);
+        Fate::Arrives { at_ns }
+    }
+}
+
+impl Network for Links {
+    fn execute(&mut self, buffers: &Buffers) -> usize {
+        let mut packets = Vec::new();
+        buffers.drain_pending_transmissions(|packet| {
+            packets.push(packet);
+            Ok(())
+        });
+        let count = packets.len();
+        packets.into_iter().for_each(|packet| self.transmit(packet, buffers));
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NETWORK: plan::Network = plan::Network { rate_mbit: 8.0, loss: 0.0, delay_ms: 10.0, queue_packets: 3 };
+
+    fn link() -> Link {
+        Link { random: Random::new(1, 1), idle_at_ns: 0, arrivals_ns: VecDeque::new() }
+    }
+
+    #[test]
+    fn frames_leave_one_after_the_other_and_arrive_a_delay_later() {
+        let mut link = link();
+        let arrivals: Vec<_> = [0, 0, 5_000_000].map(|now_ns| link.transmit(&NETWORK, now_ns, 1_000)).into();
+        assert_eq!(arrivals, [11, 12, 16].map(|ms| Fate::Arrives { at_ns: ms * 1_000_000 }));
+    }
+
+    #[test]
+    fn a_full_link_drops_until_a_packet_has_arrived() {
+        let mut link = link();
+        let fates: Vec<_> = [0, 0, 0, 0, 11_000_000].map(|now_ns| link.transmit(&NETWORK, now_ns, 1_000)).into();
+        assert_eq!((fates[3], fates[4]), (Fate::Dropped, Fate::Arrives { at_ns: 22_000_000 }));
+    }
+
+    #[test]
+    fn packets_are_lost_at_the_rate_told() {
+        let (mut link, network) = (link(), plan::Network { loss: 0.02, queue_packets: usize::MAX, ..NETWORK });
+        let lost = (0..100_000).filter(|_| link.transmit(&network, 0, 1) == Fate::Lost).count();
+        assert!((1_800..2_200).contains(&lost), "{lost}");
+    }
+}

@@ -1,0 +1,437 @@
+//! Plans: one experiment each, as TOML in `perf/plans/`.
+//!
+//! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys: what a paper
+//! leaves open, or another network.
+
+mod scheduler;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+use toml::Table;
+
+pub use self::scheduler::Scheduler;
+
+/// Where plans lie.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/plans");
+
+/// The variant that changes nothing.
+pub const BASE: &str = "base";
+
+fn base() -> String {
+    BASE.to_owned()
+}
+
+/// The names of all plans, sorted.
+///
+/// # Errors
+/// Their folder cannot be read.
+pub fn names() -> Result<Vec<String>> {
+    let entries = fs::read_dir(FOLDER).with_context(|| format!("failed to read {FOLDER}"))?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let plans = paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    Ok(plans
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect())
+}
+
+/// One experiment, or one variant of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The same as the file's.
+    pub name: String,
+    /// What it is, in a sentence.
+    pub title: String,
+    /// The figures and sections it reproduces.
+    pub source: String,
+    /// Who is between client and server.
+    pub topology: Topology,
+    /// Where it can run; the first is where it does if nobody says otherwise.
+    pub clocks: Vec<Clock>,
+    /// The congestion controller of all QUIC connections.
+    #[serde(default)]
+    pub congestion: Congestion,
+    /// The seed of the first repetition; each further one has the next.
+    pub seed: u64,
+    /// How often each scheduler runs.
+    pub repetitions: u64,
+    /// What is compared.
+    pub schedulers: Vec<Scheduler>,
+    /// The link between the client and the next machine.
+    pub network: Network,
+    /// What the client does.
+    pub workload: Workload,
+    /// The kinds of requests.
+    pub classes: Vec<Class>,
+    /// What the paper says.
+    #[serde(default)]
+    pub published: Vec<Published>,
+    #[serde(default)]
+    variants: BTreeMap<String, Table>,
+    /// Which variant this is.
+    #[serde(skip, default = "base")]
+    pub variant: String,
+    /// The text that variants change.
+    #[serde(skip)]
+    table: Table,
+}
+
+/// Who is between client and server.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// Nobody: requests are streams of one QUIC connection.
+    Direct,
+    /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
+    Masque,
+}
+
+/// Where an experiment runs, and by which time.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// s2n-quic's simulated network, in virtual time.
+    VirtualNetwork,
+    /// Network namespaces with `netem`, in the kernel of the VM lab.
+    Lab,
+}
+
+/// A congestion controller.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// BBRv2.
+    Bbr,
+}
+
+/// A link.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Its rate in each direction, in Mbit/s of Ethernet frames.
+    pub rate_mbit: f64,
+    /// The share of packets that it loses in each direction, each decided for itself.
+    pub loss: f64,
+    /// How long a packet travels, in each direction.
+    pub delay_ms: f64,
+    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
+    /// when it is full are dropped.
+    pub queue_packets: usize,
+}
+
+/// What the client does.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// How many requests it makes.
+    pub requests: usize,
+    /// When.
+    pub arrivals: Arrivals,
+    /// How requests get their class.
+    pub mix: Mix,
+    /// With a relay: over how many inner connections, each in an outer stream of its own, they are spread.
+    #[serde(default = "one_connection")]
+    pub connections: usize,
+    /// When it gives up, in seconds.
+    pub limit_s: u64,
+}
+
+fn one_connection() -> usize {
+    1
+}
+
+/// When requests are made.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arrivals {
+    /// All at once, as soon as there is a connection.
+    AtOnce,
+    /// By a Poisson process of this many per second.
+    PoissonPerS(f64),
+}
+
+/// How requests get their class.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mix {
+    /// Each by chance, all classes alike.
+    Random,
+    /// In turns.
+    Even,
+}
+
+/// A kind of requests. The server echoes what it receives, as it receives it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// Its name in results.
+    pub name: String,
+    /// How much each request sends, and receives.
+    pub bytes: usize,
+    /// Within how long of its start a request has to be completed; without it, any time will do.
+    pub deadline_ms: Option<u64>,
+    /// Its level under `ml`.
+    #[serde(default)]
+    pub level: Level,
+    /// Its priority under `abs`; higher goes first.
+    #[serde(default)]
+    pub priority: u8,
+    /// Its share under `wfq` and `lottery`.
+    #[serde(default = "unit_weight")]
+    pub weight: u16,
+}
+
+fn unit_weight() -> u16 {
+    1
+}
+
+/// A level of `ml`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Before all others, by deadline.
+    High,
+    /// After them.
+    #[default]
+    Low,
+}
+
+/// A figure that the paper gives, for a class or for `all`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The paper's scheduler.
+    pub scheduler: Scheduler,
+    /// A class's name, or `all`.
+    pub class: String,
+    /// A metric's name, as in results.
+    pub metric: String,
+    /// The value, in the metric's unit.
+    pub value: f64,
+}
+
+impl Plan {
+    /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
+    ///
+    /// # Errors
+    /// There is no such file, or what [`Plan::from_toml`] says.
+    pub fn read(name: &str) -> Result<Self> {
+        let known = Path::new(FOLDER).join(name).with_extension("toml");
+        let path = if known.exists() { known } else { PathBuf::from(name) };
+        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
+        let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
+        ensure!(
+            path.file_stem().is_some_and(|stem| *stem == *plan.name),
+            "{}: `name` is {}, not the file's",
+            path.display(),
+            plan.name
+        );
+        Ok(plan)
+    }
+
+    /// Parses a plan and all its variants.
+    ///
+    /// # Errors
+    /// What is wrong, with its line, or with the variant's name.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let mut plan: Self = toml::from_str(text)?;
+        plan.check()?;
+        plan.table = toml::from_str(text)?;
+        plan.table.remove("variants");
+        for name in plan.variants.keys() {
+            plan.variant(name)?;
+        }
+        Ok(plan)
+    }
+
+    /// The names of its variants, [`BASE`] first.
+    pub fn variants(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
+    }
+
+    /// Returns the plan with what a variant changes.
+    ///
+    /// # Errors
+    /// There is no such variant, or it makes the plan invalid.
+    pub fn variant(&self, name: &str) -> Result<Self> {
+        if name == BASE {
+            return Ok(self.clone());
+        }
+        let known = || self.variants().collect::<Vec<_>>().join(", ");
+        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
+        let mut table = self.table.clone();
+        merge(&mut table, changes);
+        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
+        changed.check().with_context(|| format!("variant {name}"))?;
+        Ok(Self { variant: name.to_owned(), table, ..changed })
+    }
+
+    /// The published value of a metric, where there is one.
+    #[must_use]
+    pub fn published(&self, scheduler: Scheduler, class: &str, metric: &str) -> Option<f64> {
+        let same = |p: &&Published| (p.scheduler, p.class.as_str(), p.metric.as_str()) == (scheduler, class, metric);
+        self.published.iter().find(same).map(|published| published.value)
+    }
+
+    /// What types alone do not rule out.
+    fn check(&self) -> Result<()> {
+        let Network { rate_mbit, loss, delay_ms, queue_packets } = self.network;
+        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
+        ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
+        ensure!((0.0..=60_000.0).contains(&delay_ms), "network.delay_ms: {delay_ms} is not within 0 to 60000");
+        ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
+        let Workload { requests, arrivals, connections, .. } = self.workload;
+        ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
+        if let Arrivals::PoissonPerS(rate) = arrivals {
+            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
+        }
+        ensure!(self.repetitions > 0, "repetitions: at least one");
+        ensure!(!self.clocks.is_empty(), "clocks: at least one");
+        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
+        let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
+        ensure!(names.len() == self.classes.len(), "classes: two have the same name");
+        for Class { name, bytes, weight, .. } in &self.classes {
+            ensure!(*bytes > 0, "class {name}: `bytes` is at least 1");
+            ensure!(*weight > 0, "class {name}: `weight` is at least 1");
+        }
+        for Published { class, metric, .. } in &self.published {
+            ensure!(class == "all" || names.contains(class.as_str()), "published: no class {class}");
+            ensure!(METRICS.contains(&metric.as_str()), "published: no metric {metric}; known: {}", METRICS.join(", "));
+        }
+        Ok(())
+    }
+}
+
+/// The metrics of results.
+pub const METRICS: [&str; 14] = [
+    "completion_pct",
+    "latency_mean_ms",
+    "latency_p50_ms",
+    "latency_p95_ms",
+    "latency_max_ms",
+    "total_ms",
+    "manage_ms",
+    "dropped_packets",
+    "goodput_mbit",
+    "train_le_1_pct",
+    "train_le_2_pct",
+    "train_le_5_pct",
+    "cpu_s_per_gb",
+    "instructions_per_packet",
+];
+
+impl Clock {
+    /// Its name in plans and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VirtualNetwork => "virtual-network",
+            Self::Lab => "lab",
+        }
+    }
+}
+
+impl Congestion {
+    /// Its name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Bbr => "bbr",
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rate_mbit, loss, delay_ms, queue_packets } = self;
+        let loss_pct = loss * 100.0;
+        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")
+    }
+}
+
+/// Puts `changes` over `table`: tables key by key, everything else whole.
+fn merge(table: &mut Table, changes: &Table) {
+    for (key, change) in changes {
+        match (table.get_mut(key), change) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),
+            _ => _ = table.insert(key.clone(), change.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        name = "small"
+        title = "two requests"
+        source = "none"
+        topology = "direct"
+        clocks = ["virtual-network"]
+        seed = 1
+        repetitions = 1
+        schedulers = ["plain", "tls-1", "ml-rr"]
+        network = { rate_mbit = 5, loss = 0.01, delay_ms = 25, queue_packets = 100 }
+        workload = { requests = 2, arrivals = "at-once", mix = "even", limit_s = 1 }
+        classes = [{ name = "short", bytes = 10 }, { name = "long", bytes = 20, deadline_ms = 5, level = "high" }]
+        published = [{ scheduler = "plain", class = "all", metric = "total_ms", value = 3 }]
+        [variants]
+        far.network.delay_ms = 100
+        poisson.workload.arrivals = { poisson-per-s = 2 }
+    "#;
+
+    #[test]
+    fn every_plan_and_variant_of_the_project_is_valid() {
+        for name in names().unwrap() {
+            let plan = Plan::read(&name).unwrap();
+            assert_eq!(plan.name, name);
+        }
+    }
+
+    #[test]
+    fn a_variant_changes_what_it_names_and_nothing_else() {
+        let plan = Plan::from_toml(TEXT).unwrap();
+        assert_eq!(plan.variants().collect::<Vec<_>>(), [BASE, "far", "poisson"]);
+        let far = plan.variant("far").unwrap();
+        assert_eq!((far.variant.as_str(), far.network.delay_ms, far.network.loss), ("far", 100.0, 0.01));
+        assert_eq!((plan.variant.as_str(), plan.network.delay_ms), (BASE, 25.0));
+        assert!(matches!(plan.variant("poisson").unwrap().workload.arrivals, Arrivals::PoissonPerS(2.0)));
+        assert_eq!(far.published(Scheduler::Plain, "all", "total_ms"), Some(3.0));
+    }
+
+    #[test]
+    fn mistakes_are_refused_with_their_place() {
+        for (right, wrong, message) in [
+            ("delay_ms = 25", "delay = 25", "line 10"),
+            ("\"tls-1\"", "\"tls-2\"", "tls-2"),
+            ("loss = 0.01", "loss = 1.5", "network.loss"),
+            ("bytes = 10 ", "bytes = 0 ", "class short"),
+            ("class = \"all\"", "class = \"none\"", "no class none"),
+            ("\"total_ms\"", "\"total\"", "no metric total"),
+            ("repetitions = 1", "repetitions = 0", "repetitions"),
+            ("far.network.delay_ms", "far.network.delay", "variant far"),
+            ("poisson-per-s = 2", "poisson-per-s = -2", "variant poisson"),
+        ] {
+            let text = TEXT.replacen(right, wrong, 1);
+            assert_ne!(text, TEXT);
+            let error = format!("{:#}", Plan::from_toml(&text).unwrap_err());
+            assert!(error.contains(message), "{error}");
+        }
+        let missing = Plan::read("no-such-plan").unwrap_err().to_string();
+        assert!(missing.contains("`list`"), "{missing}");
+    }
+}

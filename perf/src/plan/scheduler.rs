@@ -1,0 +1,62 @@
+//! What experiments compare.
+
+use serde::{Deserialize, Serialize};
+
+/// A discipline, or what is compared with it.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheduler {
+    /// s2n-quic as it is: all bytes are handed over at once, and it serves streams in turns of a packet.
+    Plain,
+    /// Round robin.
+    Rr,
+    /// First come, first served.
+    Fcfs,
+    /// Earliest deadline first; what has missed its deadline is discarded.
+    EdfHard,
+    /// Earliest deadline first, whether met or missed.
+    EdfSoft,
+    /// Absolute priority, first come first served among equals.
+    Abs,
+    /// Two levels: the high one by deadline, the low one round robin.
+    MlRr,
+    /// Two levels, the low one first come first served.
+    MlFcfs,
+    /// Two levels, both by deadline.
+    MlEdf,
+    /// Two levels, the low one by weight.
+    MlWfq,
+    /// Shares by weight.
+    Wfq,
+    /// Shares by weight, drawn by lot.
+    Lottery,
+    /// TLS over TCP, a connection for each request.
+    TlsN,
+    /// TLS over TCP, one connection for all requests.
+    #[serde(rename = "tls-1")]
+    #[value(name = "tls-1")]
+    Tls1,
+}
+
+impl Scheduler {
+    /// Its name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Rr => "rr",
+            Self::Fcfs => "fcfs",
+            Self::EdfHard => "edf-hard",
+            Self::EdfSoft => "edf-soft",
+            Self::Abs => "abs",
+            Self::MlRr => "ml-rr",
+            Self::MlFcfs => "ml-fcfs",
+            Self::MlEdf => "ml-edf",
+            Self::MlWfq => "ml-wfq",
+            Self::Wfq => "wfq",
+            Self::Lottery => "lottery",
+            Self::TlsN => "tls-n",
+            Self::Tls1 => "tls-1",
+        }
+    }
+}
