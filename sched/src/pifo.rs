@@ -1,130 +1,123 @@
 //! A push-in-first-out queue: entries enter anywhere, by rank, and leave only at the head ("Programmable Packet
 //! Scheduling at Line Rate", SIGCOMM 2016).
 //!
-//! Keys pushed one after the other with the same rank form a *run*, a linked list; a binary heap orders the runs by
-//! rank, then by age. So a queue in which all ranks are equal, which is what round robin makes, is a plain FIFO whose
-//! operations cost O(1), and one in which no two are equal is a plain heap.
+//! Ranks are exact; nothing is quantised. Entries wait in two parts, as in a ladder queue (Tang, Goh, Thng: "Ladder
+//! Queue", ACM TOMACS 2005):
+//!
+//! ```text
+//!            ranks up to `reach`          ranks beyond it
+//!   pop ◀── near: a sorted lane ◀─────── far: buckets by the digits of the rank,
+//!           and a small heap    refill        found by the lowest bit set, as in Eiffel (NSDI 2019)
+//! ```
+//!
+//! A push beyond reach is an append to a bucket, which costs the same however many wait. Only the bucket whose turn
+//! has come is sorted, when it is small enough to stay in the fastest cache. Few entries, and those that come in order
+//! of their ranks, as in round robin, never leave the lane.
 
-/// Ends a run.
-const NONE: u32 = u32::MAX;
+mod far;
+mod near;
+#[cfg(test)]
+mod tests;
+
+use far::Far;
+use near::Near;
 
 /// A queue of keys ordered by rank; the smallest rank leaves first, equal ranks leave in push order.
 ///
-/// Keys are small integers below `u32::MAX`, such as slab indices: memory grows with the largest key ever pushed
-/// (12 bytes each) and with the number of runs. A change costs O(log runs) and allocates only when one of the two
-/// reaches a new height.
+/// Ranks are compared by the number they convert to. Keys are small integers below `u32::MAX`, such as slab indices.
+///
+/// Memory is 4 bytes for each key up to the largest, and 16 bytes, with slack at most 64, for each that is queued; a
+/// queue that becomes empty after it was large gives it back. A change costs O(1) on average, whatever the ranks are,
+/// as long as most enter behind the head; the rest costs O(log n). Now and then one change spreads a bucket, which
+/// takes as long as the bucket is. Removed keys leave their entry behind, which is dropped when it is met, or when such
+/// entries outnumber the others.
 #[derive(Clone, Debug)]
 pub struct Pifo<R = u64> {
-    heap: Vec<Run<R>>,
-    nodes: Vec<Node>,
-    /// The newest key of the newest run and their rank: where another key of that rank may be appended.
-    newest: Option<(u32, R)>,
-    pushes: u64,
+    near: Near<R>,
+    far: Far<R>,
+    /// For each key the number of the push that queued it.
+    pushed: Vec<u32>,
+    pushes: u32,
     len: usize,
+    /// Entries whose key was removed or pushed again since.
+    stale: usize,
 }
 
-/// Ordered by its fields from top to bottom; `push` is unique, so `head` never decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Run<R> {
+/// In `pushed`: not queued.
+const OUT: u32 = u32::MAX;
+
+/// So many stale entries, and memory for so many in an empty queue, are no burden.
+const KEPT: usize = 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry<R> {
     rank: R,
-    push: u64,
-    head: u32,
+    /// The number of the push above the key, so that the older of equal ranks has the smaller tag.
+    tag: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    place: Place,
-    next: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// Not queued.
-    Out,
-    /// The head of the run in this heap slot.
-    Head(u32),
-    /// Behind this key of the same run.
-    Behind(u32),
-}
-
-impl<R: Ord + Copy> Pifo<R> {
+impl<R: Copy + Into<u64>> Pifo<R> {
     /// Creates an empty queue without allocating.
     #[must_use]
     pub const fn new() -> Self {
-        Self { heap: Vec::new(), nodes: Vec::new(), newest: None, pushes: 0, len: 0 }
+        Self { near: Near::new(), far: Far::new(), pushed: Vec::new(), pushes: 0, len: 0, stale: 0 }
     }
 
     /// Queues `key` behind everything of the same or a smaller rank. A key that is already queued moves there.
     pub fn push(&mut self, key: u32, rank: R) {
-        self.remove(key);
-        if key as usize >= self.nodes.len() {
-            self.nodes.resize(key as usize + 1, Node { place: Place::Out, next: NONE });
+        if self.pushes == OUT || key as usize >= self.pushed.len() {
+            self.make_room(key);
         }
-        match self.newest.replace((key, rank)) {
-            Some((last, same)) if same == rank => {
-                self.nodes[last as usize].next = key;
-                self.nodes[key as usize] = Node { place: Place::Behind(last), next: NONE };
-            }
-            _ => {
-                let run = Run { rank, push: self.pushes, head: key };
-                self.nodes[key as usize].next = NONE;
-                self.heap.push(run);
-                self.settle(run, self.heap.len() - 1);
-            }
-        }
+        let entry = Entry::new(rank, self.pushes, key);
         self.pushes += 1;
-        self.len += 1;
+        match std::mem::replace(&mut self.pushed[key as usize], entry.push()) {
+            OUT => self.len += 1,
+            before if self.near.head().is_some_and(|head| head.push() == before) => self.near.behead(),
+            _ => self.stale += 1,
+        }
+        if self.far.is_beyond(entry) {
+            self.far.insert(entry);
+        } else {
+            self.near.insert(entry);
+            if self.near.is_crowded() {
+                self.far.relieve(&mut self.near);
+            }
+        }
+        self.settle();
     }
 
     /// Returns the key that leaves next, and its rank.
     #[must_use]
     pub fn peek(&self) -> Option<(u32, R)> {
-        self.heap.first().map(|run| (run.head, run.rank))
+        self.near.head().map(|head| (head.key(), head.rank))
     }
 
     /// Removes and returns the key that leaves next, and its rank.
     pub fn pop(&mut self) -> Option<(u32, R)> {
-        let head = self.peek()?;
-        self.remove(head.0);
-        Some(head)
+        let head = self.near.head()?;
+        self.near.behead();
+        self.pushed[head.key() as usize] = OUT;
+        self.len -= 1;
+        self.settle();
+        Some((head.key(), head.rank))
     }
 
     /// Removes `key` wherever it is. Returns whether it was queued.
     pub fn remove(&mut self, key: u32) -> bool {
-        let Some(node) = self.nodes.get_mut(key as usize) else { return false };
-        let Node { place, next } = *node;
-        node.place = Place::Out;
-        let before = match place {
-            Place::Out => return false,
-            Place::Behind(before) => {
-                self.nodes[before as usize].next = next;
-                Some(before)
-            }
-            Place::Head(slot) if next == NONE => {
-                self.remove_run(slot as usize);
-                None
-            }
-            Place::Head(slot) => {
-                self.heap[slot as usize].head = next;
-                None
-            }
-        };
-        if next != NONE {
-            self.nodes[next as usize].place = place;
+        if !self.contains(key) {
+            return false;
         }
-        if let Some((last, rank)) = self.newest
-            && last == key
-        {
-            self.newest = before.map(|before| (before, rank));
-        }
+        self.pushed[key as usize] = OUT;
         self.len -= 1;
+        self.stale += 1;
+        self.settle();
         true
     }
 
     /// Tells whether `key` is queued.
     #[must_use]
     pub fn contains(&self, key: u32) -> bool {
-        self.nodes.get(key as usize).is_some_and(|node| !matches!(node.place, Place::Out))
+        self.pushed.get(key as usize).is_some_and(|push| *push != OUT)
     }
 
     /// Returns how many keys are queued.
@@ -139,124 +132,92 @@ impl<R: Ord + Copy> Pifo<R> {
         self.len == 0
     }
 
-    fn remove_run(&mut self, slot: usize) {
-        self.heap.swap_remove(slot);
-        if let Some(&moved) = self.heap.get(slot) {
-            self.settle(moved, slot);
+    /// Sees to it that the near part's head is the queue's: within reach, and not stale.
+    #[inline]
+    fn settle(&mut self) {
+        let settled = self.near.head().is_some_and(|head| !self.far.is_beyond(head));
+        if !settled || self.stale > 0 {
+            self.find_head();
         }
     }
 
-    /// Writes `run` where it belongs, starting from the hole at `slot`: up past larger parents, or down past smaller
-    /// children.
-    fn settle(&mut self, run: Run<R>, mut slot: usize) {
-        while slot > 0
-            && let parent = (slot - 1) / 2
-            && run < self.heap[parent]
-        {
-            self.place(self.heap[parent], slot);
-            slot = parent;
+    #[inline(never)]
+    fn find_head(&mut self) {
+        if self.stale > self.len + KEPT {
+            self.drop_stale();
         }
-        while let Some((child, smallest)) = self.smallest_child(slot)
-            && smallest < run
-        {
-            self.place(smallest, slot);
-            slot = child;
+        loop {
+            match self.near.head() {
+                Some(head) if !self.far.is_beyond(head) => {
+                    if self.pushed[head.key() as usize] == head.push() {
+                        return;
+                    }
+                    self.stale -= 1;
+                    self.near.behead();
+                }
+                _ if !self.far.is_empty() => self.far.refill(&mut self.near),
+                Some(_) => self.far.withdraw(),
+                None => return self.rest(),
+            }
         }
-        self.place(run, slot);
     }
 
-    fn smallest_child(&self, slot: usize) -> Option<(usize, Run<R>)> {
-        (2 * slot + 1..self.heap.len()).take(2).map(|child| (child, self.heap[child])).min_by_key(|(_, run)| *run)
+    #[cold]
+    fn drop_stale(&mut self) {
+        let pushed = &self.pushed;
+        self.near.retain(|entry| pushed[entry.key() as usize] == entry.push());
+        self.far.retain(|entry| pushed[entry.key() as usize] == entry.push());
+        self.stale = 0;
     }
 
-    fn place(&mut self, run: Run<R>, slot: usize) {
-        self.heap[slot] = run;
-        self.nodes[run.head as usize].place = Place::Head(slot as u32);
+    /// Notes that the queue is empty.
+    fn rest(&mut self) {
+        if self.pushed.len().max(self.near.capacity()) > KEPT {
+            *self = Self::new();
+        } else {
+            self.far = Far::new();
+            self.pushes = 0;
+        }
+    }
+
+    /// Makes room for `key`, and for the number of one more push: a queue that is never empty has to count anew once
+    /// in four thousand million pushes.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, key: u32) {
+        if self.pushes == OUT {
+            let waiting: Vec<_> = std::iter::from_fn(|| self.pop()).collect();
+            for (key, rank) in waiting {
+                self.push(key, rank);
+            }
+        }
+        if key as usize >= self.pushed.len() {
+            self.pushed.resize(key as usize + 1, OUT);
+        }
     }
 }
 
-impl<R: Ord + Copy> Default for Pifo<R> {
+impl<R: Copy + Into<u64>> Entry<R> {
+    fn new(rank: R, push: u32, key: u32) -> Self {
+        Self { rank, tag: u64::from(push) << 32 | u64::from(key) }
+    }
+
+    const fn push(self) -> u32 {
+        (self.tag >> 32) as u32
+    }
+
+    const fn key(self) -> u32 {
+        self.tag as u32
+    }
+
+    /// Rank and age in one number, so that comparing takes no branch that could be mispredicted.
+    fn order(self) -> u128 {
+        u128::from(self.rank.into()) << 64 | u128::from(self.tag)
+    }
+}
+
+impl<R: Copy + Into<u64>> Default for Pifo<R> {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Push(u32, u64),
-        Pop,
-        Remove(u32),
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            4 => (0..40u32, 0..6u64).prop_map(|(key, rank)| Step::Push(key, rank)),
-            2 => Just(Step::Pop),
-            1 => (0..45u32).prop_map(Step::Remove),
-        ]
-    }
-
-    /// The same queue as a list kept in order: slow and obvious.
-    #[derive(Default)]
-    struct Sorted(Vec<(u32, u64)>);
-
-    impl Sorted {
-        fn push(&mut self, key: u32, rank: u64) {
-            self.remove(key);
-            let place = self.0.partition_point(|queued| queued.1 <= rank);
-            self.0.insert(place, (key, rank));
-        }
-
-        fn pop(&mut self) -> Option<(u32, u64)> {
-            (!self.0.is_empty()).then(|| self.0.remove(0))
-        }
-
-        fn remove(&mut self, key: u32) -> bool {
-            let place = self.0.iter().position(|queued| queued.0 == key);
-            place.map(|place| self.0.remove(place)).is_some()
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn the_queue_behaves_as_a_stable_sorted_list(steps in prop::collection::vec(step(), 0..200)) {
-            let (mut queue, mut list) = (Pifo::new(), Sorted::default());
-            for step in steps {
-                match step {
-                    Step::Push(key, rank) => {
-                        queue.push(key, rank);
-                        list.push(key, rank);
-                    }
-                    Step::Pop => prop_assert_eq!(queue.pop(), list.pop()),
-                    Step::Remove(key) => prop_assert_eq!(queue.remove(key), list.remove(key)),
-                }
-                prop_assert_eq!(queue.peek(), list.0.first().copied());
-                prop_assert_eq!(queue.len(), list.0.len());
-                prop_assert_eq!(queue.is_empty(), list.0.is_empty());
-                for key in 0..45 {
-                    prop_assert_eq!(queue.contains(key), list.0.iter().any(|queued| queued.0 == key));
-                }
-            }
-            while let Some(head) = list.pop() {
-                prop_assert_eq!(queue.pop(), Some(head));
-            }
-            prop_assert_eq!(queue.pop(), None);
-        }
-    }
-
-    #[test]
-    fn a_key_pushed_again_moves_behind_its_equals() {
-        let mut queue = Pifo::new();
-        for key in [7, 3, 5] {
-            queue.push(key, 1u64);
-        }
-        queue.push(7, 1);
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).map(|(key, _)| key).collect();
-        assert_eq!(order, [3, 5, 7]);
     }
 }

@@ -47,6 +47,13 @@ impl Rank {
     }
 }
 
+impl From<Rank> for u64 {
+    /// Returns the number that a rank is compared by.
+    fn from(rank: Rank) -> Self {
+        rank.0
+    }
+}
+
 /// What the disciplines of a connection count: arrivals, virtual time and random numbers.
 ///
 /// One per connection, shared by all [`Streams`](super::Streams) whose ranks are to be compared. It moves only with
