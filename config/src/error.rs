@@ -1,6 +1,7 @@
 //! What can be wrong with a configuration, said so that it can be put right: where, which key, what, and what to write
 //! instead.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use masque::template::TemplateError;
@@ -37,6 +38,19 @@ pub enum Problem {
         /// All keys that may stand here.
         known: Vec<&'static str>,
     },
+    /// The name of a section that does not exist.
+    #[error("there is no {name:?}; {}", Remedy { suggestion: suggestion.as_deref(), known })]
+    UnknownName {
+        /// The name as written.
+        name: String,
+        /// The known name that is closest, if one is close.
+        suggestion: Option<String>,
+        /// Names that may stand here, the first few.
+        known: Vec<String>,
+    },
+    /// A section that takes keys from itself: the names on the way round.
+    #[error("this goes round in a circle, {}; remove it from one of them", .0.join(", then "))]
+    Circle(Vec<String>),
     /// A key without which the section means nothing.
     #[error("missing; add {key} = {expected}")]
     Missing {
@@ -122,12 +136,12 @@ impl fmt::Display for Prefix<'_> {
     }
 }
 
-struct Remedy<'a> {
-    suggestion: Option<&'static str>,
-    known: &'a [&'static str],
+struct Remedy<'a, S> {
+    suggestion: Option<&'a str>,
+    known: &'a [S],
 }
 
-impl fmt::Display for Remedy<'_> {
+impl<S: Borrow<str>> fmt::Display for Remedy<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.suggestion {
             Some(suggestion) => write!(f, "did you mean {suggestion}?"),

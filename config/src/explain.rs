@@ -2,18 +2,22 @@
 
 use std::fmt::Display;
 
+use sched::stream::{Discipline, Expiry, Level, Low};
+
 use crate::Config;
 use crate::forward::{Forward, Trust};
+use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::targets::{TargetRules, Unlisted};
 
-/// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits and
-/// the warnings. Ends with a newline.
+/// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
+/// policy and the warnings. Ends with a newline.
 #[must_use]
 pub fn explain(config: &Config) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
     lines.extend(config.relay.iter().flat_map(relay));
     lines.extend(config.forwards.iter().map(forward));
+    lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
         "transport: packets of {} bytes at first and {} at most, congestion control {}, {}",
@@ -117,7 +121,80 @@ fn forward(forward: &Forward) -> String {
         (None, Some(_)) => "a certificate",
         (Some(_), Some(_)) => "a token and a certificate",
     };
-    format!("forward {listen} (UDP) to {target} through {relay}, mode {mode}, trusts {trust}, shows {shows}")
+    let class = forward.class.as_deref().map(|class| format!(", class {class}")).unwrap_or_default();
+    format!("forward {listen} (UDP) to {target} through {relay}, mode {mode}{class}, trusts {trust}, shows {shows}")
+}
+
+fn policy(policy: &Policy) -> impl Iterator<Item = String> {
+    let rule = |(index, rule): (usize, &Rule)| {
+        let class = &policy.class(rule.class).name;
+        format!("  rule {}: {class} for {}", index + 1, conditions(rule))
+    };
+    [format!("policy: {}", schedule(&policy.schedule))]
+        .into_iter()
+        .chain(policy.classes.iter().map(class))
+        .chain(policy.rules.iter().enumerate().map(rule))
+}
+
+fn schedule(schedule: &Schedule) -> String {
+    let order = match schedule.discipline {
+        Discipline::Rr => "each in turn",
+        Discipline::Fcfs => "first come, first served",
+        Discipline::Edf { expiry: Expiry::Soft } => "by deadline, late ones all the same",
+        Discipline::Edf { expiry: Expiry::Hard } => "by deadline, late ones reset",
+        Discipline::Abs => "by priority",
+        Discipline::Ml { low: Low::Rr } => "the high level by deadline, then the low one each in turn",
+        Discipline::Ml { low: Low::Fcfs } => "the high level by deadline, then the low one first come, first served",
+        Discipline::Ml { low: Low::Edf } => "the high level by deadline, then the low one by deadline",
+        Discipline::Ml { low: Low::Wfq } => "the high level by deadline, then the low one by weight",
+        Discipline::Wfq => "by weight",
+        Discipline::Lottery => "by weight, drawn by lot",
+    };
+    let mark = schedule.low_mark_packets.map_or("adapted to the path".into(), |mark| format!("at least {mark}"));
+    format!("{order}; packets committed ahead: {mark}")
+}
+
+fn class(class: &Class) -> String {
+    let level = match class.level {
+        Level::High => "high",
+        Level::Low => "low",
+    };
+    let (lowest, highest) = (class.priorities.start(), class.priorities.end());
+    let drops = match class.drop {
+        DropRule::Oldest => "the oldest when full".into(),
+        DropRule::Sojourn(wait) => format!("after {wait:?}"),
+        DropRule::CoDel { target, interval } => format!("by CoDel with {target:?} in {interval:?}"),
+    };
+    let rate = |way, rate: Option<u64>| rate.map(|rate| format!("{way} at most {} kbit/s", rate / 125));
+    [
+        Some(format!("  class {}: level {level}", class.name)),
+        Some(format!("priority {} (by signal {lowest} to {highest})", class.priority)),
+        Some(format!("weight {}", class.weight)),
+        class.deadline.map(|deadline| format!("deadline {deadline:?}")),
+        class.shortest_deadline.map(|shortest| format!("by signal {shortest:?} or longer")),
+        Some(format!("drops {drops}")),
+        rate("up", class.rate_up),
+        rate("down", class.rate_down),
+        class.dscp.map(|dscp| format!("DSCP {dscp}")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect::<Vec<_>>()
+    .join(", ")
+}
+
+fn conditions(rule: &Rule) -> String {
+    let conditions: Vec<_> = [
+        rule.users.as_ref().map(|users| format!("user {}", users.join(" or "))),
+        rule.to.as_ref().map(|to| format!("targets {}", joined(to))),
+        rule.ports.as_ref().map(|ports| format!("port {ports}")),
+        rule.protocol.map(|protocol| protocol.to_string()),
+        rule.listeners.as_ref().map(|listeners| format!("listener {}", joined(listeners))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if conditions.is_empty() { "everything".into() } else { conditions.join(", ") }
 }
 
 fn joined<T: Display>(items: &[T]) -> String {

@@ -8,6 +8,7 @@ use masque::target::Target;
 use masque::template::Template;
 
 use crate::error::Problem;
+use crate::policy::Policy;
 use crate::section::{Section, words};
 
 /// One forward: from a local address, through a relay, to a target.
@@ -21,6 +22,9 @@ pub struct Forward {
     pub target: Target,
     /// How payloads travel to the relay.
     pub mode: Mode,
+    /// The class of what is sent to the relay, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy
+    /// may change while the forward goes on, and the class may go.
+    pub class: Option<String>,
     /// File with the bearer token to show.
     pub token_file: Option<PathBuf>,
     /// Client certificate to show.
@@ -67,9 +71,12 @@ words! {
     }
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Option<Forward> {
+/// Reads a forward whose class has to be one of `policy`.
+pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward> {
     let (listen, relay, target) = (section.require("listen"), section.require("relay"), section.require("target"));
     let mode = section.get("mode").unwrap_or_default();
+    let names: Vec<&str> = policy.classes.iter().map(|class| &class.name[..]).collect();
+    let class = section.place_in(&names, "class").map(|place| names[place].to_owned());
     let token_file = section.get("token_file");
     let client = match (section.get("client_certificate"), section.get("client_key")) {
         (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),
@@ -98,5 +105,16 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Forward> {
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
     let backoff = (first, longest);
-    Some(Forward { listen: listen?, relay: relay?, target: target?, mode, token_file, client, trust, idle, backoff })
+    Some(Forward {
+        listen: listen?,
+        relay: relay?,
+        target: target?,
+        mode,
+        class,
+        token_file,
+        client,
+        trust,
+        idle,
+        backoff,
+    })
 }

@@ -5,6 +5,7 @@
 //! | [`relay`] | the relay role: listeners, users, limits |
 //! | [`targets`] | which targets may be reached: the rules and their decision |
 //! | [`forward`] | the edge role |
+//! | [`policy`] | classes of traffic, and what belongs to which |
 //! | [`error`] | what is wrong with a text, where, and what to write instead |
 //!
 //! **Invariant:** a [`Config`] is valid by construction; nobody checks one after it was read.
@@ -19,6 +20,7 @@ use masque::template::Template;
 
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
+use crate::policy::Policy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
 use crate::targets::{Pattern, Ports, Rule, TargetRules};
@@ -26,6 +28,7 @@ use crate::targets::{Pattern, Ports, Rule, TargetRules};
 pub mod error;
 mod explain;
 pub mod forward;
+pub mod policy;
 pub mod relay;
 mod section;
 pub mod targets;
@@ -43,6 +46,8 @@ pub struct Config {
     pub relay: Option<Relay>,
     /// The edge role: no local address occurs twice.
     pub forwards: Vec<Forward>,
+    /// The classes of traffic of both roles.
+    pub policy: Policy,
     /// The QUIC transport of both roles.
     pub transport: Transport,
     /// Where metrics are served over HTTP, if at all.
@@ -120,6 +125,14 @@ pub enum Warning {
     /// Strangers can send through a forward.
     #[error("the forward on {0} carries traffic of everybody who can reach it; listen on loopback")]
     PublicForward(SocketAddr),
+    /// Rules behind one that matches everything. Both are counted from 1.
+    #[error("rule {rule} is never reached, for rule {behind} has no conditions; move that one to the end")]
+    UnreachedRule {
+        /// The rule in vain.
+        rule: usize,
+        /// The rule that takes everything.
+        behind: usize,
+    },
     /// Neither role is configured.
     #[error("there is neither a [relay] nor a [[forward]]: paced has nothing to do")]
     NothingToDo,
@@ -134,12 +147,13 @@ impl Config {
         read_document(text, |root| {
             let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
             let relay = root.optional_section("relay", relay::read);
-            let forwards = root.sections("forward", forward::read);
+            let policy = policy::read(root);
+            let forwards = root.sections("forward", |section| forward::read(section, &policy));
             root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
             let transport = root.section("transport", transport);
             let metrics = root.section("metrics", |metrics| metrics.get("listen"));
             let log = root.section("log", |log| log.get("level")).unwrap_or_default();
-            Some(Self { state_dir, relay, forwards, transport, metrics, log })
+            Some(Self { state_dir, relay, forwards, policy, transport, metrics, log })
         })
     }
 
@@ -173,6 +187,7 @@ impl Config {
             state_dir,
             relay: Some(relay),
             forwards: Vec::new(),
+            policy: Policy::default(),
             transport: Transport::default(),
             metrics: Some(SocketAddr::new(v4, 9433)),
             log: Level::default(),
@@ -193,6 +208,7 @@ impl Config {
             .map(Warning::OpenRelay)
             .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
+            .chain(self.policy.warnings())
             .chain(self.metrics.filter(is_public).map(Warning::PublicMetrics))
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()

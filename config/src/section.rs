@@ -19,11 +19,23 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Errors, Problem};
 use crate::targets::Pattern;
 
+mod named;
+
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
 
-/// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read.
+/// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read. With `for`, the enum is
+/// another crate's, and only how it is read is defined.
 macro_rules! words {
+    (for $name:ident { $($variant:ident = $word:literal,)+ }) => {
+        impl $crate::section::Value for $name {
+            const EXPECTED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
+
+            fn read(value: &toml::de::DeValue<'_>) -> Option<Self> {
+                match value.as_str()? { $($word => Some(Self::$variant),)+ _ => None }
+            }
+        }
+    };
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,13 +55,7 @@ macro_rules! words {
             }
         }
 
-        impl $crate::section::Value for $name {
-            const EXPECTED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
-
-            fn read(value: &toml::de::DeValue<'_>) -> Option<Self> {
-                match value.as_str()? { $($word => Some(Self::$variant),)+ _ => None }
-            }
-        }
+        $crate::section::words! { for $name { $($variant = $word,)+ } }
     };
 }
 pub(crate) use words;
@@ -114,8 +120,8 @@ impl Value for RangeInclusive<u16> {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         let (first, last) = match value {
-            DeValue::Integer(port) => {
-                let port = u16::from_str_radix(port.as_str(), port.radix()).ok()?;
+            DeValue::Integer(_) => {
+                let port = unsigned(value)?.try_into().ok()?;
                 (port, port)
             }
             _ => {
@@ -169,6 +175,8 @@ pub(crate) struct Section<'a> {
     path: String,
     offset: usize,
     table: Option<&'a DeTable<'a>>,
+    /// Tables whose keys hold where the section's own has none, the nearest first. See [`named`].
+    inherited: Vec<&'a DeTable<'a>>,
     known: Vec<&'static str>,
 }
 
@@ -214,9 +222,12 @@ impl<'a> Section<'a> {
         table: Option<&'a DeTable<'a>>,
         read: impl FnOnce(&mut Self) -> T,
     ) -> T {
-        let mut section = Self { report, path, offset, table, known: Vec::new() };
-        let value = read(&mut section);
-        section.refuse_unknown_keys();
+        Self { report, path, offset, table, inherited: Vec::new(), known: Vec::new() }.read_by(read)
+    }
+
+    fn read_by<T>(mut self, read: impl FnOnce(&mut Self) -> T) -> T {
+        let value = read(&mut self);
+        self.refuse_unknown_keys();
         value
     }
 
@@ -234,9 +245,19 @@ impl<'a> Section<'a> {
         self.get(key)
     }
 
-    /// Tells whether the text says anything about `key`.
+    /// Tells whether the section itself says anything about `key`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
+    }
+
+    /// Tells whether `key` has no value.
+    pub(crate) fn lacks(&self, key: &str) -> bool {
+        !self.has(key) && !self.inherits(key)
+    }
+
+    /// Tells whether `key` has a value because of another section only. What is wrong with it is reported there.
+    fn inherits(&self, key: &str) -> bool {
+        !self.has(key) && self.inherited.iter().any(|table| table.contains_key(key))
     }
 
     /// Reads a list without which the section means nothing, and which has to have an element.
@@ -251,6 +272,14 @@ impl<'a> Section<'a> {
     /// Reads an optional list; elements that do not fit are refused one by one.
     pub(crate) fn list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
         self.elements(key, |section, element| section.read(key, element))
+    }
+
+    /// Reads an optional value or a list of such, which has to have an element.
+    pub(crate) fn one_or_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
+        match self.value(key)?.get_ref() {
+            DeValue::Array(_) => self.require_list(key),
+            _ => self.get(key).map(|one| vec![one]),
+        }
     }
 
     /// Reads a list of tables, read by `detailed`, and of values that say the same in short.
@@ -269,15 +298,23 @@ impl<'a> Section<'a> {
 
     /// Reads a whole number within `range`, which must fit `N`.
     pub(crate) fn number<N: TryFrom<u64>>(&mut self, key: &'static str, range: RangeInclusive<u64>, default: N) -> N {
-        let Some(value) = self.value(key) else { return default };
-        let number = value.get_ref().as_integer();
-        let number = number.and_then(|number| u64::from_str_radix(number.as_str(), number.radix()).ok());
-        let fitting = number.filter(|number| range.contains(number)).and_then(|number| N::try_from(number).ok());
-        fitting.unwrap_or_else(|| {
+        self.optional_number(key, range).unwrap_or(default)
+    }
+
+    /// Reads a whole number within `range`, which must fit `N`, if the text has it.
+    pub(crate) fn optional_number<N: TryFrom<u64>>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<N> {
+        let value = self.value(key)?;
+        let number = unsigned(value.get_ref()).filter(|number| range.contains(number));
+        let fitting = number.and_then(|number| N::try_from(number).ok());
+        if fitting.is_none() {
             let (min, max) = (*range.start(), *range.end());
             self.refuse(key, Problem::OutOfRange { found: shown(value.get_ref()), min, max });
-            default
-        })
+        }
+        fitting
     }
 
     /// Reads a span of time in whole seconds.
@@ -285,9 +322,14 @@ impl<'a> Section<'a> {
         Duration::from_secs(self.number(key, range, default.as_secs()))
     }
 
-    /// Reads a span of time of less than 2^64 whole milliseconds.
+    /// Reads a span of time in whole milliseconds.
     pub(crate) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Duration) -> Duration {
-        Duration::from_millis(self.number(key, range, default.as_millis() as u64))
+        self.optional_millis(key, range).unwrap_or(default)
+    }
+
+    /// Reads a span of time in whole milliseconds if the text has it.
+    pub(crate) fn optional_millis(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
+        self.optional_number(key, range).map(Duration::from_millis)
     }
 
     /// Reads a section below this one.
@@ -330,8 +372,26 @@ impl<'a> Section<'a> {
 
     /// Reports a problem at the value of `key`, or at the head of the section if it has none.
     pub(crate) fn refuse(&self, key: &'static str, problem: Problem) {
+        if self.inherits(key) {
+            return;
+        }
         let value = self.table.and_then(|table| table.get(key));
         self.report.add(value.map_or(self.offset, |value| value.span().start), self.path_of(key), problem);
+    }
+
+    /// Refuses `key` where it means nothing.
+    pub(crate) fn refuse_unless(&self, means: bool, key: &'static str, cause: &'static str, remedy: &'static str) {
+        if !means && self.has(key) {
+            self.refuse(key, Problem::Contradiction { cause, remedy });
+        }
+    }
+
+    /// Refuses two values that contradict each other, at the first that is the section's own; where none is, the
+    /// section that has it refuses it.
+    pub(crate) fn refuse_pair(&self, keys: [&'static str; 2], cause: &'static str, remedy: &'static str) {
+        if let Some(key) = keys.into_iter().find(|key| self.has(key)) {
+            self.refuse(key, Problem::Contradiction { cause, remedy });
+        }
     }
 
     /// Refuses a list in which two entries agree in what should tell them apart.
@@ -352,12 +412,12 @@ impl<'a> Section<'a> {
         if !self.known.contains(&key) {
             self.known.push(key);
         }
-        self.table?.get(key)
+        self.table.into_iter().chain(self.inherited.iter().copied()).find_map(|table| table.get(key))
     }
 
     fn read<T: Value>(&self, key: &'static str, value: &Spanned<DeValue<'_>>) -> Option<T> {
         let read = T::read(value.get_ref());
-        if read.is_none() {
+        if read.is_none() && !self.inherits(key) {
             self.report.add(value.span().start, self.path_of(key), T::problem(value.get_ref()));
         }
         read
@@ -384,13 +444,24 @@ impl<'a> Section<'a> {
     fn refuse_unknown_keys(self) {
         let unknown = self.table.into_iter().flatten().filter(|(key, _)| !self.known.contains(&key.get_ref().as_ref()));
         for (key, _) in unknown {
-            let similarity = |known: &&str| strsim::jaro_winkler(known, key.get_ref());
-            let suggestion = self.known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-            let suggestion = suggestion.filter(|known| similarity(known) >= SIMILAR);
+            let suggestion = closest(key.get_ref(), &self.known);
             let problem = Problem::UnknownKey { suggestion, known: self.known.clone() };
             self.report.add(key.span().start, self.path_of(key.get_ref()), problem);
         }
     }
+}
+
+/// Returns what was probably meant by `name`, if anything is close.
+fn closest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
+    let similarity = |known: &&str| strsim::jaro_winkler(known, name);
+    let closest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    closest.filter(|known| similarity(known) >= SIMILAR)
+}
+
+/// Reads a whole number that is not negative, in any radix.
+pub(crate) fn unsigned(value: &DeValue<'_>) -> Option<u64> {
+    let number = value.as_integer()?;
+    u64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
 fn unfit(value: &DeValue<'_>, expected: &'static str) -> Problem {

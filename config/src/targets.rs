@@ -248,7 +248,7 @@ impl fmt::Display for Rule {
 }
 
 impl Pattern {
-    fn covers(&self, ip: IpAddr) -> bool {
+    pub(crate) fn covers(&self, ip: IpAddr) -> bool {
         matches!(self, Self::Network(network) if network.contains(&ip))
     }
 
@@ -262,7 +262,7 @@ impl Pattern {
     }
 
     /// Compares without case and without the dot that may end a fully qualified name.
-    fn covers_name(&self, name: Option<&str>) -> bool {
+    pub(crate) fn covers_name(&self, name: Option<&str>) -> bool {
         let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name)) else { return false };
         match self {
             Self::Network(_) => false,

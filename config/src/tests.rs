@@ -51,6 +51,12 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let relay = whole.relay.unwrap();
     assert_eq!(relay.listeners.len(), 3);
     assert_eq!(relay.targets.allow.len(), 2);
+    assert_eq!(shipped.policy, Policy::default());
+    let classes: Vec<_> = whole.policy.classes.iter().map(|class| (&class.name[..], class.deadline)).collect();
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    let expected = [("realtime-short", seconds(1)), ("freetier-short", seconds(2)), ("long-output", seconds(7))];
+    assert_eq!((classes[0], &classes[1..]), (("default", None), &expected[..]));
+    assert_eq!(whole.policy.rules.len(), 3);
 }
 
 #[test]
@@ -59,6 +65,8 @@ fn the_sample_states_the_real_defaults() {
     assert_eq!(whole.state_dir, shipped.state_dir);
     assert_eq!(whole.transport, Transport::default());
     assert_eq!(whole.log, shipped.log);
+    assert_eq!(whole.policy.schedule, shipped.policy.schedule);
+    assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
     assert_eq!(whole.limits, Limits::default());
     assert_eq!(whole.tokens, shipped.tokens);
@@ -192,6 +200,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
         (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
         (&forward("backoff_first_ms = 40000"), "line 5, column 20: forward.backoff_first_ms: ", "longer", "raise"),
+        (
+            &forward("class = \"bulk\"\n[class.bulky]"),
+            "line 5, column 9: forward.class: ",
+            "there is no \"bulk\"",
+            "did you mean bulky?",
+        ),
+        ("[[rule]]\nclass = \"bulk\"", "line 2, column 9: rule.class: ", "no \"bulk\"", "known here: default"),
         (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
         (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
     ];
@@ -266,12 +281,15 @@ fn ports_are_numbers_in_any_radix_or_ranges_in_quotes() {
 
 #[test]
 fn a_forward_is_read_as_written() {
-    let text = FORWARD.to_owned() + "mode = \"stream\"\ncertificate_sha256 = \"" + &"Ab:".repeat(31) + "01\"\n";
+    let text = FORWARD.to_owned()
+        + "class = \"default\"\nmode = \"stream\"\ncertificate_sha256 = \""
+        + &"Ab:".repeat(31)
+        + "01\"\n";
     let forward = &valid(&text).forwards[0];
     let mut hash = [0xab; 32];
     hash[31] = 1;
     assert_eq!((&forward.trust, forward.mode), (&Trust::Pinned(hash), Mode::Stream));
-    assert_eq!(forward.target.to_string(), "dns.example:53");
+    assert_eq!((forward.target.to_string().as_str(), forward.class.as_deref()), ("dns.example:53", Some("default")));
     assert!(refusals(&(text + "ca = \"/ca.pem\"")).contains("keep one of them"));
 }
 
@@ -284,6 +302,8 @@ fn what_may_not_be_meant_is_warned_of() {
     assert_eq!(warnings(&relay), [Warning::OpenRelay(address)]);
     let with_ca = relay + "client_ca = \"/ca.pem\"\n";
     assert!(warnings(&with_ca).contains(&Warning::UnusedClientCa));
+    let rules = FORWARD.to_owned() + &"[[rule]]\nclass = \"default\"\n".repeat(2);
+    assert_eq!(warnings(&rules), [Warning::UnreachedRule { rule: 2, behind: 1 }]);
     let public = FORWARD.replace("127.0.0.1:5353", "192.0.2.1:443") + "[metrics]\nlisten = \"192.0.2.1:443\"";
     assert_eq!(warnings(&public), [Warning::PublicForward(address), Warning::PublicMetrics(address)]);
 }
@@ -314,7 +334,17 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "admits branch-office by certificate for branch.example.org",
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
-        "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443, mode auto",
+        "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443, mode auto, class realtime-short",
+        "policy: the high level by deadline, then the low one each in turn; packets committed ahead: adapted",
+        "class default: level low, priority 159 (by signal 0 to 159), weight 1, drops the oldest when full\n",
+        "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \
+         by signal 500ms or longer, drops after 200ms, DSCP 46\n",
+        "class long-output: level low, priority 159 (by signal 0 to 159), weight 1, deadline 7s, \
+         by signal 7s or longer, drops by CoDel with 5ms in 100ms, up at most 20000 kbit/s, \
+         down at most 200000 kbit/s\n",
+        "rule 1: realtime-short for user example or branch-office, targets 10.1.2.0/24; *.chat.example, \
+         port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
+        "rule 3: long-output for targets *.batch.example\n",
         "metrics: http://127.0.0.1:9433/metrics",
         "warning: the forward on 192.0.2.7:53",
     ] {

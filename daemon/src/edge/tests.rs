@@ -187,6 +187,7 @@ impl Edge {
             relay: access.template.clone(),
             target: Target::from_authority("192.0.2.1:9").unwrap(),
             mode,
+            class: None,
             token_file: None,
             client: None,
             trust: access.trust.clone(),

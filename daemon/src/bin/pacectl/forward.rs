@@ -76,6 +76,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             relay: access.template,
             target: target.clone(),
             mode: arguments.mode,
+            class: None,
             token_file: None,
             client: access.identity,
             trust: access.trust,

@@ -1,0 +1,262 @@
+//! The policy: which classes of traffic there are, what each deserves, and which class a stream or tunnel belongs to.
+//!
+//! A policy is one immutable value. What a client may add to it, by the signals of RFC 9218, is bounded by the class:
+//! within [`Class::service`] a signal moves a stream between the bounds that its class sets, and nowhere else.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use masque::priority::{DEFAULT_URGENCY, Priority, of_urgency, urgency_of};
+use sched::stream::{Discipline, Level, Low, Service};
+
+use crate::Warning;
+use crate::error::Errors;
+use crate::section::read_document;
+use crate::targets::{Pattern, Ports, Protocol, judged_by};
+
+mod read;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use read::read;
+
+/// The class of whatever no rule gives another one. Every policy has it.
+pub const DEFAULT: &str = "default";
+
+/// The most classes that a policy may have, [`DEFAULT`] among them: packet marks have 8 bits for the class, and one
+/// value of them means none.
+pub const MAX_CLASSES: usize = 255;
+
+/// The priority of a class that states none: that of a stream about which RFC 9218 says nothing, so that a client that
+/// signals that default and one that signals nothing are equals.
+pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
+
+/// All classes, how they share a connection, and what belongs to which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// How classes share a connection.
+    pub schedule: Schedule,
+    /// The classes, at most [`MAX_CLASSES`]: [`DEFAULT`] first, the others in the order of the text. No name occurs
+    /// twice.
+    pub classes: Vec<Class>,
+    /// What belongs to which class: the first rule that matches decides.
+    pub rules: Vec<Rule>,
+}
+
+/// How the streams and tunnels of one connection share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Who has the next turn.
+    pub discipline: Discipline,
+    /// The least that may be handed to the transport ahead of its first transmission, in packets. Fewer let urgent
+    /// bytes overtake sooner, more keep the path filled between turns. `None` adapts it to the path's rate.
+    pub low_mark_packets: Option<u32>,
+}
+
+/// The place of a class in [`Policy::classes`]. The default is [`DEFAULT`]'s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClassId(pub u16);
+
+/// A named kind of traffic and what it deserves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// The name: 1 to 32 of `a` to `z`, `0` to `9` and `-`.
+    pub name: String,
+    /// Which level of the discipline `ml` serves it. No signal moves it.
+    pub level: Level,
+    /// The priority without a signal, higher first. Within `priorities`.
+    pub priority: u8,
+    /// Where a signal may move the priority.
+    pub priorities: RangeInclusive<u8>,
+    /// The share under `wfq` and `lottery`, relative to others; at least 1.
+    pub weight: u16,
+    /// The time in which its bytes are of use, without a signal: of a request stream from its first byte, of a tunnel
+    /// from the arrival of each payload. Not shorter than `shortest_deadline`.
+    pub deadline: Option<Duration>,
+    /// The shortest deadline that a signal may ask for; `None` ignores signalled deadlines.
+    pub shortest_deadline: Option<Duration>,
+    /// What a tunnel of the class drops when it has more to send than it may.
+    pub drop: DropRule,
+    /// The most that all its traffic may send toward targets, in bytes per second.
+    pub rate_up: Option<u64>,
+    /// The most that all its traffic may send toward clients, in bytes per second.
+    pub rate_down: Option<u64>,
+    /// The codepoint of its packets (RFC 2474 §3), 0 to 63; `None` leaves them unmarked.
+    pub dscp: Option<u8>,
+}
+
+/// Which payloads a tunnel drops. Queues are bounded in bytes under every rule, and drop their oldest when full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DropRule {
+    /// The oldest, once the queue is full; none earlier.
+    #[default]
+    Oldest,
+    /// Also those that have waited for longer than this.
+    Sojourn(Duration),
+    /// Also as many as CoDel asks for to keep waits short (RFC 8289).
+    CoDel {
+        /// The wait that is acceptable for ever (RFC 8289 §4.3).
+        target: Duration,
+        /// For how long a longer wait is acceptable: about a round trip of the slowest clients (RFC 8289 §4.3).
+        interval: Duration,
+    },
+}
+
+/// Gives a class to what matches all its conditions; without any it matches everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The class that it gives.
+    pub class: ClassId,
+    /// Users, one of whom has to be authenticated; `None` for all, and for nobody.
+    pub users: Option<Vec<String>>,
+    /// Targets, by address or by the name that was asked for.
+    pub to: Option<Vec<Pattern>>,
+    /// Ports of targets.
+    pub ports: Option<Ports>,
+    /// How the target is reached.
+    pub protocol: Option<Protocol>,
+    /// Addresses that the relay listens on.
+    pub listeners: Option<Vec<SocketAddr>>,
+}
+
+/// What rules know about a stream or tunnel.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The authenticated user, if there is one.
+    pub user: Option<&'a str>,
+    /// The target's name, if it was asked for by name.
+    pub name: Option<&'a str>,
+    /// The target's address.
+    pub address: SocketAddr,
+    /// How the target is reached.
+    pub protocol: Protocol,
+    /// The listener's address, as configured.
+    pub listener: SocketAddr,
+}
+
+impl Policy {
+    /// Reads a policy from TOML text that holds nothing but `[schedule]`, `[class.NAME]` and `[[rule]]`.
+    ///
+    /// # Errors
+    /// As many of the text's errors as can be told apart, each with its position and what to write instead.
+    pub fn from_toml(text: &str) -> Result<Self, Errors> {
+        read_document(text, |root| Some(read(root)))
+    }
+
+    /// Returns the class of `subject`: that of the first rule that matches, otherwise [`DEFAULT`]'s. Takes time
+    /// proportional to the number of rules.
+    #[must_use]
+    pub fn classify(&self, subject: &Subject<'_>) -> ClassId {
+        self.rules.iter().find(|rule| rule.matches(subject)).map(|rule| rule.class).unwrap_or_default()
+    }
+
+    /// Returns the class `id`, or [`DEFAULT`]'s for an `id` of another policy that this one has no class for.
+    #[must_use]
+    pub fn class(&self, id: ClassId) -> &Class {
+        self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
+    }
+
+    /// Returns the class called `name`.
+    #[must_use]
+    pub fn id_of(&self, name: &str) -> Option<ClassId> {
+        let place = self.classes.iter().position(|class| class.name == name)?;
+        u16::try_from(place).ok().map(ClassId)
+    }
+
+    /// Returns what is valid but may not be meant.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
+        let always = self.rules.iter().position(Rule::is_unconditional);
+        let unreached = always.map_or(0..0, |always| always + 1..self.rules.len());
+        unreached
+            .zip(always.into_iter().cycle())
+            .map(|(rule, always)| Warning::UnreachedRule { rule: rule + 1, behind: always + 1 })
+    }
+}
+
+impl Default for Policy {
+    /// One class, served by round robin.
+    fn default() -> Self {
+        Self { schedule: Schedule::default(), classes: vec![Class::named(DEFAULT)], rules: Vec::new() }
+    }
+}
+
+impl Default for Schedule {
+    /// Two levels, the low one by round robin. As long as no class is on the high level, every stream and tunnel takes
+    /// its turn, whatever clients signal, which is what who configured nothing expects; and a class needs no more than
+    /// `level = "high"` and a deadline to overtake them.
+    fn default() -> Self {
+        Self { discipline: Discipline::Ml { low: Low::Rr }, low_mark_packets: None }
+    }
+}
+
+impl Class {
+    /// Returns the class that a section without keys describes.
+    pub(crate) fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            level: Level::Low,
+            priority: DEFAULT_PRIORITY,
+            priorities: 0..=DEFAULT_PRIORITY,
+            weight: 1,
+            deadline: None,
+            shortest_deadline: None,
+            drop: DropRule::Oldest,
+            rate_up: None,
+            rate_down: None,
+            dscp: None,
+        }
+    }
+
+    /// Returns what a stream of this class is to the scheduler if it is opened, or moved by `signal`, at `now_ns`.
+    ///
+    /// A signal counts within the class's bounds: an urgency beyond `priorities` as the nearest end of them, a deadline
+    /// shorter than `shortest_deadline` as that. What it leaves out is the class's; the level always is.
+    #[must_use]
+    pub fn service(&self, signal: Option<&Priority>, now_ns: u64) -> Service {
+        let asked = signal.and_then(|signal| signal.urgency).map_or(self.priority, of_urgency);
+        Service {
+            level: self.level,
+            priority: asked.clamp(*self.priorities.start(), *self.priorities.end()),
+            weight: self.weight,
+            deadline_ns: self.deadline_ns(signal).map(|deadline_ns| now_ns.saturating_add(deadline_ns)),
+            incremental: signal.and_then(|signal| signal.incremental).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the time in which the bytes of a stream of this class that is moved by `signal` are of use: for tunnels,
+    /// whose deadline counts from the arrival of each payload.
+    #[must_use]
+    pub fn deadline_ns(&self, signal: Option<&Priority>) -> Option<u64> {
+        let asked = signal.and_then(|signal| signal.deadline_ms).map(Duration::from_millis);
+        let granted = asked.zip(self.shortest_deadline).map(|(asked, shortest)| asked.max(shortest));
+        let deadline = granted.or(self.deadline)?;
+        Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns what the edge tells a relay about its streams of this class, so that the relay can rank what it sends
+    /// back. It never claims a higher priority or a shorter deadline than the class has.
+    #[must_use]
+    pub fn signal(&self) -> Priority {
+        let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));
+        Priority { urgency: Some(urgency_of(self.priority)), incremental: None, deadline_ms }
+    }
+}
+
+impl Rule {
+    fn is_unconditional(&self) -> bool {
+        let Self { class: _, users, to, ports, protocol, listeners } = self;
+        users.is_none() && to.is_none() && ports.is_none() && protocol.is_none() && listeners.is_none()
+    }
+
+    fn matches(&self, subject: &Subject<'_>) -> bool {
+        let ip = subject.address.ip();
+        let is_target =
+            |to: &Pattern| to.covers_name(subject.name) || judged_by(ip).chain([ip]).any(|ip| to.covers(ip));
+        self.users.as_ref().is_none_or(|users| subject.user.is_some_and(|user| users.iter().any(|own| own == user)))
+            && self.to.as_ref().is_none_or(|to| to.iter().any(is_target))
+            && self.ports.as_ref().is_none_or(|ports| ports.contains(subject.address.port()))
+            && self.protocol.is_none_or(|protocol| protocol == subject.protocol)
+            && self.listeners.as_ref().is_none_or(|listeners| listeners.contains(&subject.listener))
+    }
+}

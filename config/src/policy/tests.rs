@@ -1,0 +1,447 @@
+use proptest::prelude::*;
+use sched::stream::{Clock, Expiry, Streams};
+
+use super::*;
+
+fn valid(text: &str) -> Policy {
+    Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"))
+}
+
+fn refusals(text: &str) -> String {
+    Policy::from_toml(text).expect_err(text).to_string()
+}
+
+/// The class `a` of a text that defines it behind the default one.
+fn class_a(text: &str) -> Class {
+    let class = valid(text).classes.remove(1);
+    assert_eq!(class.name, "a");
+    class
+}
+
+const fn millis(ms: u64) -> Option<Duration> {
+    Some(Duration::from_millis(ms))
+}
+
+fn signal(text: &str) -> Priority {
+    Priority::parse(text.as_bytes()).unwrap()
+}
+
+#[test]
+fn without_sections_there_is_one_class_and_no_rule() {
+    assert_eq!(valid(""), Policy::default());
+    assert_eq!(valid("[schedule]\n[class.default]\n"), Policy::default());
+    assert_eq!(Policy::default().classes.len(), 1);
+}
+
+#[test]
+fn who_configures_nothing_gets_round_robin_whatever_clients_signal() {
+    let policy = Policy::default();
+    let mut clock = Clock::new(policy.schedule.discipline, 1);
+    let mut streams = Streams::new();
+    for (stream, text) in (0..).zip(["u=7, i=?0", "u=0, dl=1", "i", ""]) {
+        streams.insert(stream, policy.classes[0].service(Some(&signal(text)), 5));
+        streams.wake(&mut clock, stream);
+    }
+    let mut turn = || {
+        let (stream, _) = streams.turn().unwrap();
+        streams.end_turn(&mut clock, stream, 1_200, true);
+        stream
+    };
+    assert_eq!([0; 9].map(|_| turn()), [0, 1, 2, 3, 0, 1, 2, 3, 0]);
+}
+
+#[test]
+fn every_discipline_has_its_word() {
+    let rows = [
+        ("discipline = \"rr\"", Discipline::Rr),
+        ("discipline = \"fcfs\"", Discipline::Fcfs),
+        ("discipline = \"edf\"", Discipline::Edf { expiry: Expiry::Soft }),
+        ("discipline = \"edf\"\nexpiry = \"hard\"", Discipline::Edf { expiry: Expiry::Hard }),
+        ("discipline = \"abs\"", Discipline::Abs),
+        ("low = \"fcfs\"", Discipline::Ml { low: Low::Fcfs }),
+        ("discipline = \"ml\"\nlow = \"edf\"", Discipline::Ml { low: Low::Edf }),
+        ("low = \"wfq\"", Discipline::Ml { low: Low::Wfq }),
+        ("discipline = \"wfq\"", Discipline::Wfq),
+        ("discipline = \"lottery\"", Discipline::Lottery),
+    ];
+    for (text, discipline) in rows {
+        assert_eq!(valid(&format!("[schedule]\n{text}")).schedule.discipline, discipline, "{text}");
+    }
+    assert_eq!(valid("schedule.low_mark_packets = 4").schedule.low_mark_packets, Some(4));
+}
+
+#[test]
+fn a_class_is_read_as_written() {
+    let text = r#"
+[class.a]
+level = "high"
+priority = 100
+priorities = [50, 200]
+weight = 65535
+deadline_ms = 1000
+shortest_deadline_ms = 200
+drop = "codel"
+target_ms = 10
+rate_up = "64 kbit/s"
+rate_down = "5 Mbit/s"
+dscp = 46
+"#;
+    let expected = Class {
+        name: "a".into(),
+        level: Level::High,
+        priority: 100,
+        priorities: 50..=200,
+        weight: u16::MAX,
+        deadline: millis(1_000),
+        shortest_deadline: millis(200),
+        drop: DropRule::CoDel { target: Duration::from_millis(10), interval: Duration::from_millis(100) },
+        rate_up: Some(8_000),
+        rate_down: Some(625_000),
+        dscp: Some(46),
+    };
+    assert_eq!(class_a(text), expected);
+}
+
+#[test]
+fn signals_may_lower_but_not_raise_unless_the_class_says_so() {
+    let class = class_a("[class.a]\npriority = 200\ndeadline_ms = 300\n");
+    assert_eq!((class.priorities, class.shortest_deadline), (0..=200, millis(300)));
+    assert_eq!(class_a("[class.a]\nshortest_deadline_ms = 5\n").deadline, None);
+}
+
+#[test]
+fn a_class_takes_the_keys_it_leaves_out_from_the_one_it_is_like() {
+    let text = r#"
+[class.c]
+like = "b"
+weight = 3
+[class.b]
+like = "a"
+drop = "sojourn"
+sojourn_ms = 50
+priority = 90
+[class.a]
+drop = "codel"
+target_ms = 7
+priority = 120
+dscp = 10
+weight = 2
+"#;
+    let policy = valid(text);
+    let [_, c, b, a] = &policy.classes[..] else { panic!("{policy:?}") };
+    assert_eq!((c.dscp, b.dscp, a.dscp), (Some(10), Some(10), Some(10)));
+    assert_eq!((c.weight, b.weight, a.weight), (3, 2, 2));
+    assert_eq!((c.drop, b.drop), (DropRule::Sojourn(Duration::from_millis(50)), c.drop));
+    // What is not written but follows from another key follows from the own one.
+    assert_eq!((&c.priorities, &b.priorities, &a.priorities), (&(0..=90), &(0..=90), &(0..=120)));
+    let default = valid("[class.b]\nlike = \"default\"\n[class.default]\nweight = 9\n");
+    assert_eq!((&default.classes[0].name[..], default.classes[1].weight), (DEFAULT, 9));
+    assert_eq!(class_a("[class.a]\nlike = \"default\""), Class::named("a"));
+}
+
+#[test]
+fn what_is_wrong_with_a_key_is_said_where_it_stands_and_not_again_where_it_is_taken() {
+    let text = r#"
+[class.b]
+like = "a"
+[class.a]
+weight = 0
+drop = "sojourn"
+priorities = [0, 100]
+target_ms = 200
+[class.c]
+like = "b"
+drop = "codel"
+shortest_deadline_ms = 1
+[class.d]
+like = "c"
+"#;
+    let errors = Policy::from_toml(text).unwrap_err();
+    let positions: Vec<_> = errors.iter().map(|error| (error.line, &error.key[..])).collect();
+    let expected = [(5, "class.a.weight"), (6, "class.a.drop"), (7, "class.a.priorities"), (8, "class.a.target_ms")];
+    assert_eq!(positions, expected);
+}
+
+#[test]
+fn every_refusal_says_where_which_key_what_and_what_instead() {
+    let a = |more: &str| format!("[class.a]\n{more}");
+    let rows = [
+        ("[relay]", "line 1, column 2: relay: ", "unknown key", "known here: schedule, class, rule"),
+        ("[classes.a]", "line 1, column 2: classes: ", "unknown key", "did you mean class?"),
+        ("class = 3", "line 1, column 9: class: ", "3 does not fit", "such as [class.bulk]"),
+        ("[class]\nweight = 3", "line 2, column 1: class.weight: ", "3 does not fit", "such as [class.bulk]"),
+        ("[[class]]", "line 1, column 1: class: ", "this array does not fit", "such as [class.bulk]"),
+        ("[class.Bulk]", "line 1, column 8: class.Bulk: ", "\"Bulk\" does not fit", "1 to 32 lower-case letters"),
+        ("[class.\"\"]", "line 1, column 8: class.: ", "\"\" does not fit", "1 to 32"),
+        (&a("wieght = 1"), "line 2, column 1: class.a.wieght: ", "unknown key", "did you mean weight?"),
+        (&a("weight = 0"), "line 2, column 10: class.a.weight: ", "0 is out of range", "from 1 to 65535"),
+        (&a("weight = 65536"), "line 2, column 10: class.a.weight: ", "out of range", "from 1 to 65535"),
+        (&a("priority = 256"), "line 2, column 12: class.a.priority: ", "out of range", "from 0 to 255"),
+        (&a("priority = -1"), "line 2, column 12: class.a.priority: ", "out of range", "from 0 to 255"),
+        (&a("deadline_ms = 0"), "line 2, column 15: class.a.deadline_ms: ", "0 is out", "from 1 to 3600000"),
+        (&a("dscp = 64"), "line 2, column 8: class.a.dscp: ", "out of range", "from 0 to 63"),
+        (&a("level = \"top\""), "line 2, column 9: class.a.level: ", "\"top\" does not fit", "\"high\" \"low\""),
+        (&a("priorities = [9]"), "line 2, column 14: class.a.priorities: ", "does not fit", "[0, 159]"),
+        (&a("priorities = [9, 8]"), "line 2, column 14: class.a.priorities: ", "does not fit", "[0, 159]"),
+        (&a("priorities = [0, 256]"), "line 2, column 14: class.a.priorities: ", "does not fit", "[0, 159]"),
+        (&a("priorities = [0, 100]"), "line 2, column 14: class.a.priorities: ", "not within", "widen priorities"),
+        (
+            &a("deadline_ms = 5\nshortest_deadline_ms = 6"),
+            "line 3, column 24: class.a.shortest_deadline_ms: ",
+            "shorter than the shortest",
+            "raise deadline_ms",
+        ),
+        (&a("drop = \"sojourn\""), "line 2, column 8: class.a.drop: ", "missing", "add sojourn_ms ="),
+        (&a("sojourn_ms = 5"), "line 2, column 14: class.a.sojourn_ms: ", "only drop", "write drop = \"sojourn\""),
+        (&a("target_ms = 5"), "line 2, column 13: class.a.target_ms: ", "only drop", "write drop = \"codel\""),
+        (&a("interval_ms = 5"), "line 2, column 15: class.a.interval_ms: ", "only drop", "write drop = \"codel\""),
+        (
+            &a("drop = \"codel\"\ninterval_ms = 5"),
+            "line 3, column 15: class.a.interval_ms: ",
+            "acceptable for ever",
+            "lower target_ms",
+        ),
+        (&a("drop = \"newest\""), "line 2, column 8: class.a.drop: ", "does not fit", "\"oldest\" \"sojourn\""),
+        (&a("rate_up = 5"), "line 2, column 11: class.a.rate_up: ", "5 does not fit", "\"5 Mbit/s\""),
+        (&a("rate_down = \"5Mbit/s\""), "line 2, column 13: class.a.rate_down: ", "does not fit", "a space"),
+        (&a("rate_down = \"5 MB/s\""), "line 2, column 13: class.a.rate_down: ", "does not fit", "Mbit/s"),
+        (&a("rate_down = \"+5 Mbit/s\""), "line 2, column 13: class.a.rate_down: ", "does not fit", "whole number"),
+        (&a("rate_down = \"7 kbit/s\""), "line 2, column 13: class.a.rate_down: ", "does not fit", "8 kbit/s"),
+        (&a("rate_down = \"18446744073709551615 Gbit/s\""), "line 2, column 13: ", "does not fit", "1000 Gbit/s"),
+        (&a("like = \"b\""), "line 2, column 8: class.a.like: ", "there is no \"b\"", "known here: default, a"),
+        (&a("like = \"a\""), "line 2, column 8: class.a.like: ", "circle, a, then a", "remove it"),
+        (
+            "[class.a]\nlike = \"b\"\n[class.b]\nlike = \"c\"\n[class.c]\nlike = \"a\"",
+            "line 2, column 8: class.a.like: ",
+            "circle, a, then b, then c, then a",
+            "remove it",
+        ),
+        ("[schedule]\nlow = \"abs\"", "line 2, column 7: schedule.low: ", "\"abs\" does not fit", "\"wfq\""),
+        (
+            "[schedule]\ndiscipline = \"rr\"\nlow = \"rr\"",
+            "line 3, column 7: schedule.low: ",
+            "only the discipline \"ml\"",
+            "write discipline = \"ml\"",
+        ),
+        (
+            "[schedule]\nexpiry = \"hard\"",
+            "line 2, column 10: schedule.expiry: ",
+            "only the discipline \"edf\"",
+            "write discipline = \"edf\"",
+        ),
+        ("schedule.discipline = \"drr\"", "line 1, column 23: schedule.discipline: ", "does not fit", "\"lottery\""),
+        ("schedule.low_mark_packets = 0", "line 1, column 29: schedule.low_mark_packets: ", "out of", "1 to 1024"),
+        ("[[rule]]\nuser = \"u\"", "line 1, column 1: rule.class: ", "missing", "add class = the name of a class"),
+        ("[[rule]]\nclass = 1", "line 2, column 9: rule.class: ", "1 does not fit", "a text"),
+        (
+            "[class.bulk]\n[[rule]]\nclass = \"bluk\"",
+            "line 3, column 9: rule.class: ",
+            "there is no \"bluk\"",
+            "did you mean bulk?",
+        ),
+        ("[[rule]]\nclass = \"default\"\nuser = []", "line 3, column 8: rule.user: ", "empty", "add user = [...]"),
+        ("[[rule]]\nclass = \"default\"\nto = \"10.0.0.1/8\"", "line 3, column 6: rule.to: ", "does", "a network"),
+        ("[[rule]]\nclass = \"default\"\nports = [0]", "line 3, column 10: rule.ports: ", "0 does", "1 to 65535"),
+        ("[[rule]]\nclass = \"default\"\nprotocol = \"ip\"", "line 3, column 12: rule.protocol: ", "does", "\"udp\""),
+        ("[[rule]]\nclass = \"default\"\nlistener = 443", "line 3, column 12: rule.listener: ", "does", "a port"),
+    ];
+    for (text, position, cause, remedy) in rows {
+        let refusals = refusals(text);
+        let found =
+            refusals.lines().any(|line| line.starts_with(position) && line.contains(cause) && line.contains(remedy));
+        assert!(found, "{text}\nshould be refused with {position}…{cause}…{remedy}, not with\n{refusals}");
+    }
+}
+
+#[test]
+fn a_circle_is_reported_once_and_not_for_those_outside() {
+    let text = "[class.a]\nlike = \"b\"\n[class.b]\nlike = \"c\"\n[class.c]\nlike = \"b\"\n";
+    assert_eq!(refusals(text).lines().count(), 1);
+    assert!(refusals(text).starts_with("line 4, column 8: class.b.like: "));
+}
+
+#[test]
+fn a_message_lists_no_more_names_than_one_can_read() {
+    let many: String = (0..100).map(|class| format!("[class.c{class}]\n")).collect();
+    let refusals = refusals(&(many + "[[rule]]\nclass = \"zzz\"\n"));
+    assert!(refusals.ends_with("known here: default, c0, c1, c2, c3, c4, c5, c6, ..."), "{refusals}");
+}
+
+#[test]
+fn there_are_at_most_255_classes_with_the_default_one() {
+    let classes = |count: usize| (0..count).map(|class| format!("[class.c{class}]\n")).collect::<String>();
+    assert_eq!(valid(&classes(254)).classes.len(), MAX_CLASSES);
+    assert_eq!(valid(&(classes(254) + "[class.default]\n")).classes.len(), MAX_CLASSES);
+    assert!(refusals(&classes(255)).contains("more than 255 classes"));
+}
+
+const OFFICE: &str = r#"
+[class.voice]
+[class.web]
+[class.lab]
+
+[[rule]]
+class = "voice"
+protocol = "udp"
+ports = [5060, "16384-16484"]
+
+[[rule]]
+class = "lab"
+user = ["ann", "bob"]
+to = ["10.0.0.0/8", "*.lab.example"]
+
+[[rule]]
+class = "web"
+listener = "192.0.2.1:443"
+
+[[rule]]
+class = "default"
+user = "ann"
+
+[[rule]]
+class = "lab"
+to = "web.example"
+ports = 443
+"#;
+
+#[test]
+fn the_first_rule_that_matches_gives_the_class() {
+    let policy = valid(OFFICE);
+    let rows = [
+        (None, None, "10.0.0.1:5060", Protocol::Udp, "192.0.2.1:443", "voice"),
+        (Some("ann"), None, "10.0.0.1:16400", Protocol::Udp, "192.0.2.1:443", "voice"),
+        (Some("ann"), None, "10.0.0.1:16485", Protocol::Udp, "192.0.2.1:443", "lab"),
+        (Some("bob"), None, "10.0.0.1:5060", Protocol::Tcp, "192.0.2.1:443", "lab"),
+        (Some("bob"), Some("a.LAB.example."), "[2001:db8::1]:80", Protocol::Tcp, "192.0.2.1:444", "lab"),
+        (Some("bob"), None, "[::ffff:10.0.0.1]:80", Protocol::Tcp, "192.0.2.1:444", "lab"),
+        (Some("Bob"), None, "10.0.0.1:80", Protocol::Tcp, "192.0.2.1:443", "web"),
+        (None, None, "10.0.0.1:80", Protocol::Tcp, "192.0.2.1:444", "default"),
+        (Some("ann"), Some("web.example"), "11.0.0.1:443", Protocol::Tcp, "192.0.2.1:444", "default"),
+        (Some("bob"), Some("web.example"), "11.0.0.1:443", Protocol::Tcp, "192.0.2.1:444", "lab"),
+        (Some("bob"), Some("web.example"), "11.0.0.1:80", Protocol::Tcp, "192.0.2.1:444", "default"),
+        (None, Some("lab.example"), "11.0.0.1:443", Protocol::Tcp, "192.0.2.1:444", "default"),
+    ];
+    for (user, name, address, protocol, listener, class) in rows {
+        let (address, listener) = (address.parse().unwrap(), listener.parse().unwrap());
+        let subject = Subject { user, name, address, protocol, listener };
+        let id = policy.classify(&subject);
+        assert_eq!(policy.class(id).name, class, "{subject:?}");
+        assert_eq!(policy.id_of(class), Some(id));
+    }
+    assert_eq!(policy.id_of("voip"), None);
+    assert_eq!(policy.class(ClassId(99)).name, DEFAULT);
+}
+
+#[test]
+fn rules_behind_one_without_conditions_are_warned_of() {
+    let warnings = |text: &str| valid(text).warnings().collect::<Vec<_>>();
+    let (any, some) = ("[[rule]]\nclass = \"default\"\n", "[[rule]]\nclass = \"default\"\nuser = \"u\"\n");
+    assert_eq!(warnings(&[some, any].concat()), []);
+    let unreached = |rule| Warning::UnreachedRule { rule, behind: 2 };
+    assert_eq!(warnings(&[some, any, some, any].concat()), [unreached(3), unreached(4)]);
+}
+
+#[test]
+fn a_signal_counts_as_far_as_the_class_lets_it() {
+    const NOW: u64 = 1_000_000_000;
+    let class = class_a(
+        "[class.a]\nlevel = \"high\"\npriority = 160\npriorities = [100, 200]\ndeadline_ms = 500\n\
+         shortest_deadline_ms = 200\nweight = 4\n",
+    );
+    let unmoved = class.service(None, NOW);
+    let deadline_ns = |ms: u64| Some(NOW + ms * 1_000_000);
+    let expected =
+        Service { level: Level::High, priority: 160, weight: 4, deadline_ns: deadline_ns(500), incremental: false };
+    assert_eq!(unmoved, expected);
+    assert_eq!(class.service(Some(&Priority::default()), NOW), unmoved);
+    let rows = [
+        ("u=0", Service { priority: 200, ..unmoved }),
+        ("u=2", Service { priority: 191, ..unmoved }),
+        ("u=7, i", Service { priority: 100, incremental: true, ..unmoved }),
+        ("dl=0", Service { deadline_ns: deadline_ns(200), ..unmoved }),
+        ("dl=199", Service { deadline_ns: deadline_ns(200), ..unmoved }),
+        ("dl=201", Service { deadline_ns: deadline_ns(201), ..unmoved }),
+        ("dl=9000", Service { deadline_ns: deadline_ns(9_000), ..unmoved }),
+        ("dl=-1", unmoved),
+    ];
+    for (text, expected) in rows {
+        assert_eq!(class.service(Some(&signal(text)), NOW), expected, "{text}");
+    }
+    let patient = Class::named("patient");
+    assert_eq!(patient.service(Some(&signal("dl=5")), NOW).deadline_ns, None);
+}
+
+#[test]
+fn the_edge_asks_for_what_its_class_has() {
+    let class = class_a("[class.a]\npriority = 200\ndeadline_ms = 1500\n");
+    assert_eq!(class.signal().to_field_value(), "u=2, dl=1500");
+    assert_eq!(Class::named("b").signal().to_field_value(), "u=3");
+}
+
+fn any_class() -> impl Strategy<Value = Class> {
+    let ends = (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(a, b, c)| {
+        let mut ends = [a, b, c];
+        ends.sort_unstable();
+        ends
+    });
+    let deadlines = prop_oneof![
+        Just((None, None)),
+        (1..5_000u64).prop_map(|shortest| (None, millis(shortest))),
+        (1..5_000u64, 0..5_000u64).prop_map(|(shortest, more)| (millis(shortest + more), millis(shortest))),
+    ];
+    (any::<bool>(), ends, 1..=u16::MAX, deadlines).prop_map(|(high, ends, weight, (deadline, shortest_deadline))| {
+        let [lowest, priority, highest] = ends;
+        let level = if high { Level::High } else { Level::Low };
+        let priorities = lowest..=highest;
+        Class { level, priority, priorities, weight, deadline, shortest_deadline, ..Class::named("any") }
+    })
+}
+
+fn any_signal() -> impl Strategy<Value = Option<Priority>> {
+    let members = (any::<Option<u8>>(), any::<Option<bool>>(), any::<Option<u64>>());
+    prop::option::of(members.prop_map(|(urgency, incremental, deadline_ms)| Priority {
+        urgency,
+        incremental,
+        deadline_ms,
+    }))
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_signal_the_service_stays_within_the_bounds_of_its_class(
+        class in any_class(), signal in any_signal(), now_ns: u64,
+    ) {
+        let service = class.service(signal.as_ref(), now_ns);
+        prop_assert_eq!((service.level, service.weight), (class.level, class.weight));
+        prop_assert!(class.priorities.contains(&service.priority));
+        let earliest = |shortest: Duration| now_ns.saturating_add(shortest.as_nanos() as u64);
+        match (class.shortest_deadline, service.deadline_ns) {
+            (Some(shortest), Some(deadline_ns)) => prop_assert!(deadline_ns >= earliest(shortest)),
+            (None, deadline_ns) => prop_assert_eq!(deadline_ns, None),
+            (Some(_), None) => prop_assert_eq!(class.deadline, None),
+        }
+    }
+
+    #[test]
+    fn a_relay_with_the_edges_policy_grants_what_the_edge_asks_for(class in any_class()) {
+        let (asked, own) = (class.service(Some(&class.signal()), 0), class.service(None, 0));
+        prop_assert_eq!(Service { priority: own.priority, ..asked }, own);
+        prop_assert!(asked.priority <= own.priority.max(31));
+    }
+
+    #[test]
+    fn a_policy_cut_and_scrambled_is_answered_without_a_panic(
+        cuts in prop::collection::vec((0..200usize, prop::sample::select(vec!["", "=", "[class.a]", "like = \"lab\"", "\n"])), 1..6),
+    ) {
+        let mut lines: Vec<_> = OFFICE.lines().map(str::to_owned).collect();
+        for (at, with) in cuts {
+            let at = at % lines.len();
+            let half = lines[at].len() / 2;
+            lines[at].replace_range(half.., with);
+        }
+        if let Ok(policy) = Policy::from_toml(&lines.join("\n")) {
+            prop_assert_eq!(&policy.classes[0].name, DEFAULT);
+            prop_assert!(policy.rules.iter().all(|rule| usize::from(rule.class.0) < policy.classes.len()));
+        }
+    }
+}

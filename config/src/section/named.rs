@@ -1,0 +1,137 @@
+//! Sections whose names the operator chooses, such as `[class.bulk]`, and which may take keys from each other.
+
+use std::iter::once;
+
+use toml::de::DeTable;
+
+use super::{Report, Section, closest, unfit};
+use crate::error::Problem;
+
+const MAX_NAME_BYTES: usize = 32;
+
+/// How many names a message lists.
+const SHOWN_NAMES: usize = 8;
+
+/// The sections `[key.NAME]` below another section, in the order of the text.
+pub(crate) struct NamedSections<'a> {
+    report: &'a Report<'a>,
+    /// The path of `key`.
+    path: String,
+    sections: Vec<Named<'a>>,
+}
+
+struct Named<'a> {
+    name: &'a str,
+    offset: usize,
+    table: Option<&'a DeTable<'a>>,
+}
+
+impl<'a> Section<'a> {
+    /// Finds the sections `[key.NAME]` and refuses what cannot be one. The one named `first` comes first, and is there
+    /// without keys if the text does not have it.
+    pub(crate) fn named_sections(&mut self, key: &'static str, first: &'static str) -> NamedSections<'a> {
+        let path = self.path_of(key);
+        let value = self.value(key);
+        let table = value.and_then(|value| value.get_ref().as_table());
+        if let (Some(value), None) = (value, table) {
+            self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
+        }
+        let mut sections = Vec::new();
+        for (name, value) in table.into_iter().flatten() {
+            let table = value.get_ref().as_table();
+            let problem = if !is_name(name.get_ref()) {
+                let expected = "a name of 1 to 32 lower-case letters, digits and hyphens";
+                Problem::Unfit { found: format!("{:?}", name.get_ref()), expected }
+            } else if table.is_none() {
+                unfit(value.get_ref(), "a named section, such as [class.bulk] on a line of its own")
+            } else {
+                sections.push(Named { name: name.get_ref(), offset: value.span().start, table });
+                continue;
+            };
+            self.report.add(name.span().start, format!("{path}.{}", name.get_ref()), problem);
+        }
+        if sections.iter().all(|section| section.name != first) {
+            sections.push(Named { name: first, offset: self.offset, table: None });
+        }
+        sections.sort_by_key(|section| (section.name != first, section.offset));
+        NamedSections { report: self.report, path, sections }
+    }
+
+    /// Reads the name of one of several sections and returns its place among them.
+    pub(crate) fn place_in(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
+        let name: String = self.get(key)?;
+        let place = names.iter().position(|known| *known == name);
+        if place.is_none() {
+            let suggestion = closest(&name, names).map(str::to_owned);
+            let more = (names.len() > SHOWN_NAMES).then_some("...");
+            let known = names.iter().copied().take(SHOWN_NAMES).chain(more).map(str::to_owned).collect();
+            self.refuse(key, Problem::UnknownName { name, suggestion, known });
+        }
+        place
+    }
+}
+
+impl<'a> NamedSections<'a> {
+    /// Returns how many there are.
+    pub(crate) const fn len(&self) -> usize {
+        self.sections.len()
+    }
+
+    /// Forgets all but the first `len`.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.sections.truncate(len);
+    }
+
+    /// Returns the names, none of them twice.
+    pub(crate) fn names(&self) -> Vec<&'a str> {
+        self.sections.iter().map(|section| section.name).collect()
+    }
+
+    /// Reads all of them. Where one has no value for a key, it takes that of the section that it names as `like`, and so
+    /// on; a name that none of them has ends the search, and a section that is like itself is refused. The time this
+    /// takes grows with the cube of their number.
+    pub(crate) fn read<T>(&self, like: &'static str, mut read: impl FnMut(&'a str, &mut Section<'a>) -> T) -> Vec<T> {
+        let read = |(place, named): (usize, &Named<'a>)| {
+            let ancestors = self.ancestors(place, like);
+            let section = Section {
+                report: self.report,
+                path: format!("{}.{}", self.path, named.name),
+                offset: named.offset,
+                table: named.table,
+                inherited: ancestors.iter().filter_map(|place| self.sections[*place].table).collect(),
+                known: Vec::new(),
+            };
+            section.read_by(|section| {
+                // A circle is reported once, at the first of its members.
+                if ancestors.contains(&place) && ancestors.iter().all(|other| place <= *other) {
+                    let circle = once(&place).chain(&ancestors).map(|place| self.sections[*place].name.to_owned());
+                    section.refuse(like, Problem::Circle(circle.collect()));
+                }
+                read(named.name, section)
+            })
+        };
+        self.sections.iter().enumerate().map(read).collect()
+    }
+
+    /// Returns the places of the sections that the one at `place` takes keys from, the nearest first: itself, as the
+    /// last, only if it is part of a circle.
+    fn ancestors(&self, place: usize, like: &str) -> Vec<usize> {
+        let mut ancestors = Vec::new();
+        let mut last = place;
+        while let Some(next) = self.parent(last, like).filter(|next| !ancestors.contains(next)) {
+            ancestors.push(next);
+            last = next;
+        }
+        ancestors
+    }
+
+    fn parent(&self, place: usize, like: &str) -> Option<usize> {
+        let name = self.sections[place].table?.get(like)?.get_ref().as_str()?;
+        self.sections.iter().position(|section| section.name == name)
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
