@@ -14,14 +14,18 @@ pub mod site;
 
 use std::path::PathBuf;
 
-/// Gives the path of a program of this workspace, such as `paced`, built in the same profile as the running test.
+/// Gives the path of a program of this workspace, such as `paced`, built in the same profile as the running test or
+/// program.
 ///
 /// `make test` builds it; under a bare `cargo test` run `cargo build --workspace` first.
 ///
 /// # Errors
-/// When the running test does not know its own path, or the program was not built.
+/// When the running program does not know its own path, or the other was not built.
 pub fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    let path = test.ancestors().nth(2).map(|profile| profile.join(name)).filter(|path| path.is_file());
-    path.ok_or_else(|| anyhow::anyhow!("{name} is not built: run `cargo build --workspace`"))
+    let running = std::env::current_exe()?;
+    // Tests lie in a folder of their own below the others.
+    let mut paths = running.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    paths
+        .find(|path| path.is_file())
+        .ok_or_else(|| anyhow::anyhow!("{name} is not built: run `cargo build --workspace`"))
 }

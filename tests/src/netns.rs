@@ -268,13 +268,13 @@ impl End {
         )
     }
 
-    /// Makes the device send the packets of a GSO message one by one, as a real wire would see them.
+    /// Makes the device send the packets of a GSO message (UDP or TCP) one by one, as a real wire would see them.
     ///
     /// # Errors
     /// When `ethtool` is missing or refuses.
     pub fn segment(&self) -> Result<()> {
-        let arguments = ["netns", "exec", &self.namespace, "ethtool", "-K", &self.device, "tx-udp-segmentation", "off"];
-        execute(Command::new("ip").args(arguments), "")
+        let ethtool = ["netns", "exec", &self.namespace, "ethtool", "-K", &self.device];
+        execute(Command::new("ip").args(ethtool).args(["tx-udp-segmentation", "off", "tso", "off"]), "")
     }
 
     /// Takes the device down or up.

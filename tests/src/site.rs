@@ -13,7 +13,7 @@ use masque::template::Template;
 use paced::client::endpoint::{Access, TokenSource};
 
 use crate::authority::{Authority, Issued};
-use crate::netns::Chain;
+use crate::netns::{Chain, Namespace};
 use crate::process::{Process, wait_for};
 
 /// How long anything may take that should happen at once, on a machine with much else to do.
@@ -194,21 +194,7 @@ impl Site {
     /// # Errors
     /// When nobody answers, or not as expected.
     pub fn counts(&self) -> Result<Counts> {
-        let answer = self.chain.relay.run(|| -> Result<String> {
-            let mut stream = TcpStream::connect_timeout(&METRICS.parse()?, SOON)?;
-            stream.set_read_timeout(Some(SOON))?;
-            stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        })??;
-        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
-        let samples = body.lines().filter(|line| !line.starts_with('#'));
-        let counts = samples.filter_map(|line| {
-            let (name, value) = line.rsplit_once(' ')?;
-            Some((name.strip_prefix("paced_")?.to_owned(), value.parse().ok()?))
-        });
-        Ok(Counts(counts.collect()))
+        Counts::read(&self.chain.relay, METRICS)
     }
 
     /// Waits until the metrics are as `done` wants them, and returns them. Not for clients, who would stand still.
@@ -306,6 +292,33 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
 pub struct Counts(HashMap<String, i64>);
 
 impl Counts {
+    /// Asks a daemon in a namespace for its metrics.
+    ///
+    /// # Errors
+    /// When nobody answers, or not as expected.
+    pub fn read(daemon: &Namespace, address: &str) -> Result<Self> {
+        let answer = daemon.run(|| -> Result<String> {
+            let mut stream = TcpStream::connect_timeout(&address.parse()?, SOON)?;
+            stream.set_read_timeout(Some(SOON))?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })??;
+        let (_, body) = answer.split_once("\r\n\r\n").context("an answer without a body")?;
+        let samples = body.lines().filter(|line| !line.starts_with('#'));
+        let counts = samples.filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.strip_prefix("paced_")?.to_owned(), value.parse().ok()?))
+        });
+        Ok(Self(counts.collect()))
+    }
+
+    /// Returns the sum of all samples whose names begin like this.
+    pub fn sum(&self, prefix: &str) -> i64 {
+        self.0.iter().filter(|(sample, _)| sample.starts_with(prefix)).map(|(_, count)| count).sum()
+    }
+
     /// Returns the value of a sample, such as `packets_total{direction="up"}`; 0 where it has not been counted yet.
     pub fn of(&self, sample: &str) -> i64 {
         self.0.get(sample).copied().unwrap_or(0)
