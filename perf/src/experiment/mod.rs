@@ -4,11 +4,16 @@
 //! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
 
 pub mod direct;
+pub mod lab;
+pub mod masque;
 mod outcome;
 mod random;
 pub mod simulated;
 mod table;
+pub mod tls;
 mod workload;
+
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
@@ -42,6 +47,25 @@ pub struct Run {
     pub figures: Vec<Figure>,
 }
 
+impl Run {
+    /// Puts together what each request took, `None` for those whose echo never came.
+    fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
+        let pairs = || requests.iter().zip(latencies);
+        let echoed =
+            pairs().filter(|(_, latency)| latency.is_some()).map(|(request, _)| plan.classes[request.class].bytes);
+        let goodput = echoed.sum::<usize>() as f64 * 8e-6 / total.as_secs_f64();
+        let sample = |(request, latency): (&Request, &Option<Duration>)| Sample {
+            class: request.class,
+            latency_ns: latency.map(|latency| latency.as_nanos() as u64),
+        };
+        Self {
+            samples: pairs().map(sample).collect(),
+            total_ns: total.as_nanos() as u64,
+            figures: vec![Figure { metric: "goodput_mbit", value: goodput, unit: "Mbit/s" }],
+        }
+    }
+}
+
 /// Runs one repetition of a plan (or of a variant of it).
 ///
 /// # Errors
@@ -51,7 +75,13 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
     ensure!(plan.clocks.contains(&clock), "plan {} does not run on clock {}", plan.name, clock.name());
     match (plan.topology, clock) {
         (Topology::Direct, Clock::VirtualNetwork) => simulated::run(plan, scheduler, seed),
-        (topology, clock) => bail!("there is no {topology:?} topology on clock {} yet", clock.name()),
+        (Topology::Direct, Clock::Lab) => match scheduler {
+            Scheduler::TlsN => tls::run(plan, tls::Connections::PerRequest, seed),
+            Scheduler::Tls1 => tls::run(plan, tls::Connections::One, seed),
+            _ => lab::run(plan, scheduler, seed),
+        },
+        (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
+        (Topology::Masque, Clock::VirtualNetwork) => bail!("relays run in the lab only"),
     }
 }
 

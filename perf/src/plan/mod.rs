@@ -56,7 +56,7 @@ pub struct Plan {
     pub topology: Topology,
     /// Where it can run; the first is where it does if nobody says otherwise.
     pub clocks: Vec<Clock>,
-    /// The congestion controller of all QUIC connections.
+    /// The congestion controller of the connection that crosses the link. Inside tunnels it is CUBIC.
     #[serde(default)]
     pub congestion: Congestion,
     /// The seed of the first repetition; each further one has the next.
@@ -67,6 +67,9 @@ pub struct Plan {
     pub schedulers: Vec<Scheduler>,
     /// The link between the client and the next machine.
     pub network: Network,
+    /// With a relay: how tunnels are.
+    #[serde(default)]
+    pub tunnel: Tunnel,
     /// What the client does.
     pub workload: Workload,
     /// The kinds of requests.
@@ -116,7 +119,7 @@ pub enum Congestion {
 }
 
 /// A link.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
     /// Its rate in each direction, in Mbit/s of Ethernet frames.
@@ -128,6 +131,38 @@ pub struct Network {
     /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
     /// when it is full are dropped.
     pub queue_packets: usize,
+}
+
+/// What is between the edge and the target.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tunnel {
+    /// How payloads travel to the relay and back.
+    pub mode: Mode,
+    /// How long a packet travels between relay and target, in each direction. This link has no other properties.
+    pub target_delay_ms: f64,
+}
+
+/// The form of a tunnel.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Capsules on a stream: in order and without loss.
+    #[default]
+    Stream,
+    /// QUIC datagrams.
+    Datagram,
+}
+
+impl Mode {
+    /// Its name in plans, and in the configuration of forwards.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Datagram => "datagram",
+        }
+    }
 }
 
 /// What the client does.
@@ -315,7 +350,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 14] = [
+pub const METRICS: [&str; 16] = [
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -324,6 +359,8 @@ pub const METRICS: [&str; 14] = [
     "total_ms",
     "manage_ms",
     "dropped_packets",
+    "lost_packets",
+    "timeouts",
     "goodput_mbit",
     "train_le_1_pct",
     "train_le_2_pct",

@@ -1,0 +1,199 @@
+//! QUIC connections inside the tunnels of a relay: `paced` in both roles, as processes of their own, in the lab.
+//!
+//! ```text
+//! client: inner connections ── edge ══ bottleneck ══ relay ── target: echo
+//! ```
+//!
+//! Each inner connection has a socket of its own, for which the edge opens a tunnel: an outer stream. Each class has a
+//! forward at the edge and a port at the target, by which the relay's rules know it; both ends schedule the outer streams
+//! alike. Inner endpoints are stock s2n-quic and schedule their own streams round robin.
+
+mod inner;
+
+use std::{
+    fmt::Write as _,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use ::tests::{
+    process::{Process, wait_for},
+    program,
+    site::{Counts, Family, SOON, Site, Terms},
+};
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::{join_all, try_join_all};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use self::inner::Ends;
+use super::{
+    Request, Run,
+    lab::{Lab, block_on},
+    requests,
+};
+use crate::{
+    load::Figure,
+    plan::{Class, Level, Plan, Scheduler},
+};
+
+/// Where the edge listens for the first class, and the target; further classes follow.
+const FIRST_PORT: u16 = 5_001;
+
+/// Where the edge shows its metrics.
+const EDGE_METRICS: &str = "127.0.0.1:9434";
+
+/// Runs one repetition in the lab.
+///
+/// # Errors
+/// The lab is not there, a daemon does not start or does not know the scheduler, or the target cannot be reached at all.
+pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
+    let lab = Lab::verified(&plan.network)?;
+    lab.delay_target(plan.tunnel.target_delay_ms)?;
+    let policy = policy(plan, scheduler)?;
+    let relay = Terms { limits: "connection_idle_seconds = 300", sections: &policy, ..Terms::default() };
+    let Lab { chain, bottleneck, .. } = lab;
+    let site = Site::on(chain, relay)?;
+    let mut edge = start_edge(&site, plan, &policy)?;
+
+    let requests = requests(plan, seed);
+    let bind = |address, ports: Vec<u16>| ports.into_iter().map(move |port| UdpSocket::bind((address, port)));
+    let servers = (0..plan.classes.len()).map(port).collect();
+    let servers: Vec<_> =
+        site.chain.target.run(|| bind(Ipv4Addr::UNSPECIFIED, servers).collect::<Result<_, _>>())??;
+    // One more to see that everything stands.
+    let clients = vec![0; plan.workload.connections + 1];
+    let clients: Vec<_> = site.chain.client.run(|| bind(Ipv4Addr::LOCALHOST, clients).collect::<Result<_, _>>())??;
+    let ends = Ends::new(Duration::from_secs(plan.workload.limit_s))?;
+    let mut run = block_on(async {
+        for socket in servers {
+            tokio::spawn(inner::serve(ends.server(socket)?));
+        }
+        let mut clients = clients.into_iter().map(|socket| ends.client(socket)).collect::<Result<Vec<_>>>()?;
+        let probe = clients.pop().context("a client more than connections")?;
+        inner::connect(&probe, edge_address(0)).await.context("the target cannot be reached through the relay")?;
+        ends.losses.reset();
+        measure(plan, &requests, &clients).await
+    })?;
+
+    let figure = |metric, value| Figure { metric, value, unit: "packets" };
+    run.figures.push(figure("lost_packets", ends.losses.packets()));
+    run.figures.push(figure("timeouts", ends.losses.timeouts()));
+    // The relay counts what tunnels dropped when they end.
+    let of_edge = Counts::read(&site.chain.client, EDGE_METRICS)?;
+    edge.signal(libc::SIGTERM)?;
+    edge.wait(SOON)?;
+    let of_relay = site.wait_for_counts("the tunnels end", |counts| counts.udp_tunnels() == 0)?;
+    let dropped =
+        of_relay.sum("dropped_packets_total") + of_edge.sum("dropped_packets_total") + of_edge.sum("edge_dropped");
+    run.figures.push(figure("dropped_packets", dropped as f64));
+    drop((site, bottleneck));
+    Ok(run)
+}
+
+fn port(class: usize) -> u16 {
+    // A plan has at most 256 classes.
+    FIRST_PORT + class as u16
+}
+
+fn edge_address(class: usize) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port(class)).into()
+}
+
+/// The transport's settings and the policy, which are the same for both roles.
+fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
+    let discipline = match scheduler {
+        Scheduler::Rr => "discipline = \"rr\"",
+        Scheduler::Fcfs => "discipline = \"fcfs\"",
+        Scheduler::EdfHard => "discipline = \"edf\"\nexpiry = \"hard\"",
+        Scheduler::EdfSoft => "discipline = \"edf\"\nexpiry = \"soft\"",
+        Scheduler::Abs => "discipline = \"abs\"",
+        Scheduler::MlRr => "discipline = \"ml\"\nlow = \"rr\"",
+        Scheduler::MlFcfs => "discipline = \"ml\"\nlow = \"fcfs\"",
+        Scheduler::MlEdf => "discipline = \"ml\"\nlow = \"edf\"",
+        Scheduler::MlWfq => "discipline = \"ml\"\nlow = \"wfq\"",
+        Scheduler::Wfq => "discipline = \"wfq\"",
+        Scheduler::Lottery => "discipline = \"lottery\"",
+        Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1 => bail!("no relay has it"),
+    };
+    let mut text = format!("[transport]\ncongestion = \"{}\"\n[schedule]\n{discipline}\n", plan.congestion.name());
+    for (index, class) in plan.classes.iter().enumerate() {
+        let Class { name, level, priority, weight, deadline_ms, .. } = class;
+        let level = match level {
+            Level::High => "high",
+            Level::Low => "low",
+        };
+        write!(text, "[class.{name}]\nlevel = \"{level}\"\npriority = {priority}\nweight = {weight}\n")?;
+        if let Some(deadline_ms) = deadline_ms {
+            writeln!(text, "deadline_ms = {deadline_ms}")?;
+        }
+        write!(text, "[[rule]]\nclass = \"{name}\"\nports = {}\n", port(index))?;
+    }
+    Ok(text)
+}
+
+/// Starts the edge with a forward for each class, and waits until it serves.
+fn start_edge(site: &Site, plan: &Plan, policy: &str) -> Result<Process> {
+    let folder = site.path("");
+    let folder = folder.display().to_string();
+    let folder = folder.trim_end_matches('/');
+    let (relay, mode) = (site.template(Family::V4), plan.tunnel.mode.name());
+    let mut text = format!("state_dir = \"{folder}\"\n[metrics]\nlisten = \"{EDGE_METRICS}\"\n{policy}");
+    for (index, class) in plan.classes.iter().enumerate() {
+        let (listen, target) = (edge_address(index), site.target(Family::V4, port(index)));
+        write!(
+            text,
+            r#"
+            [[forward]]
+            listen = "{listen}"
+            relay = "{relay}"
+            target = "{target}"
+            class = "{name}"
+            mode = "{mode}"
+            ca = "{folder}/authority.pem"
+            "#,
+            name = class.name
+        )?;
+    }
+    let file = site.write("edge.toml", &text)?;
+    let edge = site.chain.client.start(program("paced")?, ["run".into(), "--config".into(), file])?;
+    wait_for("the edge", SOON, || Counts::read(&site.chain.client, EDGE_METRICS).ok())
+        .with_context(|| format!("the edge said:\n{}", edge.output()))?;
+    Ok(edge)
+}
+
+/// Makes all requests, spread over inner connections in turns.
+///
+/// A connection that carries one request is made for it, and its making, that of the tunnel included, is part of the
+/// latency (thesis §2.4, "Multi-Connection"). Connections that carry several stand before the first request.
+async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]) -> Result<Run> {
+    let (count, classes) = (clients.len(), plan.classes.len());
+    ensure!(count >= requests.len() || count % classes == 0, "the requests of a connection are not of one class");
+    let edge = |index: usize| edge_address(requests[index % requests.len()].class);
+    let limit = Duration::from_secs(plan.workload.limit_s);
+    let standing = match count < requests.len() {
+        true => {
+            let each = clients.iter().enumerate().map(|(index, client)| inner::connect(client, edge(index)));
+            Some(tokio::time::timeout(limit, try_join_all(each)).await.context("inner connections do not stand")??)
+        }
+        false => None,
+    };
+    let began = Instant::now();
+    let each = requests.iter().enumerate().map(|(index, request)| {
+        let (client, standing) = (&clients[index % count], standing.as_ref().map(|all| all[index % count].handle()));
+        async move {
+            let start = began + Duration::from_nanos(request.start_ns);
+            sleep_until(start).await;
+            let echo = async {
+                let handle = match standing {
+                    Some(handle) => handle,
+                    None => inner::connect(client, edge(index)).await?.handle(),
+                };
+                inner::request(handle, plan.classes[request.class].bytes).await
+            };
+            // What the relay or the inner connection gave up never came back.
+            timeout_at(began + limit, echo).await.is_ok_and(|echo| echo.is_ok()).then(|| start.elapsed())
+        }
+    });
+    let latencies = join_all(each).await;
+    Ok(Run::new(plan, requests, &latencies, began.elapsed()))
+}
