@@ -163,7 +163,7 @@ fn class(class: &Class) -> String {
     let drops = match class.drop {
         DropRule::Oldest => "the oldest when full".into(),
         DropRule::Sojourn(wait) => format!("after {wait:?}"),
-        DropRule::CoDel { target, interval } => format!("by CoDel with {target:?} in {interval:?}"),
+        DropRule::CoDel { target, interval } => format!("by CoDel (target {target:?}, interval {interval:?})"),
     };
     let rate = |way, rate: Option<u64>| rate.map(|rate| format!("{way} at most {} kbit/s", rate / 125));
     [

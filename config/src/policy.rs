@@ -235,7 +235,7 @@ impl Class {
     }
 
     /// Returns what the edge tells a relay about its streams of this class, so that the relay can rank what it sends
-    /// back. It never claims a higher priority or a shorter deadline than the class has.
+    /// back. It claims no higher priority than the class has, except that of `u=7` for those below 31.
     #[must_use]
     pub fn signal(&self) -> Priority {
         let deadline_ms = self.deadline.map(|deadline| u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX));

@@ -340,7 +340,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \
          by signal 500ms or longer, drops after 200ms, DSCP 46\n",
         "class long-output: level low, priority 159 (by signal 0 to 159), weight 1, deadline 7s, \
-         by signal 7s or longer, drops by CoDel with 5ms in 100ms, up at most 20000 kbit/s, \
+         by signal 7s or longer, drops by CoDel (target 5ms, interval 100ms), up at most 20000 kbit/s, \
          down at most 200000 kbit/s\n",
         "rule 1: realtime-short for user example or branch-office, targets 10.1.2.0/24; *.chat.example, \
          port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
