@@ -33,7 +33,7 @@ use crate::{
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
     quic::{
-        datagrams::{Datagrams, QueueLimits},
+        datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
         tls::{self, ServerTls},
     },
@@ -207,6 +207,7 @@ impl Daemon {
                 },
                 counters: metrics.datagrams.clone(),
                 max_frame_bytes: u64::from(u16::MAX),
+                schedule: Schedule::default(),
             };
             let admission = Admission {
                 max_connections: limits.connections,

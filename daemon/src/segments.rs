@@ -31,7 +31,7 @@ impl Segments {
     /// A payload that alone exceeds the bound, or 65,535 bytes, is itself what is dropped.
     pub fn push(&mut self, payload: &[u8]) -> usize {
         let Ok(len) = u16::try_from(payload.len()) else { return 1 };
-        if payload.len() > self.limit {
+        if !self.holds(payload.len()) {
             return 1;
         }
         let mut dropped = 0;
@@ -47,6 +47,12 @@ impl Segments {
         self.buffer.extend_from_slice(payload);
         self.lens.push_back(len);
         dropped
+    }
+
+    /// Whether the queue, were it empty, could hold a payload of `len` bytes.
+    #[must_use]
+    pub fn holds(&self, len: usize) -> bool {
+        len <= self.limit && len <= usize::from(u16::MAX)
     }
 
     /// The oldest payload.

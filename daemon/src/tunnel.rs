@@ -5,23 +5,24 @@
 
 use std::task::{Context, Poll, ready};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use masque::{
     capsule, datagram,
-    h3::{self, Code, Part},
+    h3::{Code, Part},
     tunnel::{Form, Ignored, TunnelError},
 };
 
 use crate::{
     quic::{
+        class::Terms,
         datagrams::{self, Flow},
+        dispatch::Payloads,
         h3::{Error, RecvStream, Request, SendStream},
     },
     segments::Segments,
 };
 
-/// How many bytes of capsules are put into one DATA frame at most: enough to fill a batch of packets, little enough
-/// that what is scheduled next does not wait long behind it.
+/// How many bytes of payloads that arrived in capsules are taken at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// The longest DATAGRAM capsule that is kept whole: context ID and the longest UDP payload.
@@ -62,10 +63,8 @@ pub struct UdpTunnel {
     capsules: capsule::Reader,
     /// What was read from the stream and not yet taken apart.
     unread: Bytes,
-    /// Payloads waiting to leave as capsules; whole ones are dropped, oldest first, before any byte of them is sent.
-    outgoing: Segments,
-    /// Frames that the transport has not taken whole yet.
-    chunk: Bytes,
+    /// How many bytes of payloads may wait to leave in capsules.
+    queue_bytes: usize,
     dropped: u64,
     peer_finished: bool,
 }
@@ -85,8 +84,7 @@ impl UdpTunnel {
             flow: request.flow,
             capsules: capsule::Reader::new(CAPSULE_BYTES),
             unread: Bytes::new(),
-            outgoing: Segments::new(queue_bytes),
-            chunk: Bytes::new(),
+            queue_bytes,
             dropped: 0,
             peer_finished: false,
         }
@@ -95,6 +93,12 @@ impl UdpTunnel {
     /// Notes whether datagrams may be sent, for a peer whose settings arrived after its request.
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.flow.set_datagrams_usable(usable);
+    }
+
+    /// Changes the terms on which the tunnel's payloads leave, in either form.
+    pub fn set_terms(&self, terms: &Terms) {
+        self.flow.set_terms(terms.clone());
+        self.send.set_terms(terms.clone());
     }
 
     /// The form in which payloads leave.
@@ -148,33 +152,31 @@ impl UdpTunnel {
     }
 
     /// Begins a batch of UDP payloads for the peer, in the form that the tunnel has at the moment, or in `form`.
-    /// Those in capsules leave with [`UdpTunnel::poll_flush`].
     #[must_use]
     pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {
             Form::Datagram => Batch::Datagrams(self.flow.batch()),
-            Form::Capsule => Batch::Capsules(&mut self.outgoing, &mut self.dropped),
+            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes), &mut self.dropped),
         }
     }
 
-    /// Hands capsules to the transport; ready when none wait.
+    /// Ready when no capsule waits for its turn.
     ///
     /// # Errors
     /// The peer stopped reading, or the connection ended.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
-        loop {
-            if !self.chunk.is_empty() {
-                ready!(self.send.poll_send(cx, &mut self.chunk))?;
-            }
-            if self.outgoing.is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            ready!(self.send.poll_ready(cx))?;
-            self.chunk = take_chunk(&mut self.outgoing);
-        }
+        self.send.poll_flush(cx).map_err(Ended::from)
     }
 
-    /// Ends our side properly. What was queued as capsules has to be flushed before.
+    /// Asks to be woken when capsules cannot leave any more.
+    ///
+    /// # Errors
+    /// The peer stopped reading, or the connection ended.
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
+        self.send.poll_stopped(cx).map_err(Ended::from)
+    }
+
+    /// Ends our side properly, after the capsules that wait.
     pub fn finish(mut self) {
         self.send.finish();
         self.recv.stop(Code::NoError);
@@ -192,7 +194,7 @@ pub enum Batch<'a> {
     /// They leave in DATAGRAM frames.
     Datagrams(datagrams::Batch<'a>),
     /// They leave in capsules.
-    Capsules(&'a mut Segments, &'a mut u64),
+    Capsules(Payloads<'a>, &'a mut u64),
 }
 
 impl Batch<'_> {
@@ -203,28 +205,4 @@ impl Batch<'_> {
             Self::Capsules(queue, dropped) => **dropped += queue.push(payload) as u64,
         }
     }
-}
-
-/// Takes payloads off the queue and encodes them as DATAGRAM capsules in one DATA frame.
-fn take_chunk(queue: &mut Segments) -> Bytes {
-    let (mut count, mut len) = (0, 0);
-    for payload in queue.iter() {
-        let capsule = capsule::datagram_header(payload.len()).len() + payload.len();
-        if count > 0 && len + capsule > CHUNK_BYTES {
-            break;
-        }
-        count += 1;
-        len += capsule;
-    }
-    let (frame, frame_len) = h3::data_frame_header(len as u64);
-    let mut chunk = BytesMut::with_capacity(frame_len + len);
-    chunk.put_slice(&frame[..frame_len]);
-    for _ in 0..count {
-        if let Some(payload) = queue.front() {
-            chunk.put_slice(&capsule::datagram_header(payload.len()));
-            chunk.put_slice(payload);
-        }
-        queue.pop();
-    }
-    chunk.freeze()
 }

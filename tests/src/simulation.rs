@@ -18,7 +18,8 @@ use masque::request::{self, Protocol};
 use masque::target::{Host, Target};
 use masque::template::Template;
 use paced::client::{self, Relay};
-use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits};
+use paced::quic::clock::{Clock, Sleep};
+use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule};
 use paced::quic::endpoint::{self, Admission, Transport};
 use paced::quic::h3::{Connection, MessageLimits, Request};
 use paced::quic::tls::{self, Identity, ServerTls};
@@ -93,6 +94,7 @@ where
         limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
         counters: counters.clone(),
         max_frame_bytes: u64::from(u16::MAX),
+        schedule: Schedule { clock: clock(), ..Schedule::default() },
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
     let admission = Admission {
@@ -136,6 +138,17 @@ pub fn request_head() -> masque::h3::RequestHead {
     request::udp_request(&Template::parse(TEMPLATE).expect("a valid template"), &target(), None)
 }
 
+/// The simulation's time.
+#[must_use]
+pub fn clock() -> Clock {
+    // The simulation's own clock is not mixed with another's.
+    fn now_ns() -> u64 {
+        unsafe { time::now().as_duration() }.as_nanos() as u64
+    }
+    let sleep_until = |at_ns: u64| -> Sleep { Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns())))) };
+    Clock { now_ns, sleep_until }
+}
+
 /// Waits for a future, but not longer than some virtual time.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut timer) = (std::pin::pin!(future), time::delay(limit));
@@ -173,7 +186,7 @@ async fn echo(mut request: Request, client: paced::quic::h3::Client) -> Result<(
     let mut payloads = Segments::new(QUEUE_BYTES);
     loop {
         let received = poll_fn(|cx| {
-            _ = tunnel.poll_flush(cx)?;
+            tunnel.poll_stopped(cx)?;
             tunnel.poll_recv(cx, &mut payloads)
         });
         if !received.await? {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Relay;
 use crate::quic::{
-    datagrams::{DatagramCounters, Datagrams, QueueLimits},
+    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
     endpoint::{self, Transport},
     events::{ConnectionState, PacketSize},
     h3, tls,
@@ -282,7 +282,12 @@ impl Endpoint {
         if let Some(client) = socket {
             return Ok(client.clone());
         }
-        let datagrams = Datagrams { limits: QUEUES, counters: self.counters.clone(), max_frame_bytes: 65_535 };
+        let datagrams = Datagrams {
+            limits: QUEUES,
+            counters: self.counters.clone(),
+            max_frame_bytes: u64::from(u16::MAX),
+            schedule: Schedule::default(),
+        };
         let io = self.transport.sockets(any).context("failed to bind a socket")?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), datagrams)?;
         Ok(socket.insert(client).clone())

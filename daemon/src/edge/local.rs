@@ -308,9 +308,9 @@ impl Source {
                 Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
                 Poll::Pending => {
-                    return match tunnel.poll_flush(cx) {
-                        Poll::Ready(Err(error)) => Poll::Ready(error.into()),
-                        _ => Poll::Pending,
+                    return match tunnel.poll_stopped(cx) {
+                        Err(error) => Poll::Ready(error.into()),
+                        Ok(()) => Poll::Pending,
                     };
                 }
             }

@@ -28,7 +28,7 @@ use super::{Counters, local::Local, uplink::Uplink};
 use crate::{
     client::endpoint::{Access, ConnectError, Endpoint},
     quic::{
-        datagrams::{Datagrams, QueueLimits},
+        datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
         h3::{self, Connection, MessageLimits, Request},
         tls::{self, Identity, ServerTls},
@@ -83,6 +83,7 @@ impl TestRelay {
             limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: 4 * QUEUE_BYTES },
             counters: Arc::default(),
             max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
+            schedule: Schedule::default(),
         };
         let admission = Admission {
             open: Arc::new(true.into()),
@@ -139,7 +140,6 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     let mut payloads = Segments::new(QUEUE_BYTES);
     loop {
         let received = std::future::poll_fn(|cx| {
-            _ = tunnel.poll_flush(cx);
             tunnel.poll_recv(cx, &mut payloads)
         });
         match received.await {

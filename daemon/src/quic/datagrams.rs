@@ -7,6 +7,7 @@
 //! |---|---|
 //! | bytes queued per flow, each direction | the flow's own oldest payload goes first |
 //! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
+//! | what the flow's class says | payloads that waited too long, or are late, go when their turn comes |
 //! | bytes for streams not yet accepted | oldest goes first |
 //! | a payload no packet of the path can carry | dropped when its turn comes; the flow goes on |
 //!
@@ -14,9 +15,11 @@
 //! `connection_trait.rs`), where such a call would never return. They take the hub's own locks and wake wakers.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    ops::{Deref, DerefMut},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -31,8 +34,16 @@ use masque::{
 };
 use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::datagram as provider;
-use sched::pifo::Pifo;
+use sched::stream::{Discipline, Expiry};
 
+use super::{
+    backlog::Backlog,
+    class::Terms,
+    clock::Clock,
+    dispatch::{self, Binding},
+    ledger::Ledger,
+    turns::{Kind, Turns},
+};
 use crate::segments::Segments;
 
 /// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
@@ -51,6 +62,21 @@ pub struct QueueLimits {
     pub connection_bytes: usize,
 }
 
+/// How the connections of an endpoint order what they send.
+#[derive(Clone, Debug, Default)]
+pub struct Schedule {
+    /// Which stream or tunnel is served next.
+    pub discipline: Discipline,
+    /// How early the bytes of streams are handed to the transport.
+    pub binding: Binding,
+    /// Where time comes from.
+    pub clock: Clock,
+    /// What random disciplines draw from.
+    pub seed: u64,
+    /// The terms of whatever was given no others.
+    pub terms: Terms,
+}
+
 /// What happened to datagrams, over all connections of an endpoint. Each field is a count of datagrams.
 #[derive(Debug, Default)]
 pub struct DatagramCounters {
@@ -60,6 +86,8 @@ pub struct DatagramCounters {
     pub received: Counter,
     /// Dropped before sending: their flow's or connection's bound was reached.
     pub dropped_send_queue: Counter,
+    /// Dropped before sending: they were late, or had waited too long for their class.
+    pub dropped_stale: Counter,
     /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
     pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
@@ -77,6 +105,8 @@ pub struct Datagrams {
     pub counters: Arc<DatagramCounters>,
     /// The largest DATAGRAM frame accepted, in bytes; 0 switches the extension off.
     pub max_frame_bytes: u64,
+    /// The order in which payloads, and the bytes of streams, leave.
+    pub schedule: Schedule,
 }
 
 impl provider::Endpoint for Datagrams {
@@ -92,8 +122,11 @@ impl provider::Endpoint for Datagrams {
             pending: AtomicBool::new(false),
             violation: AtomicBool::new(false),
             driver: AtomicWaker::new(),
-            outbox: Mutex::default(),
+            outbox: Mutex::new(Outbox::new(&self.schedule)),
             inbox: Mutex::default(),
+            clock: self.schedule.clock,
+            terms: self.schedule.terms.clone(),
+            dispatcher: OnceLock::new(),
         });
         (Sender(hub.clone()), Receiver(hub))
     }
@@ -115,25 +148,39 @@ pub struct Hub {
     driver: AtomicWaker,
     outbox: Mutex<Outbox>,
     inbox: Mutex<Inbox>,
+    clock: Clock,
+    terms: Terms,
+    dispatcher: OnceLock<(Weak<dispatch::Shared>, Arc<Ledger>)>,
 }
 
-#[derive(Default)]
 struct Outbox {
-    /// Whose turn it is, by slot.
-    turns: Pifo<u64>,
+    turns: Turns,
     queues: Vec<Option<Queue>>,
     free: Vec<u32>,
     bytes: usize,
     /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
     roomiest: usize,
-    /// Whether the last packet that streams also wanted went to datagrams.
-    had_last_packet: bool,
+    /// Flows whose class may not send before a moment.
+    capped: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 struct Queue {
-    payloads: Segments,
+    payloads: Backlog,
+    terms: Terms,
     header: datagram::Header,
     misses: u8,
+    /// When the class lets the oldest payload leave, once that is reserved.
+    departure_ns: Option<u64>,
+}
+
+/// What became of payloads in one packet.
+#[derive(Default)]
+struct Filled {
+    sent: u64,
+    too_big: u64,
+    stale: u64,
+    /// Whether a flow now waits for the departure time of its class.
+    capped: bool,
 }
 
 #[derive(Default)]
@@ -185,7 +232,7 @@ impl Hub {
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
         let payloads = Segments::new(self.limits.flow_bytes);
         let mut arrivals = Arrivals { payloads, state: Tunnel::new(false), violation: None, reader: None };
-        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes);
+        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes, self.terms.clone());
         let mut inbox = lock(&self.inbox);
         let inbox = &mut *inbox;
         if !inbox.early.is_empty() {
@@ -235,18 +282,88 @@ impl Hub {
     }
 
     fn on_transmit<P: provider::Packet>(&self, packet: &mut P) {
+        let now_ns = (self.clock.now_ns)();
+        let ledger = self.dispatcher.get().map(|(_, ledger)| ledger);
         let mut outbox = lock(&self.outbox);
-        // Streams and datagrams take turns, packet by packet.
-        if packet.has_pending_streams() && std::mem::replace(&mut outbox.had_last_packet, false) {
+        if !outbox.turns.datagrams_next(ledger.map(|ledger| &**ledger), packet.has_pending_streams()) {
             return;
         }
-        let (sent, too_big) = outbox.fill(packet);
-        self.pending.store(!outbox.turns.is_empty(), Relaxed);
+        let filled = outbox.fill(packet, now_ns);
+        self.pending.store(outbox.turns.waiting(Kind::Flow) > 0, Relaxed);
         drop(outbox);
-        self.counters.sent.inc_by(sent);
-        if too_big > 0 {
-            self.counters.dropped_too_big.inc_by(too_big);
+        self.counters.sent.inc_by(filled.sent);
+        if filled.too_big + filled.stale > 0 {
+            self.counters.dropped_too_big.inc_by(filled.too_big);
+            self.counters.dropped_stale.inc_by(filled.stale);
         }
+        if filled.capped
+            && let Some(ledger) = ledger
+        {
+            // Whose task has the timer.
+            ledger.dispatcher().wake();
+        }
+    }
+
+    /// The clock of the connection's schedule.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The terms of what was given no others.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// How many bytes of payloads wait to leave in DATAGRAM frames.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        lock(&self.outbox).bytes
+    }
+
+    /// The order of the connection, locked.
+    pub(super) fn turns(&self) -> impl DerefMut<Target = Turns> + '_ {
+        Locked(lock(&self.outbox))
+    }
+
+    /// The connection's dispatcher, if it has one.
+    pub(super) fn dispatcher(&self) -> Option<Arc<dispatch::Shared>> {
+        self.dispatcher.get().and_then(|(dispatcher, _)| dispatcher.upgrade())
+    }
+
+    /// Makes the connection's dispatcher known.
+    pub(super) fn join(&self, dispatcher: &Arc<dispatch::Shared>, ledger: Arc<Ledger>) {
+        _ = self.dispatcher.set((Arc::downgrade(dispatcher), ledger));
+    }
+
+    /// Lets flows go on whose class's departure time has come; returns the next such time.
+    pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
+        let mut outbox = lock(&self.outbox);
+        let next_ns = outbox.release(now_ns);
+        let waiting = outbox.turns.waiting(Kind::Flow) > 0;
+        drop(outbox);
+        if waiting && !self.pending.swap(true, Relaxed) {
+            self.connection.wake_by_ref();
+        }
+        next_ns
+    }
+}
+
+/// The order of a connection, for as long as it is locked.
+struct Locked<'a>(MutexGuard<'a, Outbox>);
+
+impl Deref for Locked<'_> {
+    type Target = Turns;
+
+    fn deref(&self) -> &Turns {
+        &self.0.turns
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Turns {
+        &mut self.0.turns
     }
 }
 
@@ -269,64 +386,141 @@ impl Inbox {
 }
 
 impl Outbox {
-    fn open(&mut self, stream_id: u64, limit_bytes: usize) -> u32 {
-        let queue = Queue { payloads: Segments::new(limit_bytes), header: datagram::header(stream_id), misses: 0 };
-        if let Some(slot) = self.free.pop() {
-            self.queues[slot as usize] = Some(queue);
-            return slot;
+    fn new(schedule: &Schedule) -> Self {
+        Self {
+            turns: Turns::new(schedule.discipline, schedule.seed),
+            queues: Vec::new(),
+            free: Vec::new(),
+            bytes: 0,
+            roomiest: 0,
+            capped: BinaryHeap::new(),
         }
-        self.queues.push(Some(queue));
-        (self.queues.len() - 1) as u32
+    }
+
+    fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms) -> u32 {
+        let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
+        self.turns.set(Kind::Flow, slot, terms.service);
+        let payloads = Backlog::new(limit_bytes);
+        let queue = Queue { payloads, terms, header: datagram::header(stream_id), misses: 0, departure_ns: None };
+        match self.queues.get_mut(slot as usize) {
+            Some(free) => *free = Some(queue),
+            None => self.queues.push(Some(queue)),
+        }
+        slot
     }
 
     fn close(&mut self, slot: u32) {
-        self.turns.remove(slot);
+        self.turns.remove(Kind::Flow, slot);
         if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
             self.bytes -= queue.payloads.bytes();
             self.free.push(slot);
         }
     }
 
+    fn queue(&mut self, slot: u32) -> Option<&mut Queue> {
+        self.queues.get_mut(slot as usize)?.as_mut()
+    }
+
+    fn set_terms(&mut self, slot: u32, terms: Terms) {
+        if let Some(queue) = self.queue(slot) {
+            queue.terms = terms;
+            let service = queue.service();
+            self.turns.set(Kind::Flow, slot, service);
+        }
+    }
+
     /// Queues a payload of one flow; returns how many were dropped for it.
-    fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8]) -> usize {
+    fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8], now_ns: u64) -> usize {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
-        let queue = &mut queue.payloads;
-        let before = queue.bytes();
+        let before = queue.payloads.bytes();
         let share = match self.bytes + payload.len() > connection_bytes {
-            true => connection_bytes / (self.turns.len() + usize::from(!self.turns.contains(slot))),
+            true => connection_bytes / (self.turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
             false => usize::MAX,
         };
         let mut dropped = 0;
-        while queue.bytes() + payload.len() > share && queue.pop() {
+        while queue.payloads.bytes() + payload.len() > share && queue.payloads.pop() {
             dropped += 1;
         }
-        dropped += if payload.len() > share { 1 } else { queue.push(payload) };
-        self.bytes = self.bytes - before + queue.bytes();
-        if !queue.is_empty() && !self.turns.contains(slot) {
-            self.turns.push(slot, 0);
-        }
+        dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
+        self.bytes = self.bytes - before + queue.payloads.bytes();
+        queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+        self.wake(slot);
         dropped
     }
 
-    /// Writes as many payloads as fit into `packet`, a turn each; returns how many were sent, and how many dropped
-    /// because no packet can carry them.
-    fn fill<P: provider::Packet>(&mut self, packet: &mut P) -> (u64, u64) {
-        let (mut sent, mut too_big) = (0, 0);
+    /// Has a flow take part, if it has anything to send and its class does not make it wait.
+    fn wake(&mut self, slot: u32) {
+        let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
+        if !queue.payloads.is_empty() && queue.departure_ns.is_none() {
+            if queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
+            }
+            self.turns.wake(Kind::Flow, slot);
+        }
+    }
+
+    fn release(&mut self, now_ns: u64) -> Option<u64> {
+        while let Some(&Reverse((at_ns, slot))) = self.capped.peek() {
+            if at_ns > now_ns {
+                return Some(at_ns);
+            }
+            self.capped.pop();
+            if let Some(queue) = self.queue(slot)
+                && queue.departure_ns == Some(at_ns)
+            {
+                // Zero: it has come.
+                queue.departure_ns = Some(0);
+                let (service, waits) = (queue.service(), !queue.payloads.is_empty());
+                if waits {
+                    self.turns.set(Kind::Flow, slot, service);
+                    self.turns.wake(Kind::Flow, slot);
+                }
+            }
+        }
+        None
+    }
+
+    /// Writes as many payloads as fit into `packet`, a turn each.
+    fn fill<P: provider::Packet>(&mut self, packet: &mut P, now_ns: u64) -> Filled {
+        let mut filled = Filled::default();
         let room = packet.remaining_capacity();
         self.roomiest = self.roomiest.max(room);
-        while let Some((slot, rank)) = self.turns.peek() {
-            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { break };
-            let Some(payload) = queue.payloads.front() else {
-                // Emptied since its turn was put down.
-                self.turns.pop();
+        let expiry = self.turns.expiry();
+        while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
+            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
+                self.turns.remove(Kind::Flow, slot);
                 continue;
             };
+            let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
+            let Some(departure) = queue.depart(now_ns, expiry) else {
+                // Emptied since it was woken, or by its class's rule.
+                filled.stale += waiting as u64;
+                self.bytes -= waiting_bytes;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            };
+            filled.stale += (waiting - queue.payloads.len()) as u64;
+            self.bytes -= waiting_bytes - queue.payloads.bytes();
+            if let Err(at_ns) = departure {
+                self.capped.push(Reverse((at_ns, slot)));
+                filled.capped = true;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            }
+            let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
             let len = payload.len();
+            let mut sent_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
-                Ok(()) => sent += 1,
-                Err(provider::WriteError::ExceedsPeerTransportLimits) => too_big += 1,
+                Ok(()) => {
+                    filled.sent += 1;
+                    sent_bytes = len as u64;
+                    let counters = &queue.terms.class.counters;
+                    counters.sent_bytes.inc_by(sent_bytes);
+                    counters.note_sent(now_ns.saturating_sub(arrival_ns), queue.terms.deadline_ns);
+                }
+                Err(provider::WriteError::ExceedsPeerTransportLimits) => filled.too_big += 1,
                 Err(_) => {
-                    if sent > 0 {
+                    if filled.sent > 0 {
                         break;
                     }
                     // Other frames may be what takes the room. If there are none, or if it happens again and again,
@@ -335,19 +529,39 @@ impl Outbox {
                     if room < self.roomiest && queue.misses < MAX_MISSES {
                         break;
                     }
-                    too_big += 1;
+                    filled.too_big += 1;
                 }
             }
             queue.misses = 0;
+            queue.departure_ns = None;
             queue.payloads.pop();
             self.bytes -= len;
-            self.turns.pop();
-            if !queue.payloads.is_empty() {
-                self.turns.push(slot, rank);
+            let more = !queue.payloads.is_empty();
+            if more && queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
             }
+            self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
         }
-        self.had_last_packet = sent > 0;
-        (sent, too_big)
+        filled
+    }
+}
+
+impl Queue {
+    fn service(&self) -> sched::stream::Service {
+        self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
+    }
+
+    /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
+    /// it. `None` if nothing is left.
+    fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
+        let (payload, _) = self.payloads.front(now_ns, &self.terms, expiry)?;
+        let Some(cap) = self.terms.class.cap.as_ref().filter(|_| self.departure_ns.is_none()) else {
+            return Some(Ok(()));
+        };
+        let at_ns = cap.reserve(now_ns, payload.len() as u64);
+        // Zero: it has come.
+        self.departure_ns = Some(if at_ns > now_ns { at_ns } else { 0 });
+        Some(if at_ns > now_ns { Err(at_ns) } else { Ok(()) })
     }
 }
 
@@ -391,7 +605,13 @@ impl Flow {
     /// The hub is locked meanwhile: what is done between two payloads must not touch this connection's flows.
     #[must_use]
     pub fn batch(&self) -> Batch<'_> {
-        Batch { flow: self, outbox: lock(&self.hub.outbox), dropped: 0 }
+        let now_ns = (self.hub.clock.now_ns)();
+        Batch { flow: self, outbox: lock(&self.hub.outbox), now_ns, dropped: 0 }
+    }
+
+    /// Changes the terms on which the flow is served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        lock(&self.hub.outbox).set_terms(self.slot, terms);
     }
 
     /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
@@ -419,6 +639,7 @@ impl Flow {
 pub struct Batch<'a> {
     flow: &'a Flow,
     outbox: MutexGuard<'a, Outbox>,
+    now_ns: u64,
     dropped: u64,
 }
 
@@ -426,7 +647,7 @@ impl Batch<'_> {
     /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
     pub fn push(&mut self, payload: &[u8]) {
         let connection_bytes = self.flow.hub.limits.connection_bytes;
-        self.dropped += self.outbox.push(self.flow.slot, connection_bytes, payload) as u64;
+        self.dropped += self.outbox.push(self.flow.slot, connection_bytes, payload, self.now_ns) as u64;
     }
 }
 
@@ -436,7 +657,7 @@ impl Drop for Batch<'_> {
         if self.dropped > 0 {
             hub.counters.dropped_send_queue.inc_by(self.dropped);
         }
-        if !self.outbox.turns.is_empty() && !hub.pending.swap(true, Relaxed) {
+        if self.outbox.turns.waiting(Kind::Flow) > 0 && !hub.pending.swap(true, Relaxed) {
             hub.connection.wake_by_ref();
         }
     }

@@ -53,8 +53,13 @@ pub struct Transport {
     pub max_requests: u64,
     /// The flow-control window of each stream, in bytes.
     pub stream_window_bytes: u64,
-    /// Bytes a stream buffers inside the transport before writes have to wait.
+    /// Bytes of a stream that may be handed to the transport and not acknowledged, at most.
     pub stream_buffer_bytes: u32,
+    /// Whether packets leave in batches that the kernel or the device takes apart (UDP_SEGMENT).
+    pub gso: bool,
+    /// How many packets the transport fills from one stream before it turns to the next. It serves the bytes that were
+    /// handed over in their order if this is large.
+    pub stream_batch: u8,
 }
 
 impl Default for Transport {
@@ -67,7 +72,9 @@ impl Default for Transport {
             keep_alive: None,
             max_requests: 10_000,
             stream_window_bytes: 256 * 1024,
-            stream_buffer_bytes: 64 * 1024,
+            stream_buffer_bytes: 1 << 20,
+            gso: true,
+            stream_batch: 255,
         }
     }
 }
@@ -102,7 +109,7 @@ impl Transport {
             .and_then(|limits| limits.with_unidirectional_data_window(64 * 1024))
             .and_then(|limits| limits.with_data_window(self.stream_window_bytes * 16))
             .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
-            .and_then(|limits| limits.with_stream_batch_size(255));
+            .and_then(|limits| limits.with_stream_batch_size(self.stream_batch));
         limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
     }
 
@@ -118,6 +125,7 @@ impl Transport {
             .with_only_v6(address.is_ipv6())?
             .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
             .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+        let builder = if self.gso { builder } else { builder.with_gso_disabled()? };
         Ok(builder.build()?)
     }
 }
@@ -136,7 +144,7 @@ pub fn serve<I: io::Provider>(
     datagrams: Datagrams,
     admission: Admission,
 ) -> Result<Server> {
-    let events = Events { handshakes: admission.handshakes.clone() };
+    let events = Events { handshakes: admission.handshakes.clone(), binding: datagrams.schedule.binding };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -162,13 +170,14 @@ pub fn connect<I: io::Provider>(
     tls: s2n_quic_rustls::Client,
     datagrams: Datagrams,
 ) -> Result<Client> {
+    let events = Events { binding: datagrams.schedule.binding, ..Events::default() };
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
         .with_tls(tls)?
         .with_datagram(datagrams)?
         .with_limits(transport.limits()?)?
-        .with_event(Events::default())?;
+        .with_event(events)?;
     match transport.congestion {
         Congestion::Cubic => builder.with_congestion_controller(Cubic::default())?.start(),
         Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start(),

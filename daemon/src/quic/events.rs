@@ -1,4 +1,5 @@
-//! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets.
+//! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets, and
+//! what the dispatcher's books need.
 
 use std::sync::{
     Arc,
@@ -8,8 +9,13 @@ use std::sync::{
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
-    events::{ConnectionClosed, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated, TlsExporterReady},
+    events::{
+        ConnectionClosed, EndpointType, FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated,
+        RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+    },
 };
+
+use super::ledger::{Account, Binding};
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -33,15 +39,19 @@ pub struct HandshakeCounters {
 pub struct Events {
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
+    /// How early bytes are handed to the transport.
+    pub binding: Binding,
 }
 
 /// What is remembered per connection; the application asks with `Handle::query_event_context`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ConnectionState {
     /// The peer's verified leaf certificate in DER, if it presented one.
     pub peer_certificate: Option<Vec<u8>>,
     /// How large packets are at the moment.
     pub packets: PacketSize,
+    /// What may be sent and what has been.
+    pub account: Account,
     completed: bool,
 }
 
@@ -78,10 +88,37 @@ impl PacketSize {
 impl Subscriber for Events {
     type ConnectionContext = ConnectionState;
 
-    fn create_connection_context(&mut self, _: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
+    fn create_connection_context(&mut self, meta: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
         self.handshakes.started.inc();
         self.handshakes.open.inc();
-        ConnectionState::default()
+        let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
+        let account = Account::new(is_server, self.binding);
+        ConnectionState { peer_certificate: None, packets: PacketSize::default(), account, completed: false }
+    }
+
+    fn on_transport_parameters_received(
+        &mut self,
+        state: &mut ConnectionState,
+        _: &ConnectionMeta,
+        event: &TransportParametersReceived,
+    ) {
+        state.account.on_transport_parameters(&event.transport_parameters);
+    }
+
+    fn on_frame_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameSent) {
+        state.account.on_frame_sent(&event.frame);
+    }
+
+    fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
+        state.account.on_frame_received(&event.frame);
+    }
+
+    fn on_tx_stream_progress(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &TxStreamProgress) {
+        state.account.on_progress();
+    }
+
+    fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
+        state.account.on_recovery_metrics(event.congestion_window, event.smoothed_rtt);
     }
 
     fn on_tls_exporter_ready(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &TlsExporterReady) {
@@ -102,9 +139,11 @@ impl Subscriber for Events {
 
     fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
         state.packets.0.store(event.mtu, Relaxed);
+        state.account.on_mtu(event.mtu);
     }
 
     fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {
+        state.account.on_closed();
         self.handshakes.open.dec();
         if !state.completed {
             self.handshakes.failed.inc();

@@ -27,7 +27,11 @@ use s2n_quic::{
 };
 use tokio::sync::Notify;
 
-use super::datagrams::{Flow, Hub, Sender};
+use super::{
+    class::Terms,
+    datagrams::{Flow, Hub, Sender},
+    dispatch::{self, Dispatcher, Payloads},
+};
 
 /// Why a connection or a stream came to its end.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +49,9 @@ pub enum Error {
     /// The peer ended the stream.
     #[error("{}", stream_reason(.0))]
     Stream(stream::Error),
+    /// We ended the stream.
+    #[error(transparent)]
+    Ended(dispatch::Error),
     /// The peer goes away and takes no more requests (RFC 9114 §5.2).
     #[error("the peer is going away")]
     GoingAway,
@@ -64,6 +71,15 @@ impl From<s2n_quic::connection::Error> for Error {
 impl From<stream::Error> for Error {
     fn from(error: stream::Error) -> Self {
         Self::Stream(error)
+    }
+}
+
+impl From<dispatch::Error> for Error {
+    fn from(error: dispatch::Error) -> Self {
+        match error {
+            dispatch::Error::Stream(error) => Self::Stream(error),
+            dispatch::Error::Expired | dispatch::Error::Cancelled => Self::Ended(error),
+        }
     }
 }
 
@@ -143,6 +159,7 @@ pub struct Request {
 pub struct Client {
     handle: Handle,
     hub: Arc<Hub>,
+    dispatcher: Dispatcher,
     peer: Arc<Peer>,
     limits: MessageLimits,
 }
@@ -164,6 +181,7 @@ impl Connection {
         let (requests, unidirectional) = acceptor.split();
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub());
         let hub = hub.map_err(|_| Error::Closed)?;
+        let dispatcher = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
         let local = Settings {
             max_field_section_size: Some(limits.field_section_bytes),
             enable_connect_protocol: role == Role::Server,
@@ -182,7 +200,7 @@ impl Connection {
             control,
             control_stream,
             control_queue,
-            client: Client { handle, hub, peer, limits },
+            client: Client { handle, hub, dispatcher, peer, limits },
             next_request: 0,
             goaway: None,
         })
@@ -208,6 +226,8 @@ impl Connection {
     /// The connection ended, by either side.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
         let polled = self.poll_all(cx);
+        // Last, so that what was just decided is in order; and even if the connection is over, which streams learn so.
+        self.client.dispatcher.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
             if let Error::Protocol(error) = error {
                 // On control streams every error is one of the connection.
@@ -381,13 +401,14 @@ impl Client {
         let stream_id = stream.id();
         let flow = self.hub.open(stream_id);
         let (recv, mut send) = self.split(stream, Role::Client);
-        send.stream.send(head).await?;
+        send.stream.push(head);
         Ok(Request { stream_id, recv, send, flow })
     }
 
     fn split(&self, stream: stream::BidirectionalStream, role: Role) -> (RecvStream, SendStream) {
         let (recv, send) = stream.split();
         let parser = RequestStream::new(role, self.limits.field_section_bytes);
+        let send = self.dispatcher.attach(send, self.hub.terms().clone());
         (RecvStream { stream: recv, parser, finished: false }, SendStream { stream: send, peer: self.peer.clone() })
     }
 }
@@ -451,14 +472,14 @@ impl RecvStream {
     }
 }
 
-/// The sending half of a request stream.
+/// The sending half of a request stream. What is written waits for its turn (see [`dispatch`]).
 pub struct SendStream {
-    stream: stream::SendStream,
+    stream: dispatch::SendStream,
     peer: Arc<Peer>,
 }
 
 impl SendStream {
-    /// Sends the head of a response.
+    /// Queues the head of a response.
     ///
     /// # Errors
     /// The stream or the connection ended, or the head exceeds what the peer accepts.
@@ -468,29 +489,61 @@ impl SendStream {
         Ok(self.stream.send(bytes).await?)
     }
 
-    /// Hands `bytes`, which already are whole frames, to the transport; pending while its buffer is full.
-    ///
-    /// # Errors
-    /// The peer stopped reading, or the connection ended.
-    pub fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<Result<(), Error>> {
-        self.stream.poll_send(bytes, cx).map_err(Error::from)
+    /// Queues `bytes`, which have to be whole frames, however full the queue is.
+    pub fn push(&mut self, bytes: Bytes) {
+        self.stream.push(bytes);
     }
 
-    /// Whether the transport takes more bytes; pending while its buffer is full.
+    /// Queues `bytes`, which have to be whole frames, as soon as there is room.
     ///
     /// # Errors
-    /// The peer stopped reading, or the connection ended.
+    /// As [`SendStream::poll_ready`].
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Error> {
+        Ok(self.stream.send(bytes).await?)
+    }
+
+    /// Begins a batch of payloads that leave in capsules (see [`dispatch::SendStream::payloads`]).
+    #[must_use]
+    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
+        self.stream.payloads(limit_bytes)
+    }
+
+    /// Ready when the stream's queue has room; pending while it is full.
+    ///
+    /// # Errors
+    /// The peer stopped reading, the connection ended, or the stream's deadline passed.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.stream.poll_send_ready(cx).map_ok(drop).map_err(Error::from)
+        self.stream.poll_ready(cx).map_err(Error::from)
+    }
+
+    /// Ready when nothing waits for its turn.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.stream.poll_flush(cx).map_err(Error::from)
+    }
+
+    /// Asks to be woken when the stream takes no more bytes.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.stream.poll_stopped(cx).map_err(Error::from)
+    }
+
+    /// Changes the terms on which the stream is served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        self.stream.set_terms(terms);
     }
 
     /// Ends the message properly.
     pub fn finish(&mut self) {
-        _ = self.stream.finish();
+        self.stream.finish();
     }
 
     /// Ends the stream abruptly.
-    pub fn reset(mut self, code: Code) {
-        _ = self.stream.reset(application_code(code));
+    pub fn reset(self, code: Code) {
+        self.stream.reset(application_code(code));
     }
 }

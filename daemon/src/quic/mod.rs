@@ -3,8 +3,15 @@
 //! Everything the relay and the client send goes through [`h3`] and [`datagrams`], which is where scheduling by class
 //! takes hold; neither of them knows what a tunnel carries.
 
+mod backlog;
+pub mod class;
+pub mod clock;
 pub mod datagrams;
+pub mod dispatch;
 pub mod endpoint;
 pub mod events;
 pub mod h3;
+pub mod ledger;
+mod queue;
 pub mod tls;
+mod turns;

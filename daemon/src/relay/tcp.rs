@@ -44,8 +44,6 @@ pub struct TcpPump {
     target: TcpStream,
     /// Read from the client, not yet written to the target.
     up: Bytes,
-    /// Read from the target, not yet taken by the transport.
-    down: Bytes,
     client_finished: bool,
     target_finished: bool,
     bytes_up: u64,
@@ -61,7 +59,6 @@ impl TcpPump {
             request,
             target,
             up: Bytes::new(),
-            down: Bytes::new(),
             client_finished: false,
             target_finished: false,
             bytes_up: 0,
@@ -123,21 +120,18 @@ impl TcpPump {
     }
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
-        loop {
-            if !self.down.is_empty() {
-                ready!(self.request.send.poll_send(cx, &mut self.down))?;
-            }
-            if self.target_finished {
-                return Poll::Ready(Ok(()));
-            }
+        while !self.target_finished {
             // A slow client holds back the target, not our memory.
             ready!(self.request.send.poll_ready(cx))?;
-            self.down = ready!(self.poll_read(cx))?;
-            if self.down.is_empty() {
+            let frame = ready!(self.poll_read(cx))?;
+            if frame.is_empty() {
                 self.target_finished = true;
                 self.request.send.finish();
+            } else {
+                self.request.send.push(frame);
             }
         }
+        Poll::Ready(Ok(()))
     }
 
     /// Reads from the target and puts a DATA frame around it; empty at the end of the target's bytes.

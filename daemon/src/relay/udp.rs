@@ -111,7 +111,7 @@ impl UdpPump {
         let mut more = false;
         let up = self.poll_up(cx, &mut more)?;
         let moved = self.poll_down(cx, &mut more)? | up.moved;
-        _ = self.tunnel.poll_flush(cx)?;
+        self.tunnel.poll_stopped(cx)?;
         if up.finished {
             return Ok(Poll::Ready(UdpEnd::Finished));
         }

@@ -1,6 +1,5 @@
 //! Floods of one client's making: they cost others time, and nothing else.
 
-use std::future::poll_fn;
 use std::net::{SocketAddr, UdpSocket};
 
 use bytes::Bytes;
@@ -40,8 +39,7 @@ async fn open_raw(site: &Site, client: &Client) -> Request {
 async fn send_capsules(request: &mut Request, capsules: &[u8]) -> Result<(), Error> {
     let (header, len) = h3::data_frame_header(capsules.len() as u64);
     for piece in [&header[..len], capsules] {
-        let mut piece = Bytes::copy_from_slice(piece);
-        poll_fn(|cx| request.send.poll_send(cx, &mut piece)).await?;
+        request.send.send(Bytes::copy_from_slice(piece)).await?;
     }
     Ok(())
 }

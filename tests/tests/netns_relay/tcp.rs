@@ -1,6 +1,5 @@
 //! TCP through the relay, by classic CONNECT.
 
-use std::future::poll_fn;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -37,8 +36,7 @@ fn accept(site: &Site, family: Family, serve: impl FnOnce(TcpStream) + Send + 's
 async fn send(request: &mut Request, bytes: &[u8]) -> Result<(), Error> {
     let (header, len) = h3::data_frame_header(bytes.len() as u64);
     for piece in [&header[..len], bytes] {
-        let mut piece = Bytes::copy_from_slice(piece);
-        poll_fn(|cx| request.send.poll_send(cx, &mut piece)).await?;
+        request.send.send(Bytes::copy_from_slice(piece)).await?;
     }
     Ok(())
 }
@@ -125,8 +123,7 @@ fn megabytes_arrive_in_order() {
             for chunk in bytes.chunks(50_000) {
                 let (header, len) = h3::data_frame_header(chunk.len() as u64);
                 for piece in [&header[..len], chunk] {
-                    let mut piece = Bytes::copy_from_slice(piece);
-                    poll_fn(|cx| send.poll_send(cx, &mut piece)).await.unwrap();
+                    send.send(Bytes::copy_from_slice(piece)).await.unwrap();
                 }
             }
             send.finish();

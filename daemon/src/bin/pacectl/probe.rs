@@ -175,10 +175,10 @@ async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Res
     Ok(round_trips)
 }
 
-/// Waits for payloads, and hands over meanwhile what has to leave in the stream.
+/// Waits for payloads.
 async fn receive(tunnel: &mut UdpTunnel, arrived: &mut Segments) -> Result<bool, Ended> {
     poll_fn(|cx| {
-        _ = tunnel.poll_flush(cx)?;
+        tunnel.poll_stopped(cx)?;
         let more = ready!(tunnel.poll_recv(cx, arrived))?;
         std::task::Poll::Ready(Ok(more))
     })

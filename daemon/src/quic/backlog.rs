@@ -1,0 +1,112 @@
+//! The payloads of one tunnel that wait for their turn, and when each of them came.
+
+use std::collections::VecDeque;
+
+use sched::{
+    codel::{Codel, Verdict},
+    stream::Expiry,
+};
+
+use super::class::{DropRule, Terms};
+use crate::segments::Segments;
+
+/// Times of so many payloads survive the queue becoming empty.
+const KEPT: usize = 256;
+
+/// A bounded queue of payloads with their arrival times. What is dropped is counted in the class.
+#[derive(Debug)]
+pub struct Backlog {
+    payloads: Segments,
+    arrivals_ns: VecDeque<u64>,
+    codel: Option<Box<Codel>>,
+    /// Whether the oldest payload was found worth sending already.
+    judged: bool,
+}
+
+impl Backlog {
+    /// Returns an empty queue that holds at most `limit_bytes` of payload.
+    #[must_use]
+    pub fn new(limit_bytes: usize) -> Self {
+        Self { payloads: Segments::new(limit_bytes), arrivals_ns: VecDeque::new(), codel: None, judged: false }
+    }
+
+    /// Appends a copy of `payload`; returns how many were dropped for it: the oldest, or itself if it is larger than
+    /// the bound.
+    pub fn push(&mut self, payload: &[u8], now_ns: u64) -> usize {
+        if !self.payloads.holds(payload.len()) {
+            return 1;
+        }
+        let dropped = self.payloads.push(payload);
+        self.arrivals_ns.push_back(now_ns);
+        for _ in 0..dropped {
+            self.arrivals_ns.pop_front();
+            self.judged = false;
+        }
+        dropped
+    }
+
+    /// Drops what is not worth sending any more, counts it, and returns the oldest of the rest with its arrival.
+    pub fn front(&mut self, now_ns: u64, terms: &Terms, expiry: Expiry) -> Option<(&[u8], u64)> {
+        while !self.judged {
+            let arrival_ns = *self.arrivals_ns.front()?;
+            let counters = &terms.class.counters;
+            let sojourn_ns = now_ns.saturating_sub(arrival_ns);
+            let expired = expiry == Expiry::Hard && terms.deadline_ns.is_some_and(|deadline| sojourn_ns > deadline);
+            if expired {
+                counters.dropped_expired.inc();
+            } else if self.waited_too_long(now_ns, sojourn_ns, terms.class.drop) {
+                counters.dropped_sojourn.inc();
+            } else {
+                self.judged = true;
+                break;
+            }
+            self.pop();
+        }
+        Some((self.payloads.front()?, *self.arrivals_ns.front()?))
+    }
+
+    fn waited_too_long(&mut self, now_ns: u64, sojourn_ns: u64, rule: DropRule) -> bool {
+        match rule {
+            DropRule::Oldest => false,
+            DropRule::Sojourn { limit_ns } => sojourn_ns > limit_ns,
+            DropRule::CoDel { target_ns, interval_ns } => {
+                let codel = self.codel.get_or_insert_with(|| Box::new(Codel::new(target_ns, interval_ns)));
+                codel.on_dequeue(now_ns, sojourn_ns, self.payloads.bytes()) == Verdict::Drop
+            }
+        }
+    }
+
+    /// Removes the oldest payload; returns whether there was one.
+    pub fn pop(&mut self) -> bool {
+        self.judged = false;
+        self.arrivals_ns.pop_front();
+        if self.arrivals_ns.is_empty() && self.arrivals_ns.capacity() > KEPT {
+            self.arrivals_ns = VecDeque::new();
+        }
+        self.payloads.pop()
+    }
+
+    /// When the oldest payload came.
+    #[must_use]
+    pub fn oldest_ns(&self) -> Option<u64> {
+        self.arrivals_ns.front().copied()
+    }
+
+    /// How many payloads wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.payloads.len()
+    }
+
+    /// How many bytes of payload wait.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.payloads.bytes()
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.payloads.is_empty()
+    }
+}

@@ -1,0 +1,350 @@
+//! Who may still send how much: what was handed to the transport, what of it has left, and what the peer allows.
+//!
+//! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream
+//! names into a channel that never blocks, and wake; the dispatcher reads ([`Ledger`]). A byte counts as gone when it
+//! was put into a packet for the first time; what is sent again after a loss is the transport's affair.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use s2n_quic::provider::event::events::{Frame, TransportParameters};
+
+/// How much may be handed over and not yet sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// As little as keeps the transport busy, so that what is urgent waits behind little: what leaves in a millisecond,
+    /// but at least some packets.
+    Late {
+        /// These many packets; `None` for 4 on paths below 10 Mbit/s, and 12, which is a burst of the transport's pacer
+        /// and a little more, on faster ones.
+        floor_packets: Option<u32>,
+    },
+    /// Everything at once: the transport's own round robin decides, as without a dispatcher.
+    Early,
+}
+
+impl Default for Binding {
+    fn default() -> Self {
+        Self::Late { floor_packets: None }
+    }
+}
+
+impl Binding {
+    const HORIZON: Duration = Duration::from_millis(1);
+    const SLOW_BYTES_PER_SEC: f64 = 10e6 / 8.0;
+    const MOST_BYTES: u64 = 512 * 1024;
+
+    /// The low mark of a path: fewer bytes than this may be handed over and not yet sent.
+    #[must_use]
+    pub fn low_mark(self, congestion_window: u32, smoothed_rtt: Duration, packet_bytes: u64) -> u64 {
+        let Self::Late { floor_packets } = self else { return u64::MAX };
+        // The pacer sends a little faster than a window per round trip, so that the window limits and not the pacer.
+        let bytes_per_sec = 1.25 * f64::from(congestion_window) / smoothed_rtt.as_secs_f64().max(1e-6);
+        let floor = floor_packets.unwrap_or(if bytes_per_sec < Self::SLOW_BYTES_PER_SEC { 4 } else { 12 });
+        let wanted = (bytes_per_sec * Self::HORIZON.as_secs_f64()) as u64;
+        wanted.min(Self::MOST_BYTES).max(u64::from(floor.max(1)) * packet_bytes)
+    }
+}
+
+/// The books of one connection. All values only grow, but for the low mark.
+#[derive(Debug)]
+pub struct Ledger {
+    binding: Binding,
+    handed: AtomicU64,
+    sent: AtomicU64,
+    returned: AtomicU64,
+    low_mark: AtomicU64,
+    packet_bytes: AtomicU64,
+    /// Whether the dispatcher waits for bytes to leave.
+    hungry: AtomicBool,
+    closed: AtomicBool,
+    dispatcher: AtomicWaker,
+}
+
+/// A QUIC packet's header, a STREAM frame's, and the AEAD's tag, about.
+const PACKET_OVERHEAD_BYTES: u64 = 50;
+
+impl Ledger {
+    fn new(binding: Binding) -> Self {
+        // Until something is known about the path: a common round trip and the initial window of RFC 9002 §7.2.
+        let low_mark = binding.low_mark(12_000, Duration::from_millis(100), 1_200);
+        Self {
+            binding,
+            handed: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
+            low_mark: AtomicU64::new(low_mark),
+            packet_bytes: AtomicU64::new(1_200),
+            hungry: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            dispatcher: AtomicWaker::new(),
+        }
+    }
+
+    /// How many bytes were handed over and neither sent nor returned.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> u64 {
+        self.handed.load(Relaxed).saturating_sub(self.gone_bytes())
+    }
+
+    /// How many of the bytes handed over are not the transport's to send any more, in the order of hand-over.
+    #[must_use]
+    pub fn gone_bytes(&self) -> u64 {
+        self.sent.load(Relaxed) + self.returned.load(Relaxed)
+    }
+
+    /// How many bytes were handed over so far.
+    #[must_use]
+    pub fn handed_bytes(&self) -> u64 {
+        self.handed.load(Relaxed)
+    }
+
+    /// How many bytes more may be handed over, and how many in one turn: an eighth of the low mark, at least a packet.
+    #[must_use]
+    pub fn room(&self) -> Option<u64> {
+        let low_mark = self.low_mark.load(Relaxed);
+        (self.unsent_bytes() < low_mark).then(|| (low_mark / 8).max(self.packet_bytes.load(Relaxed)))
+    }
+
+    /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them
+    /// leave finds them.
+    pub fn hand_over(&self, bytes: u64) {
+        self.handed.fetch_add(bytes, Relaxed);
+    }
+
+    /// Notes that bytes were handed over that will never be sent, or that were not handed over after all.
+    pub fn give_back(&self, bytes: u64) {
+        self.returned.fetch_add(bytes, Relaxed);
+    }
+
+    /// Asks to be woken when bytes have left and there is room.
+    pub fn wait_for_room(&self) {
+        self.hungry.store(true, Relaxed);
+    }
+
+    /// Whether only what is about to leave is handed over.
+    #[must_use]
+    pub fn binds_late(&self) -> bool {
+        self.binding != Binding::Early
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Who hands over; woken when there may be something to do.
+    #[must_use]
+    pub fn dispatcher(&self) -> &AtomicWaker {
+        &self.dispatcher
+    }
+}
+
+/// What is known about one stream.
+#[derive(Debug)]
+pub struct StreamLedger {
+    name: u32,
+    sent: AtomicU64,
+    /// The stream's flow-control limit (RFC 9000 §4.1).
+    max_data: AtomicU64,
+    /// Whether the dispatcher wants to be told when the limit grows.
+    blocked: AtomicBool,
+    /// Whether the dispatcher was told that the peer stopped reading.
+    stopped: AtomicBool,
+}
+
+impl StreamLedger {
+    fn new(name: u32, limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            sent: AtomicU64::new(0),
+            max_data: AtomicU64::new(limit),
+            blocked: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// The books of a stream whose connection has ended.
+    #[must_use]
+    pub fn detached(name: u32) -> Arc<Self> {
+        Self::new(name, 0)
+    }
+
+    /// How many bytes of the stream have been sent at least once.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+
+    /// Up to which offset the peer allows bytes. Where there are none beyond `handed`, the dispatcher is told when
+    /// there are.
+    #[must_use]
+    pub fn max_data(&self, handed: u64) -> u64 {
+        let max_data = self.max_data.load(Relaxed);
+        if max_data > handed {
+            return max_data;
+        }
+        self.blocked.store(true, Relaxed);
+        // It may have grown in between.
+        self.max_data.load(Relaxed)
+    }
+}
+
+/// The callbacks' side of a connection's books.
+#[derive(Debug)]
+pub struct Account {
+    ledger: Arc<Ledger>,
+    streams: HashMap<u64, Arc<StreamLedger>>,
+    /// Limits of streams that the peer opened and nobody has accepted yet.
+    early: HashMap<u64, u64>,
+    /// Streams of the peer below this ID have been accepted.
+    accepted: u64,
+    is_server: bool,
+    limit_own: u64,
+    limit_peers: u64,
+    told: mpsc::Sender<u32>,
+    listener: Option<mpsc::Receiver<u32>>,
+}
+
+impl Account {
+    /// Opens the books of a connection.
+    #[must_use]
+    pub fn new(is_server: bool, binding: Binding) -> Self {
+        let (told, listener) = mpsc::channel();
+        Self {
+            ledger: Arc::new(Ledger::new(binding)),
+            streams: HashMap::new(),
+            early: HashMap::new(),
+            accepted: 0,
+            is_server,
+            limit_own: 0,
+            limit_peers: 0,
+            told,
+            listener: Some(listener),
+        }
+    }
+
+    /// The connection's ledger, and for the first who asks, the names of streams that need attention: their limit grew,
+    /// or the peer stopped reading.
+    pub fn join(&mut self) -> (Arc<Ledger>, Option<mpsc::Receiver<u32>>) {
+        (self.ledger.clone(), self.listener.take())
+    }
+
+    /// Opens the books of a bidirectional stream; what needs attention is told under `name`.
+    pub fn open(&mut self, stream_id: u64, name: u32) -> Arc<StreamLedger> {
+        let opened_by_peer = self.opened_by_peer(stream_id);
+        let limit = if opened_by_peer { self.limit_peers } else { self.limit_own };
+        let limit = self.early.remove(&stream_id).map_or(limit, |early| early.max(limit));
+        if opened_by_peer {
+            self.accepted = self.accepted.max(stream_id + 4);
+        }
+        let ledger = StreamLedger::new(name, limit);
+        self.streams.insert(stream_id, ledger.clone());
+        ledger
+    }
+
+    /// Closes the books of a stream.
+    pub fn close(&mut self, stream_id: u64) {
+        self.streams.remove(&stream_id);
+    }
+
+    /// How many streams' books are open.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.streams.len() + self.early.len()
+    }
+
+    fn opened_by_peer(&self, stream_id: u64) -> bool {
+        // RFC 9000 §2.1: clients' streams are even.
+        self.is_server == (stream_id & 1 == 0)
+    }
+
+    /// The peer said what it allows to begin with.
+    pub fn on_transport_parameters(&mut self, parameters: &TransportParameters<'_>) {
+        self.limit_own = parameters.initial_max_stream_data_bidi_remote;
+        self.limit_peers = parameters.initial_max_stream_data_bidi_local;
+    }
+
+    /// A frame was put into a packet.
+    pub fn on_frame_sent(&mut self, frame: &Frame) {
+        let &Frame::Stream { id, offset, len, .. } = frame else { return };
+        let Some(stream) = self.streams.get(&id) else { return };
+        let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
+        // A frame holds either bytes that are new or bytes that were lost, and new ones leave in order.
+        if end > sent {
+            stream.sent.store(end, Relaxed);
+            self.ledger.sent.fetch_add(end - sent.max(offset), Relaxed);
+        }
+    }
+
+    /// A burst of packets was written, with bytes that were never sent before among them.
+    pub fn on_progress(&self) {
+        // Not earlier: whoever is woken in the middle of a burst finds the connection locked.
+        if self.ledger.hungry.load(Relaxed) && self.ledger.room().is_some() {
+            self.ledger.hungry.store(false, Relaxed);
+            self.ledger.dispatcher.wake();
+        }
+    }
+
+    /// A frame arrived.
+    pub fn on_frame_received(&mut self, frame: &Frame) {
+        match *frame {
+            Frame::MaxStreamData { id, value, .. } => match self.streams.get(&id) {
+                Some(stream) => {
+                    stream.max_data.fetch_max(value, Relaxed);
+                    if stream.blocked.swap(false, Relaxed) {
+                        self.tell(stream.name);
+                    }
+                }
+                // As many as the peer may have open.
+                None if self.opened_by_peer(id) && id & 2 == 0 && id >= self.accepted => {
+                    let limit = self.early.entry(id).or_default();
+                    *limit = value.max(*limit);
+                }
+                None => {}
+            },
+            Frame::StopSending { id, .. } => {
+                if let Some(stream) = self.streams.get(&id)
+                    && !stream.stopped.swap(true, Relaxed)
+                {
+                    self.tell(stream.name);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn tell(&self, name: u32) {
+        // Nobody listens any more once the dispatcher is gone.
+        _ = self.told.send(name);
+        self.ledger.dispatcher.wake();
+    }
+
+    /// The path's state after a burst.
+    pub fn on_recovery_metrics(&self, congestion_window: u32, smoothed_rtt: Duration) {
+        let packet_bytes = self.ledger.packet_bytes.load(Relaxed);
+        let low_mark = self.ledger.binding.low_mark(congestion_window, smoothed_rtt, packet_bytes);
+        self.ledger.low_mark.store(low_mark, Relaxed);
+    }
+
+    /// The largest packet changed.
+    pub fn on_mtu(&self, packet_bytes: u16) {
+        let payload_bytes = u64::from(packet_bytes).saturating_sub(PACKET_OVERHEAD_BYTES).max(1);
+        self.ledger.packet_bytes.store(payload_bytes, Relaxed);
+    }
+
+    /// The connection ended.
+    pub fn on_closed(&self) {
+        self.ledger.closed.store(true, Relaxed);
+        self.ledger.dispatcher.wake();
+    }
+}
