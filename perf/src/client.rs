@@ -57,7 +57,12 @@ impl Client {
         let transport = Transport { max_requests: 30_000, ..Transport::default() };
         let any = SocketAddr::new(relay.address.ip(), 0);
         let counters = Arc::<DatagramCounters>::default();
-        let datagrams = Datagrams { limits: QUEUES, counters: counters.clone(), max_frame_bytes: u64::from(u16::MAX), schedule: Schedule::default() };
+        let datagrams = Datagrams {
+            limits: QUEUES,
+            counters: counters.clone(),
+            max_frame_bytes: u64::from(u16::MAX),
+            schedule: Schedule::default(),
+        };
         let tls = tls::client(Trust::Pinned(relay.fingerprint), None)?;
         let endpoint = endpoint::connect(transport.sockets(any)?, &transport, tls, datagrams)?;
         let template = Template::default_at(&format!("localhost:{}", relay.address.port()))?;

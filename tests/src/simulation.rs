@@ -145,7 +145,8 @@ pub fn clock() -> Clock {
     fn now_ns() -> u64 {
         unsafe { time::now().as_duration() }.as_nanos() as u64
     }
-    let sleep_until = |at_ns: u64| -> Sleep { Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns())))) };
+    let sleep_until =
+        |at_ns: u64| -> Sleep { Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns())))) };
     Clock { now_ns, sleep_until }
 }
 

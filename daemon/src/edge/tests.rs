@@ -139,9 +139,7 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
     let mut payloads = Segments::new(QUEUE_BYTES);
     loop {
-        let received = std::future::poll_fn(|cx| {
-            tunnel.poll_recv(cx, &mut payloads)
-        });
+        let received = std::future::poll_fn(|cx| tunnel.poll_recv(cx, &mut payloads));
         match received.await {
             Ok(true) => {}
             Ok(false) => {

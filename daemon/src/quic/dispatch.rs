@@ -465,8 +465,7 @@ impl Slot {
 
     /// Whether everything was sent that ever will be.
     fn has_left(&self) -> bool {
-        self.error.is_some()
-            || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
+        self.error.is_some() || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
     }
 
     fn close_books(&self) {

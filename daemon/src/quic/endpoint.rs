@@ -13,28 +13,18 @@ use anyhow::{Context as _, Result, anyhow};
 use s2n_quic::{
     Client, Server,
     provider::{
-        congestion_controller::{Bbr, Cubic},
         endpoint_limits::{self, ConnectionAttempt, Limiter, Outcome},
         io,
         limits::Limits,
     },
 };
 
+pub use super::congestion::Congestion;
 use super::{
     datagrams::Datagrams,
     events::{Events, HandshakeCounters},
     tls::ServerTls,
 };
-
-/// The congestion controller of an endpoint's connections.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Congestion {
-    /// CUBIC (RFC 9438).
-    #[default]
-    Cubic,
-    /// BBRv2, less sensitive to loss.
-    Bbr,
-}
 
 /// Transport settings that both roles share.
 #[derive(Clone, Debug)]
@@ -153,11 +143,7 @@ pub fn serve<I: io::Provider>(
         .with_limits(transport.limits()?)?
         .with_endpoint_limits(admission)?
         .with_event(events)?;
-    match transport.congestion {
-        Congestion::Cubic => builder.with_congestion_controller(Cubic::default())?.start(),
-        Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start(),
-    }
-    .context("failed to start the QUIC endpoint")
+    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
 
 /// Starts a client endpoint over `io`.
@@ -178,11 +164,7 @@ pub fn connect<I: io::Provider>(
         .with_datagram(datagrams)?
         .with_limits(transport.limits()?)?
         .with_event(events)?;
-    match transport.congestion {
-        Congestion::Cubic => builder.with_congestion_controller(Cubic::default())?.start(),
-        Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start(),
-    }
-    .context("failed to start the QUIC endpoint")
+    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
 
 /// Decides what becomes of a connection attempt, before it costs a handshake.

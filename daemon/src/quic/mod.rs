@@ -6,6 +6,7 @@
 mod backlog;
 pub mod class;
 pub mod clock;
+pub mod congestion;
 pub mod datagrams;
 pub mod dispatch;
 pub mod endpoint;

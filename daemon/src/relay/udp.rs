@@ -111,10 +111,10 @@ impl UdpPump {
         let mut more = false;
         let up = self.poll_up(cx, &mut more)?;
         let moved = self.poll_down(cx, &mut more)? | up.moved;
-        self.tunnel.poll_stopped(cx)?;
         if up.finished {
             return Ok(Poll::Ready(UdpEnd::Finished));
         }
+        self.tunnel.poll_stopped(cx)?;
         if moved {
             self.last_moved = Instant::now();
         }

@@ -18,7 +18,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use paced::quic::{
-    datagrams::{Datagrams, QueueLimits},
+    datagrams::{Datagrams, QueueLimits, Schedule},
     endpoint::{self, Admission, Congestion, Transport},
     tls::{self, Identity, ServerTls, Trust},
 };
@@ -94,7 +94,7 @@ impl Ends {
     /// No datagrams are sent.
     fn datagrams(&self) -> Datagrams {
         let limits = QueueLimits { flow_bytes: 0, connection_bytes: 0 };
-        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0 }
+        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedule: Schedule::default() }
     }
 }
 

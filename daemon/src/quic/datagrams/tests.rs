@@ -49,7 +49,8 @@ impl Packet for FakePacket {
 fn hub(flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCounters>) {
     let counters = Arc::<DatagramCounters>::default();
     let limits = QueueLimits { flow_bytes, connection_bytes };
-    let mut endpoint = Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedule: Schedule::default() };
+    let mut endpoint =
+        Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedule: Schedule::default() };
     let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
     (sender.hub(), counters)
 }
