@@ -5,33 +5,37 @@
 
 use std::{
     net::SocketAddr,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{Arc, atomic::AtomicBool},
     task::Poll,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures::{
-    Future, FutureExt as _, StreamExt as _,
-    future::{poll_fn, try_join},
+    StreamExt as _,
+    future::{Either, poll_fn, select, try_join},
     stream::FuturesUnordered,
 };
 use paced::quic::{
+    class::Terms,
+    clock::Clock,
     datagrams::{Datagrams, QueueLimits, Schedule},
+    dispatch::{self, Binding, Dispatcher},
     endpoint::{self, Admission, Congestion, Transport},
     tls::{self, Identity, ServerTls, Trust},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use s2n_quic::{
-    Client, Connection, Server, client::Connect, connection::Handle, provider::io, stream::BidirectionalStream,
+    Client, Connection, Server,
+    client::Connect,
+    connection::Handle,
+    provider::io,
+    stream::{BidirectionalStream, Error as StreamError},
 };
 
 use super::{Request, Run, Sample};
-use crate::{
-    load::Figure,
-    plan::{self, Plan, Scheduler},
-};
+use crate::plan::{self, Class, Plan, Scheduler};
 
 /// Size of IP packets: Ethernet's.
 pub const MTU: u16 = 1_500;
@@ -42,6 +46,7 @@ const SERVER_NAME: &str = "server.example";
 /// What makes the two endpoints of a run.
 pub struct Ends {
     transport: Transport,
+    schedule: Schedule,
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
 }
@@ -51,15 +56,24 @@ impl Ends {
     ///
     /// # Errors
     /// The scheduler is none of QUIC's, or the system gives no randomness.
-    pub fn new(plan: &Plan, scheduler: Scheduler, _time: Time, _seed: u64) -> Result<Self> {
-        ensure!(scheduler == Scheduler::Plain, "there is no {} for streams of QUIC yet", scheduler.name());
+    pub fn new(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Self> {
+        let (discipline, binding) = scheduler.of_streams().context("none of QUIC's schedulers")?;
         let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;
         let congestion = match plan.congestion {
             plan::Congestion::Cubic => Congestion::Cubic,
             plan::Congestion::Bbr => Congestion::Bbr,
         };
         Ok(Self {
-            transport: Transport { initial_mtu: MTU, max_mtu: MTU, congestion, ..Transport::default() },
+            transport: Transport {
+                initial_mtu: MTU,
+                max_mtu: MTU,
+                congestion,
+                // Where the kernel loses packets, it loses a whole batch at once.
+                gso: false,
+                stream_batch: if binding == Binding::Early { 1 } else { 255 },
+                ..Transport::default()
+            },
+            schedule: Schedule { discipline, binding, clock, seed, ..Schedule::default() },
             certificate: made.cert.der().clone(),
             key: PrivateKeyDer::from_pem_slice(made.signing_key.serialize_pem().as_bytes())?,
         })
@@ -94,93 +108,126 @@ impl Ends {
     /// No datagrams are sent.
     fn datagrams(&self) -> Datagrams {
         let limits = QueueLimits { flow_bytes: 0, connection_bytes: 0 };
-        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedule: Schedule::default() }
+        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedule: self.schedule.clone() }
     }
 }
 
 /// Makes requests over one connection until all have ended, or the plan's limit has. Returns what became of them.
 ///
 /// # Errors
-/// There is no connection, or a request fails.
-pub async fn request(client: Client, server: SocketAddr, plan: &Plan, requests: &[Request], time: Time) -> Result<Run> {
+/// There is no connection, or a request fails otherwise than by its deadline.
+pub async fn request(
+    client: Client,
+    server: SocketAddr,
+    plan: &Plan,
+    requests: &[Request],
+    clock: Clock,
+) -> Result<Run> {
     let connect = Connect::new(server).with_server_name(SERVER_NAME);
-    let connection = client.connect(connect).await.context("no connection to the server")?;
-    let handle = connection.handle();
-    let began_ns = (time.now_ns)();
+    let mut handle = client.connect(connect).await.context("no connection to the server")?.handle();
+    let dispatcher = Dispatcher::of(&mut handle)?;
+    let began_ns = (clock.now_ns)();
     let bodies: Vec<_> = plan.classes.iter().enumerate().map(|(index, class)| body(index, class)).collect();
-    let mut pending: FuturesUnordered<_> = requests
-        .iter()
-        .enumerate()
-        .map(|(index, request)| {
-            let start_ns = began_ns + request.start_ns;
-            one(handle.clone(), bodies[request.class].clone(), start_ns, time).map(move |latency| (index, latency))
-        })
-        .collect();
-    let mut limit = (time.sleep_until)(began_ns + plan.workload.limit_s * 1_000_000_000);
     let mut samples: Vec<_> =
         requests.iter().map(|request| Sample { class: request.class, latency_ns: None }).collect();
-    let mut echoed_bytes = 0;
-    while let Some((index, latency)) = poll_fn(|cx| match limit.as_mut().poll(cx) {
-        Poll::Ready(()) => Poll::Ready(None),
-        Poll::Pending => pending.poll_next_unpin(cx),
-    })
-    .await
     {
-        samples[index].latency_ns = latency?;
-        echoed_bytes += samples[index].latency_ns.map_or(0, |_| plan.classes[samples[index].class].bytes);
+        let exchange = |(index, request): (usize, &Request)| {
+            let (class, start_ns) = (&plan.classes[request.class], began_ns + request.start_ns);
+            let (handle, dispatcher, body) = (handle.clone(), &dispatcher, bodies[request.class].clone());
+            async move { (index, exchange(handle, dispatcher, terms(class), body, start_ns, clock).await) }
+        };
+        let mut pending: FuturesUnordered<_> = requests.iter().enumerate().map(exchange).collect();
+        let all = async {
+            while let Some((index, latency)) = pending.next().await {
+                samples[index].latency_ns = latency?;
+            }
+            Ok::<_, anyhow::Error>(())
+        };
+        let limit = (clock.sleep_until)(began_ns + plan.workload.limit_s * 1_000_000_000);
+        let driven = select(pin!(all), pin!(dispatcher.run()));
+        if let Either::Left((Either::Left((ended, _)), _)) = select(driven, limit).await {
+            ended?;
+        }
     }
-    let total_ns = (time.now_ns)() - began_ns;
+    let total_ns = (clock.now_ns)() - began_ns;
     handle.close(0_u8.into());
-    let goodput_mbit = echoed_bytes as f64 * 8e3 / total_ns as f64;
-    Ok(Run { samples, total_ns, figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }] })
+    Ok(Run::new(plan, samples, total_ns))
 }
 
-fn body(index: usize, class: &plan::Class) -> Bytes {
+/// What a class is to the scheduler.
+fn terms(class: &Class) -> Terms {
+    let deadline_ns = class.deadline_ms.map(|ms| ms * 1_000_000);
+    Terms { deadline_ns, ..Terms::of(class.service()) }
+}
+
+/// How much of a body is queued at once.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+fn body(index: usize, class: &Class) -> Bytes {
     let mut body = vec![0; class.bytes];
-    // A plan has at most 256 classes.
+    // A plan has at most 256 classes, and a body at least a byte.
     body[0] = index as u8;
     body.into()
 }
 
-/// Makes one request and returns how long it took.
-async fn one(mut handle: Handle, body: Bytes, start_ns: u64, time: Time) -> Result<Option<u64>> {
-    (time.sleep_until)(start_ns).await;
+/// Makes one request and returns how long it took; `None` if its deadline ended it, here or at the server.
+async fn exchange(
+    mut handle: Handle,
+    dispatcher: &Dispatcher,
+    terms: Terms,
+    mut body: Bytes,
+    start_ns: u64,
+    clock: Clock,
+) -> Result<Option<u64>> {
+    (clock.sleep_until)(start_ns).await;
     let bytes = body.len();
-    let (mut receive, mut send) = handle.open_bidirectional_stream().await.context("no stream")?.split();
+    let (mut receive, send) = handle.open_bidirectional_stream().await.context("no stream")?.split();
+    let mut send = dispatcher.attach(send, terms);
     let sending = async {
-        send.send(body).await?;
-        Ok::<_, anyhow::Error>(send.finish()?)
+        while !body.is_empty() {
+            send.send(body.split_to(body.len().min(CHUNK_BYTES))).await?;
+        }
+        send.finish();
+        Ok(())
     };
     let receiving = async {
         let mut received = 0;
         while let Some(chunk) = receive.receive().await? {
             received += chunk.len();
         }
-        ensure!(received == bytes, "{received} bytes came back of {bytes}");
-        Ok(())
+        Ok::<_, dispatch::Error>(received)
     };
-    try_join(sending, receiving).await?;
-    Ok(Some((time.now_ns)() - start_ns))
+    match try_join(sending, receiving).await {
+        Ok(((), received)) if received == bytes => Ok(Some((clock.now_ns)() - start_ns)),
+        Ok(((), received)) => bail!("{received} bytes came back of {bytes}"),
+        Err(dispatch::Error::Expired | dispatch::Error::Stream(StreamError::StreamReset { .. })) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Serves until the endpoint ends.
-pub async fn serve(mut server: Server, plan: Arc<Plan>, time: Time) {
+pub async fn serve(mut server: Server, plan: Arc<Plan>) {
     let mut connections = FuturesUnordered::new();
-    while let Some(connection) = both(server.accept(), &mut connections).await {
-        connections.push(echo_all(connection, &plan, time));
+    while let Some(connection) = beside(server.accept(), &mut connections).await {
+        connections.push(echo_all(connection, &plan));
     }
 }
 
-async fn echo_all(connection: Connection, plan: &Plan, time: Time) {
-    let (_, mut acceptor) = connection.split();
+/// Serves a connection until it ends.
+async fn echo_all(connection: Connection, plan: &Plan) {
+    let (mut handle, mut acceptor) = connection.split();
+    let Ok(dispatcher) = Dispatcher::of(&mut handle) else { return };
     let mut echoes = FuturesUnordered::new();
-    while let Ok(Some(stream)) = both(acceptor.accept_bidirectional_stream(), &mut echoes).await {
-        echoes.push(echo(stream, plan, time));
-    }
+    let all = async {
+        while let Ok(Some(stream)) = beside(acceptor.accept_bidirectional_stream(), &mut echoes).await {
+            echoes.push(echo(stream, &dispatcher, plan));
+        }
+    };
+    select(pin!(all), pin!(dispatcher.run())).await;
 }
 
-/// What comes of `next`; `others` go on meanwhile.
-async fn both<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesUnordered<F>) -> T {
+/// Waits for `next` while the others go on.
+async fn beside<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesUnordered<F>) -> T {
     let mut next = pin!(next);
     poll_fn(|cx| {
         while let Poll::Ready(Some(_)) = others.poll_next_unpin(cx) {}
@@ -189,23 +236,16 @@ async fn both<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesU
     .await
 }
 
-/// Sends a stream's bytes back. What ends it early is seen by the client.
-async fn echo(stream: BidirectionalStream, _plan: &Plan, _time: Time) -> Result<()> {
-    let (mut receive, mut send) = stream.split();
+/// Sends a request's bytes back. If it ends early, so does the echo, and the client sees that.
+async fn echo(stream: BidirectionalStream, dispatcher: &Dispatcher, plan: &Plan) -> Result<()> {
+    let (mut receive, send) = stream.split();
+    let Some(first) = receive.receive().await? else { return Ok(()) };
+    let class = first.first().and_then(|index| plan.classes.get(usize::from(*index))).context("no such class")?;
+    let mut send = dispatcher.attach(send, terms(class));
+    send.send(first).await?;
     while let Some(chunk) = receive.receive().await? {
         send.send(chunk).await?;
     }
-    Ok(send.finish()?)
+    send.finish();
+    Ok(())
 }
-
-/// A source of time.
-#[derive(Clone, Copy)]
-pub struct Time {
-    /// Nanoseconds since some moment.
-    pub now_ns: fn() -> u64,
-    /// Ends when that has reached a value.
-    pub sleep_until: fn(u64) -> Sleep,
-}
-
-/// Ends at a moment.
-pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;

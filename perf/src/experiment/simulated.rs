@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    future,
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,18 +12,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use paced::quic::clock::{Clock, Sleep};
 use s2n_quic::provider::io::testing::{
     self, Handle, Io,
     network::{Buffers, Network, Packet},
     primary, spawn, time,
 };
 
-use super::{
-    Run,
-    direct::{self, Time},
-    random::Random,
-    requests,
-};
+use super::{Run, direct, random::Random, requests};
 use crate::{
     load::Figure,
     plan::{self, Plan, Scheduler},
@@ -58,12 +55,12 @@ fn start(
     seed: u64,
     done: impl FnOnce(Result<Run>) + Send + 'static,
 ) -> Result<()> {
-    let ends = direct::Ends::new(plan, scheduler, TIME, seed)?;
+    let ends = direct::Ends::new(plan, scheduler, CLOCK, seed)?;
     let server = ends.server(io(handle)?)?;
     let address = server.local_addr()?;
-    spawn(direct::serve(server, plan.clone(), TIME));
+    spawn(direct::serve(server, plan.clone()));
     let (client, plan) = (ends.client(io(handle)?)?, plan.clone());
-    primary::spawn(async move { done(direct::request(client, address, &plan, &requests(&plan, seed), TIME).await) });
+    primary::spawn(async move { done(direct::request(client, address, &plan, &requests(&plan, seed), CLOCK).await) });
     Ok(())
 }
 
@@ -72,17 +69,19 @@ fn io(handle: &Handle) -> Result<Io> {
 }
 
 /// Virtual time.
-pub const TIME: Time = Time { now_ns, sleep_until };
+pub const CLOCK: Clock = Clock { now_ns, sleep_until };
 
 fn now_ns() -> u64 {
     // SAFETY: the function is kept to sources of time, which this one is.
     unsafe { time::now().as_duration() }.as_nanos() as u64
 }
 
-fn sleep_until(at_ns: u64) -> direct::Sleep {
-    // Virtual time is read in whole microseconds.
-    let at_ns = at_ns.next_multiple_of(1_000);
-    Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns()))))
+fn sleep_until(at_ns: u64) -> Sleep {
+    // Time is read in whole microseconds.
+    match at_ns.next_multiple_of(1_000).saturating_sub(now_ns()) {
+        0 => Box::pin(future::ready(())),
+        delay_ns => Box::pin(time::delay(Duration::from_nanos(delay_ns))),
+    }
 }
 
 /// A link from each sender: loss, a queue, a rate, and a delay, in this order, as `netem` has them.

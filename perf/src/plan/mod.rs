@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use sched::stream::{self, Service};
 use serde::Deserialize;
 use toml::Table;
 
@@ -368,6 +369,18 @@ pub const METRICS: [&str; 16] = [
     "cpu_s_per_gb",
     "instructions_per_packet",
 ];
+
+impl Class {
+    /// What it is to the scheduler; its deadline is not in there, because it counts from each request's start.
+    #[must_use]
+    pub fn service(&self) -> Service {
+        let level = match self.level {
+            Level::High => stream::Level::High,
+            Level::Low => stream::Level::Low,
+        };
+        Service { level, priority: self.priority, weight: self.weight, ..Service::default() }
+    }
+}
 
 impl Clock {
     /// Its name in plans and on the command line.

@@ -1,5 +1,7 @@
 //! What experiments compare.
 
+use paced::quic::dispatch::Binding;
+use sched::stream::{Discipline, Expiry, Low};
 use serde::{Deserialize, Serialize};
 
 /// A discipline, or what is compared with it.
@@ -58,5 +60,26 @@ impl Scheduler {
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
+    }
+
+    /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC.
+    #[must_use]
+    pub fn of_streams(self) -> Option<(Discipline, Binding)> {
+        let discipline = match self {
+            Self::Plain => return Some((Discipline::Rr, Binding::Early)),
+            Self::TlsN | Self::Tls1 => return None,
+            Self::Rr => Discipline::Rr,
+            Self::Fcfs => Discipline::Fcfs,
+            Self::EdfHard => Discipline::Edf { expiry: Expiry::Hard },
+            Self::EdfSoft => Discipline::Edf { expiry: Expiry::Soft },
+            Self::Abs => Discipline::Abs,
+            Self::MlRr => Discipline::Ml { low: Low::Rr },
+            Self::MlFcfs => Discipline::Ml { low: Low::Fcfs },
+            Self::MlEdf => Discipline::Ml { low: Low::Edf },
+            Self::MlWfq => Discipline::Ml { low: Low::Wfq },
+            Self::Wfq => Discipline::Wfq,
+            Self::Lottery => Discipline::Lottery,
+        };
+        Some((discipline, Binding::default()))
     }
 }
