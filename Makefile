@@ -5,12 +5,17 @@ RINGS ?= pure netns vm
 PREFIX ?= /usr
 DESTDIR ?=
 
-.PHONY: run test lint bench install
+.PHONY: run demo test lint bench install
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
 	cargo build --release --bins
 	$(CARGO_TARGET_DIR)/release/paced run $(ARGS)
+
+demo: ## Three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
+	@tests/setup build
+	cargo build --release -p perf
+	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
 
 test: ## All tests, ending with counts. RINGS="pure netns" leaves a ring out.
 	@tests/setup test $(RINGS)

@@ -1,6 +1,11 @@
 //! `paced-perf`: loads relays and compares them, and runs experiments.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -84,6 +89,9 @@ struct Experiment {
     /// Where results are written, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Where a picture is written, as SVG; of several variants, each to a file of its own.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -147,6 +155,13 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
+/// `results/plan.svg` and `rtt-100` make `results/plan-rtt-100.svg`.
+fn named_after(path: &Path, variant: &str) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{variant}.{extension}"))
+}
+
 fn on_generator_core(work: impl Future<Output = Result<()>>) -> Result<()> {
     process::raise_file_limit().context("failed to raise the limit of open files")?;
     process::bind_to_core(GENERATOR_CORE).context("failed to bind to a core")?;
@@ -184,6 +199,12 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
             .map(|scheduler| experiment::repeat(&plan, *scheduler, clock).with_context(|| scheduler.name()))
             .collect::<Result<_>>()?;
         println!("{}", experiment::table(&plan, &outcomes));
+        if let Some(path) = &experiment.plot {
+            let path = if experiment.variant == "all" { named_after(path, variant) } else { path.clone() };
+            fs::write(&path, experiment::plot(&plan, &outcomes))
+                .with_context(|| format!("failed to write {}", path.display()))?;
+            println!("the picture is {}\n", path.display());
+        }
         for row in outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)) {
             lines += &serde_json::to_string(&row)?;
             lines.push('\n');

@@ -107,7 +107,15 @@ impl CongestionController for Controller {
     ) {
         match (self, newest_acked_packet) {
             (Self::Bbr(bbr), Some(packet)) => {
-                bbr.on_ack(newest_acked_time_sent, bytes_acknowledged, packet, rtt, random, ack_receive_time, publisher);
+                bbr.on_ack(
+                    newest_acked_time_sent,
+                    bytes_acknowledged,
+                    packet,
+                    rtt,
+                    random,
+                    ack_receive_time,
+                    publisher,
+                );
             }
             (Self::Cubic(cubic), _) => {
                 cubic.on_ack(newest_acked_time_sent, bytes_acknowledged, (), rtt, random, ack_receive_time, publisher);

@@ -8,6 +8,7 @@ use std::{
     pin::pin,
     sync::{Arc, atomic::AtomicBool},
     task::Poll,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -34,7 +35,7 @@ use s2n_quic::{
     stream::{BidirectionalStream, Error as StreamError},
 };
 
-use super::{Request, Run, Sample};
+use super::{Request, Run};
 use crate::plan::{self, Class, Plan, Scheduler};
 
 /// Size of IP packets: Ethernet's.
@@ -128,8 +129,7 @@ pub async fn request(
     let dispatcher = Dispatcher::of(&mut handle)?;
     let began_ns = (clock.now_ns)();
     let bodies: Vec<_> = plan.classes.iter().enumerate().map(|(index, class)| body(index, class)).collect();
-    let mut samples: Vec<_> =
-        requests.iter().map(|request| Sample { class: request.class, latency_ns: None }).collect();
+    let mut latencies = vec![None; requests.len()];
     {
         let exchange = |(index, request): (usize, &Request)| {
             let (class, start_ns) = (&plan.classes[request.class], began_ns + request.start_ns);
@@ -139,19 +139,19 @@ pub async fn request(
         let mut pending: FuturesUnordered<_> = requests.iter().enumerate().map(exchange).collect();
         let all = async {
             while let Some((index, latency)) = pending.next().await {
-                samples[index].latency_ns = latency?;
+                latencies[index] = latency?;
             }
             Ok::<_, anyhow::Error>(())
         };
         let limit = (clock.sleep_until)(began_ns + plan.workload.limit_s * 1_000_000_000);
-        let driven = select(pin!(all), pin!(dispatcher.run()));
+        let driven = select(Box::pin(all), Box::pin(dispatcher.run()));
         if let Either::Left((Either::Left((ended, _)), _)) = select(driven, limit).await {
             ended?;
         }
     }
-    let total_ns = (clock.now_ns)() - began_ns;
+    let total = elapsed(clock, began_ns);
     handle.close(0_u8.into());
-    Ok(Run::new(plan, samples, total_ns))
+    Ok(Run::new(plan, requests, &latencies, total))
 }
 
 /// What a class is to the scheduler.
@@ -178,7 +178,7 @@ async fn exchange(
     mut body: Bytes,
     start_ns: u64,
     clock: Clock,
-) -> Result<Option<u64>> {
+) -> Result<Option<Duration>> {
     (clock.sleep_until)(start_ns).await;
     let bytes = body.len();
     let (mut receive, send) = handle.open_bidirectional_stream().await.context("no stream")?.split();
@@ -198,11 +198,15 @@ async fn exchange(
         Ok::<_, dispatch::Error>(received)
     };
     match try_join(sending, receiving).await {
-        Ok(((), received)) if received == bytes => Ok(Some((clock.now_ns)() - start_ns)),
+        Ok(((), received)) if received == bytes => Ok(Some(elapsed(clock, start_ns))),
         Ok(((), received)) => bail!("{received} bytes came back of {bytes}"),
         Err(dispatch::Error::Expired | dispatch::Error::Stream(StreamError::StreamReset { .. })) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+fn elapsed(clock: Clock, since_ns: u64) -> Duration {
+    Duration::from_nanos((clock.now_ns)().saturating_sub(since_ns))
 }
 
 /// Serves until the endpoint ends.

@@ -19,47 +19,38 @@ use std::{
 
 use ::tests::netns::{Chain, Link, Namespace};
 use anyhow::{Context as _, Result, ensure};
+use paced::quic::clock::Clock;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use s2n_quic::provider::io;
 
 use super::{
     Run,
-    direct::{self, Ends, Time},
+    direct::{self, Ends},
     requests,
 };
-use crate::{
-    payload::now_ns,
-    plan::{Network, Plan, Scheduler},
-};
+use crate::plan::{Network, Plan, Scheduler};
 
 /// Runs one repetition of a plan without a relay.
 ///
 /// # Errors
 /// The lab is not there, or see [`direct`].
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
-    let lab = Lab::verified(&plan.network)?;
-    let ends = Ends::new(plan, scheduler, TIME, seed)?;
+    let (lab, clock) = (Lab::verified(&plan.network)?, Clock::system());
+    let ends = Ends::new(plan, scheduler, clock, seed)?;
     let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT));
     let (server, client) = (lab.chain.relay.run(bind)??, lab.chain.client.run(bind)??);
     let address = (lab.chain.access.far.v4, PORT).into();
     let (plan, requests) = (Arc::new(plan.clone()), requests(plan, seed));
     block_on(async {
         let server = ends.server(sockets(server)?)?;
-        tokio::spawn(direct::serve(server, plan.clone(), TIME));
-        direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, TIME).await
+        tokio::spawn(direct::serve(server, plan.clone()));
+        direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await
     })
 }
 
 fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
     let builder = io::tokio::Builder::default().with_rx_socket(socket)?;
     Ok(builder.with_max_mtu(direct::MTU)?.with_initial_mtu(direct::MTU)?.build()?)
-}
-
-/// The kernel's time, which is the lab's.
-const TIME: Time = Time { now_ns, sleep_until };
-
-fn sleep_until(at_ns: u64) -> direct::Sleep {
-    Box::pin(tokio::time::sleep(Duration::from_nanos(at_ns.saturating_sub(now_ns()))))
 }
 
 /// Runs both ends of an experiment on this thread, and ends the server's with the client's.

@@ -7,6 +7,7 @@ pub mod direct;
 pub mod lab;
 pub mod masque;
 mod outcome;
+mod plot;
 mod random;
 pub mod simulated;
 mod table;
@@ -19,6 +20,7 @@ use anyhow::{Result, bail, ensure};
 
 pub use self::{
     outcome::{Latencies, Outcome, Row},
+    plot::plot,
     table::table,
     workload::{Request, requests},
 };
@@ -48,12 +50,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Puts together what each request took, `None` for those whose echo never came.
-    fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
+    /// Puts together how long each request took, `None` for those whose echo never came.
+    #[must_use]
+    pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
         let pairs = || requests.iter().zip(latencies);
-        let echoed =
-            pairs().filter(|(_, latency)| latency.is_some()).map(|(request, _)| plan.classes[request.class].bytes);
-        let goodput = echoed.sum::<usize>() as f64 * 8e-6 / total.as_secs_f64();
+        let echoed = pairs().filter(|(_, latency)| latency.is_some());
+        let echoed_bytes: usize = echoed.map(|(request, _)| plan.classes[request.class].bytes).sum();
+        let goodput_mbit = echoed_bytes as f64 * 8e-6 / total.as_secs_f64();
         let sample = |(request, latency): (&Request, &Option<Duration>)| Sample {
             class: request.class,
             latency_ns: latency.map(|latency| latency.as_nanos() as u64),
@@ -61,7 +64,7 @@ impl Run {
         Self {
             samples: pairs().map(sample).collect(),
             total_ns: total.as_nanos() as u64,
-            figures: vec![Figure { metric: "goodput_mbit", value: goodput, unit: "Mbit/s" }],
+            figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }],
         }
     }
 }

@@ -5,40 +5,91 @@ use std::fmt::Write as _;
 use super::Outcome;
 use crate::plan::{Class, Plan};
 
-/// Renders outcomes of a plan as Markdown: a table for each class, with what the paper gives in brackets.
+/// Renders outcomes of a plan as Markdown: a table for each class, and for what concerns all. What the paper gives
+/// stands in brackets.
 #[must_use]
 pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
-    let mut text =
-        format!("{} ({}): {}\n{}, {}\n", plan.name, plan.variant, plan.title, plan.network, plan.congestion.name());
+    let Plan { name, variant, title, network, congestion, .. } = plan;
+    let mut text = format!("{name} ({variant}): {title}\n{network}; {}\n", congestion.name());
     for (index, Class { name, bytes, deadline_ms, .. }) in plan.classes.iter().enumerate() {
-        let within = deadline_ms.map_or("no deadline".to_owned(), |ms| format!("within {ms} ms"));
-        _ = write!(
-            text,
-            "\n{name}: {bytes} bytes, {within}\n\n| scheduler | completed | p50 | p95 | max |\n|---|--:|--:|--:|--:|\n"
-        );
-        for outcome in outcomes {
+        let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
+        _ = writeln!(text, "\n{name}: {bytes} bytes{within}\n");
+        let rows = outcomes.iter().map(|outcome| {
             let latencies = outcome.latencies(index);
             let cell = |metric, value: Option<f64>, unit, decimals| {
-                let published = plan.published(outcome.scheduler, name, metric);
                 let measured = value.map_or("–".to_owned(), |value| format!("{value:.decimals$} {unit}"));
-                published.map_or(measured.clone(), |published| format!("{measured} ({published:.decimals$})"))
+                match plan.published(outcome.scheduler, name, metric) {
+                    Some(published) => format!("{measured} ({published})"),
+                    None => measured,
+                }
             };
-            _ = writeln!(
-                text,
-                "| {} | {} | {} | {} | {} |",
-                outcome.scheduler.name(),
+            [
+                outcome.scheduler.name().to_owned(),
                 cell("completion_pct", latencies.completion_pct(*deadline_ms), "%", 1),
+                cell("latency_mean_ms", latencies.mean_ms(), "ms", 0),
                 cell("latency_p50_ms", latencies.quantile_ms(0.5), "ms", 0),
                 cell("latency_p95_ms", latencies.quantile_ms(0.95), "ms", 0),
                 cell("latency_max_ms", latencies.quantile_ms(1.0), "ms", 0),
-            );
+            ]
+        });
+        let met = if deadline_ms.is_some() { "deadline met" } else { "completed" };
+        text += &markdown(["scheduler", met, "mean", "p50", "p95", "max"], rows);
+    }
+    text += "\nall classes\n\n";
+    let rows = outcomes.iter().flat_map(|outcome| {
+        outcome.figures().into_iter().map(|(metric, value, unit)| {
+            let published = plan.published(outcome.scheduler, "all", metric);
+            let published = published.map_or(String::new(), |value| format!(" ({value})"));
+            [outcome.scheduler.name().to_owned(), metric.to_owned(), format!("{value:.1} {unit}{published}")]
+        })
+    });
+    text + &markdown(["scheduler", "metric", "median"], rows)
+}
+
+/// A table whose columns have the width of their widest cell; all but the first are aligned right.
+fn markdown<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
+    let widths: [usize; N] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let mut text = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            _ = if column == 0 { write!(text, "| {cell:<width$} ") } else { write!(text, "| {cell:>width$} ") };
+        }
+        text += "|\n";
+        if index == 0 {
+            let rule = |(column, width): (usize, usize)| match column {
+                0 => "-".repeat(width + 2),
+                _ => "-".repeat(width + 1) + ":",
+            };
+            _ = writeln!(text, "|{}|", widths.into_iter().enumerate().map(rule).collect::<Vec<_>>().join("|"));
         }
     }
-    text += "\nall classes:";
-    for outcome in outcomes {
-        let figures = outcome.figures().into_iter().map(|(metric, value, _)| format!("{metric} {value:.1}"));
-        _ = write!(text, "\n{}: {}", outcome.scheduler.name(), figures.collect::<Vec<_>>().join(", "));
-    }
-    text.push('\n');
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        experiment::{Run, Sample},
+        plan::Scheduler,
+    };
+
+    #[test]
+    fn what_the_paper_gives_stands_beside_what_was_measured() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let samples = vec![
+            Sample { class: 0, latency_ns: Some(400_000_000) },
+            Sample { class: 0, latency_ns: Some(1_200_000_000) },
+            Sample { class: 1, latency_ns: None },
+        ];
+        let runs = vec![Run { samples, total_ns: 2_000_000_000, ..Run::default() }];
+        let text = table(&plan, &[Outcome { scheduler: Scheduler::Abs, runs }]);
+        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).map(cells).collect();
+        assert_eq!(rows[0][1..7], ["abs", "50.0 % (100)", "800 ms", "800 ms", "1160 ms", "1200 ms"]);
+        assert_eq!(rows[1][1..7], ["abs", "0.0 %", "–", "–", "–", "–"]);
+        assert_eq!(rows[3][1..4], ["abs", "total_ms", "2000.0 ms"]);
+    }
 }
