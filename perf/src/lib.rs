@@ -18,6 +18,7 @@
 //! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
 //! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
 //! | [`experiment`] | runs plans, over a simulated network or in the VM lab; tables, results, plots |
+//! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
 //! | [`origin`] | machine, kernel, commit, command: what results have to say |
 
 pub mod bench;
@@ -30,5 +31,6 @@ pub mod pace;
 pub mod payload;
 pub mod plan;
 pub mod process;
+pub mod queue_baselines;
 pub mod relay;
 pub mod target;

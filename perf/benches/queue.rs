@@ -1,0 +1,209 @@
+//! What a queue of streams costs by its length: the product's, a sorted list's and a binary heap's.
+//!
+//! With `QUEUE_RESULTS=FILE` the medians are written there, too, an object per line.
+
+use std::{
+    env, fs,
+    io::Write as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, measurement::WallTime};
+use perf::{
+    origin::Origin,
+    queue_baselines::{Heap, HeapInPlace, Queue, SortedList, manage_streams},
+};
+use sched::pifo::Pifo;
+use serde::{Deserialize, Serialize};
+
+const SIZES: [u32; 4] = [10, 1_000, 100_000, 1_000_000];
+
+/// Ranks lie this far behind the head's at most: those of fair queueing, with turns of many lengths and weights.
+const SPREAD: u64 = 1 << 24;
+
+/// So many operations are timed at a time, about.
+const ROUND: u32 = 512;
+
+const OPERATIONS: [&str; 4] = ["push", "pop", "turn", "remove"];
+
+fn main() -> Result<()> {
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("queue");
+    let mut criterion = Criterion::default()
+        .output_directory(&output)
+        .sample_size(30)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
+    for operation in OPERATIONS {
+        let mut group = criterion.benchmark_group(operation);
+        group.sampling_mode(SamplingMode::Flat);
+        for size in SIZES {
+            measure::<SortedList>(&mut group, operation, size);
+            measure::<Heap>(&mut group, operation, size);
+            if operation == "turn" {
+                measure::<HeapInPlace>(&mut group, operation, size);
+            }
+            measure::<Pifo>(&mut group, operation, size);
+        }
+    }
+    let mut group = criterion.benchmark_group("manage");
+    group.bench_function(BenchmarkId::new(SortedList::NAME, 1_000), |bencher| {
+        bencher.iter(manage_streams::<SortedList>)
+    });
+    group.bench_function(BenchmarkId::new(Heap::NAME, 1_000), |bencher| bencher.iter(manage_streams::<Heap>));
+    group.bench_function(BenchmarkId::new(Pifo::<u64>::NAME, 1_000), |bencher| bencher.iter(manage_streams::<Pifo>));
+    drop(group);
+    criterion.final_summary();
+    match env::var_os("QUEUE_RESULTS") {
+        Some(file) => write_results(&output, Path::new(&file)),
+        None => Ok(()),
+    }
+}
+
+fn measure<Q: Queue>(group: &mut BenchmarkGroup<'_, WallTime>, operation: &'static str, size: u32) {
+    let mut bench = Bench::<Q>::new(operation, size);
+    group.bench_function(BenchmarkId::new(Q::NAME, size), |bencher| {
+        bencher.iter_custom(|count| {
+            let mut spent = Duration::ZERO;
+            let mut left = count;
+            while left > 0 {
+                let (operations, time) = bench.round(left);
+                left -= operations;
+                spent += time;
+            }
+            spent
+        });
+    });
+}
+
+/// Queues of one length, and what is done to them.
+struct Bench<Q> {
+    operation: &'static str,
+    size: u32,
+    /// Several if they are short: reading a clock costs as much as an operation.
+    queues: Vec<Q>,
+    random: Random,
+}
+
+impl<Q: Queue> Bench<Q> {
+    fn new(operation: &'static str, size: u32) -> Self {
+        let queues = if operation == "turn" { 1 } else { (ROUND / size).max(1) };
+        let (_, random) = filled::<Q>(0);
+        Self { operation, size, queues: (0..queues).map(|_| filled(size).0).collect(), random }
+    }
+
+    /// Times so many operations or fewer, then gives the queues their length back. Returns how many, and their time.
+    fn round(&mut self, most: u64) -> (u64, Duration) {
+        let Self { operation, size, queues, random } = self;
+        let (operation, size) = (*operation, *size);
+        // Other operations than turns change the length: by no more than half.
+        let changes = if operation == "turn" { ROUND } else { ROUND.min(size / 2) };
+        let changes = most.min(u64::from(changes)) as u32;
+        let used = queues.len().min((most / u64::from(changes)) as usize);
+        let queues = &mut queues[..used];
+
+        let (head, rank) = queues[0].pop().unwrap_or_default();
+        queues[0].push(head, rank);
+        let behind: Vec<u64> = (0..changes).map(|_| 1 + random.below(SPREAD)).collect();
+        let new_keys = size..size + changes;
+        let first = random.below(u64::from(size.saturating_sub(changes)) + 1) as u32;
+        let old_keys = first..first + changes;
+        let mut popped = Vec::with_capacity(changes as usize * queues.len());
+
+        let start = Instant::now();
+        for queue in &mut *queues {
+            match operation {
+                "push" => new_keys.clone().zip(&behind).for_each(|(key, behind)| queue.push(key, rank + behind)),
+                "pop" => popped.extend((0..changes).map_while(|_| queue.pop())),
+                "turn" => behind.iter().for_each(|behind| queue.turn(*behind)),
+                _ => old_keys.clone().for_each(|key| queue.remove(key..key + 1)),
+            }
+        }
+        let time = start.elapsed();
+
+        let mut popped = popped.into_iter();
+        for queue in &mut *queues {
+            match operation {
+                "push" => queue.remove(new_keys.clone()),
+                "pop" => popped.by_ref().take(changes as usize).for_each(|(key, rank)| queue.push(key, rank + SPREAD)),
+                "turn" => {}
+                _ => old_keys.clone().zip(&behind).for_each(|(key, behind)| queue.push(key, rank + behind)),
+            }
+        }
+        (u64::from(changes) * queues.len() as u64, time)
+    }
+}
+
+/// A queue as it is after many turns: ranks lie anywhere behind the head's.
+fn filled<Q: Queue>(size: u32) -> (Q, Random) {
+    let mut random = Random(1);
+    let entries: Vec<_> = (0..size).map(|key| (key, random.below(SPREAD))).collect();
+    (Q::of(&entries), random)
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % bound
+    }
+}
+
+/// One line of the results.
+#[derive(Serialize)]
+struct Line<'a> {
+    what: &'a str,
+    size: u32,
+    structure: &'a str,
+    /// Nanoseconds: the median over the samples, per operation; for `manage`, of the whole experiment.
+    ns: f64,
+    /// The fastest sample, which other work on the machine disturbed least.
+    least_ns: f64,
+    #[serde(flatten)]
+    origin: &'a Origin,
+}
+
+/// What criterion writes about a benchmark, as far as it is of use here.
+#[derive(Deserialize)]
+struct Estimates {
+    median: Estimate,
+}
+
+#[derive(Deserialize)]
+struct Estimate {
+    point_estimate: f64,
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    iters: Vec<f64>,
+    times: Vec<f64>,
+}
+
+fn write_results(criterion: &Path, file: &Path) -> Result<()> {
+    let origin = Origin::of_this_run("wall")?;
+    let mut out = fs::File::create(file).with_context(|| format!("failed to create {}", file.display()))?;
+    for what in OPERATIONS.into_iter().chain(["manage"]) {
+        for (structure, size) in
+            ["list", "heap", "heap-in-place", "pifo"].iter().flat_map(|structure| SIZES.map(|size| (*structure, size)))
+        {
+            let folder = criterion.join(what).join(structure).join(size.to_string()).join("new");
+            if !folder.exists() {
+                continue;
+            }
+            let estimates: Estimates = serde_json::from_slice(&fs::read(folder.join("estimates.json"))?)?;
+            let sample: Sample = serde_json::from_slice(&fs::read(folder.join("sample.json"))?)?;
+            let least_ns =
+                sample.times.iter().zip(&sample.iters).map(|(ns, count)| ns / count).fold(f64::MAX, f64::min);
+            let line = Line { what, size, structure, ns: estimates.median.point_estimate, least_ns, origin: &origin };
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        }
+    }
+    Ok(())
+}
