@@ -46,7 +46,10 @@ pub struct Pifo<R = u64> {
 /// In `pushed`: not queued.
 const OUT: u32 = u32::MAX;
 
-/// So many stale entries, and memory for so many in an empty queue, are no burden.
+/// So many stale entries more than others are no burden.
+const STALE_MOST: usize = 64;
+
+/// An empty queue keeps memory for so many.
 const KEPT: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +76,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         match std::mem::replace(&mut self.pushed[key as usize], entry.push()) {
             OUT => self.len += 1,
             before if self.near.head().is_some_and(|head| head.push() == before) => self.near.behead(),
-            _ => self.stale += 1,
+            before => self.drop_entry(before),
         }
         if self.far.is_beyond(entry) {
             self.far.insert(entry);
@@ -107,9 +110,9 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         if !self.contains(key) {
             return false;
         }
-        self.pushed[key as usize] = OUT;
+        let push = std::mem::replace(&mut self.pushed[key as usize], OUT);
         self.len -= 1;
-        self.stale += 1;
+        self.drop_entry(push);
         self.settle();
         true
     }
@@ -143,7 +146,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
 
     #[inline(never)]
     fn find_head(&mut self) {
-        if self.stale > self.len + KEPT {
+        if self.stale > self.len + STALE_MOST {
             self.drop_stale();
         }
         loop {
@@ -160,6 +163,11 @@ impl<R: Copy + Into<u64>> Pifo<R> {
                 None => return self.rest(),
             }
         }
+    }
+
+    /// Drops the entry of a push that no longer counts, now or later.
+    fn drop_entry(&mut self, push: u32) {
+        self.stale += usize::from(!self.near.remove(push));
     }
 
     #[cold]

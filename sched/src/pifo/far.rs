@@ -77,14 +77,14 @@ impl<R: Copy + Into<u64>> Far<R> {
         }
     }
 
-    /// Takes over what crowds the near part's heap, except for the first, if nothing that is here has to move for it.
+    /// Takes over what crowds the near part, except for the first, if nothing that is here has to move for it.
     #[cold]
     pub(super) fn relieve(&mut self, near: &mut Near<R>) {
         let Some(least) = near.least_in_heap() else { return };
         let lower_levels = (1 << level_of(least ^ self.reach)) - 1;
         if least < self.reach && self.occupied & lower_levels == 0 {
             self.reach = least;
-            self.sort_out(near.take_heap(), near);
+            self.sort_out(near.take_crowd(least), near);
         }
     }
 

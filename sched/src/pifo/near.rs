@@ -84,11 +84,22 @@ impl<R: Copy + Into<u64>> Near<R> {
         self.heap.first().map(|entry| entry.rank.into())
     }
 
-    /// Takes all out of the heap, in order.
-    pub(super) fn take_heap(&mut self) -> Vec<Entry<R>> {
-        let mut heap = std::mem::take(&mut self.heap);
-        heap.sort_unstable_by_key(|entry| entry.order());
-        heap
+    /// Takes all out of the heap, and what follows `rank` in the lane unless that is more; in order.
+    pub(super) fn take_crowd(&mut self, rank: u64) -> Vec<Entry<R>> {
+        let mut crowd = std::mem::take(&mut self.heap);
+        let after = self.first + self.lane[self.first..].partition_point(|entry| entry.rank.into() <= rank);
+        if self.lane.len() - after <= crowd.len() {
+            crowd.extend(self.lane.drain(after..));
+        }
+        crowd.sort_unstable_by_key(|entry| entry.order());
+        crowd
+    }
+
+    /// Removes the entry of a push if it is near the lane's end, as all are in a short queue. Returns whether it was.
+    pub(super) fn remove(&mut self, push: u32) -> bool {
+        let from = self.first.max(self.lane.len().saturating_sub(LANE_INSERT));
+        let place = self.lane[from..].iter().position(|entry| entry.push() == push);
+        place.map(|place| self.lane.remove(from + place)).is_some()
     }
 
     pub(super) fn retain(&mut self, keep: impl Fn(&Entry<R>) -> bool) {
