@@ -49,8 +49,9 @@ const OUT: u32 = u32::MAX;
 /// So many stale entries more than others are no burden.
 const STALE_MOST: usize = 64;
 
-/// An empty queue keeps memory for so many.
+/// An empty queue keeps memory for so many entries, and for keys up to this one.
 const KEPT: usize = 1024;
+const KEPT_KEYS: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry<R> {
@@ -180,7 +181,7 @@ impl<R: Copy + Into<u64>> Pifo<R> {
 
     /// Notes that the queue is empty.
     fn rest(&mut self) {
-        if self.pushed.len().max(self.near.capacity()) > KEPT {
+        if self.near.capacity() > KEPT || self.pushed.len() > KEPT_KEYS {
             *self = Self::new();
         } else {
             self.far = Far::new();

@@ -117,7 +117,7 @@ impl Default for Service {
 
 /// A set of streams, and the order of those that have something to send.
 ///
-/// Streams are named by small integers, such as slab indices: memory grows with the largest ever inserted. All calls
+/// Streams are named by small integers, such as slab indices: memory follows the largest that is known. All calls
 /// that take a [`Clock`] must be given the same one. What a turn is worth, a packet or a quantum of bytes, is up to
 /// the caller.
 #[derive(Clone, Debug, Default)]
@@ -125,6 +125,9 @@ pub struct Streams {
     known: Vec<Option<Stream>>,
     queue: Pifo<Rank>,
 }
+
+/// Memory for so many streams is not worth giving back.
+const KEPT: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -208,7 +211,14 @@ impl Streams {
     /// Forgets `stream`, whose name may be given to another at once. Returns whether it was known.
     pub fn remove(&mut self, stream: u32) -> bool {
         self.queue.remove(stream);
-        self.known.get_mut(stream as usize).and_then(Option::take).is_some()
+        let was_known = self.known.get_mut(stream as usize).and_then(Option::take).is_some();
+        while let Some(None) = self.known.last() {
+            self.known.pop();
+        }
+        if self.known.capacity() > KEPT.max(4 * self.known.len()) {
+            self.known.shrink_to(2 * self.known.len());
+        }
+        was_known
     }
 
     /// Tells whether `stream` has something to send.

@@ -170,6 +170,17 @@ fn a_name_given_to_another_stream_starts_afresh() {
 }
 
 #[test]
+fn memory_of_streams_that_are_gone_is_given_back() {
+    let mut bench = Bench::new(Discipline::Wfq, &[plain(); 10_000]);
+    for stream in 0..9_999 {
+        bench.streams.remove(stream);
+    }
+    assert_eq!(bench.next(), Some(9_999), "the last keeps its place");
+    bench.streams.remove(9_999);
+    assert!(bench.streams.known.capacity() <= KEPT);
+}
+
+#[test]
 fn only_hard_expiry_gives_up_a_stream_whose_deadline_has_passed() {
     for (discipline, expired) in [(EDF_HARD, Some(1)), (EDF, None), (Discipline::Ml { low: Low::Edf }, None)] {
         let bench = Bench::new(discipline, &[deadline(2_000), deadline(1_000)]);
