@@ -205,7 +205,13 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
                 .with_context(|| format!("failed to write {}", path.display()))?;
             println!("the picture is {}\n", path.display());
         }
-        for row in outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)) {
+        let mut rows: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
+        if variant == BASE && !plan.queues.is_empty() {
+            let managed = experiment::manage(&plan, &Origin::of_this_run("wall")?);
+            println!("{}", experiment::queues(&managed));
+            rows.extend(managed);
+        }
+        for row in rows {
             lines += &serde_json::to_string(&row)?;
             lines.push('\n');
         }

@@ -243,9 +243,10 @@ async fn beside<T, F: Future>(next: impl Future<Output = T>, others: &mut Future
 /// Sends a request's bytes back. If it ends early, so does the echo, and the client sees that.
 async fn echo(stream: BidirectionalStream, dispatcher: &Dispatcher, plan: &Plan) -> Result<()> {
     let (mut receive, send) = stream.split();
+    let mut send = dispatcher.attach(send, Terms::default());
     let Some(first) = receive.receive().await? else { return Ok(()) };
     let class = first.first().and_then(|index| plan.classes.get(usize::from(*index))).context("no such class")?;
-    let mut send = dispatcher.attach(send, terms(class));
+    send.set_terms(terms(class));
     send.send(first).await?;
     while let Some(chunk) = receive.receive().await? {
         send.send(chunk).await?;

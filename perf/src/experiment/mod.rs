@@ -5,6 +5,7 @@
 
 pub mod direct;
 pub mod lab;
+mod manage;
 pub mod masque;
 mod outcome;
 mod plot;
@@ -19,9 +20,10 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 pub use self::{
+    manage::manage,
     outcome::{Latencies, Outcome, Row},
     plot::plot,
-    table::table,
+    table::{queues, table},
     workload::{Request, requests},
 };
 use crate::{

@@ -1,5 +1,7 @@
 //! Figures from samples.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::Run;
@@ -27,6 +29,14 @@ pub struct Latencies {
 }
 
 impl Latencies {
+    /// Latencies of requests, `None` of those whose echo never came.
+    pub(super) fn of(requests: impl Iterator<Item = Option<Duration>>) -> Self {
+        let all: Vec<_> = requests.collect();
+        let mut sorted_ms: Vec<_> = all.iter().flatten().map(|latency| latency.as_secs_f64() * 1e3).collect();
+        sorted_ms.sort_by(f64::total_cmp);
+        Self { sorted_ms, requests: all.len() }
+    }
+
     /// The latency that `share` (0 to 1) of those with an echo do not exceed, by linear interpolation between ranks.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<f64> {
@@ -83,15 +93,33 @@ pub struct Row {
     pub origin: Origin,
 }
 
+impl Row {
+    /// A line about a plan as a whole, without a figure yet.
+    pub(super) fn of(plan: &Plan, scheduler: Scheduler, origin: &Origin) -> Self {
+        Self {
+            plan: plan.name.clone(),
+            variant: plan.variant.clone(),
+            scheduler,
+            class: "all".to_owned(),
+            metric: "",
+            value: 0.0,
+            unit: "",
+            published: None,
+            seed: plan.seed,
+            repetitions: 0,
+            network: plan.network.to_string(),
+            congestion: plan.congestion.name(),
+            origin: origin.clone(),
+        }
+    }
+}
+
 impl Outcome {
     /// How long the requests of a class took, in all repetitions.
     #[must_use]
     pub fn latencies(&self, class: usize) -> Latencies {
         let samples = self.runs.iter().flat_map(|run| &run.samples).filter(|sample| sample.class == class);
-        let mut sorted_ms: Vec<_> =
-            samples.clone().filter_map(|sample| sample.latency_ns).map(|ns| ns as f64 / 1e6).collect();
-        sorted_ms.sort_by(f64::total_cmp);
-        Latencies { sorted_ms, requests: samples.count() }
+        Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
     }
 
     /// The median over all repetitions of what a run measured besides latencies.
@@ -108,20 +136,14 @@ impl Outcome {
     /// The lines of results of this outcome.
     #[must_use]
     pub fn rows(&self, plan: &Plan, origin: &Origin) -> Vec<Row> {
+        let template = Row { repetitions: self.runs.len(), ..Row::of(plan, self.scheduler, origin) };
         let row = |class: &str, metric, value, unit| Row {
-            plan: plan.name.clone(),
-            variant: plan.variant.clone(),
-            scheduler: self.scheduler,
             class: class.to_owned(),
             metric,
             value,
             unit,
             published: plan.published(self.scheduler, class, metric),
-            seed: plan.seed,
-            repetitions: self.runs.len(),
-            network: plan.network.to_string(),
-            congestion: plan.congestion.name(),
-            origin: origin.clone(),
+            ..template.clone()
         };
         let mut rows = Vec::new();
         for (index, Class { name, deadline_ms, .. }) in plan.classes.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::Outcome;
+use super::{Outcome, Row};
 use crate::plan::{Class, Plan};
 
 /// Renders outcomes of a plan as Markdown: a table for each class, and for what concerns all. What the paper gives
@@ -44,6 +44,16 @@ pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
         })
     });
     text + &markdown(["scheduler", "metric", "median"], rows)
+}
+
+/// Renders what managing streams cost.
+#[must_use]
+pub fn queues(rows: &[Row]) -> String {
+    let rows = rows.iter().map(|Row { variant, value, unit, published, .. }| {
+        let published = published.map_or(String::new(), |value| format!(" ({value})"));
+        [variant.clone(), format!("{value:.3} {unit}{published}")]
+    });
+    markdown(["queue", "managing streams"], rows)
 }
 
 /// A table whose columns have the width of their widest cell; all but the first are aligned right.

@@ -4,6 +4,8 @@
 //! leaves open, or another network.
 
 mod scheduler;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,6 +80,10 @@ pub struct Plan {
     /// What the paper says.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// Queues of which the management of many streams is timed besides.
+    #[serde(default)]
+    pub queues: Vec<ManagedBy>,
+    /// Tables like this one's, with only what they change.
     #[serde(default)]
     variants: BTreeMap<String, Table>,
     /// Which variant this is.
@@ -257,6 +263,28 @@ pub struct Published {
     pub value: f64,
 }
 
+/// A queue of streams by priority.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Queue {
+    /// A list in order, the thesis's base.
+    List,
+    /// A binary heap, what the thesis put in its place.
+    Heap,
+    /// The product's.
+    Pifo,
+}
+
+/// A queue, and what the paper says about it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManagedBy {
+    /// The queue.
+    pub queue: Queue,
+    /// The published time, in milliseconds.
+    pub published_ms: Option<f64>,
+}
+
 impl Plan {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
@@ -419,69 +447,5 @@ fn merge(table: &mut Table, changes: &Table) {
             (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),
             _ => _ = table.insert(key.clone(), change.clone()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str = r#"
-        name = "small"
-        title = "two requests"
-        source = "none"
-        topology = "direct"
-        clocks = ["virtual-network"]
-        seed = 1
-        repetitions = 1
-        schedulers = ["plain", "tls-1", "ml-rr"]
-        network = { rate_mbit = 5, loss = 0.01, delay_ms = 25, queue_packets = 100 }
-        workload = { requests = 2, arrivals = "at-once", mix = "even", limit_s = 1 }
-        classes = [{ name = "short", bytes = 10 }, { name = "long", bytes = 20, deadline_ms = 5, level = "high" }]
-        published = [{ scheduler = "plain", class = "all", metric = "total_ms", value = 3 }]
-        [variants]
-        far.network.delay_ms = 100
-        poisson.workload.arrivals = { poisson-per-s = 2 }
-    "#;
-
-    #[test]
-    fn every_plan_and_variant_of_the_project_is_valid() {
-        for name in names().unwrap() {
-            let plan = Plan::read(&name).unwrap();
-            assert_eq!(plan.name, name);
-        }
-    }
-
-    #[test]
-    fn a_variant_changes_what_it_names_and_nothing_else() {
-        let plan = Plan::from_toml(TEXT).unwrap();
-        assert_eq!(plan.variants().collect::<Vec<_>>(), [BASE, "far", "poisson"]);
-        let far = plan.variant("far").unwrap();
-        assert_eq!((far.variant.as_str(), far.network.delay_ms, far.network.loss), ("far", 100.0, 0.01));
-        assert_eq!((plan.variant.as_str(), plan.network.delay_ms), (BASE, 25.0));
-        assert!(matches!(plan.variant("poisson").unwrap().workload.arrivals, Arrivals::PoissonPerS(2.0)));
-        assert_eq!(far.published(Scheduler::Plain, "all", "total_ms"), Some(3.0));
-    }
-
-    #[test]
-    fn mistakes_are_refused_with_their_place() {
-        for (right, wrong, message) in [
-            ("delay_ms = 25", "delay = 25", "line 10"),
-            ("\"tls-1\"", "\"tls-2\"", "tls-2"),
-            ("loss = 0.01", "loss = 1.5", "network.loss"),
-            ("bytes = 10 ", "bytes = 0 ", "class short"),
-            ("class = \"all\"", "class = \"none\"", "no class none"),
-            ("\"total_ms\"", "\"total\"", "no metric total"),
-            ("repetitions = 1", "repetitions = 0", "repetitions"),
-            ("far.network.delay_ms", "far.network.delay", "variant far"),
-            ("poisson-per-s = 2", "poisson-per-s = -2", "variant poisson"),
-        ] {
-            let text = TEXT.replacen(right, wrong, 1);
-            assert_ne!(text, TEXT);
-            let error = format!("{:#}", Plan::from_toml(&text).unwrap_err());
-            assert!(error.contains(message), "{error}");
-        }
-        let missing = Plan::read("no-such-plan").unwrap_err().to_string();
-        assert!(missing.contains("`list`"), "{missing}");
     }
 }

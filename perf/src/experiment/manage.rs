@@ -1,0 +1,56 @@
+//! What managing many streams costs, by queue (thesis, chapter 2, figure 2.11). By the machine's clock: virtual time
+//! does not pass while a program computes.
+
+use std::{hint::black_box, time::Instant};
+
+use sched::pifo::Pifo;
+
+use super::{Latencies, Row};
+use crate::{
+    origin::Origin,
+    plan::{ManagedBy, Plan, Queue, Scheduler},
+    queue_baselines::{Heap, Operations, SortedList, manage_streams},
+};
+
+/// How often each is timed.
+const ROUNDS: usize = 101;
+
+impl Queue {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Heap => "heap",
+            Self::Pifo => "pifo",
+        }
+    }
+
+    /// The median time that the thesis's sequence of insertions, extractions and reinsertions takes, in milliseconds.
+    fn manage_ms(self) -> f64 {
+        let manage: fn() -> Operations = match self {
+            Self::List => manage_streams::<SortedList>,
+            Self::Heap => manage_streams::<Heap>,
+            Self::Pifo => manage_streams::<Pifo>,
+        };
+        let round = |_| {
+            let started = Instant::now();
+            black_box(manage());
+            Some(started.elapsed())
+        };
+        Latencies::of((0..ROUNDS).map(round)).quantile_ms(0.5).unwrap_or_default()
+    }
+}
+
+/// Times the queues that a plan names. In the rows, the variant is the queue.
+#[must_use]
+pub fn manage(plan: &Plan, origin: &Origin) -> Vec<Row> {
+    let row = |ManagedBy { queue, published_ms }: &ManagedBy| Row {
+        variant: queue.name().to_owned(),
+        metric: "manage_ms",
+        value: queue.manage_ms(),
+        unit: "ms",
+        published: *published_ms,
+        repetitions: ROUNDS,
+        ..Row::of(plan, Scheduler::Abs, origin)
+    };
+    plan.queues.iter().map(row).collect()
+}
