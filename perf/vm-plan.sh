@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a plan in the VM lab: over netem, by a clock that counts instructions (1 ns each).
 #
-#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] PLAN [ARGUMENT…]     writes perf/results/PLAN.json
+#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] PLAN [ARGUMENT…]     writes perf/results/PLAN.json and .svg
 #
 # ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
 # `cargo build` made, but then the CPU is several times slower.
@@ -16,9 +16,14 @@ if [[ ${1-} == --guest ]]; then
   mkdir -p /tmp/run
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
   for module in veth sch_netem tcp_bbr; do modprobe "$module"; done
-  # What was written to a file would vanish with the guest.
-  PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json
+  PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
+  # Files vanish with the guest.
   cat /tmp/results.json
+  for picture in /tmp/results*.svg; do
+    echo "=== ${picture#/tmp/results}"
+    cat "$picture"
+    echo "==="
+  done
   exit
 fi
 
@@ -27,8 +32,10 @@ while [[ ${1-} == --* ]]; do options+=("$1" "$2"); shift 2; done
 plan=${1:?a plan}; shift
 PACED_COMMIT=$(git -C "$project" describe --always --dirty --exclude='*')
 export PACED_COMMIT PACED_PROFILE=$profile
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
-"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | tee "$output" | grep -v '^{'
-grep '^{' "$output" >"$here/results/$plan.json"
-echo "written to perf/results/$plan.json"
+rm -f "$here/results/$plan.json"
+"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$here/results/$plan" '
+  /^=== / { picture = to $2; printf "" >picture; next }
+  /^===$/ { picture = ""; next }
+  picture { print >picture; next }
+  /^\{/ { print >(to ".json"); next }
+  { print; fflush() }'

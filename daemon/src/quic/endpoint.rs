@@ -87,7 +87,11 @@ impl From<&config::Transport> for Transport {
 }
 
 impl Transport {
-    fn limits(&self) -> Result<Limits> {
+    /// The limits of an endpoint's connections.
+    ///
+    /// # Errors
+    /// Settings that QUIC does not have.
+    pub fn limits(&self) -> Result<Limits> {
         let limits = Limits::new()
             .with_max_idle_timeout(self.idle_timeout)
             .and_then(|limits| limits.with_max_keep_alive_period(self.keep_alive.unwrap_or(self.idle_timeout)))

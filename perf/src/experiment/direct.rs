@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::{
     StreamExt as _,
@@ -24,6 +24,7 @@ use paced::quic::{
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
     endpoint::{self, Admission, Congestion, Transport},
+    events::Events,
     tls::{self, Identity, ServerTls, Trust},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
@@ -31,7 +32,7 @@ use s2n_quic::{
     Client, Connection, Server,
     client::Connect,
     connection::Handle,
-    provider::io,
+    provider::{event::Subscriber, io},
     stream::{BidirectionalStream, Error as StreamError},
 };
 
@@ -42,7 +43,7 @@ use crate::plan::{self, Class, Plan, Scheduler};
 pub const MTU: u16 = 1_500;
 
 /// The name in the server's certificate.
-const SERVER_NAME: &str = "server.example";
+pub(super) const SERVER_NAME: &str = "server.example";
 
 /// What makes the two endpoints of a run.
 pub struct Ends {
@@ -106,6 +107,23 @@ impl Ends {
         endpoint::connect(io, &self.transport, tls, self.datagrams())
     }
 
+    /// Starts the client's end, with another listener to the transport's events.
+    ///
+    /// # Errors
+    /// No socket can be had.
+    pub fn observed_client<I: io::Provider>(&self, io: I, observer: impl Subscriber) -> Result<Client> {
+        let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
+        let builder = Client::builder()
+            .with_io(io)
+            .map_err(|error| anyhow!("{error}"))?
+            .with_tls(tls)?
+            .with_datagram(self.datagrams())?
+            .with_limits(self.transport.limits()?)?
+            .with_event((Events { binding: self.schedule.binding, ..Events::default() }, observer))?
+            .with_congestion_controller(self.transport.congestion)?;
+        Ok(builder.start()?)
+    }
+
     /// No datagrams are sent.
     fn datagrams(&self) -> Datagrams {
         let limits = QueueLimits { flow_bytes: 0, connection_bytes: 0 };
@@ -155,7 +173,7 @@ pub async fn request(
 }
 
 /// What a class is to the scheduler.
-fn terms(class: &Class) -> Terms {
+pub(super) fn terms(class: &Class) -> Terms {
     let deadline_ns = class.deadline_ms.map(|ms| ms * 1_000_000);
     Terms { deadline_ns, ..Terms::of(class.service()) }
 }
@@ -231,7 +249,7 @@ async fn echo_all(connection: Connection, plan: &Plan) {
 }
 
 /// Waits for `next` while the others go on.
-async fn beside<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesUnordered<F>) -> T {
+pub(super) async fn beside<T, F: Future>(next: impl Future<Output = T>, others: &mut FuturesUnordered<F>) -> T {
     let mut next = pin!(next);
     poll_fn(|cx| {
         while let Poll::Ready(Some(_)) = others.poll_next_unpin(cx) {}

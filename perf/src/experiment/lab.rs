@@ -12,7 +12,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     thread,
     time::{Duration, Instant},
 };
@@ -25,6 +25,7 @@ use s2n_quic::provider::io;
 
 use super::{
     Run,
+    backlog::{self, Departures},
     direct::{self, Ends},
     requests,
 };
@@ -43,13 +44,19 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let (plan, requests) = (Arc::new(plan.clone()), requests(plan, seed));
     block_on(async {
         let server = ends.server(sockets(server)?)?;
-        tokio::spawn(direct::serve(server, plan.clone()));
-        direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await
+        if plan.workload.backlog == 0 {
+            tokio::spawn(direct::serve(server, plan.clone()));
+            return direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await;
+        }
+        let (departures, received) = (Departures::new(clock), Arc::<AtomicU64>::default());
+        tokio::spawn(backlog::serve(server, received.clone()));
+        let client = ends.observed_client(sockets(client)?, departures.clone())?;
+        backlog::request((client, departures), (address, &received), &plan, &requests, clock).await
     })
 }
 
 fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
-    let builder = io::tokio::Builder::default().with_rx_socket(socket)?;
+    let builder = io::tokio::Builder::default().with_rx_socket(socket)?.with_gso_disabled()?;
     Ok(builder.with_max_mtu(direct::MTU)?.with_initial_mtu(direct::MTU)?.build()?)
 }
 

@@ -49,11 +49,11 @@ const EDGE_METRICS: &str = "127.0.0.1:9434";
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let lab = Lab::verified(&plan.network)?;
     lab.delay_target(plan.tunnel.target_delay_ms)?;
-    let policy = policy(plan, scheduler)?;
-    let relay = Terms { limits: "connection_idle_seconds = 300", sections: &policy, ..Terms::default() };
+    let sections = format!("[transport]\ncongestion = \"{}\"\n{}", plan.congestion.name(), policy(plan, scheduler)?);
+    let relay = Terms { limits: "connection_idle_seconds = 300", sections: &sections, ..Terms::default() };
     let Lab { chain, bottleneck, .. } = lab;
     let site = Site::on(chain, relay)?;
-    let mut edge = start_edge(&site, plan, &policy)?;
+    let mut edge = start_edge(&site, plan, &sections)?;
 
     let requests = requests(plan, seed);
     let bind = |address, ports: Vec<u16>| ports.into_iter().map(move |port| UdpSocket::bind((address, port)));
@@ -75,9 +75,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
         measure(plan, &requests, &clients).await
     })?;
 
-    let figure = |metric, value| Figure { metric, value, unit: "packets" };
-    run.figures.push(figure("lost_packets", ends.losses.packets()));
-    run.figures.push(figure("timeouts", ends.losses.timeouts()));
+    run.figures.push(Figure { metric: "lost_packets", value: ends.losses.packets(), unit: "packets" });
+    run.figures.push(Figure { metric: "timeouts", value: ends.losses.timeouts(), unit: "timeouts" });
     // The relay counts what tunnels dropped when they end.
     let of_edge = Counts::read(&site.chain.client, EDGE_METRICS)?;
     edge.signal(libc::SIGTERM)?;
@@ -85,7 +84,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let of_relay = site.wait_for_counts("the tunnels end", |counts| counts.udp_tunnels() == 0)?;
     let dropped =
         of_relay.sum("dropped_packets_total") + of_edge.sum("dropped_packets_total") + of_edge.sum("edge_dropped");
-    run.figures.push(figure("dropped_packets", dropped as f64));
+    run.figures.push(Figure { metric: "dropped_packets", value: dropped as f64, unit: "packets" });
     drop((site, bottleneck));
     Ok(run)
 }
@@ -99,7 +98,7 @@ fn edge_address(class: usize) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port(class)).into()
 }
 
-/// The transport's settings and the policy, which are the same for both roles.
+/// The policy of both roles.
 fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
     let discipline = match scheduler {
         Scheduler::Rr => "discipline = \"rr\"",
@@ -115,7 +114,7 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
         Scheduler::Lottery => "discipline = \"lottery\"",
         Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1 => bail!("no relay has it"),
     };
-    let mut text = format!("[transport]\ncongestion = \"{}\"\n[schedule]\n{discipline}\n", plan.congestion.name());
+    let mut text = format!("[schedule]\n{discipline}\n");
     for (index, class) in plan.classes.iter().enumerate() {
         let Class { name, level, priority, weight, deadline_ms, .. } = class;
         let level = match level {
@@ -132,12 +131,12 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
 }
 
 /// Starts the edge with a forward for each class, and waits until it serves.
-fn start_edge(site: &Site, plan: &Plan, policy: &str) -> Result<Process> {
+fn start_edge(site: &Site, plan: &Plan, sections: &str) -> Result<Process> {
     let folder = site.path("");
     let folder = folder.display().to_string();
     let folder = folder.trim_end_matches('/');
     let (relay, mode) = (site.template(Family::V4), plan.tunnel.mode.name());
-    let mut text = format!("state_dir = \"{folder}\"\n[metrics]\nlisten = \"{EDGE_METRICS}\"\n{policy}");
+    let mut text = format!("state_dir = \"{folder}\"\n[metrics]\nlisten = \"{EDGE_METRICS}\"\n{sections}");
     for (index, class) in plan.classes.iter().enumerate() {
         let (listen, target) = (edge_address(index), site.target(Family::V4, port(index)));
         write!(
@@ -196,4 +195,28 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
     });
     let latencies = join_all(each).await;
     Ok(Run::new(plan, requests, &latencies, began.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use config::policy::{Policy, Subject};
+    use config::targets::Protocol;
+
+    use super::*;
+    use crate::plan::{self, Topology};
+
+    #[test]
+    fn the_policy_of_every_plan_gives_each_port_its_class() {
+        let plans = plan::names().unwrap().into_iter().map(|name| Plan::read(&name).unwrap());
+        for plan in plans.filter(|plan| plan.topology == Topology::Masque) {
+            for scheduler in &plan.schedulers {
+                let policy = Policy::from_toml(&policy(&plan, *scheduler).unwrap()).unwrap();
+                for (index, class) in plan.classes.iter().enumerate() {
+                    let (address, listener) = (edge_address(index), edge_address(0));
+                    let subject = Subject { user: None, name: None, address, protocol: Protocol::Udp, listener };
+                    assert_eq!(policy.class(policy.classify(&subject)).name, class.name);
+                }
+            }
+        }
+    }
 }

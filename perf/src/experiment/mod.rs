@@ -3,6 +3,7 @@
 //! A run is one repetition: a fresh network, fresh endpoints, one scheduler. It returns a [`Sample`] per request; all
 //! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
 
+pub mod backlog;
 pub mod direct;
 pub mod lab;
 mod manage;
@@ -36,7 +37,8 @@ use crate::{
 pub struct Sample {
     /// Index of its class in the plan.
     pub class: usize,
-    /// From its start to the last byte of the echo; `None` if that never came.
+    /// From its start to the last byte of the echo, or beside a backlog until its own last byte has left; `None` if that
+    /// never came.
     pub latency_ns: Option<u64>,
 }
 

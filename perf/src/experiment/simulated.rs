@@ -19,7 +19,13 @@ use s2n_quic::provider::io::testing::{
     primary, spawn, time,
 };
 
-use super::{Run, direct, random::Random, requests};
+use super::{
+    Run,
+    backlog::{self, Departures},
+    direct,
+    random::Random,
+    requests,
+};
 use crate::{
     load::Figure,
     plan::{self, Plan, Scheduler},
@@ -58,9 +64,20 @@ fn start(
     let ends = direct::Ends::new(plan, scheduler, CLOCK, seed)?;
     let server = ends.server(io(handle)?)?;
     let address = server.local_addr()?;
-    spawn(direct::serve(server, plan.clone()));
-    let (client, plan) = (ends.client(io(handle)?)?, plan.clone());
-    primary::spawn(async move { done(direct::request(client, address, &plan, &requests(&plan, seed), CLOCK).await) });
+    let (plan, requests) = (plan.clone(), requests(plan, seed));
+    if plan.workload.backlog > 0 {
+        let (departures, received) = (Departures::new(CLOCK), Arc::<AtomicU64>::default());
+        spawn(backlog::serve(server, received.clone()));
+        let client = ends.observed_client(io(handle)?, departures.clone())?;
+        primary::spawn(async move {
+            let (client, server) = ((client, departures), (address, &*received));
+            done(backlog::request(client, server, &plan, &requests, CLOCK).await);
+        });
+    } else {
+        spawn(direct::serve(server, plan.clone()));
+        let client = ends.client(io(handle)?)?;
+        primary::spawn(async move { done(direct::request(client, address, &plan, &requests, CLOCK).await) });
+    }
     Ok(())
 }
 

@@ -185,6 +185,10 @@ pub struct Workload {
     /// With a relay: over how many inner connections, each in an outer stream of its own, they are spread.
     #[serde(default = "one_connection")]
     pub connections: usize,
+    /// Without a relay: how many streams, of no class, always have something to send beside the requests. If there are
+    /// any, what is measured of a request is not its echo but when its last byte has left the client.
+    #[serde(default)]
+    pub backlog: usize,
     /// When it gives up, in seconds.
     pub limit_s: u64,
 }
