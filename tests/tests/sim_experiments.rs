@@ -1,6 +1,8 @@
 //! What the papers claim, over the simulated network: three classes of requests at once, 8 KB within 1 s, 8 KB within
 //! 2 s, and 102.4 KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`).
 
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
 use perf::{
     experiment::{self, Outcome},
     plan::{Clock, Plan, Scheduler},
