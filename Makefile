@@ -15,7 +15,7 @@ run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g.
 demo: ## Three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
 	@tests/setup build
 	cargo build --release -p perf
-	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
+	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --variant bbr --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
 
 test: ## All tests, ending with counts. RINGS="pure netns" leaves a ring out.
 	@tests/setup test $(RINGS)
