@@ -45,10 +45,10 @@ fn two_levels_meet_all_deadlines_of_the_high_one_where_plain_streams_meet_none()
 #[test]
 fn absolute_priority_starves_the_free_tier_that_two_levels_serve() {
     let plan = plan();
-    let (abs, ml) = (outcome(&plan, Scheduler::Abs), outcome(&plan, Scheduler::MlRr));
+    let (abs, ml) = (outcome(&plan, Scheduler::Abs), outcome(&plan, Scheduler::MlEdf));
     assert_eq!(completion_pct(&plan, &abs, REALTIME), 100.0);
     assert!(completion_pct(&plan, &abs, FREETIER) < 50.0);
-    assert!(completion_pct(&plan, &ml, FREETIER) > 80.0);
+    assert!(completion_pct(&plan, &ml, FREETIER) > 90.0);
 }
 
 #[test]
@@ -98,11 +98,4 @@ fn higher_priorities_are_served_before_lower_ones_among_many_streams() {
     let abs = outcome(&plan, Scheduler::Abs);
     let means: Vec<_> = (0..plan.classes.len()).map(|class| abs.latencies(class).mean_ms().unwrap()).collect();
     assert!(means.is_sorted_by(|low, high| low > high), "{means:?}");
-}
-
-#[test]
-fn a_seed_repeats_its_run() {
-    let plan = plan();
-    let totals = [(); 2].map(|()| outcome(&plan, Scheduler::MlRr).runs[0].total_ns as f64);
-    assert!((totals[0] / totals[1] - 1.0).abs() < 0.05, "{totals:?}");
 }
