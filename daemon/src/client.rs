@@ -8,6 +8,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use masque::{
     h3::{Part, ResponseHead, Role},
+    priority::Priority,
     request::{self, Accepted, Refused},
     target::Target,
     template::Template,
@@ -82,10 +83,19 @@ impl Relay {
     /// # Errors
     /// See [`OpenError`]; the connection survives a refusal.
     pub async fn open_udp(&self, target: &Target) -> Result<Opened, OpenError> {
+        self.open_udp_signalled(target, None).await
+    }
+
+    /// As [`Relay::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
         if !self.client.wait_for_settings().await?.enable_connect_protocol {
             return Err(OpenError::NoExtendedConnect);
         }
-        let head = request::udp_request(&self.template, target, self.bearer.as_deref());
+        let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
+        head.fields.extend(signal.and_then(Priority::to_field));
         let mut request = self.client.request(&head).await?;
         let accepted = self.answer(&mut request, request::check_udp_response).await?;
         let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);

@@ -25,7 +25,7 @@ use tracing::info;
 
 use crate::{
     client::endpoint::{Access, Endpoint},
-    quic::{datagrams::DatagramCounters, endpoint::Transport},
+    quic::{class::Classes, datagrams::DatagramCounters, endpoint::Transport},
 };
 
 pub mod backoff;
@@ -76,7 +76,7 @@ impl Counters {
     }
 }
 
-/// Serves all forwards until `stop` completes; connections to relays are then closed properly.
+/// Serves all forwards until `stop` completes, ranked by their `classes`; connections to relays are then closed properly.
 ///
 /// # Errors
 /// A local address is taken or not ours, a file that a forward names is not usable, or a local socket failed for good.
@@ -85,6 +85,7 @@ pub async fn serve(
     forwards: &[Forward],
     transport: &Transport,
     counters: Arc<Counters>,
+    classes: &Classes,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let mut uplinks: Vec<(Access, Arc<Uplink>)> = Vec::new();
@@ -95,8 +96,9 @@ pub async fn serve(
         let uplink = match uplinks.iter().find(|(known, _)| *known == access) {
             Some((_, uplink)) => uplink.clone(),
             None => {
-                let endpoint = Endpoint::new(access.clone(), transport.clone(), counters.datagrams.clone())
-                    .with_context(|| format!("failed to set up the forward on {}", forward.listen))?;
+                let endpoint =
+                    Endpoint::new(access.clone(), transport.clone(), counters.datagrams.clone(), classes.into())
+                        .with_context(|| format!("failed to set up the forward on {}", forward.listen))?;
                 let (uplink, backoff) = (Uplink::new(endpoint), forward.backoff);
                 let runner = uplink.clone();
                 connections.spawn(async move { runner.run(backoff).await });
@@ -104,7 +106,8 @@ pub async fn serve(
                 uplink
             }
         };
-        let local = Local::bind(forward, uplink, counters.clone())
+        let class = classes.named(forward.class.as_deref());
+        let local = Local::bind(forward, class, uplink, counters.clone())
             .await
             .with_context(|| format!("failed to bind {}", forward.listen))?;
         info!(listen = %forward.listen, target = %forward.target, relay = %forward.relay.origin(), "forwarding");

@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     edge,
-    quic::{datagrams::DatagramCounters, events::HandshakeCounters},
+    quic::{class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
     resolve::DnsCounters,
     target::UplinkCounters,
 };
@@ -48,6 +48,8 @@ pub struct Metrics {
     pub dns: Arc<DnsCounters>,
     /// What the edge role counts.
     pub edge: Arc<edge::Counters>,
+    /// What became of each class's traffic.
+    pub classes: ClassMetrics,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -78,6 +80,7 @@ impl Metrics {
             datagrams: Arc::default(),
             dns: Arc::default(),
             edge: Arc::default(),
+            classes: ClassMetrics::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -117,6 +120,7 @@ impl Metrics {
         );
 
         self.edge.register(registry);
+        self.classes.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,
@@ -164,6 +168,7 @@ impl Metrics {
             ],
         );
         let datagrams = self.datagrams.clone();
+        registry.register("streams", "Streams with bytes that may still have to leave", datagrams.streams.clone());
         labelled(
             registry,
             "datagrams",
@@ -181,6 +186,7 @@ impl Metrics {
                 ([("direction", "up"), ("reason", "refused_by_host")], &self.by_host_up),
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
+                ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
                 ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
             ],
         );

@@ -33,6 +33,7 @@ use crate::{
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
     quic::{
+        class::{Classes, Role},
         datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
         tls::{self, ServerTls},
@@ -112,6 +113,7 @@ fn init_log(config: &Config) {
 
 /// What has to be kept at hand while the daemon runs.
 struct Daemon {
+    metrics: Arc<Metrics>,
     relay: Option<RelayRole>,
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
@@ -132,7 +134,8 @@ impl Daemon {
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
         let metrics = Metrics::new();
-        let mut daemon = Self { relay: None, roles: JoinSet::new(), stop: watch::Sender::new(false) };
+        let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
+        let mut daemon = Self { metrics: metrics.clone(), relay, roles, stop };
         if config.relay.is_some() {
             daemon.start_relay(&config, &metrics, control).await?;
         }
@@ -187,7 +190,9 @@ impl Daemon {
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let relay = Relay::new(Rules::new(settings), resolver, host_addresses, metrics.clone());
+        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &metrics.classes));
+        let schedule = Schedule::from(&*classes);
+        let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses, metrics.clone());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             // A few more than there may be tunnels, so that one too many gets an answer.
@@ -207,7 +212,7 @@ impl Daemon {
                 },
                 counters: metrics.datagrams.clone(),
                 max_frame_bytes: u64::from(u16::MAX),
-                schedule: Schedule::default(),
+                schedule: schedule.clone(),
             };
             let admission = Admission {
                 max_connections: limits.connections,
@@ -219,7 +224,7 @@ impl Daemon {
             let sockets = transport.sockets(listener.address)?;
             let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission)
                 .with_context(|| format!("failed to listen on {}", listener.address))?;
-            let serving = relay.clone().serve(server, listener.auth);
+            let serving = relay.clone().serve(server, listener.address, listener.auth);
             self.roles.spawn(async {
                 serving.await;
                 Ok(())
@@ -233,12 +238,13 @@ impl Daemon {
     fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
         let (forwards, transport) = (config.forwards.clone(), Transport::from(&config.transport));
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
+        let classes = Classes::new(config.policy.clone(), Role::Edge, &metrics.classes);
         self.roles.spawn(async move {
             let stop = async {
                 // An error means that the daemon is gone, which is a reason to stop, too.
                 _ = stopped.wait_for(|stop| *stop).await;
             };
-            edge::serve(&forwards, &transport, counters, stop).await
+            edge::serve(&forwards, &transport, counters, &classes, stop).await
         });
     }
 
@@ -293,7 +299,8 @@ impl Daemon {
         for ((_, tls), identity) in role.listeners.iter().zip(identities) {
             tls.replace(identity);
         }
-        role.relay.replace_rules(Rules::new(settings));
+        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &self.metrics.classes));
+        role.relay.replace_rules(Rules::new(settings, classes));
         role.drain = settings.drain;
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use config::forward::{Forward, Mode};
-use masque::{h3::Code, target::Target};
+use masque::{h3::Code, priority::Priority, target::Target};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{
     io::Interest,
@@ -30,7 +30,10 @@ use super::{
 };
 use crate::{
     client::{OpenError, endpoint::ANSWER_TIMEOUT},
-    quic::h3,
+    quic::{
+        class::{Class, Terms},
+        h3,
+    },
     segments::Segments,
     tunnel::{Batch, Ended, UdpTunnel},
 };
@@ -69,6 +72,10 @@ struct Shared {
     state: UdpSocketState,
     target: Target,
     mode: Mode,
+    /// The terms on which payloads leave for the relay.
+    terms: Terms,
+    /// What the relay is told about payloads that come back.
+    signal: Option<Priority>,
     uplink: Arc<Uplink>,
     /// When a tunnel may be opened again after a refusal.
     backoff: Mutex<Backoff>,
@@ -144,11 +151,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Local {
-    /// Binds the local address of `forward`, whose tunnels go through `uplink`.
+    /// Binds the local address of `forward`, whose tunnels go through `uplink` and are of `class`.
     ///
     /// # Errors
     /// The address is taken or not ours.
-    pub async fn bind(forward: &Forward, uplink: Arc<Uplink>, counters: Arc<Counters>) -> io::Result<Self> {
+    pub async fn bind(
+        forward: &Forward,
+        class: &Arc<Class>,
+        uplink: Arc<Uplink>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
         let socket = UdpSocket::bind(forward.listen).await?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let shared = Shared {
@@ -156,6 +168,9 @@ impl Local {
             state,
             target: forward.target.clone(),
             mode: forward.mode,
+            terms: class.terms(None),
+            // A class that nobody chose says nothing.
+            signal: forward.class.as_ref().map(|_| class.policy().signal()),
             uplink,
             backoff: Mutex::new(Backoff::new(forward.backoff)),
             first_wait: forward.backoff.0,
@@ -354,7 +369,8 @@ impl Shared {
         let wait = lock(&self.backoff).wait(Instant::now());
         sleep(wait).await;
         let Ok(link) = self.uplink.link().await else { return End::NoLink };
-        let opened = match timeout(ANSWER_TIMEOUT, link.relay.open_udp(&self.target)).await {
+        let opening = link.relay.open_udp_signalled(&self.target, self.signal.as_ref());
+        let opened = match timeout(ANSWER_TIMEOUT, opening).await {
             Ok(Ok(opened)) => opened,
             Ok(Err(OpenError::Http(error))) => return End::Lost(error),
             Ok(Err(error)) => return End::Refused(error),
@@ -366,6 +382,7 @@ impl Shared {
         }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
+        opened.tunnel.set_terms(&self.terms);
         let (since, relay) = (Instant::now(), link.relay.clone());
         source.open(self, opened.tunnel, link);
         let mut downlink = Segments::new(DOWNLINK_BYTES);

@@ -193,9 +193,10 @@ impl Edge {
             backoff,
         };
         let counters = Arc::new(Counters::default());
-        let endpoint = Endpoint::new(access, Transport::default(), counters.datagrams.clone()).unwrap();
+        let endpoint =
+            Endpoint::new(access, Transport::default(), counters.datagrams.clone(), Schedule::default()).unwrap();
         let uplink = Uplink::new(endpoint);
-        let local = Local::bind(&forward, uplink.clone(), counters.clone()).await.unwrap();
+        let local = Local::bind(&forward, &Arc::default(), uplink.clone(), counters.clone()).await.unwrap();
         let address = local.address().unwrap();
         let tasks = vec![
             tokio::spawn(async move { uplink.run(backoff).await }),
@@ -317,12 +318,12 @@ async fn the_tunnel_of_a_silent_sender_is_closed_properly() {
 async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
     let relay = TestRelay::start(Does::Echo, true);
     let access = Access { trust: Trust::Pinned([0; 32]), ..relay.access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default()).unwrap();
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedule::default()).unwrap();
     match endpoint.connect().await.err() {
         Some(ConnectError::Untrusted { fingerprint, .. }) => assert_eq!(fingerprint, relay.fingerprint),
         other => panic!("{other:?}"),
     }
     let access = Access { trust: Trust::Pinned(relay.fingerprint), ..relay.access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default()).unwrap();
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedule::default()).unwrap();
     assert!(endpoint.connect().await.is_ok());
 }

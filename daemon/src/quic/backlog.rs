@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
+use config::policy::DropRule;
 use sched::{
     codel::{Codel, Verdict},
     stream::Expiry,
 };
 
-use super::class::{DropRule, Terms};
+use super::class::Terms;
 use crate::segments::Segments;
 
 /// Times of so many payloads survive the queue becoming empty.
@@ -54,7 +55,7 @@ impl Backlog {
             let expired = expiry == Expiry::Hard && terms.deadline_ns.is_some_and(|deadline| sojourn_ns > deadline);
             if expired {
                 counters.dropped_expired.inc();
-            } else if self.waited_too_long(now_ns, sojourn_ns, terms.class.drop) {
+            } else if self.waited_too_long(now_ns, sojourn_ns, terms.class.drop_rule()) {
                 counters.dropped_sojourn.inc();
             } else {
                 self.judged = true;
@@ -68,8 +69,9 @@ impl Backlog {
     fn waited_too_long(&mut self, now_ns: u64, sojourn_ns: u64, rule: DropRule) -> bool {
         match rule {
             DropRule::Oldest => false,
-            DropRule::Sojourn { limit_ns } => sojourn_ns > limit_ns,
-            DropRule::CoDel { target_ns, interval_ns } => {
+            DropRule::Sojourn(limit) => u128::from(sojourn_ns) > limit.as_nanos(),
+            DropRule::CoDel { target, interval } => {
+                let [target_ns, interval_ns] = [target, interval].map(|span| span.as_nanos() as u64);
                 let codel = self.codel.get_or_insert_with(|| Box::new(Codel::new(target_ns, interval_ns)));
                 codel.on_dequeue(now_ns, sojourn_ns, self.payloads.bytes()) == Verdict::Drop
             }

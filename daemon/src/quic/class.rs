@@ -1,49 +1,117 @@
-//! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rate cap, and what
-//! became of its traffic.
+//! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rates, and what became
+//! of its traffic.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus_client::metrics::{
-    counter::Counter,
-    histogram::{Histogram, exponential_buckets},
+use config::policy::{self, ClassId, DropRule, Policy, Subject};
+use masque::priority::Priority;
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
 };
 use sched::{pace::Pace, stream::Service};
+
+/// Which end of a connection a class is applied at; it decides which rate holds in which direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Its peers are clients, its targets are targets.
+    Relay,
+    /// Its peer is a relay; it has no targets.
+    Edge,
+}
+
+/// The classes of a policy, as one role applies them. All connections share them.
+#[derive(Debug)]
+pub struct Classes {
+    policy: Policy,
+    classes: Vec<Arc<Class>>,
+}
+
+impl Classes {
+    /// Makes the classes of `policy` ready. Classes that had the same name before go on counting where they were.
+    #[must_use]
+    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics) -> Self {
+        let class = |class: &policy::Class| Arc::new(Class::new(class.clone(), role, metrics.of(role, &class.name)));
+        Self { classes: policy.classes.iter().map(class).collect(), policy }
+    }
+
+    /// How connections are shared.
+    #[must_use]
+    pub fn schedule(&self) -> &policy::Schedule {
+        &self.policy.schedule
+    }
+
+    /// The class of a stream or tunnel.
+    #[must_use]
+    pub fn classify(&self, subject: &Subject<'_>) -> &Arc<Class> {
+        self.class(self.policy.classify(subject))
+    }
+
+    /// The class of a name, or the default class if there is none of that name.
+    #[must_use]
+    pub fn named(&self, name: Option<&str>) -> &Arc<Class> {
+        self.class(name.and_then(|name| self.policy.id_of(name)).unwrap_or_default())
+    }
+
+    fn class(&self, id: ClassId) -> &Arc<Class> {
+        // Every policy has a default class.
+        self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
+    }
+}
 
 /// A class as the data path sees it; all tunnels and streams of the class share it, over all connections.
 #[derive(Debug)]
 pub struct Class {
-    /// Which payloads are dropped besides those that exceed a bound.
-    pub drop: DropRule,
-    /// The rate at which the class may send to its clients.
-    pub cap: Option<Cap>,
+    policy: policy::Class,
+    /// The rate toward the other end of QUIC connections.
+    pub to_peers: Option<Cap>,
+    /// The rate toward targets.
+    pub to_targets: Option<Cap>,
     /// What became of the class's traffic.
     pub counters: ClassCounters,
 }
 
-/// Which payloads of a queue are not worth sending any more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DropRule {
-    /// None: the oldest make room where a bound is reached.
-    #[default]
-    Oldest,
-    /// Those that waited longer than this.
-    Sojourn {
-        /// The longest that a payload may wait.
-        limit_ns: u64,
-    },
-    /// As CoDel decides (RFC 8289).
-    CoDel {
-        /// The wait that is acceptable for as long as it takes.
-        target_ns: u64,
-        /// How long it may be exceeded.
-        interval_ns: u64,
-    },
+impl Class {
+    fn new(policy: policy::Class, role: Role, counters: ClassCounters) -> Self {
+        let (to_peers, to_targets) = match role {
+            Role::Relay => (policy.rate_down, policy.rate_up),
+            Role::Edge => (policy.rate_up, None),
+        };
+        Self { policy, to_peers: to_peers.map(Cap::new), to_targets: to_targets.map(Cap::new), counters }
+    }
+
+    /// What the policy says about the class.
+    #[must_use]
+    pub fn policy(&self) -> &policy::Class {
+        &self.policy
+    }
+
+    /// Which payloads are dropped besides those that exceed a bound.
+    #[must_use]
+    pub fn drop_rule(&self) -> DropRule {
+        self.policy.drop
+    }
+
+    /// The terms of something of the class that asks for `signal`, of which it gets what the class allows.
+    #[must_use]
+    pub fn terms(self: &Arc<Self>, signal: Option<&Priority>) -> Terms {
+        Terms {
+            service: self.policy.service(signal, 0),
+            deadline_ns: self.policy.deadline_ns(signal),
+            since: Since::default(),
+            class: self.clone(),
+        }
+    }
 }
 
 impl Default for Class {
-    /// No rule and no cap.
+    /// A class without rules.
     fn default() -> Self {
-        Self { drop: DropRule::default(), cap: None, counters: ClassCounters::default() }
+        Self::new(Policy::default().classes.swap_remove(0), Role::Relay, ClassCounters::default())
     }
 }
 
@@ -52,23 +120,41 @@ impl Default for Class {
 pub struct Terms {
     /// What it is to the scheduler. The deadline in here is ignored; it comes from `deadline_ns`.
     pub service: Service,
-    /// Within which time from its first byte a stream, or from its arrival a payload of a tunnel, should have left.
+    /// Within which time from its beginning a stream, or from its arrival a payload of a tunnel, should have left.
     pub deadline_ns: Option<u64>,
+    /// When a stream begins.
+    pub since: Since,
     /// The class.
     pub class: Arc<Class>,
 }
 
+/// From when the deadline of a stream of bytes counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Since {
+    /// Its first byte: a message, all of which is wanted within the time.
+    #[default]
+    First,
+    /// The first byte after it had nothing to send: a connection that goes on, in which each burst is a message.
+    Burst,
+}
+
 impl Terms {
-    /// The terms of no particular class, served as `service` says.
+    /// The terms of no particular class.
     #[must_use]
-    pub fn of(service: Service) -> Self {
-        Self { service, ..Self::default() }
+    pub fn of(service: Service, deadline_ns: Option<u64>) -> Self {
+        Self { service, deadline_ns, ..Self::default() }
     }
 
     /// What something is to the scheduler whose deadline counts from `since_ns`.
     #[must_use]
     pub fn service_since(&self, since_ns: u64) -> Service {
         Service { deadline_ns: self.deadline_ns.map(|deadline| since_ns.saturating_add(deadline)), ..self.service }
+    }
+
+    /// The same as these, had `signal` been given instead of what was.
+    #[must_use]
+    pub fn moved(&self, signal: &Priority) -> Self {
+        Self { since: self.since, ..self.class.terms(Some(signal)) }
     }
 }
 
@@ -91,13 +177,13 @@ impl Cap {
     pub fn reserve(&self, now_ns: u64, bytes: u64) -> u64 {
         let mut pace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at_ns = pace.ready_at(now_ns);
-        pace.sent(at_ns.max(now_ns), bytes);
-        at_ns.max(now_ns)
+        pace.sent(at_ns, bytes);
+        at_ns
     }
 }
 
-/// What became of a class's traffic towards clients.
-#[derive(Debug)]
+/// What became of a class's traffic toward the other end of QUIC connections.
+#[derive(Clone, Debug)]
 pub struct ClassCounters {
     /// Bytes of streams handed to the transport, and of payloads written into packets.
     pub sent_bytes: Counter,
@@ -130,16 +216,72 @@ impl ClassCounters {
 
 impl Default for ClassCounters {
     fn default() -> Self {
+        ClassMetrics::default().of(Role::Relay, policy::DEFAULT)
+    }
+}
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+/// The counters of all classes, by name and role.
+#[derive(Clone, Debug)]
+pub struct ClassMetrics {
+    sent_bytes: Family<Labels<2>, Counter>,
+    sent_payloads: Family<Labels<2>, Counter>,
+    dropped: Family<Labels<3>, Counter>,
+    expired_streams: Family<Labels<2>, Counter>,
+    late_payloads: Family<Labels<2>, Counter>,
+    sojourn: Family<Labels<2>, Histogram>,
+}
+
+impl Default for ClassMetrics {
+    fn default() -> Self {
         Self {
-            sent_bytes: Counter::default(),
-            sent_payloads: Counter::default(),
-            dropped_queue: Counter::default(),
-            dropped_expired: Counter::default(),
-            dropped_sojourn: Counter::default(),
-            expired_streams: Counter::default(),
-            late_payloads: Counter::default(),
+            sent_bytes: Family::default(),
+            sent_payloads: Family::default(),
+            dropped: Family::default(),
+            expired_streams: Family::default(),
+            late_payloads: Family::default(),
             // 50 µs to 1.6 s.
-            sojourn: Histogram::new(exponential_buckets(50e-6, 2.0, 16)),
+            sojourn: Family::new_with_constructor(|| Histogram::new(exponential_buckets(50e-6, 2.0, 16))),
+        }
+    }
+}
+
+impl ClassMetrics {
+    /// Registers all families.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("class_bytes", "Bytes sent to peers, by class", self.sent_bytes.clone());
+        registry.register("class_payloads", "UDP payloads sent to peers, by class", self.sent_payloads.clone());
+        let help = "UDP payloads dropped before they were sent to peers, by class and reason";
+        registry.register("class_dropped_payloads", help, self.dropped.clone());
+        let help = "Streams reset because their deadline passed, by class";
+        registry.register("class_expired_streams", help, self.expired_streams.clone());
+        let help = "UDP payloads sent to peers after their deadline, by class";
+        registry.register("class_late_payloads", help, self.late_payloads.clone());
+        let help = "How long UDP payloads waited for their turn, by class";
+        registry.register("class_sojourn_seconds", help, self.sojourn.clone());
+    }
+
+    /// The counters of one class.
+    fn of(&self, role: Role, class: &str) -> ClassCounters {
+        let role = match role {
+            Role::Relay => "relay",
+            Role::Edge => "edge",
+        };
+        let labels = || [("class", class.to_owned()), ("role", role.to_owned())];
+        let dropped = |reason: &str| {
+            let [class, role] = labels();
+            self.dropped.get_or_create(&[class, role, ("reason", reason.to_owned())]).clone()
+        };
+        ClassCounters {
+            sent_bytes: self.sent_bytes.get_or_create(&labels()).clone(),
+            sent_payloads: self.sent_payloads.get_or_create(&labels()).clone(),
+            dropped_queue: dropped("queue_full"),
+            dropped_expired: dropped("expired"),
+            dropped_sojourn: dropped("sojourn"),
+            expired_streams: self.expired_streams.get_or_create(&labels()).clone(),
+            late_payloads: self.late_payloads.get_or_create(&labels()).clone(),
+            sojourn: self.sojourn.get_or_create(&labels()).clone(),
         }
     }
 }

@@ -30,15 +30,16 @@ use futures::task::AtomicWaker;
 use masque::{
     capsule::Capsule,
     datagram,
+    priority::Priority,
     tunnel::{Form, Ignored, Tunnel, TunnelError},
 };
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::datagram as provider;
 use sched::stream::{Discipline, Expiry};
 
 use super::{
     backlog::Backlog,
-    class::Terms,
+    class::{Classes, Terms},
     clock::Clock,
     dispatch::{self, Binding},
     ledger::Ledger,
@@ -77,7 +78,22 @@ pub struct Schedule {
     pub terms: Terms,
 }
 
-/// What happened to datagrams, over all connections of an endpoint. Each field is a count of datagrams.
+impl From<&Classes> for Schedule {
+    /// What the policy of `classes` says, by the machine's clock.
+    fn from(classes: &Classes) -> Self {
+        let policy = classes.schedule();
+        Self {
+            discipline: policy.discipline,
+            binding: Binding::Late { floor_packets: policy.low_mark_packets },
+            clock: Clock::system(),
+            // Lots have to be fair, not secret.
+            seed: (Clock::system().now_ns)(),
+            terms: classes.named(None).terms(None),
+        }
+    }
+}
+
+/// What happened to datagrams, over all connections of an endpoint. Each field but the last is a count of datagrams.
 #[derive(Debug, Default)]
 pub struct DatagramCounters {
     /// Written into packets.
@@ -94,6 +110,8 @@ pub struct DatagramCounters {
     pub dropped_receive_queue: Counter,
     /// Dropped on arrival: no such stream, or not any more (RFC 9297 §2.1).
     pub dropped_unknown_stream: Counter,
+    /// Streams that the dispatchers hold, those included whose last byte has not left.
+    pub streams: Gauge,
 }
 
 /// The datagram provider of an endpoint.
@@ -185,7 +203,7 @@ struct Filled {
 
 #[derive(Default)]
 struct Inbox {
-    flows: HashMap<u64, Arc<Mutex<Arrivals>>>,
+    flows: HashMap<u64, (u32, Arc<Mutex<Arrivals>>)>,
     early: VecDeque<(u64, Box<[u8]>)>,
     early_bytes: usize,
     /// Stream IDs below this have been accepted.
@@ -246,8 +264,16 @@ impl Hub {
         }
         inbox.accepted = inbox.accepted.max(stream_id + 4);
         let arrivals = Arc::new(Mutex::new(arrivals));
-        inbox.flows.insert(stream_id, arrivals.clone());
+        inbox.flows.insert(stream_id, (slot, arrivals.clone()));
         Flow { hub: self.clone(), stream_id, slot, arrivals }
+    }
+
+    /// Moves the flow of a stream within what its class allows, if there is one.
+    pub fn signal(&self, stream_id: u64, signal: &Priority) {
+        let slot = lock(&self.inbox).flows.get(&stream_id).map(|(slot, _)| *slot);
+        if let Some(slot) = slot {
+            lock(&self.outbox).set_terms(slot, |terms| terms.moved(signal));
+        }
     }
 
     /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297
@@ -266,7 +292,7 @@ impl Hub {
         };
         let stream_id = quarter_stream_id * 4;
         let mut inbox = lock(&self.inbox);
-        let Some(arrivals) = inbox.flows.get(&stream_id) else {
+        let Some((_, arrivals)) = inbox.flows.get(&stream_id) else {
             let dropped = inbox.keep_early(stream_id, http_datagram);
             self.counters.dropped_unknown_stream.inc_by(dropped);
             return;
@@ -302,6 +328,11 @@ impl Hub {
             // Whose task has the timer.
             ledger.dispatcher().wake();
         }
+    }
+
+    /// Where streams are counted.
+    pub(super) fn streams(&self) -> &Gauge {
+        &self.counters.streams
     }
 
     /// The clock of the connection's schedule.
@@ -421,9 +452,9 @@ impl Outbox {
         self.queues.get_mut(slot as usize)?.as_mut()
     }
 
-    fn set_terms(&mut self, slot: u32, terms: Terms) {
+    fn set_terms(&mut self, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
         if let Some(queue) = self.queue(slot) {
-            queue.terms = terms;
+            queue.terms = terms(&queue.terms);
             let service = queue.service();
             self.turns.set(Kind::Flow, slot, service);
         }
@@ -555,7 +586,7 @@ impl Queue {
     /// it. `None` if nothing is left.
     fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
         let (payload, _) = self.payloads.front(now_ns, &self.terms, expiry)?;
-        let Some(cap) = self.terms.class.cap.as_ref().filter(|_| self.departure_ns.is_none()) else {
+        let Some(cap) = self.terms.class.to_peers.as_ref().filter(|_| self.departure_ns.is_none()) else {
             return Some(Ok(()));
         };
         let at_ns = cap.reserve(now_ns, payload.len() as u64);
@@ -611,7 +642,7 @@ impl Flow {
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        lock(&self.hub.outbox).set_terms(self.slot, terms);
+        lock(&self.hub.outbox).set_terms(self.slot, |_| terms);
     }
 
     /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.

@@ -19,16 +19,17 @@
 
 use std::{
     cmp::Reverse,
-    collections::BinaryHeap,
+    collections::{BinaryHeap, HashMap},
     future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     task::{Context, Poll, Waker},
 };
 
+use masque::priority::Priority;
 use s2n_quic::connection::Handle;
 
 use super::{
-    class::Terms,
+    class::{Since, Terms},
     clock::Sleep,
     datagrams::{Hub, Sender},
     events::ConnectionState,
@@ -81,6 +82,7 @@ pub(super) struct Shared {
 struct State {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
+    names: HashMap<u64, u32>,
     /// Streams whose limit grew, or that the peer stopped.
     told: mpsc::Receiver<u32>,
     /// Streams for which the transport's buffer was full.
@@ -133,6 +135,7 @@ impl Dispatcher {
         let state = State {
             slots: Vec::new(),
             free: Vec::new(),
+            names: HashMap::new(),
             told: told.ok_or(NotOurs)?,
             full: Vec::new(),
             leaving: Vec::new(),
@@ -172,8 +175,20 @@ impl Dispatcher {
             Some(free) => *free = Some(slot),
             None => state.slots.push(Some(slot)),
         }
+        state.names.insert(id, name);
+        self.0.hub.streams().inc();
         drop(state);
         SendStream::new(self.0.clone(), name, id)
+    }
+
+    /// Moves a stream within what its class allows, if there is one of this ID.
+    pub fn signal(&self, stream_id: u64, signal: &Priority) {
+        let mut state = self.0.state();
+        if let Some(&name) = state.names.get(&stream_id)
+            && let Some(slot) = state.slot(name)
+        {
+            slot.set_terms(&self.0, name, slot.terms.moved(signal));
+        }
     }
 
     /// Hands over what may be handed over. Has to be polled by one task, which is woken when there is more to do.
@@ -221,6 +236,13 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.hub.streams().dec_by((state.slots.len() - state.free.len()) as i64);
+    }
+}
+
 impl State {
     fn slot(&mut self, name: u32) -> Option<&mut Slot> {
         self.slots.get_mut(name as usize)?.as_mut()
@@ -239,8 +261,13 @@ impl State {
         for name in std::mem::take(&mut self.full) {
             self.check(shared, name, cx);
         }
-        self.release(shared, cx);
-        self.hand_over(shared, cx);
+        loop {
+            self.release(shared, cx);
+            // Whoever was made to wait now needs the timer.
+            if !self.hand_over(shared, cx) {
+                break;
+            }
+        }
         self.sweep(shared);
     }
 
@@ -289,16 +316,18 @@ impl State {
         }
     }
 
-    /// Gives turns until enough was handed over, or nothing waits.
-    fn hand_over(&mut self, shared: &Shared, cx: &mut Context<'_>) {
+    /// Gives turns until enough was handed over, or nothing waits. Returns whether a stream now waits for the departure
+    /// time of its class.
+    fn hand_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
         let now_ns = shared.now_ns();
+        let mut capped = false;
         loop {
             let Some(quantum) = shared.ledger.room() else {
                 shared.ledger.wait_for_room();
-                return;
+                return capped;
             };
             let turns = shared.hub.turns();
-            let Some((name, rank)) = turns.turn(Kind::Stream) else { return };
+            let Some((name, rank)) = turns.turn(Kind::Stream) else { return capped };
             let (expiry, expired) = (turns.expiry(), turns.expired_stream(now_ns) == Some(name));
             drop(turns);
             let Some(slot) = self.slot(name) else {
@@ -314,6 +343,7 @@ impl State {
             if let Some(at_ns) = slot.wait_for_departure(now_ns, quantum) {
                 shared.hub.turns().end_turn(Kind::Stream, name, 0, false);
                 self.capped.push(Reverse((at_ns, name)));
+                capped = true;
                 continue;
             }
             let mut sent = 0;
@@ -358,6 +388,9 @@ impl State {
             }
             if let Some((writer, _)) = slot.writer.take_if(|(_, below)| slot.queue.bytes() < *below) {
                 writer.wake();
+            }
+            if slot.queue.is_empty() && slot.terms.since == Since::Burst {
+                slot.begun_ns = None;
             }
             if slot.finished && slot.queue.is_empty() {
                 _ = slot.stream.finish();
@@ -413,6 +446,8 @@ impl State {
         if let Some(slot) = self.slots.get_mut(name as usize).and_then(Option::take) {
             slot.close_books();
             shared.hub.turns().remove(Kind::Stream, name);
+            self.names.remove(&slot.stream.id());
+            shared.hub.streams().dec();
             self.free.push(name);
         }
     }
@@ -435,6 +470,11 @@ impl Slot {
         self.terms.service_since(since_ns)
     }
 
+    fn set_terms(&mut self, shared: &Shared, name: u32, terms: Terms) {
+        self.terms = terms;
+        shared.hub.turns().set(Kind::Stream, name, self.service());
+    }
+
     /// Has the stream take part, if it may.
     fn wake(&self, shared: &Shared, name: u32) {
         if !self.queue.is_empty() && !matches!(self.departure, Departure::At(_)) && self.error.is_none() {
@@ -448,11 +488,11 @@ impl Slot {
 
     /// Returns until when the class makes the stream wait.
     fn wait_for_departure(&mut self, now_ns: u64, quantum: u64) -> Option<u64> {
-        let cap = self.terms.class.cap.as_ref()?;
+        let cap = self.terms.class.to_peers.as_ref()?;
         if std::mem::replace(&mut self.departure, Departure::Unknown) == Departure::Due {
             return None;
         }
-        let at_ns = cap.reserve(now_ns, quantum);
+        let at_ns = cap.reserve(now_ns, quantum.min(self.queue.bytes() as u64));
         (at_ns > now_ns).then(|| {
             self.departure = Departure::At(at_ns);
             at_ns

@@ -17,9 +17,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use masque::h3::{
-    self, Code, Control, ControlEvent, Part, RequestHead, RequestStream, ResponseHead, Role, Settings, UniStream,
-    UniVerdict,
+use masque::{
+    h3::{
+        self, Code, Control, ControlEvent, Part, RequestHead, RequestStream, ResponseHead, Role, Settings, UniStream,
+        UniVerdict,
+    },
+    priority::Priority,
 };
 use s2n_quic::{
     connection::{BidirectionalStreamAcceptor, Handle, ReceiveStreamAcceptor},
@@ -127,7 +130,12 @@ pub struct Connection {
     /// The lowest request stream ID that was not accepted yet.
     next_request: u64,
     goaway: Option<u64>,
+    /// Priorities of requests that have not arrived, the oldest first.
+    early_signals: VecDeque<(u64, Priority)>,
 }
+
+/// How many priorities are remembered for requests that have not arrived.
+const EARLY_SIGNALS: usize = 64;
 
 /// Bounds on what a peer may make us hold for one message.
 #[derive(Clone, Copy, Debug)]
@@ -152,6 +160,17 @@ pub struct Request {
     pub send: SendStream,
     /// The datagrams that belong to the request.
     pub flow: Flow,
+    /// Where the peer wanted the request to be moved before it arrived; this wins over its `priority` field (RFC 9218
+    /// §7).
+    pub signal: Option<Priority>,
+}
+
+impl Request {
+    /// Changes the terms on which what answers the request leaves, in streams and in datagrams.
+    pub fn set_terms(&self, terms: &Terms) {
+        self.flow.set_terms(terms.clone());
+        self.send.set_terms(terms.clone());
+    }
 }
 
 /// What the tasks of one connection share; opens requests in the client role.
@@ -203,6 +222,7 @@ impl Connection {
             client: Client { handle, hub, dispatcher, peer, limits },
             next_request: 0,
             goaway: None,
+            early_signals: VecDeque::new(),
         })
     }
 
@@ -278,8 +298,29 @@ impl Connection {
                 continue;
             }
             self.next_request = self.next_request.max(stream_id + 4);
-            return Poll::Ready(Ok(Request { stream_id, recv, send, flow }));
+            let signal = self.take_early_signal(stream_id);
+            return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal }));
         }
+    }
+
+    /// Moves a stream, or remembers where it is to be moved: an update may overtake its request (RFC 9218 §7).
+    fn on_priority_update(&mut self, stream_id: u64, value: &[u8]) {
+        let Some(signal) = Priority::parse(value) else { return };
+        if stream_id < self.next_request {
+            self.client.hub.signal(stream_id, &signal);
+            self.client.dispatcher.signal(stream_id, &signal);
+            return;
+        }
+        self.early_signals.retain(|(early, _)| *early != stream_id);
+        if self.early_signals.len() == EARLY_SIGNALS {
+            self.early_signals.pop_front();
+        }
+        self.early_signals.push_back((stream_id, signal));
+    }
+
+    fn take_early_signal(&mut self, stream_id: u64) -> Option<Priority> {
+        let place = self.early_signals.iter().position(|(early, _)| *early == stream_id)?;
+        self.early_signals.remove(place).map(|(_, signal)| signal)
     }
 
     fn poll_control_queue(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
@@ -330,8 +371,7 @@ impl Connection {
                     self.client.peer.goaway.store(id, Relaxed);
                     self.client.peer.changed.notify_waiters();
                 }
-                // Priorities come into force with scheduling by class.
-                ControlEvent::PriorityUpdate { .. } => {}
+                ControlEvent::PriorityUpdate { stream_id, value } => self.on_priority_update(stream_id, &value),
             }
         }
         Ok(())
@@ -402,7 +442,7 @@ impl Client {
         let flow = self.hub.open(stream_id);
         let (recv, mut send) = self.split(stream, Role::Client);
         send.stream.push(head);
-        Ok(Request { stream_id, recv, send, flow })
+        Ok(Request { stream_id, recv, send, flow, signal: None })
     }
 
     fn split(&self, stream: stream::BidirectionalStream, role: Role) -> (RecvStream, SendStream) {

@@ -348,3 +348,94 @@ impl Account {
         self.ledger.dispatcher.wake();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use s2n_quic_core::event::{IntoEvent as _, builder};
+
+    use super::*;
+
+    fn sent(id: u64, offset: u64, len: u16) -> Frame {
+        builder::Frame::Stream { id, offset, len, is_fin: false }.into_event()
+    }
+
+    fn max_stream_data(id: u64, value: u64) -> Frame {
+        builder::Frame::MaxStreamData { id, stream_type: builder::StreamType::Bidirectional, value }.into_event()
+    }
+
+    #[test]
+    fn bytes_count_once_however_often_they_are_sent() {
+        let mut account = Account::new(true, Binding::default());
+        let (ledger, _) = account.join();
+        let stream = account.open(0, 7);
+        ledger.hand_over(3_000);
+        for (offset, len) in [(0, 1_000), (0, 1_000), (1_000, 500), (500, 500), (1_500, 1_500)] {
+            account.on_frame_sent(&sent(0, offset, len));
+        }
+        assert_eq!((stream.sent_bytes(), ledger.unsent_bytes()), (3_000, 0));
+        // Of streams that the dispatcher does not have.
+        account.on_frame_sent(&sent(4, 0, 100));
+        assert_eq!(ledger.gone_bytes(), 3_000);
+    }
+
+    #[test]
+    fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
+        let mut account = Account::new(true, Binding::default());
+        account.on_frame_received(&max_stream_data(8, 5_000));
+        account.on_frame_received(&max_stream_data(8, 4_000));
+        assert_eq!(account.open(8, 0).max_data(0), 5_000);
+        // Streams that are gone, that are ours, or that only the peer sends on, leave nothing behind.
+        account.close(8);
+        for id in [8, 4, 1, 2] {
+            account.on_frame_received(&max_stream_data(id, 9_000));
+        }
+        assert_eq!(account.open_streams(), 0);
+    }
+
+    #[test]
+    fn who_is_blocked_is_told_once_when_the_limit_grows() {
+        let mut account = Account::new(true, Binding::default());
+        let (_, told) = account.join();
+        let told = told.unwrap();
+        let stream = account.open(0, 7);
+        account.on_frame_received(&max_stream_data(0, 1_000));
+        assert!(told.try_recv().is_err(), "nobody asked");
+        assert_eq!(stream.max_data(1_000), 1_000);
+        account.on_frame_received(&max_stream_data(0, 2_000));
+        account.on_frame_received(&max_stream_data(0, 3_000));
+        assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+        for _ in 0..3 {
+            account.on_frame_received(&builder::Frame::StopSending { id: 0, error_code: 0 }.into_event());
+        }
+        assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+    }
+
+    #[test]
+    fn the_low_mark_is_a_millisecond_and_a_few_packets_at_least() {
+        let rtt = Duration::from_millis(100);
+        let mark = |window| Binding::default().low_mark(window, rtt, 1_350);
+        // 5 Mbit/s: four packets. 20 Mbit/s: twelve. 1.25 times 400 Mbit/s: a millisecond. More than any: the bound.
+        assert_eq!(mark(62_500), 4 * 1_350);
+        assert_eq!(mark(250_000), 12 * 1_350);
+        assert_eq!(mark(5_000_000), 62_500);
+        assert_eq!(mark(u32::MAX), Binding::MOST_BYTES.min(53_687_091));
+        let fixed = Binding::Late { floor_packets: Some(2) };
+        assert_eq!(fixed.low_mark(62_500, rtt, 1_350), 2 * 1_350);
+        assert_eq!(Binding::Early.low_mark(62_500, rtt, 1_350), u64::MAX);
+    }
+
+    #[test]
+    fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
+        let mut account = Account::new(false, Binding::default());
+        let (ledger, _) = account.join();
+        account.open(0, 0);
+        let quantum = ledger.room().unwrap();
+        assert!(quantum >= 1_200);
+        ledger.hand_over(1 << 20);
+        assert_eq!(ledger.room(), None);
+        ledger.give_back(1 << 19);
+        assert_eq!(ledger.room(), None);
+        ledger.give_back(1 << 19);
+        assert_eq!(ledger.room(), Some(quantum));
+    }
+}

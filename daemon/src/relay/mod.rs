@@ -7,12 +7,14 @@
 //! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
 //! both sides at once and own no buffer while nothing moves.
 
+pub mod gate;
 mod limits;
 mod request;
 pub mod tcp;
 mod udp;
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -28,6 +30,7 @@ use s2n_quic::{Server, connection::Connection};
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use self::{
+    gate::Gate,
     limits::{Gauge, PerUser},
     request::{Admitted, Target},
     tcp::TcpPump,
@@ -38,6 +41,7 @@ use crate::{
     host_addresses::HostAddresses,
     metrics::Metrics,
     quic::{
+        class::{Classes, Since},
         events::ConnectionState,
         h3::{self, Error, MessageLimits, Request},
     },
@@ -60,18 +64,21 @@ pub struct Rules {
     pub targets: config::targets::TargetRules,
     /// How much of everything there may be.
     pub limits: Limits,
+    /// Which class of traffic a request belongs to.
+    pub classes: Arc<Classes>,
 }
 
 impl Rules {
     /// Takes over a configuration.
     #[must_use]
-    pub fn new(relay: &config::relay::Relay) -> Self {
+    pub fn new(relay: &config::relay::Relay, classes: Arc<Classes>) -> Self {
         Self {
             name: ProxyName::new(&relay.proxy_status_name).unwrap_or_default(),
             templates: relay.templates.clone(),
             users: Users::new(&relay.tokens, &relay.certificates, relay.limits.tunnels_per_user),
             targets: relay.targets.clone(),
             limits: relay.limits.clone(),
+            classes,
         }
     }
 }
@@ -99,6 +106,8 @@ pub enum Phase {
 
 /// The client at the other end of a connection.
 struct Caller {
+    /// The address of the listener, as configured.
+    listener: SocketAddr,
     auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
@@ -134,14 +143,14 @@ impl Relay {
     }
 
     /// Serves the connections of one endpoint until [`Relay::end`] is called and they have ended.
-    pub async fn serve(self: Arc<Self>, mut server: Server, auth: Auth) {
+    pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr, auth: Auth) {
         let mut connections = JoinSet::new();
         let mut phase = self.phase.subscribe();
         loop {
             tokio::select! {
                 accepted = server.accept() => {
                     let Some(connection) = accepted else { break };
-                    connections.spawn(self.clone().serve_connection(connection, auth));
+                    connections.spawn(self.clone().serve_connection(connection, listener, auth));
                 }
                 Some(_) = connections.join_next() => {}
                 _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
@@ -151,9 +160,10 @@ impl Relay {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn serve_connection(self: Arc<Self>, connection: Connection, auth: Auth) {
+    async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
         let certificate = connection.query_event_context(|state: &ConnectionState| state.peer_certificate.clone());
-        let caller = Arc::new(Caller { auth, certificate: certificate.ok().flatten(), tunnels: Gauge::default() });
+        let certificate = certificate.ok().flatten();
+        let caller = Arc::new(Caller { listener, auth, certificate, tunnels: Gauge::default() });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
         let ended = self.clone().serve_requests(connection, caller, limits).await;
@@ -227,12 +237,16 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             return;
         }
     };
-    let Admitted { target, next_hop, places } = admitted;
+    let Admitted { target, next_hop, places, mut terms } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
         Target::Udp(_) => Protocol::Udp,
-        Target::Tcp(_) => Protocol::Tcp,
+        Target::Tcp(_) => {
+            terms.since = Since::Burst;
+            Protocol::Tcp
+        }
     };
+    request.set_terms(&terms);
     if let Err(error) = request.send.respond(&accepted(protocol, next_hop, &rules.name)).await {
         tracing::debug!(%error, "client left before its tunnel was open");
         return;
@@ -244,10 +258,13 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         Target::Udp(target) => {
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
-            let pump = UdpPump::new(tunnel, target, queue_bytes, limits.tunnel_idle, metrics.clone());
+            let gate = Gate::new(terms.class);
+            let pump = UdpPump::new(tunnel, target, gate, queue_bytes, limits.tunnel_idle, metrics.clone());
             pump.run(&client).await
         }
-        Target::Tcp(target) => TcpPump::new(request, target).run(limits.tunnel_idle, &metrics).await,
+        Target::Tcp(target) => {
+            TcpPump::new(request, target, Gate::new(terms.class)).run(limits.tunnel_idle, &metrics).await
+        }
     };
     metrics.closed(protocol, end);
     drop(places);
@@ -278,7 +295,7 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
             return Err(Rejected::Unanswered(Code::RequestRejected));
         }
     };
-    match request::admit(relay, rules, caller, &head).await {
+    match request::admit(relay, rules, caller, &head, request.signal).await {
         Ok(admitted) => Ok(admitted),
         Err(refusal) => {
             relay.metrics.refused(refusal.label());

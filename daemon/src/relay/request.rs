@@ -2,16 +2,22 @@
 
 use std::{io, net::SocketAddr};
 
-use config::targets::{Denied, Protocol, judged_by};
+use config::{
+    policy::Subject,
+    targets::{Denied, Protocol, judged_by},
+};
 use masque::{
     h3::RequestHead,
+    priority::Priority,
     request::{self, Host, Refusal, Request},
 };
+use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::{Caller, Relay, Rules, limits::Place};
 use crate::{
     auth::{AuthError, User},
+    quic::class::Terms,
     resolve::ResolveError,
     target::{SocketBuffers, TargetError, UdpTarget},
 };
@@ -24,6 +30,8 @@ pub struct Admitted {
     pub next_hop: SocketAddr,
     /// The places that the tunnel takes among those its connection and its user may have.
     pub places: Places,
+    /// The terms on which what comes from the target is served.
+    pub terms: Terms,
 }
 
 /// Given back when the tunnel ends.
@@ -42,14 +50,23 @@ pub enum Target {
 
 /// Decides about a request and connects to its target.
 ///
-/// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused.
+/// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused. `signal`
+/// is where the client wanted the request to be moved since it sent it.
 ///
 /// # Errors
 /// The refusal to answer with.
-pub async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Admitted, Refusal> {
+pub async fn admit(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    head: &RequestHead,
+    signal: Option<Priority>,
+) -> Result<Admitted, Refusal> {
     let user = authenticate(rules, caller, head)?;
     let request = request::parse(head, &rules.templates)?;
+    let name = user.as_ref().map(|user| user.name.clone());
     let places = take_places(relay, rules, caller, user)?;
+    let user = name;
     let target = request.target();
     let protocol = match request {
         Request::ConnectUdp(_) => Protocol::Udp,
@@ -76,7 +93,16 @@ pub async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, head: &Request
             Protocol::Tcp => connect_tcp(rules, next_hop).await.map(Target::Tcp),
         };
         match connected {
-            Ok(target) => return Ok(Admitted { target, next_hop, places }),
+            Ok(target) => {
+                let (user, listener) = (user.as_deref(), caller.listener);
+                let subject = Subject { user, name, address: next_hop, protocol, listener };
+                let signal = signal.or_else(|| Priority::from_fields(&head.fields));
+                let terms = rules.classes.classify(&subject).terms(signal.as_ref());
+                if let Some(dscp) = terms.class.policy().dscp {
+                    mark(&target, next_hop, dscp);
+                }
+                return Ok(Admitted { target, next_hop, places, terms });
+            }
             Err(error) => refusal = error,
         }
     }
@@ -142,6 +168,24 @@ fn refuse_unresolved(error: ResolveError) -> Refusal {
         ResolveError::Overloaded => Refusal::Overloaded { retry_after_s: 1 },
         ResolveError::Rcode(rcode) => Refusal::DnsError { rcode: Some(rcode) },
         ResolveError::Failed => Refusal::DnsError { rcode: None },
+    }
+}
+
+/// Gives all packets to a target a DSCP (RFC 2474 §3).
+fn mark(target: &Target, next_hop: SocketAddr, dscp: u8) {
+    let socket = match target {
+        Target::Udp(target) => target.socket(),
+        Target::Tcp(target) => SockRef::from(target),
+    };
+    // The kernel keeps the ECN bits of TCP as it needs them (`ip_sock_set_tos`).
+    let traffic_class = u32::from(dscp) << 2;
+    let marked = if next_hop.ip().to_canonical().is_ipv4() {
+        socket.set_tos_v4(traffic_class)
+    } else {
+        socket.set_tclass_v6(traffic_class)
+    };
+    if let Err(error) = marked {
+        tracing::warn!(%error, dscp, "failed to mark packets to a target");
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::gate::Gate;
 use crate::{
     metrics::Metrics,
     quic::h3::{Error, Request},
@@ -42,6 +43,7 @@ pub enum TcpError {
 pub struct TcpPump {
     request: Request,
     target: TcpStream,
+    gate: Gate,
     /// Read from the client, not yet written to the target.
     up: Bytes,
     client_finished: bool,
@@ -51,13 +53,14 @@ pub struct TcpPump {
 }
 
 impl TcpPump {
-    /// Joins an accepted request to the connection to its target.
+    /// Joins an accepted request to the connection to its target, through the gate of its class.
     #[must_use]
-    pub fn new(mut request: Request, target: TcpStream) -> Self {
+    pub fn new(mut request: Request, target: TcpStream, gate: Gate) -> Self {
         request.recv.set_connect();
         Self {
             request,
             target,
+            gate,
             up: Bytes::new(),
             client_finished: false,
             target_finished: false,
@@ -104,10 +107,12 @@ impl TcpPump {
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         loop {
             while !self.up.is_empty() {
+                ready!(self.gate.poll(cx, self.up.len()));
                 let written = ready!(Pin::new(&mut self.target).poll_write(cx, &self.up))?;
                 self.up.advance(written);
                 self.bytes_up += written as u64;
             }
+            self.gate.passed();
             if self.client_finished {
                 return Pin::new(&mut self.target).poll_shutdown(cx).map_err(TcpError::from);
             }

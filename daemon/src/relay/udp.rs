@@ -11,6 +11,7 @@ use std::{
 use masque::h3::Code;
 use tokio::time::{Instant, Sleep};
 
+use super::gate::Gate;
 use crate::{
     metrics::Metrics,
     quic::h3,
@@ -57,7 +58,10 @@ impl UdpEnd {
 pub struct UdpPump {
     tunnel: UdpTunnel,
     target: UdpTarget,
+    gate: Gate,
     uplink: Segments,
+    /// What of it leaves next, where the class has a rate.
+    chunk: Segments,
     datagrams_settled: bool,
     idle: Duration,
     last_moved: Instant,
@@ -66,18 +70,21 @@ pub struct UdpPump {
 }
 
 impl UdpPump {
-    /// Joins an accepted tunnel to its target's socket; `queue_bytes` bounds what waits for the socket.
+    /// Joins an accepted tunnel to its target's socket, through the gate of its class; `queue_bytes` bounds what waits
+    /// for either.
     #[must_use]
     pub fn new(
         tunnel: UdpTunnel,
         target: UdpTarget,
+        gate: Gate,
         queue_bytes: usize,
         idle: Duration,
         metrics: Arc<Metrics>,
     ) -> Self {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
-        Self { tunnel, target, uplink, datagrams_settled: false, idle, last_moved, idle_timer, metrics }
+        let chunk = Segments::new(queue_bytes);
+        Self { tunnel, target, gate, uplink, chunk, datagrams_settled: false, idle, last_moved, idle_timer, metrics }
     }
 
     /// Relays until either side ends; returns a word for what ended the tunnel.
@@ -139,7 +146,7 @@ impl UdpPump {
         let mut up = Up::default();
         let mut rounds = 0;
         let outcome = loop {
-            if self.uplink.is_empty() {
+            if self.uplink.is_empty() && self.chunk.is_empty() {
                 match self.tunnel.poll_recv(cx, &mut self.uplink) {
                     Poll::Pending => break Ok(()),
                     Poll::Ready(Err(error)) => break Err(error.into()),
@@ -150,9 +157,24 @@ impl UdpPump {
                     Poll::Ready(Ok(true)) => {}
                 }
             }
-            match self.target.flush(&mut self.uplink, &mut counters) {
+            let leaving = match self.gate.chunk_bytes() {
+                None => &mut self.uplink,
+                // What was reserved leaves as it is.
+                Some(_) if !self.chunk.is_empty() => &mut self.chunk,
+                Some(bytes) => {
+                    while let Some(payload) = self.uplink.front().filter(|_| self.chunk.bytes() < bytes) {
+                        self.chunk.push(payload);
+                        self.uplink.pop();
+                    }
+                    &mut self.chunk
+                }
+            };
+            if self.gate.poll(cx, leaving.bytes()).is_pending() {
+                break Ok(());
+            }
+            match self.target.flush(leaving, &mut counters) {
                 Err(error) => break Err(error.into()),
-                Ok(Flush::Done) => {}
+                Ok(Flush::Done) => self.gate.passed(),
                 // The socket is full: try again at once if it has room again, else when it wakes us.
                 Ok(Flush::Blocked) => match self.target.poll_writable(cx) {
                     Poll::Pending => break Ok(()),

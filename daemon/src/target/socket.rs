@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
 
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
-use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -75,6 +75,12 @@ impl UdpTarget {
         }
         socket.connect(&SockAddr::from(target))?;
         Ok(Self::register(socket)?)
+    }
+
+    /// The socket, for options that concern all its packets.
+    #[must_use]
+    pub fn socket(&self) -> SockRef<'_> {
+        SockRef::from(self.fd.get_ref())
     }
 
     /// Watches a non-blocking, connected socket.

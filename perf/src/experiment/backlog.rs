@@ -26,7 +26,6 @@ use s2n_quic::{
         events::{Frame, FrameSent},
     },
 };
-use sched::stream::Service;
 use tokio::sync::oneshot;
 
 use super::{
@@ -158,7 +157,7 @@ async fn send(
 /// Always has something to send, on the terms of a stream of no class.
 async fn send_endlessly(mut handle: Handle, dispatcher: &Dispatcher) -> Result<()> {
     let (_receive, stream) = handle.open_bidirectional_stream().await.context("no stream")?.split();
-    let mut stream = dispatcher.attach(stream, Terms::of(Service::default()));
+    let mut stream = dispatcher.attach(stream, Terms::default());
     loop {
         stream.send(Bytes::from_static(&[0; CHUNK_BYTES])).await?;
     }

@@ -175,7 +175,7 @@ pub async fn request(
 /// What a class is to the scheduler.
 pub(super) fn terms(class: &Class) -> Terms {
     let deadline_ns = class.deadline_ms.map(|ms| ms * 1_000_000);
-    Terms { deadline_ns, ..Terms::of(class.service()) }
+    Terms::of(class.service(), deadline_ns)
 }
 
 /// How much of a body is queued at once.

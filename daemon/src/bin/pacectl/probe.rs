@@ -86,7 +86,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             bail!("name a target, HOST:PORT of a UDP echo: only `paced run` in development mode has one of its own")
         }
     };
-    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default())?;
+    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
     let connected = endpoint.connect().await?;
     let link = Link::new(&connected);
     let (address, handshake) = (connected.address, connected.handshake);

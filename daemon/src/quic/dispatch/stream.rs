@@ -10,7 +10,7 @@ use bytes::Bytes;
 use s2n_quic::application;
 
 use super::{CANCELLED, Error, QUEUE_BYTES, Shared, Slot, State};
-use crate::quic::{class::Terms, turns::Kind};
+use crate::quic::class::Terms;
 
 /// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
 pub struct SendStream {
@@ -125,8 +125,7 @@ impl SendStream {
     pub fn set_terms(&self, terms: Terms) {
         let mut state = self.shared.state();
         if let Some(slot) = state.slot(self.name) {
-            slot.terms = terms;
-            self.shared.hub.turns().set(Kind::Stream, self.name, slot.service());
+            slot.set_terms(&self.shared, self.name, terms);
         }
     }
 
