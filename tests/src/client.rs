@@ -11,7 +11,7 @@ use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use paced::client::endpoint::{Access, ConnectError, Endpoint};
 use paced::client::{OpenError, Relay, drive};
-use paced::quic::datagrams::DatagramCounters;
+use paced::quic::datagrams::{DatagramCounters, Schedule};
 use paced::quic::endpoint::Transport;
 use paced::quic::events::PacketSize;
 use paced::quic::h3;
@@ -49,7 +49,8 @@ impl Client {
     pub async fn connect_over(access: Access, transport: Transport) -> Result<Self, ConnectError> {
         let counters = Arc::<DatagramCounters>::default();
         // The site has written the files that this reads.
-        let endpoint = Endpoint::new(access, transport, counters).expect("files of the site can be read");
+        let endpoint =
+            Endpoint::new(access, transport, counters, Schedule::default()).expect("files of the site can be read");
         let connected = endpoint.connect().await?;
         let ended = tokio::spawn(drive(connected.connection));
         Ok(Self { relay: connected.relay, packets: connected.packets, ended, endpoint })
@@ -60,7 +61,7 @@ impl Client {
     /// # Errors
     /// As [`Relay::open_udp`].
     pub async fn open(&self, target: SocketAddr) -> Result<Tunnel, OpenError> {
-        self.open_target(&Target { host: Host::Ip(target.ip()), port: target.port() }).await
+        self.open_target(&target_of(target)).await
     }
 
     /// Opens a tunnel to an address or a name.
@@ -81,6 +82,12 @@ impl Client {
     pub async fn close(self) {
         self.endpoint.close(&self.relay).await;
     }
+}
+
+/// The target that an address is.
+#[must_use]
+pub fn target_of(address: SocketAddr) -> Target {
+    Target { host: Host::Ip(address.ip()), port: address.port() }
 }
 
 /// A UDP tunnel whose payloads are sent and received one by one.

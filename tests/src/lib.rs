@@ -11,6 +11,7 @@ pub mod process;
 pub mod report;
 pub mod simulation;
 pub mod site;
+pub mod streams;
 
 use std::path::PathBuf;
 

@@ -19,7 +19,7 @@ fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Proce
 }
 
 /// An application's socket, inside the client's namespace.
-fn application(site: &Site, to: &str) -> UdpSocket {
+pub fn application(site: &Site, to: &str) -> UdpSocket {
     let socket = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
     socket.connect(to).unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -32,7 +32,7 @@ fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
 }
 
 /// Waits until a payload comes back, and then wants as much of all that follow.
-fn assert_carries(socket: &UdpSocket, len: usize) {
+pub fn assert_carries(socket: &UdpSocket, len: usize) {
     wait_for("the first echo", SOON, || echoes(socket, &vec![0; len]).then_some(())).unwrap();
     // What was repeated above may still come.
     while socket.recv(&mut [0; 2048]).is_ok() {}

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
+mod classes;
 mod credentials;
 mod echo;
 mod failures;

@@ -1,0 +1,119 @@
+//! Two QUIC endpoints with paced's providers over s2n-quic's simulated network, and nothing on top of them: for what the
+//! dispatcher does with streams.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use anyhow::{Result, anyhow, ensure};
+use paced::quic::datagrams::{Datagrams, QueueLimits, Schedule};
+use paced::quic::dispatch::Dispatcher;
+use paced::quic::endpoint::{self, Admission, Transport};
+use paced::quic::tls::{self, Identity, ServerTls};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use s2n_quic::connection::{Handle as Connection, StreamAcceptor};
+use s2n_quic::provider::io::testing::{self, Handle, Model, primary, spawn};
+
+use crate::authority::Authority;
+use crate::simulation::clock;
+
+/// One end of a connection.
+pub struct End {
+    /// The connection.
+    pub connection: Connection,
+    /// Its streams.
+    pub streams: StreamAcceptor,
+    /// What hands over the bytes of streams; it is driven already.
+    pub dispatcher: Dispatcher,
+}
+
+/// Connects two endpoints, both with `schedule` (but for its clock) and `transport`, and runs `client` until it returns
+/// while `server` runs.
+///
+/// # Errors
+/// When an endpoint does not start, or the simulation does not reach the client's end.
+///
+/// # Panics
+/// With either scenario, or when the client cannot connect.
+pub fn simulate<C, S>(
+    network: &Model,
+    seed: u64,
+    (schedule, transport): (Schedule, Transport),
+    client: impl FnOnce(End) -> C + Send + 'static,
+    server: impl FnOnce(End) -> S + Send + 'static,
+) -> Result<()>
+where
+    C: Future<Output = ()> + Send + 'static,
+    S: Future<Output = ()> + Send + 'static,
+{
+    let ended = Arc::new(AtomicBool::new(false));
+    let end = ended.clone();
+    let client = |side| async move {
+        client(side).await;
+        end.store(true, Relaxed);
+    };
+    let schedule = Schedule { clock: clock(), ..schedule };
+    let took = testing::test_seed(network.clone(), seed, |handle| {
+        start(handle, &schedule, &transport, client, server).map_err(|error| format!("{error:#}").into())
+    });
+    ensure!(ended.load(Relaxed), "the simulation ended before its scenario");
+    took.map(drop).map_err(|error| anyhow!("{error}"))
+}
+
+fn start<C, S>(
+    handle: &Handle,
+    schedule: &Schedule,
+    transport: &Transport,
+    client: impl FnOnce(End) -> C + Send + 'static,
+    server: impl FnOnce(End) -> S + Send + 'static,
+) -> Result<()>
+where
+    C: Future<Output = ()> + Send + 'static,
+    S: Future<Output = ()> + Send + 'static,
+{
+    let issued = Authority::new()?.issue(&["server.example"])?;
+    let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
+    let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
+    let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
+    let identity = Identity { chain, key, client_authorities: None }.prepare()?;
+    let io = || {
+        let Transport { initial_mtu, max_mtu, .. } = *transport;
+        handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()
+    };
+    let datagrams = || Datagrams {
+        limits: QueueLimits { flow_bytes: 1 << 20, connection_bytes: 1 << 20 },
+        counters: Arc::default(),
+        max_frame_bytes: u64::from(u16::MAX),
+        schedule: schedule.clone(),
+    };
+    let admission = Admission {
+        max_connections: 10,
+        max_handshakes: 10,
+        open: Arc::new(AtomicBool::new(true)),
+        handshakes: Arc::default(),
+        ports: Default::default(),
+    };
+    let mut listener = endpoint::serve(io()?, transport, ServerTls::new(identity), datagrams(), admission)?;
+    let address = listener.local_addr()?;
+    spawn(async move {
+        let connection = listener.accept().await.expect("a client connects");
+        server(join(connection)).await;
+        // The endpoint lives on for as long as the client needs it.
+        while listener.accept().await.is_some() {}
+    });
+    let endpoint = endpoint::connect(io()?, transport, tls::client(trust, None)?, datagrams())?;
+    primary::spawn(async move {
+        let connect = s2n_quic::client::Connect::new(address).with_server_name("server.example");
+        let connection = endpoint.connect(connect).await.expect("the client connects");
+        client(join(connection)).await;
+    });
+    Ok(())
+}
+
+fn join(connection: s2n_quic::Connection) -> End {
+    let (mut connection, streams) = connection.split();
+    let dispatcher = Dispatcher::of(&mut connection).expect("the endpoint is ours");
+    let driven = dispatcher.clone();
+    spawn(async move { driven.run().await });
+    End { connection, streams, dispatcher }
+}

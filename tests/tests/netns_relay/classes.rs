@@ -1,0 +1,244 @@
+//! Classes of traffic, through a real edge and relay: who is served first on a thin link, what clients may ask for, and
+//! what streams leave behind.
+
+use std::collections::HashMap;
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use masque::h3::Code;
+use masque::priority::Priority;
+use masque::tunnel::Form;
+use tests::client::{Client, Tunnel};
+use tests::process::Process;
+use tests::site::{Family, Site, Terms};
+
+use super::forward::{application, assert_carries};
+
+/// Bulk and urgent traffic by the port of the target.
+const POLICY: &str = r#"
+    [class.urgent]
+    level = "high"
+    deadline_ms = 1000
+    [class.bulk]
+    [[rule]]
+    class = "urgent"
+    ports = [7]
+    [[rule]]
+    class = "bulk"
+"#;
+
+/// Starts an edge with a forward of each class, in one mode.
+fn edge(site: &Site, mode: &str) -> Process {
+    let relay = site.template(Family::V4);
+    let forward = |listen: &str, port: u16, class: &str| {
+        format!(
+            r#"
+            [[forward]]
+            listen = "127.0.0.1:{listen}"
+            relay = "{relay}"
+            target = "10.0.2.2:{port}"
+            mode = "{mode}"
+            ca = "$FOLDER/authority.pem"
+            class = "{class}"
+            "#
+        )
+    };
+    let forwards = forward("5001", 7, "urgent") + &forward("5002", 9, "bulk");
+    let folder = site.path("").display().to_string();
+    let text =
+        format!("state_dir = \"$FOLDER\"\n{forwards}\n{POLICY}").replace("$FOLDER", folder.trim_end_matches('/'));
+    let file = site.write("edge.toml", &text).unwrap();
+    site.chain.client.start(tests::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
+}
+
+/// Sends from many sockets as fast as a little more than the link carries, and counts what comes back, until told to
+/// stop.
+fn flood(site: &Site, senders: usize, stop: &Arc<AtomicBool>, came_back: &Arc<AtomicU64>) {
+    let sockets: Vec<_> = (0..senders).map(|_| application(site, "127.0.0.1:5002")).collect();
+    for socket in &sockets {
+        socket.set_nonblocking(true).unwrap();
+    }
+    let (stop, came_back) = (stop.clone(), came_back.clone());
+    std::thread::spawn(move || {
+        let mut received = [0; 2048];
+        while !stop.load(Relaxed) {
+            // 60 KB every 30 ms: 16 Mbit/s.
+            for socket in sockets.iter().cycle().take(60) {
+                _ = socket.send(&[1; 1000]);
+            }
+            for socket in &sockets {
+                while let Ok(len) = socket.recv(&mut received) {
+                    came_back.fetch_add(len as u64, Relaxed);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(30));
+        }
+    });
+}
+
+/// How long a message of so many payloads takes there and back, in milliseconds; `None` if it does not arrive.
+fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
+    let began = Instant::now();
+    for part in 0..parts {
+        socket.send(&[&[number, part][..], &[0; 998]].concat()).ok()?;
+    }
+    let (mut received, mut missing) = ([0; 2048], vec![true; usize::from(parts)]);
+    while missing.contains(&true) {
+        socket.recv(&mut received).ok()?;
+        if received[0] == number {
+            missing[usize::from(received[1])] = false;
+        }
+    }
+    Some(began.elapsed().as_millis())
+}
+
+#[test]
+fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_rest() {
+    tests::ring!(Netns);
+    // What the link drops is lost in datagrams, so that longer messages would often not arrive.
+    for (mode, parts) in [("stream", 8), ("datagram", 1)] {
+        let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
+        let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
+        let edge = edge(&site, mode);
+        let urgent = application(&site, "127.0.0.1:5001");
+        assert_carries(&urgent, 1000);
+        for end in [&site.chain.access.near, &site.chain.access.far] {
+            end.set_qdisc("tbf rate 5mbit burst 8kb latency 40ms").unwrap();
+            end.segment().unwrap();
+        }
+        let (stop, came_back) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        flood(&site, 60, &stop, &came_back);
+        std::thread::sleep(Duration::from_secs(2));
+        urgent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let (before, began) = (came_back.load(Relaxed), Instant::now());
+        let mut took: Vec<_> = (0..20).map(|number| message_ms(&urgent, number, parts)).collect();
+        std::thread::sleep(Duration::from_secs(2));
+        let goodput_kbit = (came_back.load(Relaxed) - before) * 8 / began.elapsed().as_millis() as u64;
+        stop.store(true, Relaxed);
+        took.sort_by_key(|took| took.unwrap_or(u128::MAX));
+        // In turns with 60 others, eight payloads would take about 0.8 s each way, and one 0.1 s.
+        assert!(took[10].is_some_and(|ms| ms < 400), "{mode}: {took:?}\nedge:\n{}", edge.output());
+        let met = took.iter().flatten().filter(|ms| **ms < 1000).count();
+        assert!(met >= if mode == "stream" { 19 } else { 11 }, "{mode}: {met} of 20 in time: {took:?}");
+        assert!(goodput_kbit > 1_500, "{mode}: {goodput_kbit} kbit/s of the flood came back");
+        let counts = site.counts().unwrap();
+        assert!(counts.of("class_payloads_total{class=\"urgent\",role=\"relay\"}") >= 11 * i64::from(parts));
+    }
+}
+
+#[test]
+fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(9).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 9);
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut other = client.open(target).await.unwrap();
+        for (urgency, deadline_ms) in [(0, Some(0)), (0, Some(u64::MAX)), (255, None), (7, Some(1))] {
+            let signal = Priority { urgency: Some(urgency), incremental: Some(true), deadline_ms };
+            let target = tests::client::target_of(target);
+            let greedy = client.relay.open_udp_signalled(&target, Some(&signal)).await.unwrap();
+            let mut greedy = Tunnel::new(greedy.tunnel);
+            for tunnel in [&mut greedy, &mut other] {
+                for form in [Form::Datagram, Form::Capsule] {
+                    let payload = [urgency; 600];
+                    assert_eq!(tunnel.echo(form, &payload).await, payload);
+                }
+            }
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rate_cap_holds_in_both_directions() {
+    tests::ring!(Netns);
+    const CAPPED: &str = r#"
+        [class.thin]
+        rate_up = "800 kbit/s"
+        rate_down = "400 kbit/s"
+        [[rule]]
+        class = "thin"
+    "#;
+    let site = Site::new(Terms { sections: CAPPED, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(9).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnels = [
+            client.open(site.target(Family::V4, 9)).await.unwrap(),
+            client.open(site.target(Family::V4, 9)).await.unwrap(),
+        ];
+        let began = Instant::now();
+        let mut came_back = HashMap::new();
+        while began.elapsed() < Duration::from_secs(4) {
+            for (at, form) in [(0, Form::Datagram), (1, Form::Capsule)] {
+                tunnels[at].udp.batch(Some(form)).push(&[1; 1000]);
+                let wait = tokio::time::timeout(Duration::from_millis(2), tunnels[at].recv());
+                if let Ok(Ok(Some(payload))) = wait.await {
+                    *came_back.entry(at).or_insert(0) += payload.len();
+                }
+            }
+        }
+        // 400 kbit/s for 4 s are 200 KB for both together, 800 kbit/s are 400 KB toward the target; either way a queue
+        // at the end may hold back a little.
+        let bytes: usize = came_back.values().sum();
+        assert!((100_000..=230_000).contains(&bytes), "{bytes} bytes came back: {came_back:?}");
+        let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
+        assert!((200_000..=450_000).contains(&up), "{up} bytes went to the target");
+    })
+    .unwrap();
+}
+
+#[test]
+fn tunnels_opened_and_reset_at_random_leave_nothing_behind() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(9).unwrap();
+    let resident_kib = || resident_kib(site.relay.id());
+    let churn = async |seconds: u64| {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (mut random, mut opened, began) = (7_u64, 0, Instant::now());
+        while began.elapsed() < Duration::from_secs(seconds) {
+            // Knuth's MMIX generator.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let draw = random >> 33;
+            let mut tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
+            opened += 1;
+            let form = if draw & 1 == 0 { Form::Datagram } else { Form::Capsule };
+            let mut batch = tunnel.udp.batch(Some(form));
+            (0..draw / 2 % 50).for_each(|_| batch.push(&[3; 1000]));
+            drop(batch);
+            match draw / 128 % 3 {
+                0 => tunnel.udp.reset(Code::RequestCancelled),
+                1 => tunnel.udp.finish(),
+                _ => drop(tunnel),
+            }
+        }
+        client.close().await;
+        opened
+    };
+    let settle = || {
+        site.wait_for_counts("all tunnels and streams are gone", |counts| {
+            counts.udp_tunnels() == 0 && counts.of("streams") == 0
+        })
+        .unwrap();
+    };
+    // What is allocated once is allocated now.
+    site.client(async || churn(2).await).unwrap();
+    settle();
+    let before = resident_kib();
+    let opened = site.client(async || churn(30).await).unwrap();
+    settle();
+    let grown = resident_kib().saturating_sub(before);
+    assert!(opened > 1_000, "{opened} tunnels were opened");
+    assert!(grown < 16 * 1024, "{opened} tunnels left {grown} KiB behind");
+}
+
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse().unwrap()
+}

@@ -1,0 +1,383 @@
+//! What the dispatcher does with streams, over a simulated network: the order, the budget, and what may go wrong.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use paced::quic::class::Terms;
+use paced::quic::datagrams::Schedule;
+use paced::quic::dispatch::{Binding, Dispatcher, Error, SendStream};
+use paced::quic::endpoint::Transport;
+use s2n_quic::provider::io::testing::{Model, spawn, time};
+use s2n_quic::stream::ReceiveStream;
+use sched::stream::{Discipline, Expiry, Level, Low, Service};
+use tests::simulation::{SEED, within};
+use tests::streams::{End, simulate};
+
+/// Longer than anything takes that happens at all.
+const LONG: Duration = Duration::from_secs(30);
+
+const ML: Discipline = Discipline::Ml { low: Low::Rr };
+
+/// A path with a delay of 10 ms each way and no limit but the congestion window.
+fn network() -> Model {
+    let model = Model::default();
+    model.set_delay(Duration::from_millis(10));
+    model
+}
+
+fn late(discipline: Discipline) -> (Schedule, Transport) {
+    (Schedule { discipline, ..Schedule::default() }, Transport::default())
+}
+
+fn low() -> Terms {
+    Terms::default()
+}
+
+fn high() -> Terms {
+    Terms::of(Service { level: Level::High, ..Service::default() }, Some(1_000_000_000))
+}
+
+async fn open(end: &mut End, terms: Terms) -> (ReceiveStream, SendStream) {
+    let (recv, send) = end.connection.open_bidirectional_stream().await.unwrap().split();
+    (recv, end.dispatcher.attach(send, terms))
+}
+
+fn zeros(len: usize) -> Bytes {
+    Bytes::from(vec![0; len])
+}
+
+/// Sends bytes and the end of a stream.
+fn send_all(mut send: SendStream, len: usize) {
+    send.push(zeros(len));
+    send.finish();
+}
+
+/// Reads a stream to its end; returns how many bytes there were.
+async fn read(mut stream: ReceiveStream) -> usize {
+    let mut bytes = 0;
+    while let Ok(Some(chunk)) = stream.receive().await {
+        bytes += chunk.len();
+    }
+    bytes
+}
+
+/// Reads all streams to their ends and answers each with its length.
+async fn serve(mut end: End) {
+    while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+        let dispatcher = end.dispatcher.clone();
+        spawn(async move {
+            let (recv, send) = stream.split();
+            let mut send = dispatcher.attach(send, low());
+            let bytes = read(recv).await;
+            send.push(Bytes::copy_from_slice(&(bytes as u64).to_be_bytes()));
+            send.finish();
+        });
+    }
+}
+
+async fn answer(recv: ReceiveStream) -> Option<usize> {
+    within(LONG, read(recv)).await
+}
+
+/// Waits until nothing is left of streams that have ended.
+async fn assert_all_returned(dispatcher: &Dispatcher) {
+    let left = || (dispatcher.streams(), dispatcher.ledger().unsent_bytes());
+    for _ in 0..1000 {
+        if left() == (0, 0) {
+            break;
+        }
+        time::delay(Duration::from_millis(10)).await;
+    }
+    assert_eq!(left(), (0, 0), "streams and bytes are left");
+}
+
+#[test]
+fn all_bytes_arrive_in_whatever_order_streams_are_served() {
+    let disciplines = [Discipline::Rr, Discipline::Fcfs, Discipline::Abs, ML, Discipline::Wfq, Discipline::Lottery];
+    for discipline in disciplines {
+        let network = network();
+        network.set_drop_rate(0.02);
+        let scenario = |mut end: End| async move {
+            let mut streams = Vec::new();
+            for len in [1, 1_000, 30_000, 200_000, 7] {
+                let (recv, mut send) = open(&mut end, low()).await;
+                streams.push(recv);
+                spawn(async move {
+                    for piece in vec![0; len].chunks(10_000) {
+                        send.send(Bytes::copy_from_slice(piece)).await.unwrap();
+                    }
+                    send.finish();
+                });
+            }
+            for recv in streams {
+                assert_eq!(answer(recv).await, Some(8));
+            }
+            assert_all_returned(&end.dispatcher).await;
+        };
+        simulate(&network, SEED, late(discipline), scenario, serve).unwrap();
+    }
+}
+
+/// A server that reads no stream but those that end at once.
+async fn never_read(mut end: End, held: usize) {
+    let mut kept = Vec::new();
+    while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+        if kept.len() < held {
+            kept.push(stream);
+        } else {
+            let dispatcher = end.dispatcher.clone();
+            spawn(async move {
+                let (recv, send) = stream.split();
+                let send = dispatcher.attach(send, low());
+                read(recv).await;
+                send_all(send, 8);
+            });
+        }
+    }
+}
+
+#[test]
+fn streams_that_the_peer_does_not_read_hold_up_no_others() {
+    let scenario = |mut end: End| async move {
+        // More than the peer's window for each, which is 256 KiB, and then nothing more can leave.
+        for _ in 0..2 {
+            let (recv, mut send) = open(&mut end, low()).await;
+            send.push(zeros(1 << 20));
+            spawn(async move {
+                _ = read(recv).await;
+                drop(send);
+            });
+        }
+        time::delay(Duration::from_secs(5)).await;
+        assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0, "what cannot leave was not handed over");
+        let (recv, send) = open(&mut end, low()).await;
+        send_all(send, 10_000);
+        assert_eq!(answer(recv).await, Some(8));
+    };
+    simulate(&network(), SEED, late(Discipline::Fcfs), scenario, |end| never_read(end, 2)).unwrap();
+}
+
+#[test]
+fn a_stream_goes_on_when_the_peer_reads_again() {
+    let scenario = |mut end: End| async move {
+        let (recv, send) = open(&mut end, low()).await;
+        send_all(send, 1 << 20);
+        assert_eq!(answer(recv).await, Some(8));
+        assert_all_returned(&end.dispatcher).await;
+    };
+    let server = |mut end: End| async move {
+        let (recv, send) = end.streams.accept_bidirectional_stream().await.unwrap().unwrap().split();
+        time::delay(Duration::from_secs(5)).await;
+        assert_eq!(read(recv).await, 1 << 20);
+        send_all(end.dispatcher.attach(send, low()), 8);
+        time::delay(Duration::from_secs(1)).await;
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, server).unwrap();
+}
+
+#[test]
+fn a_stream_whose_buffer_in_the_transport_is_full_waits_aside() {
+    let (schedule, transport) = late(Discipline::Fcfs);
+    // Acknowledgements come after 20 ms; until then no more of a stream is taken.
+    let transport = Transport { stream_buffer_bytes: 4096, ..transport };
+    let scenario = |mut end: End| async move {
+        let (slow, send) = open(&mut end, low()).await;
+        send_all(send, 500_000);
+        let (quick, send) = open(&mut end, low()).await;
+        send_all(send, 1_000);
+        // At 4 KiB per round trip the first one takes 2.4 s.
+        let answered = within(Duration::from_millis(200), read(quick)).await;
+        assert_eq!(answered, Some(8), "the second stream did not wait for the first");
+        assert_eq!(answer(slow).await, Some(8));
+        assert_all_returned(&end.dispatcher).await;
+    };
+    simulate(&network(), SEED, (schedule, transport), scenario, serve).unwrap();
+}
+
+#[test]
+fn what_a_stream_had_not_sent_is_given_back_when_either_side_ends_it() {
+    let scenario = |mut end: End| async move {
+        let mut streams = Vec::new();
+        for _ in 0..20 {
+            let (recv, mut send) = open(&mut end, low()).await;
+            send.push(zeros(300_000));
+            streams.push((recv, send));
+        }
+        time::delay(Duration::from_millis(30)).await;
+        for (index, (recv, send)) in streams.into_iter().enumerate() {
+            match index % 3 {
+                0 => send.reset(7_u32.into()),
+                // Unfinished, and nobody wants it any more.
+                1 => drop(send),
+                _ => {
+                    // The peer stops reading those after a while.
+                    spawn(async move {
+                        let mut send = send;
+                        while send.send(zeros(10_000)).await.is_ok() {}
+                        drop(recv);
+                    });
+                }
+            }
+        }
+        assert_all_returned(&end.dispatcher).await;
+        let (recv, send) = open(&mut end, low()).await;
+        send_all(send, 1_000);
+        assert_eq!(answer(recv).await, Some(8));
+    };
+    let server = |mut end: End| async move {
+        let mut opened = 0;
+        while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+            let (mut recv, send) = stream.split();
+            let mut send = end.dispatcher.attach(send, low());
+            opened += 1;
+            let stops = opened <= 20;
+            spawn(async move {
+                if stops {
+                    time::delay(Duration::from_millis(100)).await;
+                    _ = recv.stop_sending(3_u32.into());
+                    return;
+                }
+                read(recv).await;
+                send.push(zeros(8));
+                send.finish();
+            });
+        }
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, server).unwrap();
+}
+
+#[test]
+fn writers_of_a_connection_that_ends_are_told() {
+    let scenario = |mut end: End| async move {
+        let mut writers = Vec::new();
+        for _ in 0..3 {
+            let (recv, mut send) = open(&mut end, low()).await;
+            writers.push(async move {
+                let kept = recv;
+                let told = loop {
+                    if let Err(error) = send.send(zeros(50_000)).await {
+                        break error;
+                    }
+                };
+                drop(kept);
+                told
+            });
+        }
+        let told = within(LONG, join_all(writers)).await.expect("all are told");
+        assert!(told.iter().all(|error| matches!(error, Error::Stream(_))), "{told:?}");
+        assert_all_returned(&end.dispatcher).await;
+    };
+    let server = |end: End| async move {
+        time::delay(Duration::from_millis(200)).await;
+        end.connection.close(0_u32.into());
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, server).unwrap();
+}
+
+#[test]
+fn a_writer_waits_while_its_queue_is_full() {
+    let scenario = |mut end: End| async move {
+        let (_recv, mut send) = open(&mut end, low()).await;
+        // The peer's window is 256 KiB, and the queue holds little more than it is allowed to.
+        let mut written = 0;
+        while within(Duration::from_secs(1), send.send(zeros(10_000))).await.is_some() {
+            written += 10_000;
+        }
+        assert!((256 * 1024..256 * 1024 + 64 * 1024).contains(&written), "{written} bytes were taken");
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, |end| never_read(end, 1)).unwrap();
+}
+
+/// How long an urgent stream of 8 KB takes beside 20 streams with a backlog, while the congestion window opens; in
+/// milliseconds.
+fn urgent_ms(schedule: Schedule, stream_batch: u8) -> u128 {
+    let took = Arc::new(AtomicU64::new(0));
+    let measured = took.clone();
+    let scenario = |mut end: End| async move {
+        let mut backlog = Vec::new();
+        for _ in 0..20 {
+            let (recv, send) = open(&mut end, low()).await;
+            send_all(send, 100_000);
+            backlog.push(recv);
+        }
+        time::delay(Duration::from_millis(5)).await;
+        let (recv, send) = open(&mut end, high()).await;
+        let began = time::now();
+        send_all(send, 8_000);
+        assert_eq!(answer(recv).await, Some(8));
+        measured.store(time::now().saturating_duration_since(began).as_millis() as u64, Relaxed);
+        for recv in backlog {
+            assert_eq!(answer(recv).await, Some(8));
+        }
+    };
+    let transport = Transport { stream_batch, ..Transport::default() };
+    simulate(&network(), SEED, (schedule, transport), scenario, serve).unwrap();
+    u128::from(took.load(Relaxed))
+}
+
+#[test]
+fn an_urgent_stream_overtakes_a_backlog_that_plain_round_robin_makes_it_share() {
+    let plain = Schedule { discipline: Discipline::Rr, binding: Binding::Early, ..Schedule::default() };
+    let (plain, ml) = (urgent_ms(plain, 1), urgent_ms(late(ML).0, 255));
+    // A round trip is 20 ms. In turns with 20 others, 8 KB need 168 KB of windows that begin with 12 KB and double.
+    assert!(ml <= 50 && plain >= ml + 20, "{ml} ms with levels, {plain} ms without");
+}
+
+#[test]
+fn what_has_expired_is_reset_and_what_has_not_is_sent() {
+    let discipline = Discipline::Edf { expiry: Expiry::Hard };
+    let scenario = |mut end: End| async move {
+        let terms = |deadline_ms: u64| Terms::of(Service::default(), Some(deadline_ms * 1_000_000));
+        let (_expired, mut bulk) = open(&mut end, terms(100)).await;
+        let (lasting, send) = open(&mut end, terms(60_000)).await;
+        send_all(send, 50_000);
+        let writer = async { while bulk.send(zeros(20_000)).await.is_ok() {} };
+        within(LONG, writer).await.expect("the writer is told");
+        let ended = std::future::poll_fn(|cx| bulk.poll_ready(cx)).await;
+        assert!(matches!(ended, Err(Error::Expired)), "{ended:?}");
+        assert_eq!(answer(lasting).await, Some(8));
+        drop(bulk);
+        assert_all_returned(&end.dispatcher).await;
+    };
+    simulate(&network(), SEED, late(discipline), scenario, serve).unwrap();
+}
+
+#[test]
+fn streams_opened_and_reset_at_random_leave_nothing_behind() {
+    let scenario = |mut end: End| async move {
+        let mut random = 1_u64;
+        for _ in 0..3_000 {
+            // Knuth's MMIX generator.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let draw = random >> 33;
+            let (recv, mut send) = open(&mut end, if draw & 1 == 0 { low() } else { high() }).await;
+            send.push(zeros((draw % 5_000) as usize));
+            match draw / 8 % 4 {
+                0 => send.reset(1_u32.into()),
+                1 => drop(send),
+                2 => {
+                    send.finish();
+                    drop(recv);
+                }
+                _ => {
+                    send.finish();
+                    spawn(async move { _ = read(recv).await });
+                }
+            }
+            if draw.is_multiple_of(7) {
+                time::delay(Duration::from_millis(draw % 20)).await;
+            }
+        }
+        assert_all_returned(&end.dispatcher).await;
+        let open_books = end
+            .connection
+            .query_event_context(|state: &paced::quic::events::ConnectionState| state.account.open_streams());
+        assert_eq!(open_books.unwrap(), 0);
+    };
+    simulate(&network(), SEED, late(ML), scenario, serve).unwrap();
+}
