@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a plan in the VM lab: over netem, by a clock that counts instructions (1 ns each).
 #
-#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] PLAN [ARGUMENT…]     writes perf/results/PLAN.json and .svg
+#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] PLAN [ARGUMENT…]     writes perf/results/PLAN-lab.json and .svg
 #
 # ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
 # `cargo build` made, but then the CPU is several times slower.
@@ -32,8 +32,8 @@ while [[ ${1-} == --* ]]; do options+=("$1" "$2"); shift 2; done
 plan=${1:?a plan}; shift
 PACED_COMMIT=$(git -C "$project" describe --always --dirty --exclude='*')
 export PACED_COMMIT PACED_PROFILE=$profile
-rm -f "$here/results/$plan.json"
-"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$here/results/$plan" '
+rm -f "$here/results/$plan-lab.json"
+"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$here/results/$plan-lab" '
   /^=== / { picture = to $2; printf "" >picture; next }
   /^===$/ { picture = ""; next }
   picture { print >picture; next }

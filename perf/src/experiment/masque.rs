@@ -29,6 +29,7 @@ use self::inner::Ends;
 use super::{
     Request, Run,
     lab::{Lab, block_on},
+    random::Random,
     requests,
 };
 use crate::{
@@ -72,7 +73,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
         let probe = clients.pop().context("a client more than connections")?;
         inner::connect(&probe, edge_address(0)).await.context("the target cannot be reached through the relay")?;
         ends.losses.reset();
-        measure(plan, &requests, &clients).await
+        measure(plan, &requests, &clients, &order(clients.len(), seed)).await
     })?;
 
     run.figures.push(Figure { metric: "lost_packets", value: ends.losses.packets(), unit: "packets" });
@@ -160,11 +161,20 @@ fn start_edge(site: &Site, plan: &Plan, sections: &str) -> Result<Process> {
     Ok(edge)
 }
 
-/// Makes all requests, spread over inner connections in turns.
+/// Connections in random order: who comes first finds an idle path, and its first flight leaves at once, whatever its
+/// priority.
+fn order(connections: usize, seed: u64) -> Vec<usize> {
+    let mut random = Random::new(seed, 3);
+    let mut left: Vec<_> = (0..connections).collect();
+    (0..connections).map(|_| left.swap_remove(random.below(left.len()))).collect()
+}
+
+/// Makes all requests, spread over inner connections in turns; those that start together start by connection, in
+/// `order`.
 ///
 /// A connection that carries one request is made for it, and its making, that of the tunnel included, is part of the
 /// latency (thesis §2.4, "Multi-Connection"). Connections that carry several stand before the first request.
-async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]) -> Result<Run> {
+async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client], order: &[usize]) -> Result<Run> {
     let (count, classes) = (clients.len(), plan.classes.len());
     ensure!(count >= requests.len() || count % classes == 0, "the requests of a connection are not of one class");
     let edge = |index: usize| edge_address(requests[index % requests.len()].class);
@@ -177,7 +187,9 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
         false => None,
     };
     let began = Instant::now();
-    let each = requests.iter().enumerate().map(|(index, request)| {
+    let by_connection = order.iter().flat_map(|first| (*first..requests.len()).step_by(count));
+    let each = by_connection.map(|index| {
+        let request = &requests[index];
         let (client, standing) = (&clients[index % count], standing.as_ref().map(|all| all[index % count].handle()));
         async move {
             let start = began + Duration::from_nanos(request.start_ns);
@@ -190,10 +202,12 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
                 inner::request(handle, plan.classes[request.class].bytes).await
             };
             // What the relay or the inner connection gave up never came back.
-            timeout_at(began + limit, echo).await.is_ok_and(|echo| echo.is_ok()).then(|| start.elapsed())
+            let echoed = timeout_at(began + limit, echo).await.is_ok_and(|echo| echo.is_ok());
+            (index, echoed.then(|| start.elapsed()))
         }
     });
-    let latencies = join_all(each).await;
+    let mut latencies = vec![None; requests.len()];
+    join_all(each).await.into_iter().for_each(|(index, latency)| latencies[index] = latency);
     Ok(Run::new(plan, requests, &latencies, began.elapsed()))
 }
 
@@ -204,6 +218,14 @@ mod tests {
 
     use super::*;
     use crate::plan::{self, Topology};
+
+    #[test]
+    fn all_connections_start_in_an_order_of_the_seed() {
+        let mut sorted = order(10, 1);
+        assert_ne!(sorted, order(10, 2));
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_policy_of_every_plan_gives_each_port_its_class() {
