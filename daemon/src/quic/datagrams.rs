@@ -15,8 +15,7 @@
 //! `connection_trait.rs`), where such a call would never return. They take the hub's own locks and wake wakers.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
@@ -35,24 +34,17 @@ use masque::{
 };
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::datagram as provider;
-use sched::stream::{Discipline, Expiry};
 
-use super::{
-    backlog::Backlog,
-    class::{Classes, Terms},
-    clock::Clock,
-    dispatch::{self, Binding},
-    ledger::Ledger,
-    turns::{Kind, Turns},
-};
+use self::outbox::{Filled, Outbox};
+pub use super::schedule::Schedule;
+use super::{class::Terms, clock::Clock, dispatch, ledger::Ledger, turns::Turns};
 use crate::segments::Segments;
+
+mod outbox;
 
 /// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
 /// flight of an inner QUIC handshake sent along with the request (RFC 9298 §5 lets a client do so).
 const EARLY_BYTES: usize = 64 * 1024;
-
-/// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
-const MAX_MISSES: u8 = 3;
 
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -61,36 +53,6 @@ pub struct QueueLimits {
     pub flow_bytes: usize,
     /// What all flows of a connection may hold to be sent.
     pub connection_bytes: usize,
-}
-
-/// How the connections of an endpoint order what they send.
-#[derive(Clone, Debug, Default)]
-pub struct Schedule {
-    /// Which stream or tunnel is served next.
-    pub discipline: Discipline,
-    /// How early the bytes of streams are handed to the transport.
-    pub binding: Binding,
-    /// Where time comes from.
-    pub clock: Clock,
-    /// What random disciplines draw from.
-    pub seed: u64,
-    /// The terms of whatever was given no others.
-    pub terms: Terms,
-}
-
-impl From<&Classes> for Schedule {
-    /// What the policy of `classes` says, by the machine's clock.
-    fn from(classes: &Classes) -> Self {
-        let policy = classes.schedule();
-        Self {
-            discipline: policy.discipline,
-            binding: Binding::Late { floor_packets: policy.low_mark_packets },
-            clock: Clock::system(),
-            // Lots have to be fair, not secret.
-            seed: (Clock::system().now_ns)(),
-            terms: classes.named(None).terms(None),
-        }
-    }
 }
 
 /// What happened to datagrams, over all connections of an endpoint. Each field but the last is a count of datagrams.
@@ -160,7 +122,7 @@ pub struct Hub {
     connection: Waker,
     limits: QueueLimits,
     counters: Arc<DatagramCounters>,
-    /// Whether `outbox` holds anything; read by the transport at every turn.
+    /// Whether a flow in `outbox` waits for a turn; read by the transport for every packet.
     pending: AtomicBool,
     violation: AtomicBool,
     driver: AtomicWaker,
@@ -169,36 +131,6 @@ pub struct Hub {
     clock: Clock,
     terms: Terms,
     dispatcher: OnceLock<(Weak<dispatch::Shared>, Arc<Ledger>)>,
-}
-
-struct Outbox {
-    turns: Turns,
-    queues: Vec<Option<Queue>>,
-    free: Vec<u32>,
-    bytes: usize,
-    /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
-    roomiest: usize,
-    /// Flows whose class may not send before a moment.
-    capped: BinaryHeap<Reverse<(u64, u32)>>,
-}
-
-struct Queue {
-    payloads: Backlog,
-    terms: Terms,
-    header: datagram::Header,
-    misses: u8,
-    /// When the class lets the oldest payload leave, once that is reserved.
-    departure_ns: Option<u64>,
-}
-
-/// What became of payloads in one packet.
-#[derive(Default)]
-struct Filled {
-    sent: u64,
-    too_big: u64,
-    stale: u64,
-    /// Whether a flow now waits for the departure time of its class.
-    capped: bool,
 }
 
 #[derive(Default)]
@@ -308,14 +240,14 @@ impl Hub {
     }
 
     fn on_transmit<P: provider::Packet>(&self, packet: &mut P) {
-        let now_ns = (self.clock.now_ns)();
-        let ledger = self.dispatcher.get().map(|(_, ledger)| ledger);
-        let mut outbox = lock(&self.outbox);
-        if !outbox.turns.datagrams_next(ledger.map(|ledger| &**ledger), packet.has_pending_streams()) {
+        if !self.pending.load(Relaxed) {
             return;
         }
-        let filled = outbox.fill(packet, now_ns);
-        self.pending.store(outbox.turns.waiting(Kind::Flow) > 0, Relaxed);
+        let ledger = self.dispatcher.get().map(|(_, ledger)| ledger);
+        let mut outbox = lock(&self.outbox);
+        let next = outbox.turns.datagrams_next(ledger.map(|ledger| &**ledger), packet.has_pending_streams());
+        let filled = if next { outbox.fill(packet, (self.clock.now_ns)()) } else { Filled::default() };
+        self.pending.store(outbox.waits(), Relaxed);
         drop(outbox);
         self.counters.sent.inc_by(filled.sent);
         if filled.too_big + filled.stale > 0 {
@@ -350,7 +282,7 @@ impl Hub {
     /// How many bytes of payloads wait to leave in DATAGRAM frames.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
-        lock(&self.outbox).bytes
+        lock(&self.outbox).bytes()
     }
 
     /// The order of the connection, locked.
@@ -372,9 +304,9 @@ impl Hub {
     pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
         let mut outbox = lock(&self.outbox);
         let next_ns = outbox.release(now_ns);
-        let waiting = outbox.turns.waiting(Kind::Flow) > 0;
+        let waits = outbox.waits();
         drop(outbox);
-        if waiting && !self.pending.swap(true, Relaxed) {
+        if waits && !self.pending.swap(true, Relaxed) {
             self.connection.wake_by_ref();
         }
         next_ns
@@ -413,186 +345,6 @@ impl Inbox {
         self.early_bytes += http_datagram.len();
         self.early.push_back((stream_id, http_datagram.into()));
         dropped
-    }
-}
-
-impl Outbox {
-    fn new(schedule: &Schedule) -> Self {
-        Self {
-            turns: Turns::new(schedule.discipline, schedule.seed),
-            queues: Vec::new(),
-            free: Vec::new(),
-            bytes: 0,
-            roomiest: 0,
-            capped: BinaryHeap::new(),
-        }
-    }
-
-    fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms) -> u32 {
-        let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
-        self.turns.set(Kind::Flow, slot, terms.service);
-        let payloads = Backlog::new(limit_bytes);
-        let queue = Queue { payloads, terms, header: datagram::header(stream_id), misses: 0, departure_ns: None };
-        match self.queues.get_mut(slot as usize) {
-            Some(free) => *free = Some(queue),
-            None => self.queues.push(Some(queue)),
-        }
-        slot
-    }
-
-    fn close(&mut self, slot: u32) {
-        self.turns.remove(Kind::Flow, slot);
-        if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
-            self.bytes -= queue.payloads.bytes();
-            self.free.push(slot);
-        }
-    }
-
-    fn queue(&mut self, slot: u32) -> Option<&mut Queue> {
-        self.queues.get_mut(slot as usize)?.as_mut()
-    }
-
-    fn set_terms(&mut self, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
-        if let Some(queue) = self.queue(slot) {
-            queue.terms = terms(&queue.terms);
-            let service = queue.service();
-            self.turns.set(Kind::Flow, slot, service);
-        }
-    }
-
-    /// Queues a payload of one flow; returns how many were dropped for it.
-    fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8], now_ns: u64) -> usize {
-        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
-        let before = queue.payloads.bytes();
-        let share = match self.bytes + payload.len() > connection_bytes {
-            true => connection_bytes / (self.turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
-            false => usize::MAX,
-        };
-        let mut dropped = 0;
-        while queue.payloads.bytes() + payload.len() > share && queue.payloads.pop() {
-            dropped += 1;
-        }
-        dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
-        self.bytes = self.bytes - before + queue.payloads.bytes();
-        queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
-        self.wake(slot);
-        dropped
-    }
-
-    /// Has a flow take part, if it has anything to send and its class does not make it wait.
-    fn wake(&mut self, slot: u32) {
-        let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
-        if !queue.payloads.is_empty() && queue.departure_ns.is_none() {
-            if queue.terms.deadline_ns.is_some() {
-                self.turns.set(Kind::Flow, slot, queue.service());
-            }
-            self.turns.wake(Kind::Flow, slot);
-        }
-    }
-
-    fn release(&mut self, now_ns: u64) -> Option<u64> {
-        while let Some(&Reverse((at_ns, slot))) = self.capped.peek() {
-            if at_ns > now_ns {
-                return Some(at_ns);
-            }
-            self.capped.pop();
-            if let Some(queue) = self.queue(slot)
-                && queue.departure_ns == Some(at_ns)
-            {
-                // Zero: it has come.
-                queue.departure_ns = Some(0);
-                let (service, waits) = (queue.service(), !queue.payloads.is_empty());
-                if waits {
-                    self.turns.set(Kind::Flow, slot, service);
-                    self.turns.wake(Kind::Flow, slot);
-                }
-            }
-        }
-        None
-    }
-
-    /// Writes as many payloads as fit into `packet`, a turn each.
-    fn fill<P: provider::Packet>(&mut self, packet: &mut P, now_ns: u64) -> Filled {
-        let mut filled = Filled::default();
-        let room = packet.remaining_capacity();
-        self.roomiest = self.roomiest.max(room);
-        let expiry = self.turns.expiry();
-        while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
-            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
-                self.turns.remove(Kind::Flow, slot);
-                continue;
-            };
-            let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
-            let Some(departure) = queue.depart(now_ns, expiry) else {
-                // Emptied since it was woken, or by its class's rule.
-                filled.stale += waiting as u64;
-                self.bytes -= waiting_bytes;
-                self.turns.end_turn(Kind::Flow, slot, 0, false);
-                continue;
-            };
-            filled.stale += (waiting - queue.payloads.len()) as u64;
-            self.bytes -= waiting_bytes - queue.payloads.bytes();
-            if let Err(at_ns) = departure {
-                self.capped.push(Reverse((at_ns, slot)));
-                filled.capped = true;
-                self.turns.end_turn(Kind::Flow, slot, 0, false);
-                continue;
-            }
-            let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
-            let len = payload.len();
-            let mut sent_bytes = 0;
-            match packet.write_datagram_vectored(&[&queue.header, payload]) {
-                Ok(()) => {
-                    filled.sent += 1;
-                    sent_bytes = len as u64;
-                    let counters = &queue.terms.class.counters;
-                    counters.sent_bytes.inc_by(sent_bytes);
-                    counters.note_sent(now_ns.saturating_sub(arrival_ns), queue.terms.deadline_ns);
-                }
-                Err(provider::WriteError::ExceedsPeerTransportLimits) => filled.too_big += 1,
-                Err(_) => {
-                    if filled.sent > 0 {
-                        break;
-                    }
-                    // Other frames may be what takes the room. If there are none, or if it happens again and again,
-                    // the path is too narrow for this payload, which must not keep the others waiting.
-                    queue.misses += 1;
-                    if room < self.roomiest && queue.misses < MAX_MISSES {
-                        break;
-                    }
-                    filled.too_big += 1;
-                }
-            }
-            queue.misses = 0;
-            queue.departure_ns = None;
-            queue.payloads.pop();
-            self.bytes -= len;
-            let more = !queue.payloads.is_empty();
-            if more && queue.terms.deadline_ns.is_some() {
-                self.turns.set(Kind::Flow, slot, queue.service());
-            }
-            self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
-        }
-        filled
-    }
-}
-
-impl Queue {
-    fn service(&self) -> sched::stream::Service {
-        self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
-    }
-
-    /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
-    /// it. `None` if nothing is left.
-    fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
-        let (payload, _) = self.payloads.front(now_ns, &self.terms, expiry)?;
-        let Some(cap) = self.terms.class.to_peers.as_ref().filter(|_| self.departure_ns.is_none()) else {
-            return Some(Ok(()));
-        };
-        let at_ns = cap.reserve(now_ns, payload.len() as u64);
-        // Zero: it has come.
-        self.departure_ns = Some(if at_ns > now_ns { at_ns } else { 0 });
-        Some(if at_ns > now_ns { Err(at_ns) } else { Ok(()) })
     }
 }
 
@@ -688,7 +440,7 @@ impl Drop for Batch<'_> {
         if self.dropped > 0 {
             hub.counters.dropped_send_queue.inc_by(self.dropped);
         }
-        if self.outbox.turns.waiting(Kind::Flow) > 0 && !hub.pending.swap(true, Relaxed) {
+        if self.outbox.waits() && !hub.pending.swap(true, Relaxed) {
             hub.connection.wake_by_ref();
         }
     }

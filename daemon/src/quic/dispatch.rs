@@ -18,28 +18,29 @@
 //! dispatcher's.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::HashMap,
     future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use masque::priority::Priority;
 use s2n_quic::connection::Handle;
 
 use super::{
-    class::{Since, Terms},
+    class::Terms,
     clock::Sleep,
     datagrams::{Hub, Sender},
+    departure::Departures,
     events::ConnectionState,
     ledger::{Ledger, StreamLedger},
-    queue::Queue,
     turns::Kind,
 };
 
+mod slot;
 mod stream;
 
+use self::slot::{End, Slot};
 pub use self::stream::{Payloads, SendStream};
 pub use super::ledger::Binding;
 
@@ -90,34 +91,8 @@ struct State {
     /// Streams whose last byte was handed over and has not left.
     leaving: Vec<u32>,
     /// Streams whose class may not send before a moment.
-    capped: BinaryHeap<Reverse<(u64, u32)>>,
+    capped: Departures,
     timer: Option<(u64, Sleep)>,
-}
-
-struct Slot {
-    stream: s2n_quic::stream::SendStream,
-    ledger: Arc<StreamLedger>,
-    terms: Terms,
-    queue: Queue,
-    /// When the first byte was queued.
-    begun_ns: Option<u64>,
-    handed: u64,
-    finished: bool,
-    /// Nobody holds the [`SendStream`] any more.
-    detached: bool,
-    error: Option<Error>,
-    /// Whom to wake once fewer bytes than this wait.
-    writer: Option<(Waker, usize)>,
-    departure: Departure,
-}
-
-/// When the class of a stream lets it send its next turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Departure {
-    Unknown,
-    /// Reserved, and waited for.
-    At(u64),
-    Due,
 }
 
 impl Dispatcher {
@@ -139,7 +114,7 @@ impl Dispatcher {
             told: told.ok_or(NotOurs)?,
             full: Vec::new(),
             leaving: Vec::new(),
-            capped: BinaryHeap::new(),
+            capped: Departures::default(),
             timer: None,
         };
         let shared = Arc::new(Shared { hub, ledger, state: Mutex::new(state) });
@@ -158,19 +133,7 @@ impl Dispatcher {
             .query_event_context_mut(|connection: &mut ConnectionState| connection.account.open(id, name))
             .unwrap_or_else(|_| StreamLedger::detached(name));
         self.0.hub.turns().set(Kind::Stream, name, terms.service);
-        let slot = Slot {
-            stream,
-            ledger,
-            terms,
-            queue: Queue::default(),
-            begun_ns: None,
-            handed: 0,
-            finished: false,
-            detached: false,
-            error: None,
-            writer: None,
-            departure: Departure::Unknown,
-        };
+        let slot = Slot::new(stream, ledger, terms);
         match state.slots.get_mut(name as usize) {
             Some(free) => *free = Some(slot),
             None => state.slots.push(Some(slot)),
@@ -275,12 +238,15 @@ impl State {
     fn check(&mut self, shared: &Shared, name: u32, cx: &mut Context<'_>) {
         let Some(slot) = self.slot(name) else { return };
         match slot.stream.poll_send_ready(cx) {
-            Poll::Ready(Ok(_)) => slot.wake(shared, name),
-            Poll::Pending => self.full.push(name),
             Poll::Ready(Err(error)) if slot.error.is_none() && !slot.has_left() => {
                 self.fail(shared, name, error.into());
             }
             Poll::Ready(Err(_)) => {}
+            Poll::Pending if slot.buffer_full => self.full.push(name),
+            Poll::Ready(Ok(_)) | Poll::Pending => {
+                slot.buffer_full = false;
+                slot.wake(shared, name);
+            }
         }
     }
 
@@ -288,19 +254,14 @@ impl State {
     fn release(&mut self, shared: &Shared, cx: &mut Context<'_>) {
         loop {
             let now_ns = shared.now_ns();
-            while let Some(&Reverse((at_ns, name))) = self.capped.peek()
-                && at_ns <= now_ns
-            {
-                self.capped.pop();
+            while let Some((at_ns, name)) = self.capped.pop_due(now_ns) {
                 if let Some(slot) = self.slot(name)
-                    && slot.departure == Departure::At(at_ns)
+                    && slot.departure.come(at_ns)
                 {
-                    slot.departure = Departure::Due;
                     slot.wake(shared, name);
                 }
             }
-            let next = self.capped.peek().map(|&Reverse((at_ns, _))| at_ns);
-            let next = [shared.hub.release(now_ns), next].into_iter().flatten().min();
+            let next = [shared.hub.release(now_ns), self.capped.next_ns()].into_iter().flatten().min();
             let Some(next_ns) = next else {
                 self.timer = None;
                 return;
@@ -340,60 +301,27 @@ impl State {
                 self.fail(shared, name, Error::Expired);
                 continue;
             }
-            if let Some(at_ns) = slot.wait_for_departure(now_ns, quantum) {
+            let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
+            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes) {
                 shared.hub.turns().end_turn(Kind::Stream, name, 0, false);
-                self.capped.push(Reverse((at_ns, name)));
+                self.capped.push(at_ns, name);
                 capped = true;
                 continue;
             }
-            let mut sent = 0;
-            let end = loop {
-                let credit = slot.credit(&shared.ledger);
-                let max = credit.min(quantum.saturating_sub(sent)) as usize;
-                if max == 0 {
-                    break if credit == 0 { End::Blocked } else { End::Turn };
-                }
-                let Some(mut bytes) = slot.queue.take(max, now_ns, &slot.terms, expiry) else { break End::Turn };
-                let len = bytes.len() as u64;
-                shared.ledger.hand_over(len);
-                match slot.stream.poll_send(&mut bytes, cx) {
-                    Poll::Ready(Ok(())) => {
-                        slot.handed += len;
-                        sent += len;
-                    }
-                    Poll::Pending => {
-                        shared.ledger.give_back(len);
-                        slot.queue.put_back(bytes);
-                        break End::Full;
-                    }
-                    Poll::Ready(Err(error)) => {
-                        shared.ledger.give_back(len);
-                        break End::Failed(error);
-                    }
-                }
-            };
+            let (sent, end) = slot.hand_over(&shared.ledger, quantum, now_ns, expiry, cx);
             if let End::Failed(error) = end {
                 self.fail(shared, name, error.into());
                 continue;
             }
-            slot.terms.class.counters.sent_bytes.inc_by(sent);
             let more = matches!(end, End::Turn) && !slot.queue.is_empty();
-            {
-                let mut turns = shared.hub.turns();
-                turns.handed_over(rank, &shared.ledger);
-                if more && slot.terms.deadline_ns.is_some() {
-                    turns.set(Kind::Stream, name, slot.service());
-                }
-                turns.end_turn(Kind::Stream, name, sent, more);
+            let mut turns = shared.hub.turns();
+            turns.handed_over(rank, &shared.ledger);
+            if more && slot.terms.deadline_ns.is_some() {
+                turns.set(Kind::Stream, name, slot.service());
             }
-            if let Some((writer, _)) = slot.writer.take_if(|(_, below)| slot.queue.bytes() < *below) {
-                writer.wake();
-            }
-            if slot.queue.is_empty() && slot.terms.since == Since::Burst {
-                slot.begun_ns = None;
-            }
-            if slot.finished && slot.queue.is_empty() {
-                _ = slot.stream.finish();
+            turns.end_turn(Kind::Stream, name, sent, more);
+            drop(turns);
+            if slot.finish() {
                 self.leaving.push(name);
             } else if matches!(end, End::Full) {
                 self.full.push(name);
@@ -450,70 +378,5 @@ impl State {
             shared.hub.streams().dec();
             self.free.push(name);
         }
-    }
-}
-
-/// How a turn ended.
-enum End {
-    /// As it should.
-    Turn,
-    /// The peer allows no more bytes for now.
-    Blocked,
-    /// The transport's buffer for the stream is full.
-    Full,
-    Failed(s2n_quic::stream::Error),
-}
-
-impl Slot {
-    fn service(&self) -> sched::stream::Service {
-        let since_ns = self.queue.oldest_ns().or(self.begun_ns).unwrap_or_default();
-        self.terms.service_since(since_ns)
-    }
-
-    fn set_terms(&mut self, shared: &Shared, name: u32, terms: Terms) {
-        self.terms = terms;
-        shared.hub.turns().set(Kind::Stream, name, self.service());
-    }
-
-    /// Has the stream take part, if it may.
-    fn wake(&self, shared: &Shared, name: u32) {
-        if !self.queue.is_empty() && !matches!(self.departure, Departure::At(_)) && self.error.is_none() {
-            let mut turns = shared.hub.turns();
-            if self.terms.deadline_ns.is_some() {
-                turns.set(Kind::Stream, name, self.service());
-            }
-            turns.wake(Kind::Stream, name);
-        }
-    }
-
-    /// Returns until when the class makes the stream wait.
-    fn wait_for_departure(&mut self, now_ns: u64, quantum: u64) -> Option<u64> {
-        let cap = self.terms.class.to_peers.as_ref()?;
-        if std::mem::replace(&mut self.departure, Departure::Unknown) == Departure::Due {
-            return None;
-        }
-        let at_ns = cap.reserve(now_ns, quantum.min(self.queue.bytes() as u64));
-        (at_ns > now_ns).then(|| {
-            self.departure = Departure::At(at_ns);
-            at_ns
-        })
-    }
-
-    fn credit(&self, ledger: &Ledger) -> u64 {
-        if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
-    }
-
-    /// Whether everything was sent that ever will be.
-    fn has_left(&self) -> bool {
-        self.error.is_some() || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
-    }
-
-    fn close_books(&self) {
-        let id = self.stream.id();
-        // Fails only once the connection is gone, and its books with it.
-        _ = self
-            .stream
-            .connection()
-            .query_event_context_mut(|connection: &mut ConnectionState| connection.account.close(id));
     }
 }

@@ -187,6 +187,20 @@ pub struct Admission {
     pub ports: endpoint_limits::Default,
 }
 
+impl Default for Admission {
+    /// What the configuration allows if it says nothing, counted by nobody else.
+    fn default() -> Self {
+        let limits = config::relay::Limits::default();
+        Self {
+            max_connections: limits.connections,
+            max_handshakes: limits.handshakes_in_flight,
+            open: Arc::new(AtomicBool::new(true)),
+            handshakes: Arc::default(),
+            ports: endpoint_limits::Default::default(),
+        }
+    }
+}
+
 impl Limiter for Admission {
     fn on_connection_attempt(&mut self, attempt: &ConnectionAttempt) -> Outcome {
         let outcome = self.ports.on_connection_attempt(attempt);

@@ -18,6 +18,8 @@ pub struct Queue {
     /// These were begun, so that they have to be sent whole.
     bytes: VecDeque<Bytes>,
     len: usize,
+    /// When the oldest payload came of the frame that was begun.
+    frame_ns: Option<u64>,
     payloads: Option<Box<Backlog>>,
 }
 
@@ -49,7 +51,8 @@ impl Queue {
         if self.bytes.is_empty()
             && let Some(payloads) = &mut self.payloads
         {
-            let frame = encode(payloads, max, now_ns, terms, expiry);
+            let (frame, since_ns) = encode(payloads, max, now_ns, terms, expiry);
+            self.frame_ns = since_ns;
             self.push(frame);
         }
         let front = self.bytes.front_mut()?;
@@ -58,10 +61,11 @@ impl Queue {
         Some(taken)
     }
 
-    /// When the oldest payload came, if the queue holds nothing that was begun.
+    /// When the payload came that leaves next, of a tunnel.
     #[must_use]
     pub fn oldest_ns(&self) -> Option<u64> {
-        self.payloads.as_ref().filter(|_| self.bytes.is_empty()).and_then(|payloads| payloads.oldest_ns())
+        let payloads = self.payloads.as_ref()?;
+        if self.bytes.is_empty() { payloads.oldest_ns() } else { self.frame_ns }
     }
 
     /// Whether the stream is a tunnel that has carried payloads in capsules.
@@ -88,18 +92,19 @@ impl Queue {
     }
 }
 
-/// Takes payloads for about `max` bytes, at least one, and encodes them as DATAGRAM capsules in one DATA frame. Empty if
-/// none was worth it.
-fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> Bytes {
+/// Takes payloads for at most `max` bytes, or one, and encodes them as DATAGRAM capsules in one DATA frame; returns it
+/// with the first one's arrival. Empty if none was worth it.
+fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> (Bytes, Option<u64>) {
     // The frame's header says how long it is, which is known at the end: it is written before the capsules then.
-    let mut frame = BytesMut::new();
+    let (mut frame, mut since_ns) = (BytesMut::new(), None);
     while let Some((payload, arrival_ns)) = payloads.front(now_ns, terms, expiry) {
         let header = capsule::datagram_header(payload.len());
         let len = frame.len() + header.len() + payload.len();
         if frame.is_empty() {
-            frame.reserve(LONGEST_FRAME_HEADER + max.max(len));
+            frame.reserve(max.max(LONGEST_FRAME_HEADER + len));
             frame.put_bytes(0, LONGEST_FRAME_HEADER);
-        } else if len - LONGEST_FRAME_HEADER > max {
+            since_ns = Some(arrival_ns);
+        } else if len > max {
             break;
         }
         frame.put_slice(&header);
@@ -107,9 +112,9 @@ fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry
         terms.class.counters.note_sent(now_ns.saturating_sub(arrival_ns), terms.deadline_ns);
         payloads.pop();
     }
-    let Some(capsules_len) = frame.len().checked_sub(LONGEST_FRAME_HEADER) else { return Bytes::new() };
+    let Some(capsules_len) = frame.len().checked_sub(LONGEST_FRAME_HEADER) else { return (Bytes::new(), None) };
     let (header, header_len) = h3::data_frame_header(capsules_len as u64);
     let start = LONGEST_FRAME_HEADER - header_len;
     frame[start..LONGEST_FRAME_HEADER].copy_from_slice(&header[..header_len]);
-    frame.freeze().slice(start..)
+    (frame.freeze().slice(start..), since_ns)
 }

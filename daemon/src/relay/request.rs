@@ -64,9 +64,7 @@ pub async fn admit(
 ) -> Result<Admitted, Refusal> {
     let user = authenticate(rules, caller, head)?;
     let request = request::parse(head, &rules.templates)?;
-    let name = user.as_ref().map(|user| user.name.clone());
-    let places = take_places(relay, rules, caller, user)?;
-    let user = name;
+    let places = take_places(relay, rules, caller, user.as_ref())?;
     let target = request.target();
     let protocol = match request {
         Request::ConnectUdp(_) => Protocol::Udp,
@@ -94,7 +92,7 @@ pub async fn admit(
         };
         match connected {
             Ok(target) => {
-                let (user, listener) = (user.as_deref(), caller.listener);
+                let (user, listener) = (user.as_ref().map(|user| &user.name[..]), caller.listener);
                 let subject = Subject { user, name, address: next_hop, protocol, listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = rules.classes.classify(&subject).terms(signal.as_ref());
@@ -129,7 +127,7 @@ fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Op
     }
 }
 
-fn take_places(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<User>) -> Result<Places, Refusal> {
+fn take_places(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<Places, Refusal> {
     let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
         relay.metrics.limit_hit("tunnels_per_connection");

@@ -2,7 +2,12 @@ use futures::task::noop_waker;
 use proptest::prelude::*;
 use provider::{Endpoint as _, Packet, Receiver as _, Sender as _, WriteError};
 
-use super::*;
+use super::{outbox::MAX_MISSES, *};
+use crate::quic::{
+    class::{Classes, Role},
+    turns::Kind,
+};
+use sched::stream::{Discipline, Expiry};
 
 /// A packet with room for `room` bytes of DATAGRAM frames, each of which costs 3 bytes more than its content.
 struct FakePacket {
@@ -89,6 +94,20 @@ fn flows_take_turns_and_each_keeps_its_order() {
     let written = transmit(&hub, FakePacket::new(1000));
     assert_eq!(written, [&b"\0\0a1"[..], b"\x01\0b1", b"\0\0a2", b"\0\0a3"]);
     assert!(!Sender(hub).has_transmission_interest());
+}
+
+#[test]
+fn a_flow_that_ends_with_its_payloads_leaves_no_wish_to_send() {
+    let (hub, _) = hub(1000, 1000);
+    let (flow, other) = (hub.open(0), hub.open(4));
+    send(&flow, &[b"never sent"]);
+    drop(flow);
+    assert!(transmit(&hub, FakePacket::new(1000)).is_empty());
+    assert!(!Sender(hub.clone()).has_transmission_interest());
+    // And the next payload is noticed.
+    send(&other, &[b"sent"]);
+    assert!(Sender(hub.clone()).has_transmission_interest());
+    assert_eq!(transmit(&hub, FakePacket::new(1000)), [b"\x01\0sent"]);
 }
 
 #[test]
@@ -220,7 +239,7 @@ fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
         receive(&hub, round * 4, b"x");
     }
     let outbox = lock(&hub.outbox);
-    assert_eq!((outbox.bytes, outbox.queues.len(), outbox.turns.waiting(Kind::Flow)), (0, 1, 0));
+    assert_eq!((outbox.bytes(), outbox.queues.len(), outbox.turns.waiting(Kind::Flow)), (0, 1, 0));
     assert!(lock(&hub.inbox).flows.is_empty());
 }
 
@@ -246,7 +265,7 @@ proptest! {
             }
             let outbox = lock(&hub.outbox);
             let waiting: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum();
-            prop_assert_eq!(waiting, outbox.bytes);
+            prop_assert_eq!(waiting, outbox.bytes());
             prop_assert!(waiting <= 2 * 1000);
             let count: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.len()).sum();
             let dropped = counters.dropped_send_queue.get() + counters.dropped_too_big.get();
@@ -285,7 +304,7 @@ thread_local! {
 fn terms(class: &str) -> Terms {
     let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
     let policy = config::policy::Policy::from_toml(&text).unwrap();
-    let classes = Classes::new(policy, crate::quic::class::Role::Relay, &Default::default());
+    let classes = Classes::new(policy, Role::Relay, &Default::default());
     classes.named(Some("x")).terms(None)
 }
 

@@ -105,8 +105,7 @@ impl SendStream {
         let mut state = self.shared.state();
         let Some(slot) = state.slot(self.name).filter(|slot| !slot.finished && slot.error.is_none()) else { return };
         slot.finished = true;
-        if slot.queue.is_empty() {
-            _ = slot.stream.finish();
+        if slot.finish() {
             state.leaving.push(self.name);
             self.shared.wake();
         }

@@ -1,0 +1,224 @@
+//! The payloads of one connection's flows that wait to leave, and the order in which they do.
+
+use masque::datagram;
+use s2n_quic::provider::datagram as provider;
+use sched::stream::Expiry;
+
+use crate::quic::{
+    backlog::Backlog,
+    class::Terms,
+    departure::{Departure, Departures},
+    schedule::Schedule,
+    turns::{Kind, Turns},
+};
+
+/// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
+pub(super) const MAX_MISSES: u8 = 3;
+
+/// What waits to leave.
+pub(super) struct Outbox {
+    pub(super) turns: Turns,
+    pub(super) queues: Vec<Option<Queue>>,
+    free: Vec<u32>,
+    bytes: usize,
+    /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
+    roomiest: usize,
+    /// Flows whose class may not send before a moment.
+    capped: Departures,
+}
+
+pub(super) struct Queue {
+    pub(super) payloads: Backlog,
+    terms: Terms,
+    header: datagram::Header,
+    misses: u8,
+    /// When the class lets the oldest payload leave.
+    departure: Departure,
+}
+
+/// What became of payloads in one packet.
+#[derive(Default)]
+pub(super) struct Filled {
+    pub(super) sent: u64,
+    pub(super) too_big: u64,
+    pub(super) stale: u64,
+    /// Whether a flow now waits for the departure time of its class.
+    pub(super) capped: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(schedule: &Schedule) -> Self {
+        Self {
+            turns: Turns::new(schedule.discipline, schedule.seed),
+            queues: Vec::new(),
+            free: Vec::new(),
+            bytes: 0,
+            roomiest: 0,
+            capped: Departures::default(),
+        }
+    }
+
+    pub(super) fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms) -> u32 {
+        let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
+        self.turns.set(Kind::Flow, slot, terms.service);
+        let payloads = Backlog::new(limit_bytes);
+        let queue =
+            Queue { payloads, terms, header: datagram::header(stream_id), misses: 0, departure: Departure::default() };
+        match self.queues.get_mut(slot as usize) {
+            Some(free) => *free = Some(queue),
+            None => self.queues.push(Some(queue)),
+        }
+        slot
+    }
+
+    pub(super) fn close(&mut self, slot: u32) {
+        self.turns.remove(Kind::Flow, slot);
+        if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
+            self.bytes -= queue.payloads.bytes();
+            self.free.push(slot);
+        }
+    }
+
+    /// Whether a flow waits for a turn.
+    pub(super) fn waits(&self) -> bool {
+        self.turns.waiting(Kind::Flow) > 0
+    }
+
+    /// How many bytes of payloads wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn queue(&mut self, slot: u32) -> Option<&mut Queue> {
+        self.queues.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub(super) fn set_terms(&mut self, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
+        if let Some(queue) = self.queue(slot) {
+            queue.terms = terms(&queue.terms);
+            let service = queue.service();
+            self.turns.set(Kind::Flow, slot, service);
+        }
+    }
+
+    /// Queues a payload of one flow; returns how many were dropped for it.
+    pub(super) fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8], now_ns: u64) -> usize {
+        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
+        let before = queue.payloads.bytes();
+        let share = match self.bytes + payload.len() > connection_bytes {
+            true => connection_bytes / (self.turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
+            false => usize::MAX,
+        };
+        let mut dropped = 0;
+        while queue.payloads.bytes() + payload.len() > share && queue.payloads.pop() {
+            dropped += 1;
+        }
+        dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
+        self.bytes = self.bytes - before + queue.payloads.bytes();
+        queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+        // One that waits already keeps its rank for as long as its oldest payload is the same.
+        if before == 0 || dropped > 0 {
+            self.wake(slot);
+        }
+        dropped
+    }
+
+    /// Has a flow take part, if it has anything to send and its class does not make it wait.
+    fn wake(&mut self, slot: u32) {
+        let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
+        if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
+            if queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
+            }
+            self.turns.wake(Kind::Flow, slot);
+        }
+    }
+
+    /// Lets those go on whose departure time has come; returns the next one.
+    pub(super) fn release(&mut self, now_ns: u64) -> Option<u64> {
+        while let Some((at_ns, slot)) = self.capped.pop_due(now_ns) {
+            if self.queue(slot).is_some_and(|queue| queue.departure.come(at_ns)) {
+                self.wake(slot);
+            }
+        }
+        self.capped.next_ns()
+    }
+
+    /// Writes as many payloads as fit into `packet`, a turn each.
+    pub(super) fn fill<P: provider::Packet>(&mut self, packet: &mut P, now_ns: u64) -> Filled {
+        let mut filled = Filled::default();
+        let room = packet.remaining_capacity();
+        self.roomiest = self.roomiest.max(room);
+        let expiry = self.turns.expiry();
+        while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
+            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
+                self.turns.remove(Kind::Flow, slot);
+                continue;
+            };
+            let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
+            let Some(departure) = queue.depart(now_ns, expiry) else {
+                // Emptied since it was woken, or by its class's rule.
+                filled.stale += waiting as u64;
+                self.bytes -= waiting_bytes;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            };
+            filled.stale += (waiting - queue.payloads.len()) as u64;
+            self.bytes -= waiting_bytes - queue.payloads.bytes();
+            if let Err(at_ns) = departure {
+                self.capped.push(at_ns, slot);
+                filled.capped = true;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            }
+            let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
+            let len = payload.len();
+            let mut sent_bytes = 0;
+            match packet.write_datagram_vectored(&[&queue.header, payload]) {
+                Ok(()) => {
+                    filled.sent += 1;
+                    sent_bytes = len as u64;
+                    let counters = &queue.terms.class.counters;
+                    counters.sent_bytes.inc_by(sent_bytes);
+                    counters.note_sent(now_ns.saturating_sub(arrival_ns), queue.terms.deadline_ns);
+                }
+                Err(provider::WriteError::ExceedsPeerTransportLimits) => filled.too_big += 1,
+                Err(_) => {
+                    if filled.sent > 0 {
+                        break;
+                    }
+                    // Other frames may be what takes the room. If there are none, or if it happens again and again,
+                    // the path is too narrow for this payload, which must not keep the others waiting.
+                    queue.misses += 1;
+                    if room < self.roomiest && queue.misses < MAX_MISSES {
+                        break;
+                    }
+                    filled.too_big += 1;
+                }
+            }
+            queue.misses = 0;
+            queue.departure.left();
+            queue.payloads.pop();
+            self.bytes -= len;
+            let more = !queue.payloads.is_empty();
+            if more && queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
+            }
+            self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
+        }
+        filled
+    }
+}
+
+impl Queue {
+    fn service(&self) -> sched::stream::Service {
+        self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
+    }
+
+    /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
+    /// it. `None` if nothing is left.
+    fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
+        let bytes = self.payloads.front(now_ns, &self.terms, expiry)?.0.len() as u64;
+        Some(self.departure.wait(&self.terms.class, now_ns, bytes).map_or(Ok(()), Err))
+    }
+}

@@ -1,0 +1,75 @@
+//! Departure times of classes with a rate: who waits for one, and until when.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use super::class::Class;
+
+/// When a class lets the next bytes of one of its tunnels or streams leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Departure {
+    /// Not asked for yet.
+    #[default]
+    Unknown,
+    /// Reserved, and waited for.
+    At(u64),
+    /// It has come.
+    Due,
+}
+
+impl Departure {
+    /// Reserves a departure for `bytes`, if there is none, and returns until when it has to be waited for; `None` if they
+    /// may leave now.
+    pub fn wait(&mut self, class: &Class, now_ns: u64, bytes: u64) -> Option<u64> {
+        if *self == Self::Unknown {
+            let at_ns = class.to_peers.as_ref().map_or(now_ns, |cap| cap.reserve(now_ns, bytes));
+            *self = if at_ns > now_ns { Self::At(at_ns) } else { Self::Due };
+        }
+        match *self {
+            Self::At(at_ns) => Some(at_ns),
+            _ => None,
+        }
+    }
+
+    /// Whether the moment has yet to come.
+    #[must_use]
+    pub fn is_awaited(self) -> bool {
+        matches!(self, Self::At(_))
+    }
+
+    /// Notes that a moment has come; returns whether it is the one waited for.
+    pub fn come(&mut self, at_ns: u64) -> bool {
+        let awaited = *self == Self::At(at_ns);
+        if awaited {
+            *self = Self::Due;
+        }
+        awaited
+    }
+
+    /// Notes that what it was reserved for has left.
+    pub fn left(&mut self) {
+        *self = Self::Unknown;
+    }
+}
+
+/// Those who wait for their departures. Somebody who is gone may still be named.
+#[derive(Debug, Default)]
+pub struct Departures(BinaryHeap<Reverse<(u64, u32)>>);
+
+impl Departures {
+    /// Has `name` wait.
+    pub fn push(&mut self, at_ns: u64, name: u32) {
+        self.0.push(Reverse((at_ns, name)));
+    }
+
+    /// Returns one whose moment has come, and the moment.
+    pub fn pop_due(&mut self, now_ns: u64) -> Option<(u64, u32)> {
+        self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
+        self.0.pop().map(|Reverse(due)| due)
+    }
+
+    /// When the next moment comes.
+    #[must_use]
+    pub fn next_ns(&self) -> Option<u64> {
+        self.0.peek().map(|Reverse((at_ns, _))| *at_ns)
+    }
+}
