@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, measurement::WallTime};
 use perf::{
+    experiment::random::Random,
     origin::Origin,
     queue_baselines::{Heap, HeapInPlace, Queue, SortedList, manage_streams},
 };
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 const SIZES: [u32; 4] = [10, 1_000, 100_000, 1_000_000];
 
 /// Ranks lie this far behind the head's at most: those of fair queueing, with turns of many lengths and weights.
-const SPREAD: u64 = 1 << 24;
+const SPREAD: usize = 1 << 24;
 
 /// So many operations are timed at a time, about.
 const ROUND: u32 = 512;
@@ -106,9 +107,9 @@ impl<Q: Queue> Bench<Q> {
 
         let (head, rank) = queues[0].pop().unwrap_or_default();
         queues[0].push(head, rank);
-        let behind: Vec<u64> = (0..changes).map(|_| 1 + random.below(SPREAD)).collect();
+        let behind: Vec<u64> = (0..changes).map(|_| 1 + random.below(SPREAD) as u64).collect();
         let new_keys = size..size + changes;
-        let first = random.below(u64::from(size.saturating_sub(changes)) + 1) as u32;
+        let first = random.below(size.saturating_sub(changes) as usize + 1) as u32;
         let old_keys = first..first + changes;
         let mut popped = Vec::with_capacity(changes as usize * queues.len());
 
@@ -127,7 +128,9 @@ impl<Q: Queue> Bench<Q> {
         for queue in &mut *queues {
             match operation {
                 "push" => queue.remove(new_keys.clone()),
-                "pop" => popped.by_ref().take(changes as usize).for_each(|(key, rank)| queue.push(key, rank + SPREAD)),
+                "pop" => {
+                    popped.by_ref().take(changes as usize).for_each(|(key, rank)| queue.push(key, rank + SPREAD as u64))
+                }
                 "turn" => {}
                 _ => old_keys.clone().zip(&behind).for_each(|(key, behind)| queue.push(key, rank + behind)),
             }
@@ -138,21 +141,9 @@ impl<Q: Queue> Bench<Q> {
 
 /// A queue as it is after many turns: ranks lie anywhere behind the head's.
 fn filled<Q: Queue>(size: u32) -> (Q, Random) {
-    let mut random = Random(1);
-    let entries: Vec<_> = (0..size).map(|key| (key, random.below(SPREAD))).collect();
+    let mut random = Random::new(1, 0);
+    let entries: Vec<_> = (0..size).map(|key| (key, random.below(SPREAD) as u64)).collect();
     (Q::of(&entries), random)
-}
-
-/// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % bound
-    }
 }
 
 /// One line of the results.

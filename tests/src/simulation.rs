@@ -4,7 +4,7 @@
 //! The network's randomness comes from a fixed seed. What TLS makes up is random all the same, so that runs differ in
 //! bytes but hardly in packets.
 
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use paced::quic::tls::{self, Identity, ServerTls};
 use paced::segments::Segments;
 use paced::tunnel::{Ended, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use s2n_quic::provider::io::testing::{self, Handle, Model, primary, spawn, time};
+use s2n_quic::provider::io::testing::{self, Handle, Io, Model, primary, spawn, time};
 
 use crate::authority::Authority;
 
@@ -63,48 +63,59 @@ pub fn simulate<F>(network: &Model, seed: u64, scenario: impl FnOnce(Ends) -> F 
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    run(network, seed, |handle, ended| {
+        let scenario = |ends| async move {
+            scenario(ends).await;
+            ended.store(true, Relaxed);
+        };
+        start(handle, scenario)
+    })
+}
+
+/// Simulates what `start` sets up; it has to set the flag that it is given at the end of its scenario.
+pub(crate) fn run(
+    network: &Model,
+    seed: u64,
+    start: impl FnOnce(&Handle, Arc<AtomicBool>) -> Result<()>,
+) -> Result<Duration> {
     let ended = Arc::new(AtomicBool::new(false));
-    let end = ended.clone();
-    let scenario = |ends| async move {
-        scenario(ends).await;
-        end.store(true, Relaxed);
-    };
     let took = testing::test_seed(network.clone(), seed, |handle| {
-        start(handle, scenario).map_err(|error| format!("{error:#}").into())
+        start(handle, ended.clone()).map_err(|error| format!("{error:#}").into())
     });
     ensure!(ended.load(Relaxed), "the simulation ended before its scenario");
     took.map_err(|error| anyhow!("{error}"))
+}
+
+/// What a server shows its clients, and why they believe it.
+pub(crate) fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
+    let issued = Authority::new()?.issue(&[name])?;
+    let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
+    let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
+    let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
+    Ok((ServerTls::new(Identity { chain, key, client_authorities: None }.prepare()?), trust))
+}
+
+/// A socket of the simulated network.
+pub(crate) fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
+    let Transport { initial_mtu, max_mtu, .. } = *transport;
+    Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
 }
 
 fn start<F>(handle: &Handle, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let issued = Authority::new()?.issue(&["relay.example"])?;
-    let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
-    let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
-    let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
-    let tls = ServerTls::new(Identity { chain, key, client_authorities: None }.prepare()?);
+    let (tls, trust) = identity("relay.example")?;
     let transport = Transport::default();
-    let io = || {
-        let Transport { initial_mtu, max_mtu, .. } = transport;
-        handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()
-    };
+    let io = || socket(handle, &transport);
     let datagrams = |counters: &Arc<DatagramCounters>| Datagrams {
         limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
         counters: counters.clone(),
         max_frame_bytes: u64::from(u16::MAX),
-        schedule: Schedule { clock: clock(), ..Schedule::default() },
+        schedule: Schedule { clock: CLOCK, ..Schedule::default() },
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
-    let admission = Admission {
-        max_connections: 10,
-        max_handshakes: 10,
-        open: Arc::new(AtomicBool::new(true)),
-        handshakes: Arc::default(),
-        ports: Default::default(),
-    };
-    let relay = endpoint::serve(io()?, &transport, tls, datagrams(&server), admission)?;
+    let relay = endpoint::serve(io()?, &transport, tls, datagrams(&server), Admission::default())?;
     let address = relay.local_addr()?;
     spawn(serve(relay));
 
@@ -138,16 +149,20 @@ pub fn request_head() -> masque::h3::RequestHead {
     request::udp_request(&Template::parse(TEMPLATE).expect("a valid template"), &target(), None)
 }
 
-/// The simulation's time.
-#[must_use]
-pub fn clock() -> Clock {
-    // The simulation's own clock is not mixed with another's.
-    fn now_ns() -> u64 {
-        unsafe { time::now().as_duration() }.as_nanos() as u64
+/// Virtual time.
+pub const CLOCK: Clock = Clock { now_ns, sleep_until };
+
+fn now_ns() -> u64 {
+    // SAFETY: the function is kept to sources of time, which this one is.
+    unsafe { time::now().as_duration() }.as_nanos() as u64
+}
+
+fn sleep_until(at_ns: u64) -> Sleep {
+    // Time is read in whole microseconds.
+    match at_ns.next_multiple_of(1_000).saturating_sub(now_ns()) {
+        0 => Box::pin(ready(())),
+        delay_ns => Box::pin(time::delay(Duration::from_nanos(delay_ns))),
     }
-    let sleep_until =
-        |at_ns: u64| -> Sleep { Box::pin(time::delay(Duration::from_nanos(at_ns.saturating_sub(now_ns())))) };
-    Clock { now_ns, sleep_until }
 }
 
 /// Waits for a future, but not longer than some virtual time.

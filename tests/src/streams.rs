@@ -3,19 +3,17 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::Result;
 use paced::quic::datagrams::{Datagrams, QueueLimits, Schedule};
 use paced::quic::dispatch::Dispatcher;
 use paced::quic::endpoint::{self, Admission, Transport};
-use paced::quic::tls::{self, Identity, ServerTls};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use paced::quic::tls;
 use s2n_quic::connection::{Handle as Connection, StreamAcceptor};
-use s2n_quic::provider::io::testing::{self, Handle, Model, primary, spawn};
+use s2n_quic::provider::io::testing::{Handle, Model, primary, spawn};
 
-use crate::authority::Authority;
-use crate::simulation::clock;
+use crate::simulation::{self, CLOCK};
 
 /// One end of a connection.
 pub struct End {
@@ -46,18 +44,15 @@ where
     C: Future<Output = ()> + Send + 'static,
     S: Future<Output = ()> + Send + 'static,
 {
-    let ended = Arc::new(AtomicBool::new(false));
-    let end = ended.clone();
-    let client = |side| async move {
-        client(side).await;
-        end.store(true, Relaxed);
-    };
-    let schedule = Schedule { clock: clock(), ..schedule };
-    let took = testing::test_seed(network.clone(), seed, |handle| {
-        start(handle, &schedule, &transport, client, server).map_err(|error| format!("{error:#}").into())
+    let schedule = Schedule { clock: CLOCK, ..schedule };
+    let simulated = simulation::run(network, seed, |handle, ended| {
+        let client = |side| async move {
+            client(side).await;
+            ended.store(true, Relaxed);
+        };
+        start(handle, &schedule, &transport, client, server)
     });
-    ensure!(ended.load(Relaxed), "the simulation ended before its scenario");
-    took.map(drop).map_err(|error| anyhow!("{error}"))
+    simulated.map(drop)
 }
 
 fn start<C, S>(
@@ -71,29 +66,15 @@ where
     C: Future<Output = ()> + Send + 'static,
     S: Future<Output = ()> + Send + 'static,
 {
-    let issued = Authority::new()?.issue(&["server.example"])?;
-    let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
-    let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
-    let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
-    let identity = Identity { chain, key, client_authorities: None }.prepare()?;
-    let io = || {
-        let Transport { initial_mtu, max_mtu, .. } = *transport;
-        handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()
-    };
+    let (tls, trust) = simulation::identity("server.example")?;
+    let io = || simulation::socket(handle, transport);
     let datagrams = || Datagrams {
         limits: QueueLimits { flow_bytes: 1 << 20, connection_bytes: 1 << 20 },
         counters: Arc::default(),
         max_frame_bytes: u64::from(u16::MAX),
         schedule: schedule.clone(),
     };
-    let admission = Admission {
-        max_connections: 10,
-        max_handshakes: 10,
-        open: Arc::new(AtomicBool::new(true)),
-        handshakes: Arc::default(),
-        ports: Default::default(),
-    };
-    let mut listener = endpoint::serve(io()?, transport, ServerTls::new(identity), datagrams(), admission)?;
+    let mut listener = endpoint::serve(io()?, transport, tls, datagrams(), Admission::default())?;
     let address = listener.local_addr()?;
     spawn(async move {
         let connection = listener.accept().await.expect("a client connects");

@@ -85,17 +85,10 @@ impl TestRelay {
             max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
             schedule: Schedule::default(),
         };
-        let admission = Admission {
-            open: Arc::new(true.into()),
-            max_connections: 10,
-            max_handshakes: 10,
-            handshakes: Arc::default(),
-            ports: Default::default(),
-        };
         let transport = Transport::default();
         let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let tls = ServerTls::new(identity.prepare().unwrap());
-        let mut server = endpoint::serve(io, &transport, tls, datagrams, admission).unwrap();
+        let mut server = endpoint::serve(io, &transport, tls, datagrams, Admission::default()).unwrap();
         let (address, seen) = (server.local_addr().unwrap(), Arc::new(Seen::default()));
         let counting = seen.clone();
         let server = tokio::spawn(async move {

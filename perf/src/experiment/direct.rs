@@ -3,13 +3,7 @@
 //! A request's first byte is the index of its class; with it, the server schedules the echo as the client does the
 //! request. Deadlines count from the start of a request at the client, and from its arrival at the server.
 
-use std::{
-    net::SocketAddr,
-    pin::pin,
-    sync::{Arc, atomic::AtomicBool},
-    task::Poll,
-    time::Duration,
-};
+use std::{net::SocketAddr, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
@@ -88,14 +82,13 @@ impl Ends {
     pub fn server<I: io::Provider>(&self, io: I) -> Result<Server> {
         let identity =
             Identity { chain: vec![self.certificate.clone()], key: self.key.clone_key(), client_authorities: None };
-        let admission = Admission {
-            max_connections: 10,
-            max_handshakes: 10,
-            open: Arc::new(AtomicBool::new(true)),
-            handshakes: Arc::default(),
-            ports: Default::default(),
-        };
-        endpoint::serve(io, &self.transport, ServerTls::new(identity.prepare()?), self.datagrams(), admission)
+        endpoint::serve(
+            io,
+            &self.transport,
+            ServerTls::new(identity.prepare()?),
+            self.datagrams(),
+            Admission::default(),
+        )
     }
 
     /// Starts the client's end.

@@ -173,7 +173,8 @@ fn order(connections: usize, seed: u64) -> Vec<usize> {
 /// `order`.
 ///
 /// A connection that carries one request is made for it, and its making, that of the tunnel included, is part of the
-/// latency (thesis §2.4, "MASQUE Scheduling Microbenchmark"). Connections that carry several stand before the first request.
+/// latency (thesis §2.4, "MASQUE Scheduling Microbenchmark"). Connections that carry several stand before the first
+/// request.
 async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client], order: &[usize]) -> Result<Run> {
     let (count, classes) = (clients.len(), plan.classes.len());
     ensure!(count >= requests.len() || count % classes == 0, "the requests of a connection are not of one class");

@@ -10,7 +10,7 @@ mod manage;
 pub mod masque;
 mod outcome;
 mod plot;
-mod random;
+pub mod random;
 pub mod simulated;
 mod table;
 pub mod tls;

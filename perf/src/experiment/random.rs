@@ -6,6 +6,7 @@ pub struct Random(u64);
 
 impl Random {
     /// A sequence of its own for each pair of numbers.
+    #[must_use]
     pub fn new(seed: u64, purpose: u64) -> Self {
         Self(Self(seed).next() ^ purpose)
     }

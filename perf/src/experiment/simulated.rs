@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    future,
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,8 +10,8 @@ use std::{
     time::Duration,
 };
 
+use ::tests::simulation::CLOCK;
 use anyhow::{Context as _, Result, anyhow};
-use paced::quic::clock::{Clock, Sleep};
 use s2n_quic::provider::io::testing::{
     self, Handle, Io,
     network::{Buffers, Network, Packet},
@@ -85,22 +84,6 @@ fn io(handle: &Handle) -> Result<Io> {
     Ok(handle.builder().with_initial_mtu(direct::MTU).with_max_mtu(direct::MTU).build()?)
 }
 
-/// Virtual time.
-pub const CLOCK: Clock = Clock { now_ns, sleep_until };
-
-fn now_ns() -> u64 {
-    // SAFETY: the function is kept to sources of time, which this one is.
-    unsafe { time::now().as_duration() }.as_nanos() as u64
-}
-
-fn sleep_until(at_ns: u64) -> Sleep {
-    // Time is read in whole microseconds.
-    match at_ns.next_multiple_of(1_000).saturating_sub(now_ns()) {
-        0 => Box::pin(future::ready(())),
-        delay_ns => Box::pin(time::delay(Duration::from_nanos(delay_ns))),
-    }
-}
-
 /// A link from each sender: loss, a queue, a rate, and a delay, in this order, as `netem` has them.
 struct Links {
     network: plan::Network,
@@ -133,7 +116,7 @@ impl Links {
     }
 
     fn transmit(&mut self, mut packet: Packet, buffers: &Buffers) {
-        let now_ns = now_ns();
+        let now_ns = (CLOCK.now_ns)();
         let sender = SocketAddr::from(*packet.path.local_address);
         // Senders are numbered in the order in which they come up.
         let purpose = 100 + self.from.len() as u64;
