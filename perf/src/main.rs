@@ -193,11 +193,7 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
         if !experiment.scheduler.is_empty() {
             plan.schedulers.clone_from(&experiment.scheduler);
         }
-        let outcomes: Vec<_> = plan
-            .schedulers
-            .iter()
-            .map(|scheduler| experiment::repeat(&plan, *scheduler, clock).with_context(|| scheduler.name()))
-            .collect::<Result<_>>()?;
+        let outcomes = experiment::compare(&plan, &plan.schedulers, clock)?;
         println!("{}", experiment::table(&plan, &outcomes));
         if let Some(path) = &experiment.plot {
             let path = if experiment.variant == "all" { named_after(path, variant) } else { path.clone() };

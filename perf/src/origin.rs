@@ -38,6 +38,12 @@ impl Origin {
             clock,
         })
     }
+
+    /// Whether time was the machine's own.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        self.clock == "native"
+    }
 }
 
 fn commit() -> String {

@@ -19,7 +19,7 @@ fn plan() -> Plan {
 }
 
 fn outcome(plan: &Plan, scheduler: Scheduler) -> Outcome {
-    experiment::repeat(plan, scheduler, Clock::VirtualNetwork).unwrap()
+    experiment::compare(plan, &[scheduler], Clock::VirtualNetwork).unwrap().remove(0)
 }
 
 fn completion_pct(plan: &Plan, outcome: &Outcome, class: usize) -> f64 {

@@ -26,7 +26,11 @@ use s2n_quic::{
     Client, Connection, Server,
     client::Connect,
     connection::Handle,
-    provider::{event::Subscriber, io},
+    provider::{
+        congestion_controller::{Bbr, Cubic},
+        event::Subscriber,
+        io,
+    },
     stream::{BidirectionalStream, Error as StreamError},
 };
 
@@ -65,7 +69,7 @@ impl Ends {
                 max_mtu: MTU,
                 congestion,
                 // Where the kernel loses packets, it loses a whole batch at once.
-                gso: false,
+                gso: plan.workload.one_way,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
                 ..Transport::default()
             },
@@ -98,6 +102,31 @@ impl Ends {
     pub fn client<I: io::Provider>(&self, io: I) -> Result<Client> {
         let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
         endpoint::connect(io, &self.transport, tls, self.datagrams())
+    }
+
+    /// Starts the client's end as s2n-quic makes it, with nothing of ours.
+    ///
+    /// # Errors
+    /// No socket can be had.
+    pub fn plain_client<I: io::Provider>(&self, io: I) -> Result<Client> {
+        let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
+        let builder = Client::builder()
+            .with_io(io)
+            .map_err(|error| anyhow!("{error}"))?
+            .with_tls(tls)?
+            .with_limits(self.transport.limits()?)?;
+        Ok(match self.transport.congestion {
+            Congestion::Bbr => builder.with_congestion_controller(Bbr::default())?.start()?,
+            _ => builder.with_congestion_controller(Cubic::default())?.start()?,
+        })
+    }
+
+    /// Sockets at an address.
+    ///
+    /// # Errors
+    /// No IO provider can be made of them.
+    pub fn sockets(&self, address: SocketAddr) -> Result<io::tokio::Provider> {
+        self.transport.sockets(address)
     }
 
     /// Starts the client's end, with another listener to the transport's events.

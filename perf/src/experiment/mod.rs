@@ -14,11 +14,12 @@ pub mod random;
 pub mod simulated;
 mod table;
 pub mod tls;
+mod transfer;
 mod workload;
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 pub use self::{
     manage::manage,
@@ -28,7 +29,7 @@ pub use self::{
     workload::{Request, requests},
 };
 use crate::{
-    load::Figure,
+    load::{self, Figure},
     plan::{Clock, Plan, Scheduler, Topology},
 };
 
@@ -80,6 +81,9 @@ impl Run {
 /// reason than its deadline.
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Run> {
     ensure!(plan.clocks.contains(&clock), "plan {} does not run on clock {}", plan.name, clock.name());
+    if plan.workload.one_way {
+        return transfer::run(plan, scheduler, clock, seed);
+    }
     match (plan.topology, clock) {
         (Topology::Direct, Clock::VirtualNetwork) => simulated::run(plan, scheduler, seed),
         (Topology::Direct, Clock::Lab) => match scheduler {
@@ -89,15 +93,30 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         },
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
         (Topology::Masque, Clock::VirtualNetwork) => bail!("relays run in the lab only"),
+        (_, Clock::Native) => bail!("only what goes one way runs natively"),
     }
 }
 
-/// Runs all repetitions of a scheduler.
+/// Runs all repetitions of schedulers. They take turns, so that what changes on the machine meanwhile concerns all alike.
 ///
 /// # Errors
 /// See [`run`].
-pub fn repeat(plan: &Plan, scheduler: Scheduler, clock: Clock) -> Result<Outcome> {
-    let seeds = plan.seed..plan.seed + plan.repetitions;
-    let runs = seeds.map(|seed| run(plan, scheduler, clock, seed)).collect::<Result<_>>()?;
-    Ok(Outcome { scheduler, runs })
+pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Vec<Outcome>> {
+    let outcome = |scheduler: &Scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() };
+    let mut outcomes: Vec<_> = schedulers.iter().map(outcome).collect();
+    for seed in plan.seed..plan.seed + plan.repetitions {
+        let mut plain_cost = None;
+        for Outcome { scheduler, runs } in &mut outcomes {
+            let mut run = run(plan, *scheduler, clock, seed).with_context(|| scheduler.name())?;
+            let cost = load::value(&run.figures, "cpu_s_per_gb");
+            if *scheduler == Scheduler::Plain {
+                plain_cost = cost;
+            } else if let (Some(cost), Some(plain)) = (cost, plain_cost) {
+                let value = 100.0 * (cost / plain - 1.0);
+                run.figures.push(Figure { metric: "cpu_over_plain_pct", value, unit: "%" });
+            }
+            runs.push(run);
+        }
+    }
+    Ok(outcomes)
 }

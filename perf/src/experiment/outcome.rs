@@ -107,7 +107,7 @@ impl Row {
             published: None,
             seed: plan.seed,
             repetitions: 0,
-            network: plan.network.to_string(),
+            network: if origin.is_native() { "loopback".to_owned() } else { plan.network.to_string() },
             congestion: plan.congestion.name(),
             origin: origin.clone(),
         }

@@ -112,6 +112,8 @@ pub enum Clock {
     VirtualNetwork,
     /// Network namespaces with `netem`, in the kernel of the VM lab.
     Lab,
+    /// Loopback, by the machine's own clocks.
+    Native,
 }
 
 /// A congestion controller.
@@ -189,6 +191,10 @@ pub struct Workload {
     /// any, what is measured of a request is not its echo but when its last byte has left the client.
     #[serde(default)]
     pub backlog: usize,
+    /// Without a relay: whether nothing comes back. Then bytes leave as fast as they go, and what is measured besides is the
+    /// sender's CPU time. Whatever the arrivals, all requests start at once.
+    #[serde(default)]
+    pub one_way: bool,
     /// When it gives up, in seconds.
     pub limit_s: u64,
 }
@@ -359,10 +365,17 @@ impl Plan {
         ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
         ensure!((0.0..=60_000.0).contains(&delay_ms), "network.delay_ms: {delay_ms} is not within 0 to 60000");
         ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
-        let Workload { requests, arrivals, connections, .. } = self.workload;
+        let Workload { requests, arrivals, connections, backlog, one_way, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
         if let Arrivals::PoissonPerS(rate) = arrivals {
             ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
+        }
+        let (virtual_network, native) = (Clock::VirtualNetwork, Clock::Native);
+        if one_way {
+            ensure!(self.topology == Topology::Direct && backlog == 0, "workload.one_way: not with relay or backlog");
+            ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
+        } else {
+            ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
         }
         ensure!(self.repetitions > 0, "repetitions: at least one");
         ensure!(!self.clocks.is_empty(), "clocks: at least one");
@@ -383,7 +396,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 16] = [
+pub const METRICS: [&str; 17] = [
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -399,6 +412,7 @@ pub const METRICS: [&str; 16] = [
     "train_le_2_pct",
     "train_le_5_pct",
     "cpu_s_per_gb",
+    "cpu_over_plain_pct",
     "instructions_per_packet",
 ];
 
@@ -421,6 +435,7 @@ impl Clock {
         match self {
             Self::VirtualNetwork => "virtual-network",
             Self::Lab => "lab",
+            Self::Native => "native",
         }
     }
 }

@@ -1,0 +1,183 @@
+//! Bytes one way, as fast as they go: what do they cost who sends them?
+//!
+//! Each end has a thread, and natively a core, of its own, so that the sender's CPU time is its thread's. It counts from
+//! the handshake's end until the server has read everything. `plain` is s2n-quic without anything of ours: its own
+//! congestion controller, no listener to its events, streams written to directly.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, atomic::AtomicU64},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use bytes::Bytes;
+use futures::future::try_join_all;
+use paced::quic::{clock::Clock, dispatch::Dispatcher};
+use s2n_quic::{
+    client::Connect,
+    connection::Handle,
+    stream::{ReceiveStream, SendStream},
+};
+use tokio::sync::oneshot;
+
+use super::{
+    Request, Run, backlog,
+    direct::{Ends, SERVER_NAME, terms},
+    lab::{Lab, block_on},
+    requests,
+};
+use crate::{
+    load::Figure,
+    plan::{self, Class, Plan, Scheduler},
+    process,
+};
+
+/// Runs one repetition between two hosts of the lab, or over loopback.
+///
+/// # Errors
+/// The lab is not there, the scheduler is none of QUIC's, or a stream ends early.
+pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
+    let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
+    let requests = requests(plan, seed);
+    let lab = (clock == plan::Clock::Lab).then(|| Lab::verified(&plan.network)).transpose()?;
+    let host = lab.as_ref().map_or(Ipv4Addr::LOCALHOST, |lab| lab.chain.access.far.v4);
+    let (started, address) = oneshot::channel();
+    let (done, ended) = oneshot::channel::<()>();
+    thread::scope(|scope| {
+        let serve = || serve(&ends, host, started, ended);
+        let server = scope.spawn(|| match &lab {
+            Some(lab) => lab.chain.relay.run(serve)?,
+            None => process::bind_to_core(0).map_err(Into::into).and_then(|()| serve()),
+        });
+        let send = || -> Result<Run> {
+            let server = address.blocking_recv().context("no server")?;
+            block_on(send(&ends, server, plan, &requests, scheduler))
+        };
+        let run = match &lab {
+            Some(lab) => lab.chain.client.run(send)?,
+            None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
+        };
+        drop(done);
+        let served = server.join().map_err(|_| anyhow!("the server's thread ended"))?;
+        served.and(run)
+    })
+}
+
+fn serve(
+    ends: &Ends,
+    host: Ipv4Addr,
+    started: oneshot::Sender<SocketAddr>,
+    ended: oneshot::Receiver<()>,
+) -> Result<()> {
+    block_on(async {
+        let server = ends.server(ends.sockets((host, 0).into())?)?;
+        _ = started.send(server.local_addr()?);
+        tokio::select! {
+            () = backlog::serve(server, Arc::<AtomicU64>::default()) => bail!("the server ended"),
+            _ = ended => Ok(()),
+        }
+    })
+}
+
+/// How much a stream queues at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
+
+async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request], scheduler: Scheduler) -> Result<Run> {
+    let sockets = ends.sockets((Ipv4Addr::UNSPECIFIED, 0).into())?;
+    let plain = scheduler == Scheduler::Plain;
+    let client = if plain { ends.plain_client(sockets) } else { ends.client(sockets) }?;
+    let connect = Connect::new(server).with_server_name(SERVER_NAME);
+    let mut handle = client.connect(connect).await.context("no connection to the server")?.handle();
+    let now_ns = Clock::system().now_ns;
+    let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
+    let since = |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
+    let classes = || requests.iter().map(|request| &plan.classes[request.class]);
+    let latencies = if plain {
+        try_join_all(classes().map(|class| async {
+            let (receive, send) = open(handle.clone()).await?;
+            send_plainly(send, receive, class.bytes).await.map(|()| Some(since(began_ns)))
+        }))
+        .await?
+    } else {
+        let dispatcher = Dispatcher::of(&mut handle)?;
+        let all = try_join_all(classes().map(|class| async {
+            let (receive, send) = open(handle.clone()).await?;
+            send_by_turns(send, receive, &dispatcher, class).await.map(|()| Some(since(began_ns)))
+        }));
+        tokio::select! { all = all => all?, _ = dispatcher.run() => bail!("the connection ended") }
+    };
+    let (total, cpu_ns) = (since(began_ns), thread_cpu_ns() - cpu_before_ns);
+    handle.close(0_u8.into());
+    let mut run = Run::new(plan, requests, &latencies, total);
+    let bytes: usize = classes().map(|class| class.bytes).sum();
+    run.figures.push(Figure { metric: "cpu_s_per_gb", value: cpu_ns as f64 / bytes as f64, unit: "s/GB" });
+    Ok(run)
+}
+
+async fn open(mut handle: Handle) -> Result<(ReceiveStream, SendStream)> {
+    Ok(handle.open_bidirectional_stream().await.context("no stream")?.split())
+}
+
+async fn send_plainly(mut send: SendStream, receive: ReceiveStream, bytes: usize) -> Result<()> {
+    for chunk in chunks(bytes) {
+        send.send(chunk).await?;
+    }
+    send.finish()?;
+    end(receive).await
+}
+
+async fn send_by_turns(send: SendStream, receive: ReceiveStream, dispatcher: &Dispatcher, class: &Class) -> Result<()> {
+    let mut send = dispatcher.attach(send, terms(class));
+    for chunk in chunks(class.bytes) {
+        send.send(chunk).await?;
+    }
+    send.finish();
+    end(receive).await
+}
+
+fn chunks(bytes: usize) -> impl Iterator<Item = Bytes> {
+    (0..bytes).step_by(CHUNK_BYTES).map(move |start| Bytes::from_static(&CHUNK[..CHUNK_BYTES.min(bytes - start)]))
+}
+
+/// Waits until the server has read everything: then it ends its side, on which it sends nothing.
+async fn end(mut receive: ReceiveStream) -> Result<()> {
+    match receive.receive().await? {
+        None => Ok(()),
+        Some(_) => bail!("the server sends something"),
+    }
+}
+
+/// CPU time of the calling thread. Under instruction-count time: its instructions, and the kernel's on its behalf.
+fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec` to `time`, and knows this clock since 2.6.12.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        experiment::compare,
+        load::value,
+        plan::{Clock, Plan, Scheduler},
+    };
+
+    #[test]
+    fn all_bytes_arrive_and_have_a_price_whoever_schedules_them() {
+        let mut plan = Plan::read("dispatcher-cost").unwrap();
+        plan.classes[0].bytes = 300_000;
+        plan.repetitions = 1;
+        let outcomes = compare(&plan, &[Scheduler::Plain, Scheduler::MlRr], Clock::Native).unwrap();
+        for outcome in &outcomes {
+            assert_eq!(outcome.latencies(0).completion_pct(None), Some(100.0));
+            assert!(value(&outcome.runs[0].figures, "cpu_s_per_gb").unwrap() > 0.0);
+        }
+        assert_eq!(value(&outcomes[0].runs[0].figures, "cpu_over_plain_pct"), None);
+        assert!(value(&outcomes[1].runs[0].figures, "cpu_over_plain_pct").is_some());
+    }
+}
