@@ -90,6 +90,12 @@ impl UdpTunnel {
         }
     }
 
+    /// The ID of the request's stream.
+    #[must_use]
+    pub fn stream_id(&self) -> u64 {
+        self.send.id()
+    }
+
     /// Notes whether datagrams may be sent, for a peer whose settings arrived after its request.
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.flow.set_datagrams_usable(usable);

@@ -6,22 +6,24 @@
 //!
 //! No clock and no task is started here, so that the same code runs over s2n-quic's simulated network.
 
+mod error;
+mod message;
+mod signal;
+
 use std::{
     collections::VecDeque,
     future::poll_fn,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use futures::task::AtomicWaker;
 use masque::{
-    h3::{
-        self, Code, Control, ControlEvent, Part, RequestHead, RequestStream, ResponseHead, Role, Settings, UniStream,
-        UniVerdict,
-    },
+    h3::{self, Code, Control, ControlEvent, RequestHead, RequestStream, Role, Settings, UniStream, UniVerdict},
     priority::Priority,
 };
 use s2n_quic::{
@@ -30,92 +32,19 @@ use s2n_quic::{
 };
 use tokio::sync::Notify;
 
+pub use self::{
+    error::Error,
+    message::{RecvStream, SendStream},
+};
+use self::{
+    error::{application_code, close},
+    signal::Signals,
+};
 use super::{
     class::Terms,
     datagrams::{Flow, Hub, Sender},
-    dispatch::{self, Dispatcher, Payloads},
+    dispatch::Dispatcher,
 };
-
-/// Why a connection or a stream came to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, whoever
-    /// holds the stream still has to answer or reset it.
-    #[error(transparent)]
-    Protocol(#[from] h3::Error),
-    /// The connection was closed without an error.
-    #[error("connection closed")]
-    Closed,
-    /// The connection is gone.
-    #[error("{}", connection_reason(.0))]
-    Connection(s2n_quic::connection::Error),
-    /// The peer ended the stream.
-    #[error("{}", stream_reason(.0))]
-    Stream(stream::Error),
-    /// We ended the stream.
-    #[error(transparent)]
-    Ended(dispatch::Error),
-    /// The peer goes away and takes no more requests (RFC 9114 §5.2).
-    #[error("the peer is going away")]
-    GoingAway,
-}
-
-/// Closes the connection with an HTTP/3 error code.
-fn close(handle: &Handle, code: Code) {
-    handle.close(application_code(code));
-}
-
-impl From<s2n_quic::connection::Error> for Error {
-    fn from(error: s2n_quic::connection::Error) -> Self {
-        Self::Connection(error)
-    }
-}
-
-impl From<stream::Error> for Error {
-    fn from(error: stream::Error) -> Self {
-        Self::Stream(error)
-    }
-}
-
-impl From<dispatch::Error> for Error {
-    fn from(error: dispatch::Error) -> Self {
-        match error {
-            dispatch::Error::Stream(error) => Self::Stream(error),
-            dispatch::Error::Expired | dispatch::Error::Cancelled => Self::Ended(error),
-        }
-    }
-}
-
-/// Says in HTTP/3's words why a stream ended.
-fn stream_reason(error: &stream::Error) -> String {
-    match error {
-        stream::Error::StreamReset { error, .. } => {
-            format!("the peer ended the stream with {}", code_name((*error).into()))
-        }
-        stream::Error::ConnectionError { error, .. } => connection_reason(error),
-        error => error.to_string(),
-    }
-}
-
-/// Says in HTTP/3's words why a connection ended.
-fn connection_reason(error: &s2n_quic::connection::Error) -> String {
-    use s2n_quic::connection::Error as Reason;
-    match error {
-        Reason::Application { error, .. } => format!("connection closed with {}", code_name((*error).into())),
-        Reason::IdleTimerExpired { .. } => "the peer has gone silent".to_owned(),
-        Reason::StatelessReset { .. } => "the peer does not know the connection any more".to_owned(),
-        error => error.to_string(),
-    }
-}
-
-fn code_name(value: u64) -> String {
-    Code::from_value(value).map_or_else(|| format!("error code {value:#x}"), |code| code.name().to_owned())
-}
-
-fn application_code(code: Code) -> s2n_quic::application::Error {
-    // Codes are far below 2^62.
-    s2n_quic::application::Error::new(code.value()).unwrap_or(s2n_quic::application::Error::UNKNOWN)
-}
 
 /// A HTTP/3 connection, as seen by the one task that drives it.
 pub struct Connection {
@@ -130,12 +59,9 @@ pub struct Connection {
     /// The lowest request stream ID that was not accepted yet.
     next_request: u64,
     goaway: Option<u64>,
-    /// Priorities of requests that have not arrived, the oldest first.
-    early_signals: VecDeque<(u64, Priority)>,
+    /// Priorities of requests that have not arrived.
+    early_signals: Signals,
 }
-
-/// How many priorities are remembered for requests that have not arrived.
-const EARLY_SIGNALS: usize = 64;
 
 /// Bounds on what a peer may make us hold for one message.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +114,10 @@ struct Peer {
     changed: Notify,
     /// Request streams from this ID on are not processed by the peer.
     goaway: AtomicU64,
+    /// Priorities that it has not been told yet.
+    signals: Mutex<Signals>,
+    /// Wakes the task that drives the connection, and tells it them.
+    signalled: AtomicWaker,
 }
 
 impl Connection {
@@ -209,8 +139,13 @@ impl Connection {
         let control = Control::new(role, local);
         let control_stream = handle.open_send_stream().await?;
         let control_queue = VecDeque::from([control.preamble()]);
-        let peer =
-            Arc::new(Peer { settings: OnceLock::new(), changed: Notify::new(), goaway: AtomicU64::new(u64::MAX) });
+        let peer = Arc::new(Peer {
+            settings: OnceLock::new(),
+            changed: Notify::new(),
+            goaway: AtomicU64::new(u64::MAX),
+            signals: Mutex::default(),
+            signalled: AtomicWaker::new(),
+        });
         Ok(Self {
             role,
             requests,
@@ -222,7 +157,7 @@ impl Connection {
             client: Client { handle, hub, dispatcher, peer, limits },
             next_request: 0,
             goaway: None,
-            early_signals: VecDeque::new(),
+            early_signals: Signals::default(),
         })
     }
 
@@ -298,7 +233,7 @@ impl Connection {
                 continue;
             }
             self.next_request = self.next_request.max(stream_id + 4);
-            let signal = self.take_early_signal(stream_id);
+            let signal = self.early_signals.take(stream_id);
             return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal }));
         }
     }
@@ -311,22 +246,20 @@ impl Connection {
             self.client.dispatcher.signal(stream_id, &signal);
             return;
         }
-        self.early_signals.retain(|(early, _)| *early != stream_id);
-        if self.early_signals.len() == EARLY_SIGNALS {
-            self.early_signals.pop_front();
-        }
-        self.early_signals.push_back((stream_id, signal));
-    }
-
-    fn take_early_signal(&mut self, stream_id: u64) -> Option<Priority> {
-        let place = self.early_signals.iter().position(|(early, _)| *early == stream_id)?;
-        self.early_signals.remove(place).map(|(_, signal)| signal)
+        self.early_signals.put(stream_id, signal);
     }
 
     fn poll_control_queue(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        while let Some(front) = self.control_queue.front_mut() {
+        self.client.peer.signalled.register(cx.waker());
+        loop {
+            let Some(front) = self.control_queue.front_mut() else {
+                // Not earlier: until it is sent, a newer priority of the stream takes its place.
+                let Some((stream_id, signal)) = self.client.peer.signals().pop() else { return Ok(()) };
+                self.control_queue.push_back(Control::priority_update(stream_id, signal.to_field_value().as_bytes()));
+                continue;
+            };
             match self.control_stream.poll_send(front, cx) {
-                Poll::Pending => break,
+                Poll::Pending => return Ok(()),
                 Poll::Ready(Ok(())) => _ = self.control_queue.pop_front(),
                 Poll::Ready(Err(stream::Error::StreamReset { .. })) => {
                     return Err(h3::CONTROL_STREAM_STOPPED.into());
@@ -334,7 +267,6 @@ impl Connection {
                 Poll::Ready(Err(error)) => return Err(error.into()),
             }
         }
-        Ok(())
     }
 
     fn poll_peer_streams(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
@@ -375,6 +307,12 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+impl Peer {
+    fn signals(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -445,145 +383,17 @@ impl Client {
         Ok(Request { stream_id, recv, send, flow, signal: None })
     }
 
+    /// Asks the peer to move what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). It is advice: of many
+    /// streams' at once only the latest 64 are sent.
+    pub fn reprioritize(&self, stream_id: u64, signal: Priority) {
+        self.peer.signals().put(stream_id, signal);
+        self.peer.signalled.wake();
+    }
+
     fn split(&self, stream: stream::BidirectionalStream, role: Role) -> (RecvStream, SendStream) {
         let (recv, send) = stream.split();
         let parser = RequestStream::new(role, self.limits.field_section_bytes);
         let send = self.dispatcher.attach(send, self.hub.terms().clone());
         (RecvStream { stream: recv, parser, finished: false }, SendStream { stream: send, peer: self.peer.clone() })
-    }
-}
-
-/// The receiving half of a request stream.
-pub struct RecvStream {
-    stream: stream::ReceiveStream,
-    parser: RequestStream,
-    finished: bool,
-}
-
-impl RecvStream {
-    /// Reads the next part of the message; `None` at its end.
-    ///
-    /// # Errors
-    /// The stream or the connection ended, or the peer broke a rule (see [`Error::Protocol`]).
-    pub fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Part>, Error>> {
-        loop {
-            match self.parser.next_part() {
-                Ok(Some(part)) => return Poll::Ready(Ok(Some(part))),
-                Ok(None) if self.finished => return Poll::Ready(Ok(None)),
-                Ok(None) => {}
-                Err(error) => return Poll::Ready(Err(self.refuse(error))),
-            }
-            match ready!(self.stream.poll_receive(cx))? {
-                Some(bytes) => self.parser.on_bytes(bytes),
-                None => {
-                    self.finished = true;
-                    if let Err(error) = self.parser.on_fin() {
-                        return Poll::Ready(Err(self.refuse(error)));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Closes the connection where the error demands it.
-    fn refuse(&self, error: h3::Error) -> Error {
-        if let h3::Error::Connection(code, _) = error {
-            close(&self.stream.connection(), code);
-        }
-        error.into()
-    }
-
-    /// As [`RecvStream::poll_part`].
-    ///
-    /// # Errors
-    /// As [`RecvStream::poll_part`].
-    pub async fn part(&mut self) -> Result<Option<Part>, Error> {
-        poll_fn(|cx| self.poll_part(cx)).await
-    }
-
-    /// From here on only DATA frames are allowed (RFC 9114 §4.4).
-    pub fn set_connect(&mut self) {
-        self.parser.set_connect();
-    }
-
-    /// Asks the peer to stop sending.
-    pub fn stop(mut self, code: Code) {
-        _ = self.stream.stop_sending(application_code(code));
-    }
-}
-
-/// The sending half of a request stream. What is written waits for its turn (see [`dispatch`]).
-pub struct SendStream {
-    stream: dispatch::SendStream,
-    peer: Arc<Peer>,
-}
-
-impl SendStream {
-    /// Queues the head of a response.
-    ///
-    /// # Errors
-    /// The stream or the connection ended, or the head exceeds what the peer accepts.
-    pub async fn respond(&mut self, head: &ResponseHead) -> Result<(), Error> {
-        let max = self.peer.settings.get().and_then(|settings| settings.max_field_section_size);
-        let bytes = h3::encode_response(head, max)?;
-        Ok(self.stream.send(bytes).await?)
-    }
-
-    /// Queues `bytes`, which have to be whole frames, however full the queue is.
-    pub fn push(&mut self, bytes: Bytes) {
-        self.stream.push(bytes);
-    }
-
-    /// Queues `bytes`, which have to be whole frames, as soon as there is room.
-    ///
-    /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Error> {
-        Ok(self.stream.send(bytes).await?)
-    }
-
-    /// Begins a batch of payloads that leave in capsules (see [`dispatch::SendStream::payloads`]).
-    #[must_use]
-    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
-        self.stream.payloads(limit_bytes)
-    }
-
-    /// Ready when the stream's queue has room; pending while it is full.
-    ///
-    /// # Errors
-    /// The peer stopped reading, the connection ended, or the stream's deadline passed.
-    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.stream.poll_ready(cx).map_err(Error::from)
-    }
-
-    /// Ready when nothing waits for its turn.
-    ///
-    /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        self.stream.poll_flush(cx).map_err(Error::from)
-    }
-
-    /// Asks to be woken when the stream takes no more bytes.
-    ///
-    /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        self.stream.poll_stopped(cx).map_err(Error::from)
-    }
-
-    /// Changes the terms on which the stream is served, at once.
-    pub fn set_terms(&self, terms: Terms) {
-        self.stream.set_terms(terms);
-    }
-
-    /// Ends the message properly.
-    pub fn finish(&mut self) {
-        self.stream.finish();
-    }
-
-    /// Ends the stream abruptly.
-    pub fn reset(self, code: Code) {
-        self.stream.reset(application_code(code));
     }
 }

@@ -117,6 +117,18 @@ impl Control {
         out.freeze()
     }
 
+    /// Encodes PRIORITY_UPDATE for a client's control stream: moves a request to where a Priority field of this value would
+    /// have put it (RFC 9218 §7.2).
+    #[must_use]
+    pub fn priority_update(stream_id: u64, value: &[u8]) -> Bytes {
+        let mut out = BytesMut::new();
+        let payload_len = varint::encoded_len(stream_id) + value.len();
+        frame::write_header(frame::PRIORITY_UPDATE_REQUEST, payload_len as u64, &mut out);
+        varint::write(stream_id, &mut out);
+        out.extend_from_slice(value);
+        out.freeze()
+    }
+
     /// Returns the peer's settings, or `None` until they arrive: rely on nothing before.
     #[must_use]
     pub const fn peer_settings(&self) -> Option<&Settings> {

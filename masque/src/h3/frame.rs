@@ -8,6 +8,7 @@ pub(super) const DATA: u64 = 0x00;
 pub(super) const HEADERS: u64 = 0x01;
 pub(super) const SETTINGS: u64 = 0x04;
 pub(super) const GOAWAY: u64 = 0x07;
+pub(super) const PRIORITY_UPDATE_REQUEST: u64 = 0xf0700;
 
 /// The frame types that some rule names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl From<u64> for Kind {
             0x05 => Self::PushPromise,
             GOAWAY => Self::GoAway,
             0x0d => Self::MaxPushId,
-            0xf0700 => Self::PriorityUpdateRequest,
+            PRIORITY_UPDATE_REQUEST => Self::PriorityUpdateRequest,
             0xf0701 => Self::PriorityUpdatePush,
             0x02 | 0x06 | 0x08 | 0x09 => Self::Http2,
             _ => Self::Unknown,

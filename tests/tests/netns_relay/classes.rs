@@ -242,3 +242,42 @@ fn resident_kib(pid: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").trim().parse().unwrap()
 }
+
+#[test]
+fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
+    tests::ring!(Netns);
+    const PAYLOADS: usize = 60;
+    let site = Site::new(Terms { sections: "[schedule]\ndiscipline = \"abs\"", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(9).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut first = client.open(site.target(Family::V4, 9)).await.unwrap();
+        let mut second = client.open(site.target(Family::V4, 9)).await.unwrap();
+        for tunnel in [&mut first, &mut second] {
+            tunnel.echo(Form::Capsule, &[0; 1000]).await;
+        }
+        // Only what the relay sends is held up.
+        site.chain.access.far.set_qdisc("tbf rate 1mbit burst 4kb latency 40ms").unwrap();
+        site.chain.access.far.segment().unwrap();
+        let lowest = Priority { urgency: Some(7), incremental: None, deadline_ms: None };
+        client.relay.http().reprioritize(first.udp.stream_id(), lowest);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        for _ in 0..PAYLOADS {
+            // Among equals, the first would go first.
+            first.send(Form::Capsule, &[1; 1000]).await.unwrap();
+            second.send(Form::Capsule, &[2; 1000]).await.unwrap();
+        }
+        let (mut of_first, mut of_second) = (0, 0);
+        while of_second < PAYLOADS {
+            tokio::select! {
+                payload = first.recv() => of_first += payload.unwrap().map_or(0, |_| 1),
+                payload = second.recv() => of_second += payload.unwrap().map_or(0, |_| 1),
+            }
+        }
+        assert!(of_first < PAYLOADS / 2, "{of_first} payloads of the lower one came before the last of the higher");
+        while of_first < PAYLOADS {
+            of_first += first.recv().await.unwrap().map_or(0, |_| 1);
+        }
+    })
+    .unwrap();
+}

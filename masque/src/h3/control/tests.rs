@@ -164,6 +164,7 @@ fn priority_updates_name_request_streams() {
     // RFC 9218 §7.2
     let update = ControlEvent::PriorityUpdate { stream_id: 4, value: "u=1".into() };
     assert_eq!(receive_frames(Role::Server, &[frame(0xf0700, b"\x04u=1")]), Ok(vec![update]));
+    assert_eq!(Control::priority_update(4, b"u=1"), frame(0xf0700, b"\x04u=1"));
     for id in [1, 2, 3] {
         ends_connection(receive_frames(Role::Server, &[frame(0xf0700, &[id])]), Code::IdError);
     }
