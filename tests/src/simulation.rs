@@ -7,8 +7,8 @@
 use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -21,12 +21,13 @@ use paced::client::{self, Relay};
 use paced::quic::clock::{Clock, Sleep};
 use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule};
 use paced::quic::endpoint::{self, Admission, Transport};
-use paced::quic::h3::{Connection, MessageLimits, Request};
+use paced::quic::h3::{self, Connection, MessageLimits, Request};
 use paced::quic::tls::{self, Identity, ServerTls};
 use paced::segments::Segments;
 use paced::tunnel::{Ended, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use s2n_quic::provider::io::testing::{self, Handle, Io, Model, primary, spawn, time};
+use sched::stream::Discipline;
 
 use crate::authority::Authority;
 
@@ -49,7 +50,12 @@ pub struct Ends {
     pub client: Arc<DatagramCounters>,
     /// What became of the relay's.
     pub server: Arc<DatagramCounters>,
+    /// The stream IDs of the tunnels whose payloads the relay received, in their order.
+    pub arrived: Arrived,
 }
+
+/// A list that both ends see.
+pub type Arrived = Arc<Mutex<Vec<u64>>>;
 
 /// Runs `scenario` on a client that is connected to a relay over `network`, until it returns. Returns the virtual time
 /// that it took, the handshake included.
@@ -63,12 +69,31 @@ pub fn simulate<F>(network: &Model, seed: u64, scenario: impl FnOnce(Ends) -> F 
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    simulate_under(Discipline::default(), network, seed, scenario)
+}
+
+/// As [`simulate`], with a discipline that both ends order their streams and datagrams by.
+///
+/// # Errors
+/// As [`simulate`].
+///
+/// # Panics
+/// As [`simulate`].
+pub fn simulate_under<F>(
+    discipline: Discipline,
+    network: &Model,
+    seed: u64,
+    scenario: impl FnOnce(Ends) -> F + Send + 'static,
+) -> Result<Duration>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     run(network, seed, |handle, ended| {
         let scenario = |ends| async move {
             scenario(ends).await;
             ended.store(true, Relaxed);
         };
-        start(handle, scenario)
+        start(discipline, handle, scenario)
     })
 }
 
@@ -101,7 +126,7 @@ pub(crate) fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
     Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
 }
 
-fn start<F>(handle: &Handle, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<()>
+fn start<F>(discipline: Discipline, handle: &Handle, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -112,12 +137,13 @@ where
         limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
         counters: counters.clone(),
         max_frame_bytes: u64::from(u16::MAX),
-        schedule: Schedule { clock: CLOCK, ..Schedule::default() },
+        schedule: Schedule { discipline, clock: CLOCK, ..Schedule::default() },
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
     let relay = endpoint::serve(io()?, &transport, tls, datagrams(&server), Admission::default())?;
     let address = relay.local_addr()?;
-    spawn(serve(relay));
+    let arrived = Arrived::default();
+    spawn(serve(relay, arrived.clone()));
 
     let endpoint = endpoint::connect(io()?, &transport, tls::client(trust, None)?, datagrams(&client))?;
     let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
@@ -127,7 +153,7 @@ where
         let (relay, connection) =
             Relay::start(connection, template, None, QUEUE_BYTES).await.expect("the relay speaks HTTP/3");
         spawn(client::drive(connection));
-        scenario(Ends { relay, client, server }).await;
+        scenario(Ends { relay, client, server, arrived }).await;
     });
     Ok(())
 }
@@ -175,23 +201,24 @@ pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Opti
     .await
 }
 
-async fn serve(mut relay: s2n_quic::Server) {
+async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
     while let Some(connection) = relay.accept().await {
+        let arrived = arrived.clone();
         spawn(async move {
             let limits = MessageLimits::default();
             let mut connection = Connection::start(connection, Role::Server, limits).await?;
             loop {
                 let request = connection.next().await?;
-                spawn(echo(request, connection.client()));
+                spawn(echo(request, connection.client(), arrived.clone()));
             }
             #[expect(unreachable_code, reason = "names the type of the errors above")]
-            Ok::<(), paced::quic::h3::Error>(())
+            Ok::<(), h3::Error>(())
         });
     }
 }
 
 /// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
-async fn echo(mut request: Request, client: paced::quic::h3::Client) -> Result<(), Ended> {
+async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), Ended> {
     let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(()) };
     let templates = Template::parse(TEMPLATE).ok();
     let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
@@ -199,7 +226,7 @@ async fn echo(mut request: Request, client: paced::quic::h3::Client) -> Result<(
     let next_hop = TARGET.parse().expect("a valid address");
     request.send.respond(&request::accepted(Protocol::Udp, next_hop, &ProxyName::default())).await?;
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
-    let mut payloads = Segments::new(QUEUE_BYTES);
+    let (mut payloads, stream_id) = (Segments::new(QUEUE_BYTES), tunnel.stream_id());
     loop {
         let received = poll_fn(|cx| {
             tunnel.poll_stopped(cx)?;
@@ -213,6 +240,8 @@ async fn echo(mut request: Request, client: paced::quic::h3::Client) -> Result<(
         tunnel.set_datagrams_usable(client.datagrams_allowed());
         let mut batch = tunnel.batch(None);
         payloads.iter().for_each(|payload| batch.push(payload));
+        let stream_ids = payloads.iter().map(|_| stream_id);
+        arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(stream_ids);
         payloads.clear();
     }
 }

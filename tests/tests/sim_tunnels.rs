@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
+use paced::quic::class::Terms;
 use paced::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, time};
+use sched::stream::{Discipline, Service};
 use tests::client::Tunnel;
-use tests::simulation::{Ends, SEED, request_head, simulate, target, within};
+use tests::simulation::{Ends, SEED, request_head, simulate, simulate_under, target, within};
 
 /// Longer than anything takes that happens at all.
 const LONG: Duration = Duration::from_secs(20);
@@ -193,4 +195,46 @@ fn both_forms_share_a_lossy_connection_and_streams_lose_nothing() {
         assert!(came_back >= 250, "{came_back} of 300 datagrams came back through 3 % of loss each way");
     })
     .unwrap();
+}
+
+/// How many payloads of a tunnel in `form` have arrived when half of those of another have, which takes the other form,
+/// if both have as many waiting from the beginning.
+async fn arrived_beside(ends: Ends, form: Form, priority: u8) -> usize {
+    const PAYLOADS: u32 = 400;
+    let other_form = if form == Form::Capsule { Form::Datagram } else { Form::Capsule };
+    let (mut tunnel, mut other) = (open(&ends).await, open(&ends).await);
+    for (tunnel, form, priority) in [(&mut tunnel, form, priority), (&mut other, other_form, 100)] {
+        tunnel.udp.set_terms(&Terms::of(Service { priority, ..Service::default() }, None));
+        for number in 0..PAYLOADS {
+            tunnel.udp.batch(Some(form)).push(&payload(number, 1000));
+        }
+    }
+    for _ in 0..PAYLOADS {
+        within(LONG, tunnel.recv()).await.expect("nothing is lost").unwrap().expect("a payload");
+        within(LONG, other.recv()).await.expect("nothing is lost").unwrap().expect("a payload");
+    }
+    let arrived = ends.arrived.lock().unwrap();
+    let mut others = arrived.iter().enumerate().filter(|(_, stream_id)| **stream_id == other.udp.stream_id());
+    let (place, _) = others.nth(PAYLOADS as usize / 2 - 1).unwrap();
+    place + 1 - PAYLOADS as usize / 2
+}
+
+#[test]
+fn classes_and_not_forms_decide_who_goes_first() {
+    for form in [Form::Capsule, Form::Datagram] {
+        for (discipline, priority, expected) in [
+            (Discipline::Abs, 200, 400..=400),
+            // The lower one fills what is left of packets in which no further datagram has room; and while this network's
+            // bursts grow without end, it fills those that outrun the low mark.
+            (Discipline::Abs, 50, 0..=100),
+            (Discipline::Rr, 100, 150..=250),
+            (Discipline::Wfq, 100, 150..=250),
+        ] {
+            simulate_under(discipline, &network(20), SEED, move |ends| async move {
+                let arrived = arrived_beside(ends, form, priority).await;
+                assert!(expected.contains(&arrived), "{form:?}, {discipline:?}, {priority}: {arrived}");
+            })
+            .unwrap();
+        }
+    }
 }
