@@ -40,6 +40,13 @@ fn refusals(text: &str) -> String {
     Config::from_toml(text).expect_err(text).to_string()
 }
 
+/// Asserts that one line of `refusals` has it all: where, why, and what to do.
+pub(crate) fn assert_refused(text: &str, refusals: &str, [position, cause, remedy]: [&str; 3]) {
+    let fits = |line: &str| line.starts_with(position) && line.contains(cause) && line.contains(remedy);
+    let found = refusals.lines().any(fits);
+    assert!(found, "{text}\nshould be refused with {position}…{cause}…{remedy}, not with\n{refusals}");
+}
+
 #[test]
 fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let shipped = valid(SAMPLE);
@@ -211,10 +218,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
     ];
     for (text, position, cause, remedy) in rows {
-        let refusals = refusals(text);
-        let found =
-            refusals.lines().any(|line| line.starts_with(position) && line.contains(cause) && line.contains(remedy));
-        assert!(found, "{text}\nshould be refused with {position}…{cause}…{remedy}, not with\n{refusals}");
+        assert_refused(text, &refusals(text), [position, cause, remedy]);
     }
 }
 

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use sched::stream::{Clock, Expiry, Streams};
 
 use super::*;
+use crate::tests::assert_refused;
 
 fn valid(text: &str) -> Policy {
     Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"))
@@ -246,10 +247,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("[[rule]]\nclass = \"default\"\nlistener = 443", "line 3, column 12: rule.listener: ", "does", "a port"),
     ];
     for (text, position, cause, remedy) in rows {
-        let refusals = refusals(text);
-        let found =
-            refusals.lines().any(|line| line.starts_with(position) && line.contains(cause) && line.contains(remedy));
-        assert!(found, "{text}\nshould be refused with {position}…{cause}…{remedy}, not with\n{refusals}");
+        assert_refused(text, &refusals(text), [position, cause, remedy]);
     }
 }
 

@@ -19,7 +19,6 @@ use futures::{StreamExt as _, future::try_join_all, stream::FuturesUnordered};
 use paced::quic::{class::Terms, clock::Clock, dispatch::Dispatcher};
 use s2n_quic::{
     Client, Server,
-    client::Connect,
     connection::Handle,
     provider::event::{
         ConnectionInfo, ConnectionMeta, Subscriber,
@@ -30,7 +29,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Request, Run,
-    direct::{SERVER_NAME, beside, terms},
+    direct::{beside, connect, terms},
 };
 use crate::{load::Figure, plan::Plan};
 
@@ -99,8 +98,7 @@ pub async fn request(
     requests: &[Request],
     clock: Clock,
 ) -> Result<Run> {
-    let connect = Connect::new(server).with_server_name(SERVER_NAME);
-    let mut handle = client.connect(connect).await.context("no connection to the server")?.handle();
+    let mut handle = connect(&client, server).await?;
     let dispatcher = Dispatcher::of(&mut handle)?;
     let began_ns = (clock.now_ns)();
     let one = |(index, request): (usize, &Request)| {

@@ -41,7 +41,7 @@ use crate::plan::{self, Class, Plan, Scheduler};
 pub const MTU: u16 = 1_500;
 
 /// The name in the server's certificate.
-pub(super) const SERVER_NAME: &str = "server.example";
+const SERVER_NAME: &str = "server.example";
 
 /// What makes the two endpoints of a run.
 pub struct Ends {
@@ -164,8 +164,7 @@ pub async fn request(
     requests: &[Request],
     clock: Clock,
 ) -> Result<Run> {
-    let connect = Connect::new(server).with_server_name(SERVER_NAME);
-    let mut handle = client.connect(connect).await.context("no connection to the server")?.handle();
+    let mut handle = connect(&client, server).await?;
     let dispatcher = Dispatcher::of(&mut handle)?;
     let began_ns = (clock.now_ns)();
     let bodies: Vec<_> = plan.classes.iter().enumerate().map(|(index, class)| body(index, class)).collect();
@@ -192,6 +191,12 @@ pub async fn request(
     let total = elapsed(clock, began_ns);
     handle.close(0_u8.into());
     Ok(Run::new(plan, requests, &latencies, total))
+}
+
+/// Connects to the server.
+pub(super) async fn connect(client: &Client, server: SocketAddr) -> Result<Handle> {
+    let connect = Connect::new(server).with_server_name(SERVER_NAME);
+    Ok(client.connect(connect).await.context("no connection to the server")?.handle())
 }
 
 /// What a class is to the scheduler.

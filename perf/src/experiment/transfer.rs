@@ -16,7 +16,6 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use paced::quic::{clock::Clock, dispatch::Dispatcher};
 use s2n_quic::{
-    client::Connect,
     connection::Handle,
     stream::{ReceiveStream, SendStream},
 };
@@ -24,7 +23,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Request, Run, backlog,
-    direct::{Ends, SERVER_NAME, terms},
+    direct::{Ends, connect, terms},
     lab::{Lab, block_on},
     requests,
 };
@@ -90,8 +89,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let sockets = ends.sockets((Ipv4Addr::UNSPECIFIED, 0).into())?;
     let plain = scheduler == Scheduler::Plain;
     let client = if plain { ends.plain_client(sockets) } else { ends.client(sockets) }?;
-    let connect = Connect::new(server).with_server_name(SERVER_NAME);
-    let mut handle = client.connect(connect).await.context("no connection to the server")?.handle();
+    let mut handle = connect(&client, server).await?;
     let now_ns = Clock::system().now_ns;
     let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
     let since = |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
