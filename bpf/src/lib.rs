@@ -1,8 +1,23 @@
-//! What paced does inside the kernel: at present, finding out what this kernel and this process's rights allow.
+//! What paced does inside the kernel: programs that mark, pace and count what leaves, and finding out what this kernel and
+//! this process's rights allow.
 //!
-//! Takes and gives numbers and names; knows neither scheduling nor configuration. All system calls are in `syscall.rs`.
+//! | module | what it holds |
+//! |---|---|
+//! | [`mark`] | class and direction of a packet, as a socket says them to the kernel |
+//! | [`egress`] | the tc egress program: priority, DSCP, departure time, counters |
+//! | [`trial`] | a program run on a packet, attached to nothing |
+//!
+//! Takes and gives numbers and names; knows neither scheduling nor configuration. The programs are C (`*.bpf.c`), compiled
+//! by `build.rs` and embedded; `intf.h` is what they share with this crate. System calls that no library makes for us are
+//! in `syscall.rs`.
 
+pub mod egress;
+pub mod error;
+mod intf;
+pub mod mark;
 mod probe;
 mod syscall;
+pub mod trial;
 
+pub use error::Error;
 pub use probe::{Capabilities, Finding, State, probe};

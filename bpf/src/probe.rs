@@ -152,6 +152,13 @@ const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 const CAP_BPF: u32 = 39;
 
+/// Names the rights for programs and qdiscs that the calling thread does not have.
+pub(crate) fn missing_rights() -> Vec<&'static str> {
+    let effective = effective_capabilities(&read("/proc/thread-self/status")).unwrap_or_default();
+    let rights = [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN)];
+    rights.into_iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name).collect()
+}
+
 /// Reads the effective set out of a `status` file of proc(5).
 fn effective_capabilities(status: &str) -> Option<u64> {
     status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok())

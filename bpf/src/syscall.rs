@@ -1,9 +1,11 @@
-//! The system calls behind the probe, each with nothing but its result. The only file of the crate with `unsafe`.
+//! System calls that no library makes for us, each with nothing but its result. Beside the layouts of `intf.rs`, the only
+//! file of the crate with `unsafe`.
 
+use std::ffi::CString;
 use std::io;
 use std::mem::size_of;
 use std::net::UdpSocket;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 /// The kernel's `bpf_prog_type` values of the programs that paced is made of (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy)]
@@ -32,15 +34,21 @@ pub(crate) fn load_trivial_program(program_type: ProgramType) -> io::Result<()> 
     // SAFETY: the attributes are the head of `union bpf_attr` in the kernel's layout, of the size given, and the two
     // pointers in them stay valid through the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, size_of::<ProgramLoad>()) };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just given us this descriptor, and nobody else owns it.
-        Ok(fd) if fd >= 0 => drop(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => return Err(io::Error::last_os_error()),
-    }
-    Ok(())
+    owned(fd).map(drop)
 }
 
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_DETACH: libc::c_long = 34;
+
+/// Takes what a system call returned that gives a new descriptor.
+fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just given us this descriptor, and nobody else owns it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
 
 /// The head of `union bpf_attr` for BPF_PROG_LOAD; the kernel takes what is left out as zero.
 #[derive(Default)]
@@ -89,4 +97,91 @@ fn set_option<T>(socket: &UdpSocket, level: i32, name: i32, value: &T) -> io::Re
     // SAFETY: the descriptor is open, and the kernel reads `size` bytes of a plain value that lives through the call.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A network device of the calling thread's namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// Its interface index.
+    pub(crate) index: u32,
+    /// Whether its packets begin with an Ethernet header.
+    pub(crate) has_ethernet: bool,
+}
+
+impl Device {
+    /// Finds a device by its name.
+    ///
+    /// Errors: ENODEV when there is none of that name.
+    pub(crate) fn find(name: &str) -> io::Result<Self> {
+        let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+        // SAFETY: the name is a string that ends with NUL and lives through the call.
+        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        if index == 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `ifreq` is made of integers and a union of such, for all of which zero is a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes_with_nul()) {
+            *to = from.cast_signed();
+        }
+        let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+        // SAFETY: the kernel reads the name and writes the address of the structure, which lives through the call.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: SIOCGIFHWADDR has just written this member of the union.
+        let link_type = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
+        Ok(Self { index, has_ethernet: [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&link_type) })
+    }
+}
+
+/// Where a link holds a program, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkHook {
+    /// After the other programs at a device's egress (Linux 6.6).
+    TcxEgress,
+}
+
+/// A program on a device, until this is dropped or the process ends.
+#[derive(Debug)]
+pub(crate) struct Link(OwnedFd);
+
+impl Link {
+    /// Attaches a program of the hook's type.
+    ///
+    /// Errors: EINVAL where the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
+    pub(crate) fn attach(program: BorrowedFd<'_>, device: &Device, hook: LinkHook) -> io::Result<Self> {
+        let (attach_type, flags) = match hook {
+            LinkHook::TcxEgress => (47, BPF_F_AFTER),
+        };
+        let program = program.as_raw_fd().cast_unsigned();
+        let attributes = LinkCreate { program, device: device.index, attach_type, flags, relative: 0, revision: 0 };
+        // SAFETY: the attributes are the head of `union bpf_attr` in the kernel's layout, of the size given.
+        let fd =
+            unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attributes, size_of::<LinkCreate>()) };
+        owned(fd).map(Self)
+    }
+}
+
+impl Drop for Link {
+    /// Detaches at once; closing alone would wait for copies that a forked process has before it becomes a program.
+    fn drop(&mut self) {
+        let attributes = [self.0.as_raw_fd().cast_unsigned()];
+        // SAFETY: the attributes are the head of `union bpf_attr`: a link's descriptor, which is open. Where this fails,
+        // the device is gone, or closing detaches.
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, attributes.as_ptr(), size_of_val(&attributes)) };
+    }
+}
+
+const BPF_F_AFTER: u32 = 1 << 4;
+
+/// The head of `union bpf_attr` for BPF_LINK_CREATE.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    device: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    revision: u64,
 }

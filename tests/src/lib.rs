@@ -5,6 +5,7 @@
 
 pub mod authority;
 pub mod client;
+pub mod frame;
 pub mod name_server;
 pub mod netns;
 pub mod process;

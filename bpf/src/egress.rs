@@ -1,0 +1,296 @@
+//! The tc egress program: marks, paces and counts what leaves, by class.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::programs::tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions};
+use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{Ebpf, EbpfLoader};
+
+use crate::error::{Cause, Circumstances, Error};
+use crate::intf::{self, RawCounters, RawTerms, SLOTS};
+use crate::mark::{Mark, Tag};
+use crate::syscall::{Device, Link, LinkHook};
+
+/// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/egress.bpf.o"));
+
+/// The program's name, as `bpftool prog` and `tc filter` show it.
+pub const PROGRAM: &str = "paced_egress";
+
+/// What packets of a class are held to, in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// The most that all packets of the class may use, in bytes per second with all headers; `None` is no limit. Kept
+    /// only on devices whose root qdisc is `fq`.
+    pub bytes_per_sec: Option<NonZeroU64>,
+    /// How long the class may be idle without losing what it could have sent, in nanoseconds.
+    pub burst_ns: u64,
+    /// `skb->priority`; `None` leaves it. The program makes 6 out of 7 (modulo 16): `fq` of Linux 6.1 sends such packets
+    /// at once, whatever their departure time.
+    pub priority: Option<u32>,
+    /// The differentiated services code point, of which six bits count; `None` leaves it.
+    pub dscp: Option<u8>,
+}
+
+/// What happened to packets of a class in one direction, since the program was loaded, on all CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that were let go, those of a GSO message one by one.
+    pub packets: u64,
+    /// Their bytes with all headers.
+    pub bytes: u64,
+    /// Packets or GSO messages that the class's rate made leave later than their socket wanted.
+    pub delayed_packets: u64,
+    /// Packets that would have had to leave more than a second later.
+    pub dropped_packets: u64,
+}
+
+/// How a program is attached to tc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// By a link that ends with the process (Linux 6.6).
+    Tcx,
+    /// As a filter of the `clsact` qdisc, which stays until it is removed.
+    Netlink {
+        /// Whether the qdisc was not there before, and is the caller's to remove.
+        made_clsact: bool,
+    },
+}
+
+/// The loaded program. Dropping it, in the namespace of its devices, detaches it everywhere; only a `clsact` qdisc stays.
+#[derive(Debug)]
+pub struct Egress {
+    ebpf: Ebpf,
+    attached: BTreeMap<String, Attachment>,
+}
+
+#[derive(Debug)]
+enum Attachment {
+    /// Detaches when it is dropped.
+    #[expect(dead_code, reason = "it is kept for its end")]
+    Link(Link),
+    Filter(SchedClassifierLinkId),
+}
+
+impl Egress {
+    /// Loads the program. Packets whose mark has another tag pass untouched.
+    ///
+    /// # Errors
+    /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
+    pub fn load(tag: Tag) -> Result<Self, Error> {
+        let refused = |source| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
+        let mut loader = EbpfLoader::new();
+        let tag = tag.value();
+        let mut ebpf =
+            loader.override_global("mark_tag", &tag, true).load(OBJECT).map_err(|error| refused(error.into()))?;
+        program(&mut ebpf).and_then(|program| program.load().map_err(Into::into)).map_err(refused)?;
+        Ok(Self { ebpf, attached: BTreeMap::new() })
+    }
+
+    /// Attaches the program to what leaves through a device of the calling thread's namespace, in place of an earlier
+    /// attachment there; `has_fq` says whether departure times are kept there. Kernels without tcx get a filter.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses.
+    pub fn attach(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
+        let found = self.prepare(device, has_fq)?;
+        let program = program(&mut self.ebpf).map_err(|cause| refused(device, "tc egress", cause))?;
+        let fd = program.fd().map_err(|error| refused(device, "tc egress", error.into()))?;
+        match Link::attach(fd.as_fd(), &found, LinkHook::TcxEgress) {
+            Ok(link) => {
+                self.attached.insert(device.to_owned(), Attachment::Link(link));
+                Ok(Hook::Tcx)
+            }
+            // Before Linux 6.6 there is no such kind of link.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.attach_filter(device, has_fq),
+            Err(error) => Err(refused(device, "tc egress, tcx", error.into())),
+        }
+    }
+
+    /// Attaches the program as a filter of `clsact`, which [`Egress::attach`] does where it has to (Linux before 6.6).
+    ///
+    /// # Errors
+    /// As [`Egress::attach`].
+    pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
+        self.prepare(device, has_fq)?;
+        let made_clsact = match tc::qdisc_add_clsact(device) {
+            Ok(()) => true,
+            Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
+            Err(error) => return Err(refused(device, "tc egress, clsact", error.into())),
+        };
+        let options = TcAttachOptions::Netlink(NlOptions::default());
+        let filter = program(&mut self.ebpf)
+            .and_then(|program| Ok(program.attach_with_options(device, TcAttachType::Egress, options)?))
+            .map_err(|cause| refused(device, "tc egress, filter", cause))?;
+        self.attached.insert(device.to_owned(), Attachment::Filter(filter));
+        Ok(Hook::Netlink { made_clsact })
+    }
+
+    fn prepare(&mut self, device: &str, has_fq: bool) -> Result<Device, Error> {
+        self.detach(device)?;
+        let found = Device::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
+        self.classes()?.set_device(&found, has_fq)?;
+        Ok(found)
+    }
+
+    /// Detaches the program from a device of the calling thread's namespace; from one that it is not attached to, that is
+    /// nothing. A device that is gone has taken the attachment with it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn detach(&mut self, device: &str) -> Result<(), Error> {
+        let Some(Attachment::Filter(filter)) = self.attached.remove(device) else { return Ok(()) };
+        match program(&mut self.ebpf).and_then(|program| Ok(program.detach(filter)?)) {
+            Err(cause) if Device::find(device).is_ok() => Err(refused(device, "tc egress, detaching", cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the tables of the program, for this process.
+    ///
+    /// # Errors
+    /// No more file descriptors may be opened.
+    pub fn classes(&self) -> Result<Classes, Error> {
+        let mut fds = Vec::new();
+        for (name, fd) in TABLES.iter().zip(self.tables()?) {
+            fds.push(fd.try_clone_to_owned().map_err(|error| broken(name, error))?);
+        }
+        Classes::from_fds(fds)
+    }
+
+    /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
+    /// there [`Classes::from_fds`] takes them in this order.
+    ///
+    /// # Errors
+    /// The object lacks a table.
+    pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
+        let fd = |name| Some(data(self.ebpf.map(name)?)?.fd().as_fd());
+        TABLES.iter().map(|name| fd(name).ok_or_else(|| broken(name, "the object does not have it"))).collect()
+    }
+
+    /// The loaded program, to be tried out.
+    pub(crate) fn program(&self) -> Option<&SchedClassifier> {
+        self.ebpf.program(PROGRAM)?.try_into().ok()
+    }
+}
+
+/// Removes filters of our name that a process left behind on a device when it was killed. Links leave nothing.
+pub fn remove_leftovers(device: &str) {
+    // Where there is no clsact qdisc, or none of ours, there is nothing to remove.
+    _ = tc::qdisc_detach_program(device, TcAttachType::Egress, PROGRAM);
+}
+
+fn program(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier, Cause> {
+    Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
+}
+
+fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) => Some(map),
+        _ => None,
+    }
+}
+
+/// The maps that [`Classes`] is made of.
+const TABLES: [&str; 4] = ["paced_terms", "paced_half", "paced_counters", "paced_devices"];
+
+/// The tables of the egress program: terms of classes in, counters out. Needs the maps' file descriptors and no right.
+pub struct Classes {
+    terms: Array<MapData, RawTerms>,
+    half: Array<MapData, u32>,
+    counters: PerCpuArray<MapData, RawCounters>,
+    devices: HashMap<MapData, u32, u32>,
+}
+
+impl Classes {
+    /// Takes the descriptors that [`Egress::tables`] gave, in their order.
+    ///
+    /// # Errors
+    /// They are too few, or not those.
+    pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
+        let mut fds = fds.into_iter();
+        let mut map = |name| -> Result<Map, Error> {
+            let fd = fds.next().ok_or_else(|| broken(name, "its descriptor is missing"))?;
+            MapData::from_fd(fd).and_then(Map::from_map_data).map_err(|error| broken(name, error))
+        };
+        let [terms, half, counters, devices] = TABLES;
+        Ok(Self {
+            terms: map(terms)?.try_into().map_err(|error| broken(terms, error))?,
+            half: map(half)?.try_into().map_err(|error| broken(half, error))?,
+            counters: map(counters)?.try_into().map_err(|error| broken(counters, error))?,
+            devices: map(devices)?.try_into().map_err(|error| broken(devices, error))?,
+        })
+    }
+
+    /// Puts new terms in force, all at once and without reattaching: they are written to the half that is idle, and then
+    /// the halves change places. Classes that are not named have none. Clocks go on: departures already given stay.
+    ///
+    /// # Errors
+    /// The kernel refuses an update; the old terms are in force then.
+    pub fn publish(&mut self, terms: impl IntoIterator<Item = (Mark, Terms)>) -> Result<(), Error> {
+        let mut raw = vec![RawTerms::from(Terms::default()); SLOTS as usize];
+        for (mark, terms) in terms {
+            raw[mark.slot() as usize] = terms.into();
+        }
+        let [terms, half, ..] = TABLES;
+        let idle = 1 - self.half.get(&0, 0).map_err(|error| broken(half, error))?.min(1);
+        for (slot, raw) in (idle * SLOTS..).zip(raw) {
+            self.terms.set(slot, raw, 0).map_err(|error| broken(terms, error))?;
+        }
+        self.half.set(0, idle, 0).map_err(|error| broken(half, error))
+    }
+
+    /// Returns what happened to the packets of a class.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell.
+    pub fn counters(&self, mark: Mark) -> Result<Counters, Error> {
+        let cpus = self.counters.get(&mark.slot(), 0).map_err(|error| broken(TABLES[2], error))?;
+        let sum = |of: fn(&RawCounters) -> u64| cpus.iter().map(of).fold(0, u64::wrapping_add);
+        Ok(Counters {
+            packets: sum(|cpu| cpu.packets),
+            bytes: sum(|cpu| cpu.bytes),
+            delayed_packets: sum(|cpu| cpu.delayed_packets),
+            dropped_packets: sum(|cpu| cpu.dropped_packets),
+        })
+    }
+
+    /// Says whether the root qdisc of a device of the calling thread's namespace is `fq`. Without it, the program neither
+    /// writes departure times nor keeps rates there.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses the update.
+    pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
+        let found = Device::find(device).map_err(|error| broken(TABLES[3], error))?;
+        self.set_device(&found, has_fq)
+    }
+
+    fn set_device(&mut self, device: &Device, has_fq: bool) -> Result<(), Error> {
+        let fq = if has_fq { intf::DEVICE_FQ } else { 0 };
+        let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
+        self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(TABLES[3], error))
+    }
+}
+
+impl From<Terms> for RawTerms {
+    fn from(terms: Terms) -> Self {
+        Self {
+            bytes_per_sec: terms.bytes_per_sec.map_or(0, NonZeroU64::get),
+            burst_ns: terms.burst_ns,
+            priority: terms.priority.unwrap_or(intf::KEEP_PRIORITY),
+            dscp: terms.dscp.map_or(intf::KEEP_DSCP, |dscp| dscp & 63),
+            unused: [0; 3],
+        }
+    }
+}
+
+fn refused(device: &str, hook: &'static str, source: Cause) -> Error {
+    Error::Attach { program: PROGRAM, device: device.to_owned(), hook, circumstances: Circumstances::now(), source }
+}
+
+fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, source: source.into() }
+}

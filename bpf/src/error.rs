@@ -1,0 +1,95 @@
+//! Why the kernel does not do what it was asked for.
+
+use std::error::Error as StdError;
+use std::{fmt, fs};
+
+use crate::probe::missing_rights;
+
+/// What the kernel, or the library, said.
+pub type Cause = Box<dyn StdError + Send + Sync>;
+
+/// What went wrong with a program or its tables: names program, device and hook, the kernel, and rights that are missing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel refused the program or one of its maps.
+    #[error("failed to load the {program} program on {circumstances}: {}", chain(source.as_ref()))]
+    Load {
+        /// Which program.
+        program: &'static str,
+        /// Kernel and rights.
+        circumstances: Circumstances,
+        /// Why.
+        source: Cause,
+    },
+    /// It was loaded and could not be put in its place.
+    #[error("failed to attach the {program} program to {device} ({hook}) on {circumstances}: {}", chain(source.as_ref()))]
+    Attach {
+        /// Which program.
+        program: &'static str,
+        /// The device's name.
+        device: String,
+        /// Where it was to be attached.
+        hook: &'static str,
+        /// Kernel and rights.
+        circumstances: Circumstances,
+        /// Why.
+        source: Cause,
+    },
+    /// A table could not be read or written.
+    #[error("failed to use the map {map} of the {program} program: {}", chain(source.as_ref()))]
+    Map {
+        /// Which program.
+        program: &'static str,
+        /// The map's name.
+        map: &'static str,
+        /// Why.
+        source: Cause,
+    },
+    /// A program could not be tried out.
+    #[error("failed to run the {program} program on a packet: {}", chain(source.as_ref()))]
+    Trial {
+        /// Which program.
+        program: &'static str,
+        /// Why.
+        source: Cause,
+    },
+}
+
+/// Kernel and rights at the time of an error.
+#[derive(Debug)]
+pub struct Circumstances {
+    kernel: String,
+    missing: Vec<&'static str>,
+}
+
+impl Circumstances {
+    /// Those of the calling thread, now.
+    pub(crate) fn now() -> Self {
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self { kernel: kernel.trim().to_owned(), missing: missing_rights() }
+    }
+}
+
+impl fmt::Display for Circumstances {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Linux {}", self.kernel)?;
+        if !self.missing.is_empty() {
+            write!(f, " without {}", self.missing.join(" and "))?;
+        }
+        Ok(())
+    }
+}
+
+/// An error with its causes, as long as each adds something.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,7 @@
+//! Compiles for this machine what kernel programs and the product have in common, for a test that compares the two.
+
+fn main() {
+    println!("cargo::rerun-if-changed=../bpf/src");
+    println!("cargo::rerun-if-changed=src/edt.c");
+    cc::Build::new().file("src/edt.c").include("../bpf/src").warnings_into_errors(true).compile("edt");
+}

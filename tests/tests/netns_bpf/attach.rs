@@ -1,0 +1,154 @@
+//! Programs on devices.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::process::Command;
+use std::time::Duration;
+
+use bpf::egress::{Classes, Egress, Hook, PROGRAM, Terms, remove_leftovers};
+use bpf::mark::{Direction, Mark, Tag};
+use tests::netns::{Chain, Namespace};
+
+const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
+
+/// Sends payloads from the relay to the target in both families, with our mark and without, and returns which DSCPs
+/// arrived of the marked ones.
+fn send(chain: &Chain) -> Vec<u8> {
+    let receive = |ip: IpAddr| chain.target.run(|| UdpSocket::bind((ip, 9)).unwrap()).unwrap();
+    let mut arrived = Vec::new();
+    for (to, local) in [(IpAddr::from(chain.egress.far.v4), "0.0.0.0:0"), (chain.egress.far.v6.into(), "[::]:0")] {
+        let target = receive(to);
+        target.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let (level, option) = if to.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_RECVTOS)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
+        };
+        set_option(&target, level, option, 1);
+        chain
+            .relay
+            .run(|| {
+                let socket = UdpSocket::bind(local).unwrap();
+                socket.send_to(b"plain", (to, 9)).unwrap();
+                set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, CLASS.encode(Tag::default()).cast_signed());
+                socket.send_to(b"marked", (to, 9)).unwrap();
+            })
+            .unwrap();
+        // One may overtake the other where the sender moves to another CPU.
+        let both = BTreeMap::from([receive_traffic_class(&target), receive_traffic_class(&target)]);
+        assert_eq!(both[&b"plain"[..]], 0, "nobody touches it");
+        arrived.push(both[&b"marked"[..]] >> 2);
+    }
+    arrived
+}
+
+fn set_option(socket: &UdpSocket, level: i32, option: i32, value: i32) {
+    // SAFETY: the value lives through the call and its size is given.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) };
+    assert_eq!(set, 0);
+}
+
+/// Receives one payload and the traffic class it came with.
+fn receive_traffic_class(socket: &UdpSocket) -> (Vec<u8>, u8) {
+    let (mut payload, mut control) = (vec![0; 2048], [0_u64; 16]);
+    let mut vector = libc::iovec { iov_base: payload.as_mut_ptr().cast(), iov_len: payload.len() };
+    // SAFETY: `msghdr` is made of integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    // SAFETY: the message names buffers of the sizes it says, which live through the call.
+    let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+    payload.truncate(usize::try_from(len).expect("a payload"));
+    // SAFETY: the kernel has filled in the control messages that the header speaks of; the only one is a byte or an int.
+    let traffic_class = unsafe { *libc::CMSG_DATA(libc::CMSG_FIRSTHDR(&raw const message)) };
+    (payload, traffic_class)
+}
+
+fn load() -> (Egress, Classes) {
+    let egress = Egress::load(Tag::default()).unwrap();
+    let mut classes = egress.classes().unwrap();
+    classes.publish([(CLASS, Terms { dscp: Some(46), ..Terms::default() })]).unwrap();
+    (egress, classes)
+}
+
+/// What stands in a device's egress hook of clsact.
+fn filters(namespace: &Namespace, device: &str) -> String {
+    let shown = Command::new("tc").args(["-n", namespace.name(), "filter", "show", "dev", device, "egress"]).output();
+    String::from_utf8(shown.unwrap().stdout).unwrap()
+}
+
+#[test]
+fn an_attached_program_marks_and_counts_what_leaves_until_it_is_detached() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, classes) = load();
+    let device = &chain.egress.near.device;
+    let counted = || classes.counters(CLASS).unwrap().packets;
+    chain.relay.run(|| egress.attach(device, false)).unwrap().unwrap();
+    assert_eq!((send(&chain), counted()), (vec![46, 46], 2));
+    chain.relay.run(|| egress.attach(device, false)).unwrap().unwrap();
+    assert_eq!((send(&chain), counted()), (vec![46, 46], 4), "attached again, each packet is counted once");
+    chain.relay.run(|| egress.detach(device)).unwrap().unwrap();
+    assert_eq!((send(&chain), counted()), (vec![0, 0], 4));
+}
+
+#[test]
+fn a_dropped_program_is_detached() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, classes) = load();
+    chain.relay.run(|| egress.attach(&chain.egress.near.device, false)).unwrap().unwrap();
+    chain.relay.run(move || drop(egress)).unwrap();
+    assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![0, 0], 0));
+}
+
+#[test]
+fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, _classes) = load();
+    let device = chain.egress.near.device.clone();
+    chain
+        .relay
+        .run(|| {
+            egress.attach(&device, false).unwrap();
+            chain.relay.ip(&format!("link delete {device}")).unwrap();
+            egress.detach(&device).unwrap();
+            assert!(egress.attach(&device, false).is_err(), "there is no such device any more");
+        })
+        .unwrap();
+}
+
+/// Kernels before 6.6 have no other way; later ones may lack it.
+fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
+    let attached = chain.relay.run(|| egress.attach_filter(&chain.egress.near.device, false)).unwrap();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    match attached {
+        Ok(hook) => Some(hook),
+        Err(error) => {
+            let message = error.to_string();
+            assert!(!kernel.contains("deb12"), "the lab's kernels have cls_bpf: {message}");
+            assert!(message.contains("clsact") || message.contains("filter"), "{message}");
+            None
+        }
+    }
+}
+
+#[test]
+fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, classes) = load();
+    let Some(hook) = attach_as_filter(&chain, &mut egress) else { return };
+    assert_eq!(hook, Hook::Netlink { made_clsact: true });
+    let device = &chain.egress.near.device;
+    assert!(filters(&chain.relay, device).contains(PROGRAM));
+    assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
+    chain.relay.run(|| egress.detach(device)).unwrap().unwrap();
+    assert_eq!(filters(&chain.relay, device), "");
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: false }));
+    chain.relay.run(|| remove_leftovers(device)).unwrap();
+    assert_eq!(filters(&chain.relay, device), "");
+    assert_eq!(send(&chain), [0, 0]);
+}

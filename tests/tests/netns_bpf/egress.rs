@@ -1,0 +1,239 @@
+//! tc egress.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use bpf::egress::{Classes, Counters, Egress, Terms};
+use bpf::mark::{Direction, Mark, Tag};
+use bpf::trial::{Outcome, SocketBuffer};
+use tests::frame::{Frame, sum};
+use tests::process::wait_for;
+
+const CLASS: Mark = Mark { direction: Direction::Down, class: 5 };
+const OTHER: Mark = Mark { direction: Direction::Up, class: 5 };
+/// `TC_ACT_UNSPEC` and `TC_ACT_SHOT` (`include/uapi/linux/pkt_cls.h`).
+const PASS: i32 = -1;
+const DROP: i32 = 2;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+
+/// A program whose class has terms, on a loopback device with or without fq.
+fn program(terms: Terms, has_fq: bool) -> (Egress, Classes) {
+    let egress = Egress::load(Tag::default()).unwrap();
+    let mut classes = egress.classes().unwrap();
+    classes.set_fq("lo", has_fq).unwrap();
+    classes.publish([(CLASS, terms)]).unwrap();
+    (egress, classes)
+}
+
+fn marked(mark: Mark) -> SocketBuffer {
+    SocketBuffer { mark: mark.encode(Tag::default()), ..SocketBuffer::default() }
+}
+
+fn send(egress: &Egress, frame: &Frame, about: SocketBuffer) -> Outcome {
+    egress.try_on(&frame.bytes(), about, 1).unwrap()
+}
+
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the structure, which lives through the call.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
+    now.tv_sec as u64 * SECOND + now.tv_nsec as u64
+}
+
+fn rate(bytes_per_sec: u64) -> Terms {
+    Terms { bytes_per_sec: NonZeroU64::new(bytes_per_sec), ..Terms::default() }
+}
+
+/// Everything that a class may say about a packet.
+fn all_terms() -> Terms {
+    Terms { priority: Some(3), dscp: Some(46), ..rate(1_000) }
+}
+
+#[test]
+fn packets_without_our_mark_pass_untouched_and_uncounted() {
+    tests::ring!(Netns);
+    let (egress, classes) = program(all_terms(), true);
+    let frame = Frame { traffic_class: 0x21, ..Frame::v4(&[0; 100]) };
+    for mark in [0, 5, 0x70ad_0005, 0x70ac_0205, 0x70ac_8005, u32::MAX] {
+        let about = SocketBuffer { mark, priority: 9, departure_ns: 77, ..SocketBuffer::default() };
+        let Outcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
+        assert_eq!((verdict, packet), (PASS, frame.bytes()), "{mark:#x}");
+        assert_eq!((after.mark, after.priority, after.departure_ns), (mark, 9, 77));
+    }
+    assert_eq!(classes.counters(CLASS).unwrap(), Counters::default());
+}
+
+#[test]
+fn another_tag_makes_other_marks_ours() {
+    tests::ring!(Netns);
+    let tag = Tag::new(0x1234_0000).unwrap();
+    let egress = Egress::load(tag).unwrap();
+    let mut classes = egress.classes().unwrap();
+    classes.publish([(CLASS, all_terms())]).unwrap();
+    let about = |tag| SocketBuffer { mark: CLASS.encode(tag), ..SocketBuffer::default() };
+    assert_eq!(send(&egress, &Frame::v4(&[]), about(tag)).about.priority, 3);
+    assert_eq!(send(&egress, &Frame::v4(&[]), about(Tag::default())).about.priority, 0);
+}
+
+#[test]
+fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
+    tests::ring!(Netns);
+    let (egress, _classes) = program(Terms { dscp: Some(46), ..Terms::default() }, false);
+    for ecn in 0..4 {
+        let frame = Frame { traffic_class: 10 << 2 | ecn, ..Frame::v4(&[1; 50]) };
+        let packet = send(&egress, &frame, marked(CLASS)).packet;
+        assert_eq!(packet[15], 46 << 2 | ecn);
+        assert_eq!(sum(&packet[14..34]), 0xffff);
+        let expected = Frame { traffic_class: 46 << 2 | ecn, ..frame };
+        assert_eq!(packet, expected.bytes(), "nothing else changed");
+    }
+}
+
+#[test]
+fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
+    tests::ring!(Netns);
+    let (egress, _classes) = program(Terms { dscp: Some(46), ..Terms::default() }, false);
+    for ecn in 0..4 {
+        let frame = Frame { traffic_class: 63 << 2 | ecn, ..Frame::v6(&[1; 50]) };
+        let packet = send(&egress, &frame, marked(CLASS)).packet;
+        assert_eq!(packet, Frame { traffic_class: 46 << 2 | ecn, ..frame }.bytes());
+    }
+}
+
+#[test]
+fn what_terms_do_not_name_stays() {
+    tests::ring!(Netns);
+    let (egress, _classes) = program(Terms::default(), true);
+    let frame = Frame { traffic_class: 0x21, ..Frame::v6(&[0; 100]) };
+    let about = SocketBuffer { priority: 9, departure_ns: 77, ..marked(CLASS) };
+    let Outcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
+    assert_eq!((verdict, packet, after.priority, after.departure_ns), (PASS, frame.bytes(), 9, 77));
+}
+
+#[test]
+fn no_packet_leaves_with_a_priority_that_fq_takes_for_control_traffic() {
+    tests::ring!(Netns);
+    let (egress, mut classes) = program(Terms::default(), false);
+    for priority in (0..40).chain([0xffff_fff7, 0x1_0007]) {
+        classes.publish([(CLASS, Terms { priority: Some(priority), ..Terms::default() })]).unwrap();
+        let after = send(&egress, &Frame::v4(&[]), marked(CLASS)).about.priority;
+        assert_ne!(after & 15, 7, "{priority}");
+        assert!(after == priority || priority & 15 == 7, "{priority} became {after}");
+    }
+}
+
+#[test]
+fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_wants() {
+    tests::ring!(Netns);
+    // 142 bytes in the frame at 142,000 bytes/s: a millisecond each.
+    let (egress, classes) = program(rate(142_000), true);
+    let frame = Frame::v4(&[0; 100]);
+    let before_ns = now_ns();
+    let depart =
+        |wanted_ns| send(&egress, &frame, SocketBuffer { departure_ns: wanted_ns, ..marked(CLASS) }).about.departure_ns;
+    let first_ns = depart(before_ns + 900 * MS);
+    assert_eq!(first_ns, before_ns + 900 * MS, "the socket's time is later than the class's");
+    assert_eq!(depart(0), first_ns + MS, "the class's is later than the socket's");
+    assert_eq!(depart(first_ns), first_ns + 2 * MS);
+    assert_eq!(depart(first_ns + 10 * MS), first_ns + 10 * MS);
+    assert_eq!(depart(first_ns + 10 * MS), first_ns + 11 * MS);
+    let counted = classes.counters(CLASS).unwrap();
+    assert_eq!(counted, Counters { packets: 5, bytes: 5 * 142, delayed_packets: 3, dropped_packets: 0 });
+}
+
+#[test]
+fn a_gso_message_counts_with_all_its_packets_and_headers() {
+    tests::ring!(Netns);
+    let (egress, classes) = program(rate(1_000_000), true);
+    let about =
+        SocketBuffer { wire_bytes: 10 * 1_242, segments: 10, departure_ns: now_ns() + 900 * MS, ..marked(CLASS) };
+    let first = send(&egress, &Frame::v4(&[0; 1_200]), about);
+    let second = send(&egress, &Frame::v4(&[0; 1_200]), about);
+    assert_eq!(second.about.departure_ns - first.about.departure_ns, 12_420_000);
+    let counted = classes.counters(CLASS).unwrap();
+    assert_eq!((counted.packets, counted.bytes, counted.delayed_packets), (20, 20 * 1_242, 1));
+}
+
+#[test]
+fn packets_beyond_the_horizon_are_dropped_and_do_not_move_the_clock() {
+    tests::ring!(Netns);
+    // One packet takes 900 ms.
+    let (egress, classes) = program(rate(160), true);
+    let frame = Frame::v4(&[0; 102]);
+    let (begin_ns, first) = (now_ns(), send(&egress, &frame, marked(CLASS)));
+    let second = send(&egress, &frame, marked(CLASS));
+    assert_eq!(second.about.departure_ns, first.about.departure_ns + 900 * MS);
+    for _ in 0..100 {
+        assert_eq!(send(&egress, &frame, marked(CLASS)).verdict, DROP, "1.8 s ahead");
+    }
+    let counted = classes.counters(CLASS).unwrap();
+    assert_eq!((counted.packets, counted.dropped_packets), (2, 100));
+    let far_ns = begin_ns + 30 * SECOND;
+    let socket_beyond = send(&egress, &frame, SocketBuffer { departure_ns: far_ns, ..marked(CLASS) });
+    assert_eq!(socket_beyond.verdict, DROP, "a socket's own time is bounded too");
+    // The clock is where two packets left it, not where a hundred and two would have.
+    let passed = || Some(send(&egress, &frame, marked(CLASS))).filter(|outcome| outcome.verdict == PASS);
+    let third = wait_for("a packet within the horizon", Duration::from_secs(10), passed).unwrap();
+    assert_eq!(third.about.departure_ns, first.about.departure_ns + 1_800 * MS);
+}
+
+#[test]
+fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
+    tests::ring!(Netns);
+    let (egress, mut classes) = program(all_terms(), false);
+    let about = SocketBuffer { departure_ns: 77, ..marked(CLASS) };
+    for _ in 0..20 {
+        let Outcome { verdict, packet, about: after, .. } = send(&egress, &Frame::v4(&[0; 1_000]), about);
+        assert_eq!((verdict, packet[15], after.priority, after.departure_ns), (PASS, 46 << 2, 3, 77));
+    }
+    let counted = classes.counters(CLASS).unwrap();
+    assert_eq!((counted.packets, counted.dropped_packets), (20, 0), "no rate is kept there");
+    classes.set_fq("lo", true).unwrap();
+    assert_ne!(send(&egress, &Frame::v4(&[0; 1_000]), about).about.departure_ns, 77, "told that there is fq now");
+}
+
+#[test]
+fn directions_and_classes_have_terms_clocks_and_counters_of_their_own() {
+    tests::ring!(Netns);
+    let (egress, mut classes) = program(rate(142), true);
+    let slow = Terms { dscp: Some(1), ..rate(142) };
+    classes.publish([(CLASS, slow), (OTHER, Terms { dscp: Some(2), ..rate(142) })]).unwrap();
+    let frame = Frame::v4(&[0; 100]);
+    send(&egress, &frame, marked(CLASS));
+    let (before_ns, other) = (now_ns(), send(&egress, &frame, marked(OTHER)));
+    assert_eq!(other.packet[15], 2 << 2);
+    assert!(other.about.departure_ns - before_ns < SECOND, "a second of the other direction is not in its way");
+    assert_eq!((classes.counters(CLASS).unwrap().packets, classes.counters(OTHER).unwrap().packets), (1, 1));
+}
+
+#[test]
+fn new_terms_are_in_force_at_once_and_clocks_survive_them() {
+    tests::ring!(Netns);
+    let (egress, mut classes) = program(rate(142_000), true);
+    let frame = Frame::v4(&[0; 100]);
+    let wanted_ns = now_ns() + 900 * MS;
+    let about = SocketBuffer { departure_ns: wanted_ns, ..marked(CLASS) };
+    assert_eq!(send(&egress, &frame, about).about.departure_ns, wanted_ns);
+    for revision in 1..6 {
+        let terms = Terms { dscp: Some(revision), ..rate(142_000) };
+        classes.publish([(CLASS, terms)]).unwrap();
+        let after = send(&egress, &frame, about);
+        assert_eq!(after.packet[15], revision << 2);
+        assert_eq!(after.about.departure_ns, wanted_ns + u64::from(revision) * MS);
+    }
+    classes.publish([]).unwrap();
+    assert_eq!(send(&egress, &frame, about).about.departure_ns, wanted_ns, "a class without terms has no rate");
+}
+
+#[test]
+fn a_message_names_device_hook_kernel_and_missing_rights() {
+    tests::ring!(Netns);
+    let mut egress = Egress::load(Tag::default()).unwrap();
+    let message = egress.attach("no-such-device", false).unwrap_err().to_string();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    for part in ["paced_egress", "no-such-device", "tc egress", kernel.trim()] {
+        assert!(message.contains(part), "{part} is not in: {message}");
+    }
+    assert!(!message.contains("without CAP"), "root has all rights: {message}");
+}

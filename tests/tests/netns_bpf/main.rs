@@ -1,0 +1,7 @@
+//! The kernel's programs: what each does to a packet, by test runs and on devices, and that other loaders take them.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+mod attach;
+mod egress;
+mod objects;

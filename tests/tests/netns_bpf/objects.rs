@@ -1,0 +1,41 @@
+//! The compiled objects.
+
+use std::fs;
+use std::process::Command;
+
+const OBJECTS: [(&str, &[u8]); 1] = [(bpf::egress::PROGRAM, bpf::egress::OBJECT)];
+
+/// Loads with bpftool, which is libbpf's, into a file system that only the shell sees.
+const LOAD: &str = r#"
+    set -e
+    mount -t bpf bpf "$FOLDER"
+    bpftool prog loadall "$OBJECT" "$FOLDER/programs"
+    ls "$FOLDER/programs"
+"#;
+
+#[test]
+fn libbpf_loads_every_object_too() {
+    tests::ring!(Netns);
+    let folder = std::env::temp_dir().join(format!("paced-bpftool-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for (program, object) in OBJECTS {
+        let file = folder.with_extension("o");
+        fs::write(&file, object).unwrap();
+        let mut shell = Command::new("unshare");
+        shell.args(["--mount", "sh", "-c", LOAD]).env("FOLDER", &folder).env("OBJECT", &file);
+        let loaded = shell.output().unwrap();
+        assert!(loaded.status.success(), "{program}: {}", String::from_utf8_lossy(&loaded.stderr));
+        assert_eq!(String::from_utf8_lossy(&loaded.stdout).trim(), program);
+        fs::remove_file(file).unwrap();
+    }
+    fs::remove_dir(folder).unwrap();
+}
+
+#[test]
+fn objects_name_no_folder_of_the_machine_that_built_them() {
+    tests::ring!(Netns);
+    let home = env!("CARGO_MANIFEST_DIR").trim_end_matches("/tests").as_bytes();
+    for (program, object) in OBJECTS {
+        assert!(!object.windows(home.len()).any(|bytes| bytes == home), "{program}");
+    }
+}
