@@ -29,7 +29,10 @@ use super::{
     direct::{self, Ends},
     requests,
 };
-use crate::plan::{Network, Plan, Scheduler};
+use crate::{
+    capture::Capture,
+    plan::{Network, Plan, Scheduler},
+};
 
 /// Runs one repetition of a plan without a relay.
 ///
@@ -77,12 +80,18 @@ const ETHERNET_BYTES: u64 = 14;
 /// Bytes of IPv4 and UDP headers.
 const UDP_BYTES: u64 = 28;
 
-/// What makes a device of the bottleneck the link's end.
-fn netem(link: &Network) -> String {
-    let Network { rate_mbit, loss, delay_ms, queue_packets } = link;
-    let (rate_bits, delay_us, loss_percent) = (rate_mbit * 1e6, delay_ms * 1e3, loss * 100.0);
+/// What makes a device of the bottleneck the end of a link that holds so many packets and delays them so long.
+fn netem(link: &Network, queue_packets: usize, delay_ms: f64) -> String {
+    let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, delay_ms * 1e3, link.loss * 100.0);
     format!("netem limit {queue_packets} rate {rate_bits:.0}bit delay {delay_us:.0}us loss random {loss_percent}%")
 }
+
+/// More than can be on its way.
+const ENDLESS_QUEUE: usize = 100_000;
+
+/// `fq` with every parameter, because those that are not given stay as they were.
+const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
+                  orphan_mask 1023 refill_delay 40ms timer_slack 10us";
 
 /// How long a packet with so many bytes of UDP payload takes to leave.
 fn transmission(link: &Network, payload_bytes: u64) -> Duration {
@@ -114,9 +123,12 @@ impl Lab {
         for end in [&near.near, &far.far] {
             end.segment()?;
         }
-        for end in [&near.far, &far.near] {
-            end.set_qdisc(&netem(link)).context("a kernel without netem: perf/vm-plan.sh has another")?;
-        }
+        let Network { delay_ms, return_delay_ms, queue_packets, .. } = *link;
+        let return_queue = if return_delay_ms > 0.0 { ENDLESS_QUEUE } else { queue_packets };
+        far.near
+            .set_qdisc(&netem(link, queue_packets, delay_ms))
+            .context("a kernel without netem: perf/vm-plan.sh has another")?;
+        near.far.set_qdisc(&netem(link, return_queue, delay_ms + return_delay_ms))?;
         let egress = Link::new(&relay, &target, 3)?;
         let access = Link { near: near.near, far: far.far };
         let chain = Chain { client, relay, target, access, egress };
@@ -143,9 +155,34 @@ impl Lab {
     /// # Errors
     /// On a kernel without netem.
     pub fn delay_target(&self, delay_ms: f64) -> Result<()> {
-        // Room for all that can be on its way.
-        let netem = format!("netem limit 100000 delay {:.0}us", delay_ms * 1e3);
+        let netem = format!("netem limit {ENDLESS_QUEUE} delay {:.0}us", delay_ms * 1e3);
         [&self.chain.egress.near, &self.chain.egress.far].into_iter().try_for_each(|end| end.set_qdisc(&netem))
+    }
+
+    /// Gives the client a qdisc that releases packets at their departure times.
+    ///
+    /// # Errors
+    /// On a kernel without `fq`.
+    pub fn enforce_departures(&self) -> Result<()> {
+        self.chain.access.near.set_qdisc(FQ)
+    }
+
+    /// Begins to capture what reaches the bottleneck from the client.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn capture(&self) -> Result<Capture> {
+        self.bottleneck.run(|| Capture::start("client"))?
+    }
+
+    /// How many packets the bottleneck dropped on their way to the server, lost ones included.
+    ///
+    /// # Errors
+    /// `tc` says nothing about it.
+    pub fn dropped_packets(&self) -> Result<u64> {
+        let qdiscs = self.bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", "relay"]).output()?;
+        let qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
+        qdiscs[0]["drops"].as_u64().context("no counter of drops")
     }
 
     /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that is not what it
@@ -155,7 +192,8 @@ impl Lab {
     /// Something is not as asked for, or nothing arrives at all.
     pub fn verify(&self) -> Result<()> {
         let Chain { client, relay, access, .. } = &self.chain;
-        let expected = Duration::from_secs_f64(self.link.delay_ms / 500.0) + transmission(&self.link, PING) * 2;
+        let delays = Duration::from_secs_f64((self.link.delay_ms * 2.0 + self.link.return_delay_ms) / 1e3);
+        let expected = delays + transmission(&self.link, PING) * 2;
         let round_trip = self.round_trip()?;
         let late = round_trip.saturating_sub(expected);
         ensure!(
@@ -203,8 +241,10 @@ const BURST_BYTES: u64 = 1_200;
 const PROBES: u64 = 10_000;
 const PROBE_BYTES: u64 = 100;
 
-/// Probes that are sent as one GSO message.
-const TRAIN: u64 = 10;
+/// How many probes are sent as one GSO message.
+const fn train(link: &Network) -> u64 {
+    if link.queue_packets < 10 { 5 } else { 10 }
+}
 
 /// How far from its expectation the number of lost probes may be, in standard deviations: once in 16,000 runs it is
 /// further by chance.
@@ -260,9 +300,9 @@ fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) 
         let received = scope.spawn(|| arrivals_of(&receiver));
         send_trains(&sender, (address, PORT).into(), link).map(|()| received.join().unwrap_or_default())
     })?;
-    let mut arrived = [0; (PROBES / TRAIN) as usize];
+    let mut arrived = vec![0; (PROBES / train(link)) as usize];
     for number in &probes {
-        arrived[(number / TRAIN) as usize % arrived.len()] += 1;
+        arrived[(number / train(link)) as usize % (PROBES / train(link)) as usize] += 1;
     }
     let lost_trains = arrived.iter().filter(|count| **count == 0).count() as u64;
     Ok(Observed { rate_mbit, lost: PROBES - probes.len() as u64, lost_trains })
@@ -274,12 +314,13 @@ fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
 
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
     let state = UdpSocketState::new(UdpSockRef::from(sender))?;
-    for first in (0..PROBES).step_by(TRAIN as usize) {
-        let contents: Vec<u8> = (first..first + TRAIN).flat_map(|number| payload(number, PROBE_BYTES)).collect();
+    let train = train(link);
+    for first in (0..PROBES).step_by(train as usize) {
+        let contents: Vec<u8> = (first..first + train).flat_map(|number| payload(number, PROBE_BYTES)).collect();
         let segment_size = Some(PROBE_BYTES as usize);
         let transmit = Transmit { destination, ecn: None, contents: &contents, segment_size, src_ip: None };
         state.try_send(UdpSockRef::from(sender), &transmit)?;
-        thread::sleep(transmission(link, PROBE_BYTES) * TRAIN as u32 * 2);
+        thread::sleep(transmission(link, PROBE_BYTES) * train as u32 * 2);
     }
     Ok(())
 }
@@ -316,11 +357,12 @@ fn ping(socket: &UdpSocket, number: u8) -> Result<Duration> {
 mod tests {
     use super::*;
 
-    const LINK: Network = Network { rate_mbit: 5.0, loss: 0.005, delay_ms: 25.0, queue_packets: 1_000 };
+    const LINK: Network =
+        Network { rate_mbit: 5.0, loss: 0.005, delay_ms: 25.0, return_delay_ms: 0.0, queue_packets: 1_000 };
 
     #[test]
     fn netem_is_told_all_of_a_link() {
-        assert_eq!(netem(&LINK), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
+        assert_eq!(netem(&LINK, 1_000, 25.0), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
     }
 
     #[test]

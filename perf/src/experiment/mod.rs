@@ -14,6 +14,7 @@ pub mod random;
 pub mod simulated;
 mod table;
 pub mod tls;
+mod train;
 mod transfer;
 mod workload;
 

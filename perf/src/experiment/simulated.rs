@@ -178,7 +178,8 @@ impl Network for Links {
 mod tests {
     use super::*;
 
-    const NETWORK: plan::Network = plan::Network { rate_mbit: 8.0, loss: 0.0, delay_ms: 10.0, queue_packets: 3 };
+    const NETWORK: plan::Network =
+        plan::Network { rate_mbit: 8.0, loss: 0.0, delay_ms: 10.0, return_delay_ms: 0.0, queue_packets: 3 };
 
     fn link() -> Link {
         Link { random: Random::new(1, 1), idle_at_ns: 0, arrivals_ns: VecDeque::new() }

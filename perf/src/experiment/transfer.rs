@@ -25,7 +25,7 @@ use super::{
     Request, Run, backlog,
     direct::{Ends, connect, terms},
     lab::{Lab, block_on},
-    requests,
+    requests, train,
 };
 use crate::{
     load::Figure,
@@ -55,6 +55,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
             block_on(send(&ends, server, plan, &requests, scheduler))
         };
         let run = match &lab {
+            // To look costs something, which would count as the dispatcher's.
+            Some(lab) if scheduler == Scheduler::Stock => observed(lab, || lab.chain.client.run(send)?),
             Some(lab) => lab.chain.client.run(send)?,
             None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
         };
@@ -62,6 +64,17 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
         let served = server.join().map_err(|_| anyhow!("the server's thread ended"))?;
         served.and(run)
     })
+}
+
+/// Runs `send` and adds how its packets left and what became of them.
+fn observed(lab: &Lab, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
+    lab.enforce_departures()?;
+    let (capture, dropped_before) = (lab.capture()?, lab.dropped_packets()?);
+    let mut run = send()?;
+    let dropped = lab.dropped_packets()? - dropped_before;
+    run.figures.push(Figure { metric: "dropped_packets", value: dropped as f64, unit: "packets" });
+    run.figures.extend(train::figures(&capture.read()?));
+    Ok(run)
 }
 
 fn serve(

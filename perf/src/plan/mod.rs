@@ -137,6 +137,10 @@ pub struct Network {
     pub loss: f64,
     /// How long a packet travels, in each direction.
     pub delay_ms: f64,
+    /// How much longer it travels from server to client. There the queue is not part of the way, so that all of a round
+    /// trip can be beside a queue of a few packets.
+    #[serde(default)]
+    pub return_delay_ms: f64,
     /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
     /// when it is full are dropped.
     pub queue_packets: usize,
@@ -360,10 +364,12 @@ impl Plan {
 
     /// What types alone do not rule out.
     fn check(&self) -> Result<()> {
-        let Network { rate_mbit, loss, delay_ms, queue_packets } = self.network;
+        let Network { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self.network;
         ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
         ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
-        ensure!((0.0..=60_000.0).contains(&delay_ms), "network.delay_ms: {delay_ms} is not within 0 to 60000");
+        for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
+            ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
+        }
         ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
         let Workload { requests, arrivals, connections, backlog, one_way, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
@@ -396,7 +402,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 17] = [
+pub const METRICS: [&str; 21] = [
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -411,6 +417,10 @@ pub const METRICS: [&str; 17] = [
     "train_le_1_pct",
     "train_le_2_pct",
     "train_le_5_pct",
+    "gap_p10_us",
+    "gap_p50_us",
+    "gap_p90_us",
+    "bytes_in_1ms_p99",
     "cpu_s_per_gb",
     "cpu_over_plain_pct",
     "instructions_per_packet",
@@ -453,9 +463,10 @@ impl Congestion {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rate_mbit, loss, delay_ms, queue_packets } = self;
+        let Self { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self;
         let loss_pct = loss * 100.0;
-        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")
+        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")?;
+        if *return_delay_ms > 0.0 { write!(f, "; {return_delay_ms} ms more on the way back") } else { Ok(()) }
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Scheduler {
     Wfq,
     /// Shares by weight, drawn by lot.
     Lottery,
+    /// What the product does by default, over s2n-quic's own IO provider.
+    Stock,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -57,6 +59,7 @@ impl Scheduler {
             Self::MlWfq => "ml-wfq",
             Self::Wfq => "wfq",
             Self::Lottery => "lottery",
+            Self::Stock => "stock",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
@@ -73,7 +76,7 @@ impl Scheduler {
             Self::EdfHard => Discipline::Edf { expiry: Expiry::Hard },
             Self::EdfSoft => Discipline::Edf { expiry: Expiry::Soft },
             Self::Abs => Discipline::Abs,
-            Self::MlRr => Discipline::Ml { low: Low::Rr },
+            Self::MlRr | Self::Stock => Discipline::Ml { low: Low::Rr },
             Self::MlFcfs => Discipline::Ml { low: Low::Fcfs },
             Self::MlEdf => Discipline::Ml { low: Low::Edf },
             Self::MlWfq => Discipline::Ml { low: Low::Wfq },
