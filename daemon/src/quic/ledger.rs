@@ -107,12 +107,12 @@ impl Ledger {
         self.handed.load(Relaxed)
     }
 
-    /// How many bytes may be handed over in one turn, if any: as many packets as a third of the low mark holds, at least
+    /// How many bytes may be handed over in one turn, if any: as many packets as half of the low mark holds, at least
     /// one. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less than many.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
-        (self.unsent_bytes() < low_mark).then(|| (low_mark / 3 / packet_bytes).max(1) * packet_bytes)
+        (self.unsent_bytes() < low_mark).then(|| (low_mark / 2 / packet_bytes).max(1) * packet_bytes)
     }
 
     /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them

@@ -105,22 +105,26 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let mut handle = connect(&client, server).await?;
     let now_ns = Clock::system().now_ns;
     let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
-    let since = |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
-    let classes = || requests.iter().map(|request| &plan.classes[request.class]);
-    let latencies = if plain {
-        try_join_all(classes().map(|class| async {
-            let (receive, send) = open(handle.clone()).await?;
-            send_plainly(send, receive, class.bytes).await.map(|()| Some(since(began_ns)))
-        }))
-        .await?
-    } else {
-        let dispatcher = Dispatcher::of(&mut handle)?;
-        let all = try_join_all(classes().map(|class| async {
-            let (receive, send) = open(handle.clone()).await?;
-            send_by_turns(send, receive, &dispatcher, class).await.map(|()| Some(since(began_ns)))
-        }));
-        tokio::select! { all = all => all?, _ = dispatcher.run() => bail!("the connection ended") }
-    };
+    let since = move |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
+    let classes = || requests.iter().map(|request| plan.classes[request.class].clone());
+    let dispatcher = if plain { None } else { Some(Dispatcher::of(&mut handle)?) };
+    // A task each, as in the product, so that whoever is woken is polled, and nobody else.
+    let driver = dispatcher.clone().map(|dispatcher| tokio::spawn(async move { dispatcher.run().await }));
+    let streams = classes().map(|class| {
+        let (handle, dispatcher) = (handle.clone(), dispatcher.clone());
+        tokio::spawn(async move {
+            let (receive, send) = open(handle).await?;
+            match dispatcher {
+                Some(dispatcher) => send_by_turns(send, receive, &dispatcher, &class).await?,
+                None => send_plainly(send, receive, class.bytes).await?,
+            }
+            Ok::<_, anyhow::Error>(Some(since(began_ns)))
+        })
+    });
+    let latencies: Vec<_> = try_join_all(streams).await?.into_iter().collect::<Result<_>>()?;
+    if let Some(driver) = driver {
+        driver.abort();
+    }
     let (total, cpu_ns) = (since(began_ns), thread_cpu_ns() - cpu_before_ns);
     handle.close(0_u8.into());
     let mut run = Run::new(plan, requests, &latencies, total);
