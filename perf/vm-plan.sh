@@ -15,7 +15,7 @@ if [[ ${1-} == --guest ]]; then
   # From memory: waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/run
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
-  for module in veth sch_netem sch_fq tcp_bbr; do modprobe "$module"; done
+  for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr; do modprobe "$module"; done
   PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.
   cat /tmp/results.json

@@ -17,13 +17,15 @@ const BUFFER_BYTES: libc::c_int = 1 << 29;
 /// A capture that goes on until it is read.
 pub struct Capture(OwnedFd);
 
-/// A UDP packet over IPv4.
+/// A UDP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// When the device received it, by the machine's realtime clock.
     pub at_ns: u64,
     /// Its Ethernet frame.
     pub frame_bytes: u32,
+    /// Where it goes.
+    pub destination_port: u16,
 }
 
 impl Capture {
@@ -32,7 +34,7 @@ impl Capture {
     /// # Errors
     /// Without CAP_NET_RAW and CAP_NET_ADMIN, or there is no such device.
     pub fn start(device: &str) -> Result<Self> {
-        let ipv4 = (libc::ETH_P_IP as u16).to_be();
+        let all = (libc::ETH_P_ALL as u16).to_be();
         // SAFETY: takes numbers and returns one.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         ensure!(fd >= 0, "no packet socket: {}", io::Error::last_os_error());
@@ -47,7 +49,7 @@ impl Capture {
         // SAFETY: a socket address for which all zeros is valid.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = ipv4;
+        address.sll_protocol = all;
         address.sll_ifindex = index as i32;
         // SAFETY: the kernel reads one `sockaddr_ll`, which outlives the call.
         let bound =
@@ -93,8 +95,18 @@ fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> Result<()> 
     Ok(())
 }
 
-/// Where an Ethernet frame has the protocol of its IPv4 packet.
-const PROTOCOL_OFFSET: usize = 14 + 9;
+/// Reads where a UDP packet goes from the beginning of its Ethernet frame; `None` if it is none, or has IP options or
+/// extension headers.
+fn destination_port(frame: &[u8; 64]) -> Option<u16> {
+    const UDP: u8 = libc::IPPROTO_UDP as u8;
+    let ip = &frame[14..];
+    let udp = match (ip[0] >> 4, ip[0] & 0x0f, ip[9], ip[6]) {
+        (4, 5, UDP, _) => &ip[20..],
+        (6, _, _, UDP) => &ip[40..],
+        _ => return None,
+    };
+    Some(u16::from_be_bytes([udp[2], udp[3]]))
+}
 
 /// Takes a frame off the socket: `None` when there is no further one, and nothing inside if it is not of interest.
 fn receive(socket: &OwnedFd) -> Result<Option<Option<Packet>>> {
@@ -124,8 +136,8 @@ fn receive(socket: &OwnedFd) -> Result<Option<Option<Packet>>> {
         let time = libc::CMSG_DATA(header).cast::<libc::timespec>().read_unaligned();
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     };
-    let of_interest = from.sll_pkttype != libc::PACKET_OUTGOING && head[PROTOCOL_OFFSET] == libc::IPPROTO_UDP as u8;
-    Ok(Some(of_interest.then_some(Packet { at_ns, frame_bytes: len as u32 })))
+    let port = destination_port(&head).filter(|_| from.sll_pkttype != libc::PACKET_OUTGOING);
+    Ok(Some(port.map(|destination_port| Packet { at_ns, frame_bytes: len as u32, destination_port })))
 }
 
 #[cfg(test)]

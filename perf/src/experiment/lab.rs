@@ -90,7 +90,7 @@ fn netem(link: &Network, queue_packets: usize, delay_ms: f64) -> String {
 const ENDLESS_QUEUE: usize = 100_000;
 
 /// `fq` with every parameter, because those that are not given stay as they were.
-const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
+pub(super) const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
                   orphan_mask 1023 refill_delay 40ms timer_slack 10us";
 
 /// How long a packet with so many bytes of UDP payload takes to leave.

@@ -107,7 +107,7 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
         Scheduler::EdfHard => "discipline = \"edf\"\nexpiry = \"hard\"",
         Scheduler::EdfSoft => "discipline = \"edf\"\nexpiry = \"soft\"",
         Scheduler::Abs => "discipline = \"abs\"",
-        Scheduler::MlRr | Scheduler::Stock => "discipline = \"ml\"\nlow = \"rr\"",
+        Scheduler::MlRr | Scheduler::Stock | Scheduler::Paced => "discipline = \"ml\"\nlow = \"rr\"",
         Scheduler::MlFcfs => "discipline = \"ml\"\nlow = \"fcfs\"",
         Scheduler::MlEdf => "discipline = \"ml\"\nlow = \"edf\"",
         Scheduler::MlWfq => "discipline = \"ml\"\nlow = \"wfq\"",

@@ -4,6 +4,7 @@
 //! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
 
 pub mod backlog;
+mod caps;
 pub mod direct;
 pub mod lab;
 mod manage;
@@ -53,6 +54,8 @@ pub struct Run {
     pub total_ns: u64,
     /// What else was measured, under the names of [`METRICS`](crate::plan::METRICS).
     pub figures: Vec<Figure>,
+    /// The same, for each class.
+    pub class_figures: Vec<Vec<Figure>>,
 }
 
 impl Run {
@@ -71,6 +74,7 @@ impl Run {
             samples: pairs().map(sample).collect(),
             total_ns: total.as_nanos() as u64,
             figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }],
+            class_figures: Vec::new(),
         }
     }
 }
@@ -92,6 +96,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
             Scheduler::Tls1 => tls::run(plan, tls::Connections::One, seed),
             _ => lab::run(plan, scheduler, seed),
         },
+        (Topology::Marked, Clock::Lab) => caps::run(plan),
+        (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
         (Topology::Masque, Clock::VirtualNetwork) => bail!("relays run in the lab only"),
         (_, Clock::Native) => bail!("only what goes one way runs natively"),

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Run;
 use crate::{
+    load::{self, Figure},
     origin::Origin,
     plan::{Class, Plan, Scheduler},
 };
@@ -125,12 +126,24 @@ impl Outcome {
     /// The median over all repetitions of what a run measured besides latencies.
     #[must_use]
     pub fn figures(&self) -> Vec<(&'static str, f64, &'static str)> {
-        let mut figures = vec![("total_ms", median(self.runs.iter().map(|run| run.total_ns as f64 / 1e6)), "ms")];
-        for figure in self.runs.first().map_or(&[][..], |run| &run.figures) {
-            let values = self.runs.iter().filter_map(|run| crate::load::value(&run.figures, figure.metric));
-            figures.push((figure.metric, median(values), figure.unit));
-        }
+        let total_ms = median(self.runs.iter().map(|run| run.total_ns as f64 / 1e6));
+        let mut figures = vec![("total_ms", total_ms, "ms")];
+        figures.extend(self.medians(|run| &run.figures));
         figures
+    }
+
+    /// The same for a class.
+    #[must_use]
+    pub fn class_figures(&self, class: usize) -> Vec<(&'static str, f64, &'static str)> {
+        self.medians(|run| run.class_figures.get(class).map_or(&[], Vec::as_slice)).collect()
+    }
+
+    fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = (&'static str, f64, &'static str)> {
+        let first = self.runs.first().map_or(&[][..], &figures);
+        first.iter().map(move |figure| {
+            let values = self.runs.iter().filter_map(|run| load::value(figures(run), figure.metric));
+            (figure.metric, median(values), figure.unit)
+        })
     }
 
     /// The lines of results of this outcome.
@@ -156,6 +169,8 @@ impl Outcome {
                 ("latency_max_ms", latencies.quantile_ms(1.0), "ms"),
             ];
             rows.extend(figures.into_iter().filter_map(|(metric, value, unit)| Some(row(name, metric, value?, unit))));
+            let measured = self.class_figures(index).into_iter();
+            rows.extend(measured.map(|(metric, value, unit)| row(name, metric, value, unit)));
         }
         rows.extend(self.figures().into_iter().map(|(metric, value, unit)| row("all", metric, value, unit)));
         rows

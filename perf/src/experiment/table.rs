@@ -32,6 +32,17 @@ pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
                 cell("latency_max_ms", latencies.quantile_ms(1.0), "ms", 0),
             ]
         });
+        let figures = outcomes.iter().flat_map(|outcome| {
+            let name = outcome.scheduler.name();
+            outcome
+                .class_figures(index)
+                .into_iter()
+                .map(move |(metric, value, unit)| [name.to_owned(), metric.to_owned(), format!("{value:.4} {unit}")])
+        });
+        if outcomes.iter().any(|outcome| !outcome.class_figures(index).is_empty()) {
+            text += &markdown(["scheduler", "metric", "median"], figures);
+            continue;
+        }
         let met = if deadline_ms.is_some() { "deadline met" } else { "completed" };
         text += &markdown(["scheduler", met, "mean", "p50", "p95", "max"], rows);
     }

@@ -65,7 +65,7 @@ mod tests {
     use crate::load::value;
 
     fn packets(at_us: &[u64]) -> Vec<Packet> {
-        at_us.iter().map(|us| Packet { at_ns: us * 1_000, frame_bytes: 1_000 }).collect()
+        at_us.iter().map(|us| Packet { at_ns: us * 1_000, frame_bytes: 1_000, destination_port: 1 }).collect()
     }
 
     fn of(at_us: &[u64], metric: &str) -> f64 {
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn acknowledgements_do_not_count() {
         let mut all = packets(&[0, 1_000, 2_000]);
-        all.insert(1, Packet { at_ns: 10_000, frame_bytes: 80 });
+        all.insert(1, Packet { at_ns: 10_000, frame_bytes: 80, destination_port: 1 });
         assert_eq!(value(&figures(&all), "train_le_1_pct"), Some(100.0));
         assert!(figures(&[]).iter().all(|figure| figure.value == 0.0));
     }

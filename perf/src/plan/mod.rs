@@ -73,6 +73,9 @@ pub struct Plan {
     /// With a relay: how tunnels are.
     #[serde(default)]
     pub tunnel: Tunnel,
+    /// The IP version, where no connection decides it.
+    #[serde(default)]
+    pub family: Family,
     /// What the client does.
     pub workload: Workload,
     /// The kinds of requests.
@@ -100,6 +103,8 @@ pub struct Plan {
 pub enum Topology {
     /// Nobody: requests are streams of one QUIC connection.
     Direct,
+    /// Nobody: UDP of classes that the kernel caps, as fast as it goes.
+    Marked,
     /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
     Masque,
 }
@@ -114,6 +119,17 @@ pub enum Clock {
     Lab,
     /// Loopback, by the machine's own clocks.
     Native,
+}
+
+/// An IP version.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// IPv4.
+    #[default]
+    V4,
+    /// IPv6.
+    V6,
 }
 
 /// A congestion controller.
@@ -246,6 +262,13 @@ pub struct Class {
     /// Its share under `wfq` and `lottery`.
     #[serde(default = "unit_weight")]
     pub weight: u16,
+    /// Of marked classes: what the kernel lets through, in Mbit/s of Ethernet frames.
+    pub rate_mbit: Option<f64>,
+    /// Of marked classes: how many sockets send.
+    #[serde(default = "one_connection")]
+    pub flows: usize,
+    /// Of marked classes: the distance of the departure times that their sockets ask for, if they do.
+    pub gap_us: Option<u64>,
 }
 
 fn unit_weight() -> u16 {
@@ -402,7 +425,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 21] = [
+pub const METRICS: [&str; 22] = [
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -417,6 +440,7 @@ pub const METRICS: [&str; 21] = [
     "train_le_1_pct",
     "train_le_2_pct",
     "train_le_5_pct",
+    "rate_mbit",
     "gap_p10_us",
     "gap_p50_us",
     "gap_p90_us",

@@ -34,6 +34,8 @@ pub enum Scheduler {
     Lottery,
     /// What the product does by default, over s2n-quic's own IO provider.
     Stock,
+    /// The same over paced's own provider, which gives every packet a departure time.
+    Paced,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -60,6 +62,7 @@ impl Scheduler {
             Self::Wfq => "wfq",
             Self::Lottery => "lottery",
             Self::Stock => "stock",
+            Self::Paced => "paced",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
@@ -76,7 +79,7 @@ impl Scheduler {
             Self::EdfHard => Discipline::Edf { expiry: Expiry::Hard },
             Self::EdfSoft => Discipline::Edf { expiry: Expiry::Soft },
             Self::Abs => Discipline::Abs,
-            Self::MlRr | Self::Stock => Discipline::Ml { low: Low::Rr },
+            Self::MlRr | Self::Stock | Self::Paced => Discipline::Ml { low: Low::Rr },
             Self::MlFcfs => Discipline::Ml { low: Low::Fcfs },
             Self::MlEdf => Discipline::Ml { low: Low::Edf },
             Self::MlWfq => Discipline::Ml { low: Low::Wfq },

@@ -1,0 +1,191 @@
+//! What the kernel's caps let through: UDP of marked classes, as fast as it goes, over a device with `fq`.
+//!
+//! ```text
+//! client: sockets ── egress program ── fq ──▶ sink: capture
+//! ```
+
+use std::{
+    io,
+    mem::{size_of, zeroed},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    num::NonZeroU64,
+    os::fd::AsRawFd as _,
+    thread,
+    time::{Duration, Instant},
+};
+
+use ::tests::netns::{Link, Namespace};
+use anyhow::{Context as _, Result, ensure};
+use bpf::{
+    egress::{Egress, Terms},
+    mark::{Direction, Mark, Tag},
+};
+
+use super::{Run, lab::FQ, train};
+use crate::{
+    capture::{Capture, Packet},
+    load::Figure,
+    plan::{Class, Family, Plan},
+};
+
+/// Where classes send to: this port, and the following ones.
+const FIRST_PORT: u16 = 5_000;
+
+/// What a socket may have waiting. It is what a flow of a class sends in one go when others of the class compete.
+const SOCKET_BUFFER_BYTES: libc::c_int = 100_000;
+
+/// How far ahead of their departure sockets that ask for one send their packets.
+const LEAD: Duration = Duration::from_millis(5);
+
+/// This share of the time, at the beginning, does not count: buffers fill.
+const SETTLING: f64 = 0.2;
+
+/// Runs one repetition.
+///
+/// # Errors
+/// Without root, on a kernel without `fq` or BPF, or nothing arrives of a class.
+pub fn run(plan: &Plan) -> Result<Run> {
+    let (client, sink) = (Namespace::new("client")?, Namespace::new("sink")?);
+    let link = Link::new(&client, &sink, 1)?;
+    link.near.segment()?;
+    link.near.set_qdisc(FQ).context("a kernel without fq: perf/vm-plan.sh has another")?;
+    let host: IpAddr = match plan.family {
+        Family::V4 => link.far.v4.into(),
+        Family::V6 => link.far.v6.into(),
+    };
+    let mut egress = Egress::load(Tag::default())?;
+    egress.classes()?.publish(plan.classes.iter().enumerate().map(|(index, class)| (mark(index), terms(class))))?;
+    client.run(|| egress.attach(&link.near.device, true))??;
+    // Nobody reads them; they are there so that nothing comes back.
+    let _sinks = (0..plan.classes.len())
+        .map(|index| sink.run(|| UdpSocket::bind((host, port(index))))?.map_err(Into::into))
+        .collect::<Result<Vec<_>>>()?;
+    let capture = sink.run(|| Capture::start(&link.far.device))??;
+    let began = Instant::now();
+    let until = began + Duration::from_secs(plan.workload.limit_s);
+    thread::scope(|scope| {
+        let flows =
+            plan.classes.iter().enumerate().flat_map(|(index, class)| (0..class.flows).map(move |_| (index, class)));
+        let senders: Vec<_> = flows
+            .map(|(index, class)| {
+                let send = move || send((host, port(index)).into(), mark(index), class, until);
+                let client = &client;
+                scope.spawn(move || client.run(send)?)
+            })
+            .collect();
+        senders.into_iter().try_for_each(|sender| sender.join().unwrap_or_else(|_| anyhow::bail!("a sender ended")))
+    })?;
+    client.run(|| egress.detach(&link.near.device))??;
+    let packets = capture.read()?;
+    let of_classes = plan.classes.iter().enumerate().map(|(index, class)| {
+        let of_class = packets.iter().filter(|packet| packet.destination_port == port(index));
+        figures(&of_class.copied().collect::<Vec<_>>()).with_context(|| format!("class {}", class.name))
+    });
+    let class_figures = of_classes.collect::<Result<_>>()?;
+    Ok(Run { total_ns: began.elapsed().as_nanos() as u64, class_figures, ..Run::default() })
+}
+
+fn port(class: usize) -> u16 {
+    // Plans have at most 256 classes.
+    FIRST_PORT + class as u16
+}
+
+fn mark(class: usize) -> Mark {
+    Mark { direction: Direction::Down, class: class as u8 }
+}
+
+fn terms(class: &Class) -> Terms {
+    let bytes_per_sec = class.rate_mbit.and_then(|mbit| NonZeroU64::new((mbit * 1e6 / 8.0) as u64));
+    Terms { bytes_per_sec, ..Terms::default() }
+}
+
+/// Sends payloads until the time is over: as many as the kernel takes, or with departure times of their own.
+fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()> {
+    let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(to)?;
+    set(&socket, libc::SO_MARK, &mark.encode(Tag::default()))?;
+    set(&socket, libc::SO_SNDBUF, &SOCKET_BUFFER_BYTES)?;
+    let payload = vec![0; class.bytes];
+    let Some(gap) = class.gap_us.map(Duration::from_micros) else {
+        while Instant::now() < until {
+            socket.send(&payload)?;
+        }
+        return Ok(());
+    };
+    set(&socket, libc::SO_TXTIME, &libc::sock_txtime { clockid: libc::CLOCK_MONOTONIC, flags: 0 })?;
+    let (begun, begun_ns) = (Instant::now(), monotonic_ns());
+    for after in (1..).map(|number| LEAD + gap * number) {
+        if begun + after > until {
+            return Ok(());
+        }
+        thread::sleep((begun + after - LEAD).saturating_duration_since(Instant::now()));
+        send_at(&socket, &payload, begun_ns + after.as_nanos() as u64)?;
+    }
+    Ok(())
+}
+
+fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of `value`, which outlives the call.
+    let set = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), len)
+    };
+    ensure!(set == 0, "{}", io::Error::last_os_error());
+    Ok(())
+}
+
+fn monotonic_ns() -> u64 {
+    (paced::quic::clock::Clock::system().now_ns)()
+}
+
+/// Sends a payload that departs at a time of CLOCK_MONOTONIC.
+fn send_at(socket: &UdpSocket, payload: &[u8], departure_ns: u64) -> Result<()> {
+    // Aligned as the kernel's `cmsghdr` is.
+    let mut control = [0_u64; 3];
+    let mut part = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+    // SAFETY: a structure for which all zeros is valid.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    // SAFETY: `control` has room for a header and eight bytes; the kernel only reads what `message` points to.
+    let sent = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_TXTIME;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<u64>() as u32) as usize;
+        libc::CMSG_DATA(header).cast::<u64>().write_unaligned(departure_ns);
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, 0)
+    };
+    ensure!(sent >= 0, "{}", io::Error::last_os_error());
+    Ok(())
+}
+
+/// The rate of packets, in Mbit/s of Ethernet frames, and how evenly they came.
+fn figures(packets: &[Packet]) -> Result<Vec<Figure>> {
+    let settled = &packets[(packets.len() as f64 * SETTLING) as usize..];
+    let (Some(first), Some(last)) = (settled.first(), settled.last()) else { anyhow::bail!("nothing arrived") };
+    let seconds = Duration::from_nanos(last.at_ns.saturating_sub(first.at_ns)).as_secs_f64();
+    ensure!(seconds > 0.0, "one packet arrived");
+    // The first one's bytes took their time before it came.
+    let bytes: u64 = settled[1..].iter().map(|packet| u64::from(packet.frame_bytes)).sum();
+    let mut figures = train::figures(settled);
+    figures.push(Figure { metric: "rate_mbit", value: bytes as f64 * 8e-6 / seconds, unit: "Mbit/s" });
+    Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::value;
+
+    #[test]
+    fn the_rate_is_that_of_settled_packets() {
+        let packet = |number: u64| Packet { at_ns: number * 1_000_000, frame_bytes: 1_250, destination_port: 1 };
+        // The first fifth comes ten times as fast.
+        let hasty = (0..20).map(|number| Packet { at_ns: number * 100_000, ..packet(0) });
+        let packets: Vec<_> = hasty.chain((3..83).map(packet)).collect();
+        assert_eq!(value(&figures(&packets).unwrap(), "rate_mbit"), Some(10.0));
+        assert!(figures(&[]).is_err() && figures(&packets[..1]).is_err());
+    }
+}
