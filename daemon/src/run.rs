@@ -34,6 +34,7 @@ use crate::{
     metrics::{self, Metrics},
     quic::{
         class::{Classes, Role},
+        connection_id::{Issuer, Secret},
         datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
         tls::{self, ServerTls},
@@ -86,6 +87,14 @@ fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
             tls::Identity::read(certificate, private_key, listener.client_ca.as_deref())
         }
     }
+}
+
+/// The secret of the state folder; where there can be none, one that ends with the process.
+fn secret(state_dir: &Path) -> Result<Secret> {
+    Secret::keep_in(state_dir).or_else(|error| {
+        tracing::warn!("peers will not learn of a restart: {error:#}");
+        Secret::ephemeral()
+    })
 }
 
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
@@ -201,6 +210,7 @@ impl Daemon {
             keep_alive: None,
             ..Transport::from(&config.transport)
         };
+        let secret = secret(&config.state_dir)?;
         let mut listeners = Vec::new();
         let open = Arc::new(AtomicBool::new(true));
         for listener in &settings.listeners {
@@ -222,7 +232,8 @@ impl Daemon {
                 ports: Default::default(),
             };
             let sockets = transport.sockets(listener.address)?;
-            let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission)
+            let issuer = Issuer::new(secret.clone(), listener.address, 0);
+            let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission, &issuer)
                 .with_context(|| format!("failed to listen on {}", listener.address))?;
             let serving = relay.clone().serve(server, listener.address, listener.auth);
             self.roles.spawn(async {

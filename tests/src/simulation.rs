@@ -19,6 +19,7 @@ use masque::target::{Host, Target};
 use masque::template::Template;
 use paced::client::{self, Relay};
 use paced::quic::clock::{Clock, Sleep};
+use paced::quic::connection_id::Issuer;
 use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule};
 use paced::quic::endpoint::{self, Admission, Transport};
 use paced::quic::h3::{self, Connection, MessageLimits, Request};
@@ -140,7 +141,8 @@ where
         schedule: Schedule { discipline, clock: CLOCK, ..Schedule::default() },
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
-    let relay = endpoint::serve(io()?, &transport, tls, datagrams(&server), Admission::default())?;
+    let relay =
+        endpoint::serve(io()?, &transport, tls, datagrams(&server), Admission::default(), &Issuer::ephemeral()?)?;
     let address = relay.local_addr()?;
     let arrived = Arrived::default();
     spawn(serve(relay, arrived.clone()));

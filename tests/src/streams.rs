@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
+use paced::quic::connection_id::Issuer;
 use paced::quic::datagrams::{Datagrams, QueueLimits, Schedule};
 use paced::quic::dispatch::Dispatcher;
 use paced::quic::endpoint::{self, Admission, Transport};
@@ -74,7 +75,8 @@ where
         max_frame_bytes: u64::from(u16::MAX),
         schedule: schedule.clone(),
     };
-    let mut listener = endpoint::serve(io()?, transport, tls, datagrams(), Admission::default())?;
+    let mut listener =
+        endpoint::serve(io()?, transport, tls, datagrams(), Admission::default(), &Issuer::ephemeral()?)?;
     let address = listener.local_addr()?;
     spawn(async move {
         let connection = listener.accept().await.expect("a client connects");

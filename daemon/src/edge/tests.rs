@@ -28,6 +28,7 @@ use super::{Counters, local::Local, uplink::Uplink};
 use crate::{
     client::endpoint::{Access, ConnectError, Endpoint},
     quic::{
+        connection_id::Issuer,
         datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
         h3::{self, Connection, MessageLimits, Request},
@@ -88,7 +89,9 @@ impl TestRelay {
         let transport = Transport::default();
         let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let tls = ServerTls::new(identity.prepare().unwrap());
-        let mut server = endpoint::serve(io, &transport, tls, datagrams, Admission::default()).unwrap();
+        let mut server =
+            endpoint::serve(io, &transport, tls, datagrams, Admission::default(), &Issuer::ephemeral().unwrap())
+                .unwrap();
         let (address, seen) = (server.local_addr().unwrap(), Arc::new(Seen::default()));
         let counting = seen.clone();
         let server = tokio::spawn(async move {

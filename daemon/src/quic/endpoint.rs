@@ -21,6 +21,7 @@ use s2n_quic::{
 
 pub use super::congestion::Congestion;
 use super::{
+    connection_id::Issuer,
     datagrams::Datagrams,
     events::{Events, HandshakeCounters},
     tls::ServerTls,
@@ -127,7 +128,7 @@ impl Transport {
 /// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. The kernel grants at most `net.core.[rw]mem_max`.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
-/// Starts a server endpoint over `io`.
+/// Starts a server endpoint over `io`, whose peers are known by what `issuer` gives them.
 ///
 /// # Errors
 /// The address is in use or not ours, or the settings are invalid.
@@ -137,6 +138,7 @@ pub fn serve<I: io::Provider>(
     tls: ServerTls,
     datagrams: Datagrams,
     admission: Admission,
+    issuer: &Issuer,
 ) -> Result<Server> {
     let events = Events { handshakes: admission.handshakes.clone(), binding: datagrams.schedule.binding };
     let builder = Server::builder()
@@ -146,6 +148,9 @@ pub fn serve<I: io::Provider>(
         .with_datagram(datagrams)?
         .with_limits(transport.limits()?)?
         .with_endpoint_limits(admission)?
+        .with_connection_id(issuer.connection_ids()?)?
+        .with_stateless_reset_token(issuer.reset_tokens())?
+        .with_address_token(issuer.address_tokens())?
         .with_event(events)?;
     builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }

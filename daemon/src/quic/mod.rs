@@ -7,6 +7,7 @@ mod backlog;
 pub mod class;
 pub mod clock;
 pub mod congestion;
+pub mod connection_id;
 pub mod datagrams;
 mod departure;
 pub mod dispatch;

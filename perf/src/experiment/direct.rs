@@ -15,6 +15,7 @@ use futures::{
 use paced::quic::{
     class::Terms,
     clock::Clock,
+    connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
     endpoint::{self, Admission, Congestion, Transport},
@@ -92,6 +93,7 @@ impl Ends {
             ServerTls::new(identity.prepare()?),
             self.datagrams(),
             Admission::default(),
+            &Issuer::ephemeral()?,
         )
     }
 

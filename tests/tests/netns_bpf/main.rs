@@ -5,3 +5,4 @@
 mod attach;
 mod egress;
 mod objects;
+mod restart;

@@ -1,0 +1,215 @@
+//! Address tokens (RFC 9000 §8.1.2): what a client shows after a Retry, so that its address is its own.
+
+use std::{collections::HashSet, convert::Infallible, mem};
+
+use aws_lc_rs::hmac;
+use s2n_quic::provider::address_token::{Context, Format, Provider};
+use s2n_quic_core::{
+    connection::{InitialId, LocalId},
+    event::api::SocketAddress,
+};
+
+/// Issues and takes tokens without keeping any state about those who have not come back: all workers of a listener, and a
+/// relay that was restarted, take each other's.
+///
+/// A token is the time, the connection ID that the client began with, and an HMAC of both, the client's address and its
+/// own connection ID. It is good for ten seconds and for one use, as far as one worker sees.
+pub struct AddressTokens {
+    key: hmac::Key,
+    now_seconds: fn() -> u64,
+    used: Used,
+}
+
+const GOOD_FOR_SECONDS: u64 = 10;
+
+const TIME: usize = 8;
+const ID: usize = 20;
+const TAG: usize = 16;
+
+impl AddressTokens {
+    /// Issues tokens with this key.
+    pub(super) fn new(key: &[u8; 32]) -> Self {
+        let now_seconds = || super::since_epoch().as_secs();
+        Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), now_seconds, used: Used::default() }
+    }
+
+    /// The tag over what comes before it in a token, and over who shows it; `None` for addresses of no known family.
+    fn tag(&self, context: &Context<'_>, claims: &[u8]) -> Option<[u8; TAG]> {
+        let mut hmac = hmac::Context::with_key(&self.key);
+        hmac.update(claims);
+        let (ip, port): (&[u8], _) = match &context.remote_address {
+            SocketAddress::IpV4 { ip, port, .. } => (&ip[..], *port),
+            SocketAddress::IpV6 { ip, port, .. } => (&ip[..], *port),
+            _ => return None,
+        };
+        hmac.update(&[ip.len() as u8]);
+        hmac.update(ip);
+        hmac.update(&port.to_be_bytes());
+        hmac.update(context.peer_connection_id);
+        hmac.sign().as_ref().first_chunk().copied()
+    }
+}
+
+impl Provider for AddressTokens {
+    type Format = Self;
+    type Error = Infallible;
+
+    fn start(self) -> Result<Self, Infallible> {
+        Ok(self)
+    }
+}
+
+impl Format for AddressTokens {
+    /// Time, length of the connection ID, the ID in as many bytes as one may have, tag.
+    const TOKEN_LEN: usize = TIME + 1 + ID + TAG;
+
+    fn generate_new_token(&mut self, _: &mut Context<'_>, _: &LocalId, _: &mut [u8]) -> Option<()> {
+        // s2n-quic does not ask for these yet.
+        None
+    }
+
+    fn generate_retry_token(&mut self, context: &mut Context<'_>, id: &InitialId, token: &mut [u8]) -> Option<()> {
+        let (claims, tag) = token.split_at_mut_checked(TIME + 1 + ID)?;
+        claims.fill(0);
+        claims[..TIME].copy_from_slice(&(self.now_seconds)().to_be_bytes());
+        claims[TIME] = id.len() as u8;
+        claims[TIME + 1..][..id.len()].copy_from_slice(id.as_bytes());
+        tag.copy_from_slice(&self.tag(context, claims)?);
+        Some(())
+    }
+
+    fn validate_token(&mut self, context: &mut Context<'_>, token: &[u8]) -> Option<InitialId> {
+        if token.len() != Self::TOKEN_LEN {
+            return None;
+        }
+        let (claims, tag) = token.split_at(TIME + 1 + ID);
+        if !bool::from(subtle::ConstantTimeEq::ct_eq(&self.tag(context, claims)?[..], tag)) {
+            return None;
+        }
+        let issued = u64::from_be_bytes(*claims.first_chunk()?);
+        let now = (self.now_seconds)();
+        let is_fresh = now.checked_sub(issued).is_some_and(|age| age <= GOOD_FOR_SECONDS);
+        if !is_fresh || !self.used.note(now, *tag.first_chunk()?) {
+            return None;
+        }
+        let (len, id) = claims[TIME..].split_first()?;
+        InitialId::try_from_bytes(id.get(..usize::from(*len))?)
+    }
+}
+
+/// The tags of tokens that were shown in this period and the one before, each as long as a token is good.
+#[derive(Default)]
+struct Used {
+    period: u64,
+    tags: [HashSet<[u8; TAG]>; 2],
+}
+
+impl Used {
+    /// How many tokens a period may see. More are refused: a replay among them could not be told.
+    const MOST: usize = 65_536;
+
+    /// Notes a tag; returns whether it is new.
+    fn note(&mut self, now_seconds: u64, tag: [u8; TAG]) -> bool {
+        let period = now_seconds / (GOOD_FOR_SECONDS + 1);
+        if period != self.period {
+            let last = mem::take(&mut self.tags[0]);
+            self.tags[1] = if period == self.period + 1 { last } else { HashSet::new() };
+            self.period = period;
+        }
+        !self.tags[1].contains(&tag) && self.tags[0].len() < Self::MOST && self.tags[0].insert(tag)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use s2n_quic_core::{connection::PeerId, inet::SocketAddress, random};
+
+    use super::*;
+
+    /// Randomness that nobody asks for.
+    struct NoRandomness;
+
+    impl random::Generator for NoRandomness {
+        fn public_random_fill(&mut self, _: &mut [u8]) {}
+        fn private_random_fill(&mut self, _: &mut [u8]) {}
+    }
+
+    fn tokens(key: u8, now_seconds: fn() -> u64) -> AddressTokens {
+        AddressTokens { now_seconds, ..AddressTokens::new(&[key; 32]) }
+    }
+
+    const ID: &[u8] = b"first ID of a client";
+
+    fn issue(from: &mut AddressTokens, address: &str) -> [u8; AddressTokens::TOKEN_LEN] {
+        let mut token = [0; AddressTokens::TOKEN_LEN];
+        with(address, b"peer", |context| {
+            from.generate_retry_token(context, &InitialId::try_from_bytes(ID).unwrap(), &mut token).unwrap();
+        });
+        token
+    }
+
+    fn show(to: &mut AddressTokens, address: &str, token: &[u8]) -> Option<Vec<u8>> {
+        with(address, b"peer", |context| to.validate_token(context, token).map(|id| id.as_bytes().to_vec()))
+    }
+
+    fn with<T>(address: &str, peer: &[u8], work: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        let address = SocketAddress::from(address.parse::<std::net::SocketAddr>().unwrap());
+        work(&mut Context::new(&address, &PeerId::try_from_bytes(peer).unwrap(), &mut NoRandomness))
+    }
+
+    #[test]
+    fn a_token_is_good_once_for_the_address_it_was_made_for() {
+        for (client, port, ip) in
+            [("192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"), ("[2001:db8::1]:7", "[2001:db8::1]:8", "[2001:db8::2]:7")]
+        {
+            let mut tokens = tokens(1, || 1_000);
+            let token = issue(&mut tokens, client);
+            assert_eq!(show(&mut tokens, port, &token), None);
+            assert_eq!(show(&mut tokens, ip, &token), None);
+            assert_eq!(with(client, b"else", |context| tokens.validate_token(context, &token)), None);
+            assert_eq!(show(&mut tokens, client, &token).as_deref(), Some(ID));
+            assert_eq!(show(&mut tokens, client, &token), None, "used");
+        }
+    }
+
+    #[test]
+    fn a_token_is_good_at_another_worker_and_for_ten_seconds() {
+        let token = issue(&mut tokens(1, || 1_000), "192.0.2.1:7");
+        let shown_at = |key, now_seconds| show(&mut tokens(key, now_seconds), "192.0.2.1:7", &token).is_some();
+        assert!(shown_at(1, || 1_000) && shown_at(1, || 1_010));
+        assert!(!shown_at(1, || 1_011) && !shown_at(1, || 999) && !shown_at(2, || 1_000));
+    }
+
+    #[test]
+    fn a_token_with_any_bit_changed_is_not_good() {
+        let mut tokens = tokens(1, || 1_000);
+        let token = issue(&mut tokens, "192.0.2.1:7");
+        for bit in 0..token.len() * 8 {
+            let mut forged = token;
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(show(&mut tokens, "192.0.2.1:7", &forged), None, "bit {bit}");
+        }
+        assert_eq!(show(&mut tokens, "192.0.2.1:7", &token[1..]), None);
+        assert_eq!(show(&mut tokens, "192.0.2.1:7", &[]), None);
+    }
+
+    #[test]
+    fn used_tokens_are_known_for_as_long_as_they_are_good() {
+        let mut used = Used::default();
+        assert!(used.note(1_000, [1; TAG]));
+        for later in 0..=GOOD_FOR_SECONDS {
+            assert!(!used.note(1_000 + later, [1; TAG]), "{later} s later");
+        }
+        assert!(used.note(2_000, [1; TAG]), "what is not good any more need not be known");
+    }
+
+    #[test]
+    fn more_tokens_than_can_be_remembered_are_refused() {
+        let mut used = Used::default();
+        for number in 0..Used::MOST as u128 {
+            assert!(used.note(1_000, number.to_be_bytes()));
+        }
+        assert!(!used.note(1_000, [0xff; TAG]));
+        assert!(used.note(1_000 + GOOD_FOR_SECONDS + 1, [0xff; TAG]), "the next period has room");
+    }
+}
