@@ -4,7 +4,7 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-const PROGRAMS: [&str; 1] = ["egress"];
+const PROGRAMS: [&str; 3] = ["egress", "ingress", "steer"];
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=src");

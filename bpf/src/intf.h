@@ -36,6 +36,53 @@ struct class_counters {
 #define DEVICE_FQ 1u        /* the root qdisc keeps departure times */
 #define DEVICE_NO_ETHERNET 2u /* packets begin with the IP header */
 
+/* An address and port that the daemon listens at: IPv4 as IPv4-mapped IPv6, the port in network order. */
+struct listener {
+	__u8 address[16];
+	__u16 port;
+	__u16 unused;
+};
+
+/* The SipHash-2-4 keys of connection IDs under one config; connection_id.h says how they are made. */
+#define ID_CONFIGS 8u
+struct id_keys {
+	__u64 tag[2];
+	__u64 mask[2];
+	__u32 in_force;
+	__u32 unused;
+};
+
+/* A rate limit by GCRA (ITU-T I.371): one packet every interval_ns, and as many at once as fit into burst_ns. */
+struct limit {
+	__u64 interval_ns;
+	__u64 burst_ns;
+};
+
+/* What is let through of packets that nothing is known about. */
+struct limits {
+	struct limit prefix; /* first packets of connections from one /24 or /56 */
+	struct limit total;  /* first packets of connections */
+	struct limit resets; /* packets for connections that may have been forgotten */
+};
+
+/* What becomes of a packet to a listener; the index of its counter. */
+enum reason {
+	PASS_CONNECTION, /* its connection ID is ours */
+	PASS_INITIAL,    /* it begins a connection */
+	PASS_VERSION,    /* the endpoint may answer with the versions that it has */
+	PASS_UNKNOWN_ID, /* the endpoint may answer with a stateless reset */
+	DROP_MALFORMED,
+	DROP_SHORT_INITIAL,
+	DROP_SHORT_ID,
+	DROP_VERSION_NEGOTIATION,
+	DROP_SHORT_VERSION,
+	DROP_FORGED_ID,
+	DROP_PREFIX_LIMIT,
+	DROP_TOTAL_LIMIT,
+	DROP_RESET_LIMIT,
+	REASONS,
+};
+
 /* intf.rs asserts the same numbers. */
 #define LAYOUT(type, field, offset) _Static_assert(__builtin_offsetof(struct type, field) == (offset), #field)
 _Static_assert(sizeof(struct class_terms) == 24, "class_terms");
@@ -48,5 +95,14 @@ LAYOUT(class_counters, packets, 0);
 LAYOUT(class_counters, bytes, 8);
 LAYOUT(class_counters, delayed_packets, 16);
 LAYOUT(class_counters, dropped_packets, 24);
+_Static_assert(sizeof(struct listener) == 20, "listener");
+LAYOUT(listener, port, 16);
+_Static_assert(sizeof(struct id_keys) == 40, "id_keys");
+LAYOUT(id_keys, mask, 16);
+LAYOUT(id_keys, in_force, 32);
+_Static_assert(sizeof(struct limits) == 48, "limits");
+LAYOUT(limits, total, 16);
+LAYOUT(limits, resets, 32);
+_Static_assert(REASONS == 13, "reason");
 
 #endif

@@ -32,10 +32,55 @@ pub(crate) struct RawCounters {
     pub(crate) dropped_packets: u64,
 }
 
-// SAFETY: both are made of integers in C's layout, without padding that could be uninitialised.
+/// How many configs connection IDs may have.
+pub(crate) const ID_CONFIGS: u32 = 8;
+
+/// `struct listener`; the port in network order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct RawListener {
+    pub(crate) address: [u8; 16],
+    pub(crate) port: [u8; 2],
+    pub(crate) unused: [u8; 2],
+}
+
+/// `struct id_keys`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawIdKeys {
+    pub(crate) tag: [u64; 2],
+    pub(crate) mask: [u64; 2],
+    pub(crate) in_force: u32,
+    pub(crate) unused: u32,
+}
+
+/// `struct limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawLimit {
+    pub(crate) interval_ns: u64,
+    pub(crate) burst_ns: u64,
+}
+
+/// `struct limits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawLimits {
+    pub(crate) prefix: RawLimit,
+    pub(crate) total: RawLimit,
+    pub(crate) resets: RawLimit,
+}
+
+// SAFETY: all are made of integers in C's layout, without padding that could be uninitialised.
 unsafe impl Pod for RawTerms {}
 // SAFETY: as above.
 unsafe impl Pod for RawCounters {}
+// SAFETY: as above.
+unsafe impl Pod for RawListener {}
+// SAFETY: as above.
+unsafe impl Pod for RawIdKeys {}
+// SAFETY: as above.
+unsafe impl Pod for RawLimits {}
 
 /// Holds a mirrored struct to the numbers of the header.
 macro_rules! layout {
@@ -46,3 +91,7 @@ macro_rules! layout {
 
 layout!(RawTerms, 24, bytes_per_sec @ 0, burst_ns @ 8, priority @ 16, dscp @ 20);
 layout!(RawCounters, 32, packets @ 0, bytes @ 8, delayed_packets @ 16, dropped_packets @ 24);
+layout!(RawListener, 20, address @ 0, port @ 16);
+layout!(RawIdKeys, 40, tag @ 0, mask @ 16, in_force @ 32);
+layout!(RawLimits, 48, prefix @ 0, total @ 16, resets @ 32);
+const _: () = assert!(crate::ingress::Reason::ALL.len() == 13);

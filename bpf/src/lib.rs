@@ -5,17 +5,22 @@
 //! |---|---|
 //! | [`mark`] | class and direction of a packet, as a socket says them to the kernel |
 //! | [`egress`] | the tc egress program: priority, DSCP, departure time, counters |
+//! | [`ingress`] | the XDP program: drops, limits, counters; by listener and connection ID |
+//! | [`steer`] | the sk_reuseport program: packets to the worker of their connection |
 //! | [`trial`] | a program run on a packet, attached to nothing |
 //!
 //! Takes and gives numbers and names; knows neither scheduling nor configuration. The programs are C (`*.bpf.c`), compiled
 //! by `build.rs` and embedded; `intf.h` is what they share with this crate. System calls that no library makes for us are
 //! in `syscall.rs`.
 
+mod connection_id;
 pub mod egress;
 pub mod error;
+pub mod ingress;
 mod intf;
 pub mod mark;
 mod probe;
+pub mod steer;
 mod syscall;
 pub mod trial;
 

@@ -140,6 +140,10 @@ impl Device {
 pub(crate) enum LinkHook {
     /// After the other programs at a device's egress (Linux 6.6).
     TcxEgress,
+    /// In the driver of a device, as what arrives is looked at first.
+    XdpNative,
+    /// Behind the driver.
+    XdpGeneric,
 }
 
 /// A program on a device, until this is dropped or the process ends.
@@ -152,7 +156,9 @@ impl Link {
     /// Errors: EINVAL where the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
     pub(crate) fn attach(program: BorrowedFd<'_>, device: &Device, hook: LinkHook) -> io::Result<Self> {
         let (attach_type, flags) = match hook {
-            LinkHook::TcxEgress => (47, BPF_F_AFTER),
+            LinkHook::TcxEgress => (BPF_TCX_EGRESS, BPF_F_AFTER),
+            LinkHook::XdpNative => (BPF_XDP, XDP_FLAGS_DRV_MODE),
+            LinkHook::XdpGeneric => (BPF_XDP, XDP_FLAGS_SKB_MODE),
         };
         let program = program.as_raw_fd().cast_unsigned();
         let attributes = LinkCreate { program, device: device.index, attach_type, flags, relative: 0, revision: 0 };
@@ -173,7 +179,11 @@ impl Drop for Link {
     }
 }
 
+const BPF_XDP: u32 = 37;
+const BPF_TCX_EGRESS: u32 = 47;
 const BPF_F_AFTER: u32 = 1 << 4;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// The head of `union bpf_attr` for BPF_LINK_CREATE.
 #[repr(C)]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use aya::programs::{TestRun as _, TestRunOptions};
 
 use crate::egress::{self, Egress};
-use crate::error::{Cause, Error};
+use crate::error::Error;
+use crate::ingress::{self, Ingress};
 
 /// What `struct __sk_buff` says of a packet at tc egress; 0 is what the kernel makes of nothing said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +44,8 @@ impl Egress {
     /// # Errors
     /// The kernel refuses: the packet is shorter than 14 bytes, or CAP_NET_ADMIN is missing.
     pub fn try_on(&self, packet: &[u8], about: SocketBuffer, repeat: u32) -> Result<Outcome, Error> {
-        let program = self.program().ok_or_else(|| failed("it is not there"))?;
+        let failed = |source| Error::Trial { program: egress::PROGRAM, source };
+        let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
         let (before, mut after) = (about.encode(), [0; SocketBuffer::BYTES]);
         let mut out = vec![0; packet.len()];
         let run = program.test_run(TestRunOptions {
@@ -54,7 +56,7 @@ impl Egress {
             repeat,
             ..TestRunOptions::new()
         });
-        let run = run.map_err(failed)?;
+        let run = run.map_err(|error| failed(error.into()))?;
         out.truncate(run.data_size_out as usize);
         Ok(Outcome {
             verdict: run.return_value.cast_signed(),
@@ -65,8 +67,20 @@ impl Egress {
     }
 }
 
-fn failed(source: impl Into<Cause>) -> Error {
-    Error::Trial { program: egress::PROGRAM, source: source.into() }
+impl Ingress {
+    /// Runs the program on a packet that begins with its Ethernet header, `repeat` times without pause. Returns whether it
+    /// passed, and how long one run took on average.
+    ///
+    /// # Errors
+    /// The kernel refuses: the packet is shorter than 14 bytes or longer than a page, or CAP_NET_ADMIN is missing.
+    pub fn try_on(&self, packet: &[u8], repeat: u32) -> Result<(bool, Duration), Error> {
+        const XDP_PASS: u32 = 2;
+        let failed = |source| Error::Trial { program: ingress::PROGRAM, source };
+        let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
+        let run = program.test_run(TestRunOptions { data_in: Some(packet), repeat, ..TestRunOptions::new() });
+        let run = run.map_err(|error| failed(error.into()))?;
+        Ok((run.return_value == XDP_PASS, run.duration))
+    }
 }
 
 impl SocketBuffer {

@@ -4,5 +4,8 @@
 
 mod attach;
 mod egress;
+mod guard;
+mod ingress;
 mod objects;
 mod restart;
+mod steer;

@@ -3,7 +3,11 @@
 use std::fs;
 use std::process::Command;
 
-const OBJECTS: [(&str, &[u8]); 1] = [(bpf::egress::PROGRAM, bpf::egress::OBJECT)];
+const OBJECTS: [(&str, &[u8]); 3] = [
+    (bpf::egress::PROGRAM, bpf::egress::OBJECT),
+    (bpf::ingress::PROGRAM, bpf::ingress::OBJECT),
+    (bpf::steer::PROGRAM, bpf::steer::OBJECT),
+];
 
 /// Loads with bpftool, which is libbpf's, into a file system that only the shell sees.
 const LOAD: &str = r#"

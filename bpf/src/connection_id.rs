@@ -1,0 +1,37 @@
+//! Keys of the connection IDs that programs take for ours.
+
+use std::borrow::BorrowMut;
+
+use aya::maps::{Array, MapData, MapError};
+
+use crate::intf::{ID_CONFIGS, RawIdKeys};
+
+/// The SipHash-2-4 keys of connection IDs under one config. `connection_id.h` says what an ID looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdKeys {
+    /// Of the tag, by which an ID is known.
+    pub tag: [u8; 16],
+    /// Of what hides class and worker.
+    pub mask: [u8; 16],
+}
+
+/// Puts keys in force by their configs, which count modulo 8; those of other configs are not any more.
+pub(crate) fn set_keys<M: BorrowMut<MapData>>(
+    map: &mut Array<M, RawIdKeys>,
+    keys: &[(u8, IdKeys)],
+) -> Result<(), MapError> {
+    (0..ID_CONFIGS).try_for_each(|config| {
+        let found = keys.iter().find(|(of, _)| u32::from(*of) % ID_CONFIGS == config);
+        map.set(config, found.map_or_else(RawIdKeys::default, |(_, keys)| keys.into()), 0)
+    })
+}
+
+impl From<&IdKeys> for RawIdKeys {
+    fn from(keys: &IdKeys) -> Self {
+        let words = |key: &[u8; 16]| {
+            let both = u128::from_le_bytes(*key);
+            [both as u64, (both >> 64) as u64]
+        };
+        Self { tag: words(&keys.tag), mask: words(&keys.mask), in_force: 1, unused: 0 }
+    }
+}

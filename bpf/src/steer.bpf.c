@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sk_reuseport: of the workers' sockets that share an address, a packet goes to that of the worker whose connection ID it
+ * carries. Everything else goes by the hash of addresses and ports, as without this program.
+ */
+#include <linux/bpf.h>
+#include <linux/udp.h>
+#include <bpf/bpf_helpers.h>
+
+#include "connection_id.h"
+#include "intf.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ID_CONFIGS);
+	__type(key, __u32);
+	__type(value, struct id_keys);
+} paced_ids SEC(".maps");
+
+/* The workers' sockets by their number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u32);
+} paced_workers SEC(".maps");
+
+SEC("sk_reuseport")
+int paced_steer(struct sk_reuseport_md *packet)
+{
+	/* The first byte, and behind a long header's version and length, or at once, the destination's ID. */
+	__u8 *quic = packet->data + sizeof(struct udphdr), *end = packet->data_end, *id;
+	struct id_label label;
+	struct id_keys *keys;
+	__u32 config, worker;
+
+	if (quic + 6 + ID_LEN > end)
+		return SK_PASS;
+	if (!(quic[0] & 0x80))
+		id = quic + 1;
+	else if (quic[5] == ID_LEN)
+		id = quic + 6;
+	else
+		return SK_PASS;
+	config = id_config(id[0]);
+	keys = bpf_map_lookup_elem(&paced_ids, &config);
+	if (!keys || !keys->in_force || !id_open(id, keys, &label))
+		return SK_PASS;
+	worker = label.worker;
+	/* Where there is no such worker, the kernel chooses by hash. */
+	bpf_sk_select_reuseport(packet, &paced_workers, &worker, 0);
+	return SK_PASS;
+}
+
+/* No helper used here is reserved for programs under the GPL. */
+char paced_license[] SEC("license") = "Apache-2.0";

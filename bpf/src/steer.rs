@@ -1,0 +1,67 @@
+//! The sk_reuseport program: of workers that share an address, each gets the packets of its own connections.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use aya::maps::{Array, ReusePortSockArray};
+use aya::programs::SkReuseport;
+use aya::{Ebpf, EbpfLoader};
+
+use crate::connection_id::{IdKeys, set_keys};
+use crate::error::{Cause, Circumstances, Error};
+
+/// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
+
+/// The program's name, as `bpftool prog` shows it.
+pub const PROGRAM: &str = "paced_steer";
+
+/// The loaded program. Sockets that it was attached to keep it for as long as they live.
+#[derive(Debug)]
+pub struct Steer {
+    ebpf: Ebpf,
+}
+
+impl Steer {
+    /// Loads the program, and has it steer the sockets of a group: they were bound to one address with `SO_REUSEPORT`, and
+    /// their places are the workers' numbers. That must not change while connections live.
+    ///
+    /// # Errors
+    /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are no such group.
+    pub fn attach<S: AsFd + AsRawFd>(workers: &[S], keys: &[(u8, IdKeys)]) -> Result<Self, Error> {
+        let refused = |source: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
+        let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| refused(error.into()))?;
+        program(&mut ebpf).and_then(|program| program.load().map_err(Into::into)).map_err(refused)?;
+        let mut steer = Self { ebpf };
+        steer.set_keys(keys)?;
+        let map = steer.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
+        let mut sockets = ReusePortSockArray::try_from(map).map_err(|error| broken(WORKERS, error))?;
+        for (number, worker) in (0..).zip(workers) {
+            sockets.set(number, worker, 0).map_err(|error| broken(WORKERS, error))?;
+        }
+        if let Some(worker) = workers.first() {
+            program(&mut steer.ebpf).and_then(|program| Ok(program.attach(worker)?)).map_err(refused)?;
+        }
+        Ok(steer)
+    }
+
+    /// Says by which keys connection IDs are ours: each by its config, 0 to 7.
+    ///
+    /// # Errors
+    /// The kernel refuses an update.
+    pub fn set_keys(&mut self, keys: &[(u8, IdKeys)]) -> Result<(), Error> {
+        let map = self.ebpf.map_mut(IDS).ok_or_else(|| broken(IDS, "the object does not have it"))?;
+        let mut ids = Array::try_from(map).map_err(|error| broken(IDS, error))?;
+        set_keys(&mut ids, keys).map_err(|error| broken(IDS, error))
+    }
+}
+
+const IDS: &str = "paced_ids";
+const WORKERS: &str = "paced_workers";
+
+fn program(ebpf: &mut Ebpf) -> Result<&mut SkReuseport, Cause> {
+    Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
+}
+
+fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, source: source.into() }
+}

@@ -1,0 +1,83 @@
+//! XDP on a device, in front of real sockets.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use bpf::ingress::{IdKeys, Ingress, Reason};
+use paced::quic::connection_id::{Keys, Label};
+use tests::client::Client;
+use tests::netns::Chain;
+use tests::site::{Family, Site, Terms};
+
+const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
+
+fn count(ingress: &Ingress, wanted: Reason) -> u64 {
+    let counts = ingress.guard().unwrap().counts().unwrap();
+    counts.into_iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| count)
+}
+
+#[test]
+fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let mut ingress = Ingress::load().unwrap();
+    let relay = [IpAddr::from(chain.access.far.v4), chain.access.far.v6.into()];
+    let mut guard = ingress.guard().unwrap();
+    guard.listen(relay.map(|ip| SocketAddr::new(ip, 443))).unwrap();
+    guard.set_keys(&[(1, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
+    chain.relay.run(|| ingress.attach(&chain.access.far.device)).unwrap().unwrap();
+
+    let id = KEYS.seal(1, [1; 5], Label { class: 0, worker: 0 });
+    let ours = [&[0x40], &id[..], &[0; 30]].concat();
+    let garbage = vec![0x80; 30];
+    for ip in relay {
+        let sockets = [443, 53].map(|port| chain.relay.run(|| UdpSocket::bind((ip, port)).unwrap()).unwrap());
+        let any = if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let client = chain.client.run(|| UdpSocket::bind(any).unwrap()).unwrap();
+        for socket in &sockets {
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            for payload in [&garbage, &ours] {
+                client.send_to(payload, socket.local_addr().unwrap()).unwrap();
+            }
+        }
+        let receive = |socket: &UdpSocket| {
+            let mut payload = vec![0; 2048];
+            let len = socket.recv(&mut payload).unwrap();
+            payload.truncate(len);
+            payload
+        };
+        assert_eq!(receive(&sockets[0]), ours, "the garbage before it was dropped");
+        assert_eq!([receive(&sockets[1]), receive(&sockets[1])], [garbage.clone(), ours.clone()]);
+    }
+    assert_eq!((count(&ingress, Reason::Connection), count(&ingress, Reason::ShortVersion)), (2, 2));
+}
+
+#[test]
+fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let mut ingress = Ingress::load().unwrap();
+    let secret = paced::quic::connection_id::Secret::keep_in(&site.path("")).unwrap();
+    let keys = secret.connection_id_keys().map(|(config, keys)| (config, IdKeys { tag: keys.tag, mask: keys.mask }));
+    let access = &site.chain.access.far;
+    let mut guard = ingress.guard().unwrap();
+    guard.listen([(access.v4, 443).into(), (access.v6, 443).into()]).unwrap();
+    guard.set_keys(&keys).unwrap();
+    site.chain.relay.run(|| [access, &site.chain.egress.near].map(|end| ingress.attach(&end.device).unwrap())).unwrap();
+    for family in [Family::V4, Family::V6] {
+        site.client(async || {
+            let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+            let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
+            for number in 0..50_u8 {
+                assert_eq!(tunnel.echo(None, &[number; 100]).await, [number; 100]);
+            }
+        })
+        .unwrap();
+    }
+    assert!(count(&ingress, Reason::Connection) >= 100, "its connection IDs are known");
+    assert!(count(&ingress, Reason::Initial) >= 2);
+    let dropped = Reason::ALL.into_iter().filter(|reason| !reason.passes()).map(|reason| count(&ingress, reason));
+    assert_eq!(dropped.sum::<u64>(), 0, "nothing of an honest client");
+    assert_eq!(count(&ingress, Reason::UnknownId), 0);
+}

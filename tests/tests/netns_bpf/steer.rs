@@ -1,0 +1,87 @@
+//! sk_reuseport.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use bpf::ingress::IdKeys;
+use bpf::steer::Steer;
+use paced::quic::connection_id::{Keys, Label};
+use socket2::{Domain, Socket, Type};
+use tests::netns::Namespace;
+
+const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
+const WORKERS: u8 = 4;
+
+/// Sockets that share one address.
+fn workers() -> Vec<UdpSocket> {
+    let mut address = "127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap();
+    (0..WORKERS)
+        .map(|_| {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+            socket.set_reuse_port(true).unwrap();
+            socket.bind(&address.into()).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            address = socket.local_addr().unwrap().as_socket().unwrap();
+            socket.into()
+        })
+        .collect()
+}
+
+/// The worker that a payload arrives at.
+fn arrives_at(workers: &[UdpSocket], from: &UdpSocket, payload: &[u8]) -> u8 {
+    from.send_to(payload, workers[0].local_addr().unwrap()).unwrap();
+    workers.iter().for_each(|worker| worker.set_nonblocking(true).unwrap());
+    let receive = || (0..WORKERS).find(|worker| workers[usize::from(*worker)].recv(&mut [0; 2048]).is_ok());
+    tests::process::wait_for("the payload", Duration::from_secs(10), receive).unwrap()
+}
+
+fn packet(first: u8, config: u8, worker: u8) -> Vec<u8> {
+    let id = KEYS.seal(config, [worker, 7, 7, 7, first], Label { class: 0, worker });
+    let head = if first & 0x80 == 0 { vec![first] } else { vec![first, 0, 0, 0, 1, id.len() as u8] };
+    [&head, &id[..], &[0xab; 30]].concat()
+}
+
+#[test]
+fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
+    tests::ring!(Netns);
+    let namespace = Namespace::new("workers").unwrap();
+    namespace
+        .run(|| {
+            let workers = workers();
+            let _steer = Steer::attach(&workers, &[(3, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
+            for _ in 0..10 {
+                let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+                for worker in 0..WORKERS {
+                    for first in [0x40, 0xc0, 0xe0] {
+                        assert_eq!(arrives_at(&workers, &from, &packet(first, 3, worker)), worker, "{first:#x}");
+                    }
+                }
+            }
+        })
+        .unwrap();
+}
+
+#[test]
+fn everything_else_goes_by_its_addresses() {
+    tests::ring!(Netns);
+    let namespace = Namespace::new("workers").unwrap();
+    namespace
+        .run(|| {
+            let workers = workers();
+            let _steer = Steer::attach(&workers, &[(3, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
+            let mut chosen = [0; WORKERS as usize];
+            for _ in 0..40 {
+                let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+                let first = arrives_at(&workers, &from, b"a payload that is no packet of ours");
+                chosen[usize::from(first)] += 1;
+                // Of another config, for a worker that is not there, too short, with an ID of another length.
+                let [mut long, none, other] = [packet(0xc0, 3, 1), packet(0x40, 3, 200), packet(0x40, 2, 1)];
+                long[5] = 8;
+                for payload in [long, none, other, packet(0x40, 3, 1)[..12].to_vec(), Vec::new()] {
+                    assert_eq!(arrives_at(&workers, &from, &payload), first, "always the same for one sender");
+                }
+            }
+            assert!(chosen.iter().all(|count| *count > 0), "{chosen:?}");
+        })
+        .unwrap();
+}
