@@ -4,11 +4,11 @@ use std::fmt::Display;
 
 use sched::stream::{Discipline, Expiry, Level, Low};
 
-use crate::Config;
 use crate::forward::{Forward, Trust};
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::targets::{TargetRules, Unlisted};
+use crate::{Config, Io};
 
 /// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
 /// policy and the warnings. Ends with a newline.
@@ -20,11 +20,15 @@ pub fn explain(config: &Config) -> String {
     lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
-        "transport: packets of {} bytes at first and {} at most, congestion control {}, {}",
+        "transport: packets of {} bytes at first and {} at most, congestion control {}, {}, {}",
         transport.initial_mtu,
         transport.max_mtu,
         transport.congestion,
         transport.keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}")),
+        match transport.io {
+            Io::Paced => format!("departure times, in messages of up to {:?}", transport.quantum),
+            Io::Stock => "bursts of s2n-quic".into(),
+        },
     ));
     lines.push(config.metrics.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics")));
     lines.push(format!("log: {}", config.log));

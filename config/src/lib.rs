@@ -67,6 +67,10 @@ pub struct Transport {
     pub congestion: Congestion,
     /// How often the edge keeps a silent connection to its relay alive; `None` lets it end.
     pub keep_alive: Option<Duration>,
+    /// How packets reach the kernel.
+    pub io: Io,
+    /// How much earlier than on its own a packet may leave for sharing a message with others.
+    pub quantum: Duration,
 }
 
 impl Default for Transport {
@@ -76,6 +80,8 @@ impl Default for Transport {
             max_mtu: 1_500,
             congestion: Congestion::Cubic,
             keep_alive: Some(Duration::from_secs(10)),
+            io: Io::Paced,
+            quantum: Duration::from_micros(250),
         }
     }
 }
@@ -89,6 +95,18 @@ words! {
         Cubic = "cubic",
         /// BBR version 2.
         Bbr = "bbr",
+    }
+}
+
+words! {
+    /// How packets reach the kernel.
+    #[derive(Default)]
+    pub enum Io {
+        /// Each with its departure time.
+        #[default]
+        Paced = "paced",
+        /// As s2n-quic does: in bursts of ten.
+        Stock = "stock",
     }
 }
 
@@ -227,5 +245,8 @@ fn transport(section: &mut Section<'_>) -> Transport {
     }
     let congestion = section.get("congestion").unwrap_or_default();
     let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, defaults.keep_alive.unwrap_or_default());
-    Transport { initial_mtu, max_mtu, congestion, keep_alive: (!keep_alive.is_zero()).then_some(keep_alive) }
+    let io = section.get("io").unwrap_or_default();
+    let quantum_us = section.number("quantum_us", 0..=1_000, defaults.quantum.as_micros() as u64);
+    let (keep_alive, quantum) = ((!keep_alive.is_zero()).then_some(keep_alive), Duration::from_micros(quantum_us));
+    Transport { initial_mtu, max_mtu, congestion, keep_alive, io, quantum }
 }

@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     edge,
-    quic::{class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
+    quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
     resolve::DnsCounters,
     target::UplinkCounters,
 };
@@ -50,6 +50,8 @@ pub struct Metrics {
     pub edge: Arc<edge::Counters>,
     /// What became of each class's traffic.
     pub classes: ClassMetrics,
+    /// How QUIC packets reached the kernel, in either role.
+    pub io: Arc<quic::io::Counters>,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -81,6 +83,7 @@ impl Metrics {
             dns: Arc::default(),
             edge: Arc::default(),
             classes: ClassMetrics::default(),
+            io: Arc::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -121,6 +124,7 @@ impl Metrics {
 
         self.edge.register(registry);
         self.classes.register(registry);
+        self.io.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,

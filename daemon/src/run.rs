@@ -209,7 +209,8 @@ impl Daemon {
             // Clients keep their connections alive, or let them go.
             keep_alive: None,
             ..Transport::from(&config.transport)
-        };
+        }
+        .counted(&metrics.io);
         let secret = secret(&config.state_dir)?;
         let mut listeners = Vec::new();
         let open = Arc::new(AtomicBool::new(true));
@@ -247,7 +248,8 @@ impl Daemon {
     }
 
     fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
-        let (forwards, transport) = (config.forwards.clone(), Transport::from(&config.transport));
+        let transport = Transport::from(&config.transport).counted(&metrics.io);
+        let forwards = config.forwards.clone();
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
         let classes = Classes::new(config.policy.clone(), Role::Edge, &metrics.classes);
         self.roles.spawn(async move {

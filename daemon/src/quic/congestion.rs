@@ -1,8 +1,25 @@
-//! Congestion controllers: one type for all of them, so that the transport is compiled once.
+//! Congestion controllers: one type for all of them, so that the transport is compiled once, and around them what turns
+//! their rates into departure times.
 
+use num_rational::Ratio;
 use s2n_quic::provider::congestion_controller::{
     Bbr, CongestionController, Cubic, Endpoint, PathInfo, Publisher, RandomGenerator, RttEstimator, Timestamp,
 };
+use s2n_quic_core::{
+    event::builder::{BbrState, SlowStartExitCause},
+    recovery::{
+        K_GRANULARITY,
+        bandwidth::{Bandwidth, RateSample},
+    },
+};
+
+use self::fixed::Fixed;
+use super::{
+    io::{clock, label},
+    pacer::{HORIZON_NS, Pacer},
+};
+
+pub mod fixed;
 
 type CubicController = <Cubic as Endpoint>::CongestionController;
 type BbrController = <Bbr as Endpoint>::CongestionController;
@@ -16,56 +33,79 @@ pub enum Congestion {
     Cubic,
     /// BBRv2, less sensitive to loss.
     Bbr,
+    /// No control: one rate, whatever happens (see [`Fixed`]). For measurements, never for networks of others.
+    Fixed {
+        /// The rate, in bytes of UDP payload.
+        bytes_per_sec: u64,
+    },
 }
 
 impl Endpoint for Congestion {
     type CongestionController = Controller;
 
     fn new_congestion_controller(&mut self, path: PathInfo<'_>) -> Controller {
-        match self {
-            Self::Cubic => Controller::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
-            Self::Bbr => Controller::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
-        }
+        let algorithm = match self {
+            Self::Cubic => Algorithm::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
+            Self::Bbr => Algorithm::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
+            Self::Fixed { bytes_per_sec } => Algorithm::Fixed(Fixed::new(*bytes_per_sec, path.max_datagram_size)),
+        };
+        Controller { algorithm, pacer: Pacer::default(), is_paced: false }
     }
 }
 
-/// The controller of one path.
+/// The controller of one path. Under queues that hold packets until they depart (see [`label`]), it gives every packet
+/// its departure and lets the transport run [`HORIZON_NS`] ahead of it; under others it is its algorithm and no more.
 #[derive(Clone, Debug)]
-pub enum Controller {
-    /// CUBIC.
-    Cubic(Box<CubicController>),
-    /// BBRv2.
-    Bbr(Box<BbrController>),
+pub struct Controller {
+    algorithm: Algorithm,
+    pacer: Pacer,
+    /// Whether the queue holds packets until they depart.
+    is_paced: bool,
 }
 
-/// Calls a method of whichever controller it is.
-macro_rules! either {
-    ($self:ident, $controller:ident => $call:expr) => {
-        match $self {
-            Self::Cubic($controller) => $call,
-            Self::Bbr($controller) => $call,
+#[derive(Clone, Debug)]
+enum Algorithm {
+    Cubic(Box<CubicController>),
+    Bbr(Box<BbrController>),
+    Fixed(Fixed),
+}
+
+/// Calls a method of whichever algorithm it is.
+macro_rules! any {
+    ($self:ident, $algorithm:ident => $call:expr) => {
+        match &$self.algorithm {
+            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Bbr($algorithm) => $call,
+            Algorithm::Fixed($algorithm) => $call,
+        }
+    };
+    (mut $self:ident, $algorithm:ident => $call:expr) => {
+        match &mut $self.algorithm {
+            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Bbr($algorithm) => $call,
+            Algorithm::Fixed($algorithm) => $call,
         }
     };
 }
 
 impl CongestionController for Controller {
-    /// What BBR remembers of each packet; nothing for CUBIC.
+    /// What BBR remembers of each packet; nothing for the others.
     type PacketInfo = Option<BbrPacket>;
 
     fn congestion_window(&self) -> u32 {
-        either!(self, controller => controller.congestion_window())
+        any!(self, algorithm => algorithm.congestion_window())
     }
 
     fn bytes_in_flight(&self) -> u32 {
-        either!(self, controller => controller.bytes_in_flight())
+        any!(self, algorithm => algorithm.bytes_in_flight())
     }
 
     fn is_congestion_limited(&self) -> bool {
-        either!(self, controller => controller.is_congestion_limited())
+        any!(self, algorithm => algorithm.is_congestion_limited())
     }
 
     fn requires_fast_retransmission(&self) -> bool {
-        either!(self, controller => controller.requires_fast_retransmission())
+        any!(self, algorithm => algorithm.requires_fast_retransmission())
     }
 
     fn on_packet_sent<P: Publisher>(
@@ -76,13 +116,24 @@ impl CongestionController for Controller {
         rtt: &RttEstimator,
         publisher: &mut P,
     ) -> Self::PacketInfo {
-        match self {
-            Self::Cubic(cubic) => {
-                cubic.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, publisher);
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        let packet = match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => {
+                cubic.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener);
                 None
             }
-            Self::Bbr(bbr) => Some(bbr.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, publisher)),
-        }
+            Algorithm::Bbr(bbr) => Some(bbr.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener)),
+            Algorithm::Fixed(fixed) => {
+                fixed.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener);
+                None
+            }
+        };
+        self.is_paced = label::write(|label| {
+            let departure_ns = self.pacer.depart(clock::ns(time_sent), sent_bytes, rtt.smoothed_rtt());
+            // QUIC packets that share a datagram leave with the last of them.
+            label.departure_ns = label.departure_ns.max(departure_ns);
+        });
+        packet
     }
 
     fn on_rtt_update<P: Publisher>(
@@ -92,7 +143,8 @@ impl CongestionController for Controller {
         rtt: &RttEstimator,
         publisher: &mut P,
     ) {
-        either!(self, controller => controller.on_rtt_update(time_sent, now, rtt, publisher));
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_rtt_update(time_sent, now, rtt, listener));
     }
 
     fn on_ack<P: Publisher>(
@@ -105,23 +157,14 @@ impl CongestionController for Controller {
         ack_receive_time: Timestamp,
         publisher: &mut P,
     ) {
-        match (self, newest_acked_packet) {
-            (Self::Bbr(bbr), Some(packet)) => {
-                bbr.on_ack(
-                    newest_acked_time_sent,
-                    bytes_acknowledged,
-                    packet,
-                    rtt,
-                    random,
-                    ack_receive_time,
-                    publisher,
-                );
-            }
-            (Self::Cubic(cubic), _) => {
-                cubic.on_ack(newest_acked_time_sent, bytes_acknowledged, (), rtt, random, ack_receive_time, publisher);
-            }
+        let (sent, bytes, now) = (newest_acked_time_sent, bytes_acknowledged, ack_receive_time);
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        match (&mut self.algorithm, newest_acked_packet) {
+            (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
+            (Algorithm::Cubic(cubic), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
+            (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),
             // A path keeps its controller, so BBR gets back what it gave out.
-            (Self::Bbr(_), None) => {}
+            (Algorithm::Bbr(_), None) => {}
         }
     }
 
@@ -129,40 +172,79 @@ impl CongestionController for Controller {
         &mut self,
         lost_bytes: u32,
         packet: Self::PacketInfo,
-        persistent_congestion: bool,
-        new_loss_burst: bool,
+        persistent: bool,
+        new_burst: bool,
         random: &mut dyn RandomGenerator,
         now: Timestamp,
         publisher: &mut P,
     ) {
-        match (self, packet) {
-            (Self::Bbr(bbr), Some(packet)) => {
-                bbr.on_packet_lost(lost_bytes, packet, persistent_congestion, new_loss_burst, random, now, publisher);
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        match (&mut self.algorithm, packet) {
+            (Algorithm::Bbr(bbr), Some(packet)) => {
+                bbr.on_packet_lost(lost_bytes, packet, persistent, new_burst, random, now, listener);
             }
-            (Self::Cubic(cubic), _) => {
-                cubic.on_packet_lost(lost_bytes, (), persistent_congestion, new_loss_burst, random, now, publisher);
+            (Algorithm::Cubic(cubic), _) => {
+                cubic.on_packet_lost(lost_bytes, (), persistent, new_burst, random, now, listener);
             }
-            (Self::Bbr(_), None) => {}
+            (Algorithm::Fixed(fixed), _) => {
+                fixed.on_packet_lost(lost_bytes, (), persistent, new_burst, random, now, listener);
+            }
+            (Algorithm::Bbr(_), None) => {}
         }
     }
 
     fn on_explicit_congestion<P: Publisher>(&mut self, ce_count: u64, event_time: Timestamp, publisher: &mut P) {
-        either!(self, controller => controller.on_explicit_congestion(ce_count, event_time, publisher));
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_explicit_congestion(ce_count, event_time, listener));
     }
 
     fn on_mtu_update<P: Publisher>(&mut self, max_data_size: u16, publisher: &mut P) {
-        either!(self, controller => controller.on_mtu_update(max_data_size, publisher));
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_mtu_update(max_data_size, listener));
     }
 
     fn on_packet_discarded<P: Publisher>(&mut self, bytes_sent: usize, publisher: &mut P) {
-        either!(self, controller => controller.on_packet_discarded(bytes_sent, publisher));
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_packet_discarded(bytes_sent, listener));
     }
 
+    /// When the next packet may be handed over. The transport takes a time for reached 1 ms before it
+    /// (`K_GRANULARITY`), which is added here, so that nothing is handed over more than the horizon ahead.
     fn earliest_departure_time(&self) -> Option<Timestamp> {
-        either!(self, controller => controller.earliest_departure_time())
+        if !self.is_paced {
+            return any!(self, algorithm => algorithm.earliest_departure_time());
+        }
+        let departure_ns = self.pacer.next_departure_ns()?;
+        Some(clock::timestamp(departure_ns.saturating_sub(HORIZON_NS)) + K_GRANULARITY)
     }
 
     fn send_quantum(&self) -> Option<usize> {
-        either!(self, controller => controller.send_quantum())
+        // The queue bounds messages by their departures.
+        if self.is_paced { None } else { any!(self, algorithm => algorithm.send_quantum()) }
+    }
+}
+
+/// Tells the pacer the rate that an algorithm publishes, and passes everything on.
+struct RateListener<'a, P> {
+    pacer: &'a mut Pacer,
+    publisher: &'a mut P,
+}
+
+impl<P: Publisher> Publisher for RateListener<'_, P> {
+    fn on_slow_start_exited(&mut self, cause: SlowStartExitCause, congestion_window: u32) {
+        self.publisher.on_slow_start_exited(cause, congestion_window);
+    }
+
+    fn on_delivery_rate_sampled(&mut self, rate_sample: RateSample) {
+        self.publisher.on_delivery_rate_sampled(rate_sample);
+    }
+
+    fn on_pacing_rate_updated(&mut self, pacing_rate: Bandwidth, burst_size: u32, pacing_gain: Ratio<u64>) {
+        self.pacer.set_rate(pacing_rate.as_bytes_per_second());
+        self.publisher.on_pacing_rate_updated(pacing_rate, burst_size, pacing_gain);
+    }
+
+    fn on_bbr_state_changed(&mut self, state: BbrState) {
+        self.publisher.on_bbr_state_changed(state);
     }
 }

@@ -1,7 +1,7 @@
 //! Endpoints: s2n-quic with paced's providers plugged in.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -19,11 +19,15 @@ use s2n_quic::{
     },
 };
 
+use s2n_quic_core::{endpoint::Endpoint, inet::SocketAddress};
+use s2n_quic_platform::syscall::bind_udp;
+
 pub use super::congestion::Congestion;
 use super::{
     connection_id::Issuer,
     datagrams::Datagrams,
     events::{Events, HandshakeCounters},
+    io::{Counters, Provider, Settings, device::Devices},
     tls::ServerTls,
 };
 
@@ -48,9 +52,40 @@ pub struct Transport {
     pub stream_buffer_bytes: u32,
     /// Whether packets leave in batches that the kernel or the device takes apart (UDP_SEGMENT).
     pub gso: bool,
+    /// How packets reach the kernel.
+    pub io: Io,
     /// How many packets the transport fills from one stream before it turns to the next. It serves the bytes that were
     /// handed over in their order if this is large.
     pub stream_batch: u8,
+}
+
+/// How packets reach the kernel.
+#[derive(Clone, Debug)]
+pub enum Io {
+    /// By paced's own provider: each message has a departure time.
+    Paced(Pacing),
+    /// By s2n-quic's own provider, in bursts of 10 packets.
+    Stock,
+}
+
+/// What paced's own provider goes by.
+#[derive(Clone, Debug)]
+pub struct Pacing {
+    /// How much earlier than on its own a packet may leave for sharing a message.
+    pub quantum: Duration,
+    /// The mark of packets (SO_MARK), if any.
+    pub mark: Option<u32>,
+    /// What is known of the devices of this host.
+    pub devices: Devices,
+    /// Where packets are counted.
+    pub counters: Arc<Counters>,
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        let quantum = config::Transport::default().quantum;
+        Self { quantum, mark: None, devices: Devices::default(), counters: Arc::default() }
+    }
 }
 
 impl Default for Transport {
@@ -65,6 +100,7 @@ impl Default for Transport {
             stream_window_bytes: 256 * 1024,
             stream_buffer_bytes: 1 << 20,
             gso: true,
+            io: Io::Paced(Pacing::default()),
             stream_batch: 255,
         }
     }
@@ -79,15 +115,28 @@ impl From<&config::Transport> for Transport {
             config::Congestion::Cubic => Congestion::Cubic,
             config::Congestion::Bbr => Congestion::Bbr,
         };
+        let io = match config.io {
+            config::Io::Paced => Io::Paced(Pacing { quantum: config.quantum, ..Pacing::default() }),
+            config::Io::Stock => Io::Stock,
+        };
         let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
         let defaults = Self::default();
         // Who keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no more.
         let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
-        Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, ..defaults }
+        Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, io, ..defaults }
     }
 }
 
 impl Transport {
+    /// Counts packets at `counters`, too, if they have departure times.
+    #[must_use]
+    pub fn counted(mut self, counters: &Arc<Counters>) -> Self {
+        if let Io::Paced(pacing) = &mut self.io {
+            pacing.counters = counters.clone();
+        }
+        self
+    }
+
     /// The limits of an endpoint's connections.
     ///
     /// # Errors
@@ -111,17 +160,58 @@ impl Transport {
     /// The socket provider of an endpoint at `address`, on the tokio runtime this is called in.
     ///
     /// # Errors
+    /// The address is in use or not ours, or MTU bounds contradict each other.
+    pub fn sockets(&self, address: SocketAddr) -> Result<Sockets> {
+        self.sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
+    }
+
+    /// The socket provider of an endpoint on a socket that is bound.
+    ///
+    /// # Errors
     /// MTU bounds that contradict each other.
-    pub fn sockets(&self, address: SocketAddr) -> Result<io::tokio::Provider> {
-        let builder = io::Default::builder()
-            .with_receive_address(address)?
-            .with_max_mtu(self.max_mtu)?
-            .with_initial_mtu(self.initial_mtu)?
-            .with_only_v6(address.is_ipv6())?
-            .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
-            .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-        let builder = if self.gso { builder } else { builder.with_gso_disabled()? };
-        Ok(builder.build()?)
+    pub fn sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
+        let Self { initial_mtu, max_mtu, gso, .. } = *self;
+        let Io::Paced(pacing) = &self.io else {
+            let builder = io::Default::builder()
+                .with_rx_socket(socket)?
+                .with_max_mtu(max_mtu)?
+                .with_initial_mtu(initial_mtu)?
+                .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
+                .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+            let builder = if gso { builder } else { builder.with_gso_disabled()? };
+            return Ok(Sockets::Stock(Box::new(builder.build()?)));
+        };
+        let settings = Settings {
+            initial_mtu,
+            max_mtu,
+            gso,
+            quantum_ns: pacing.quantum.as_nanos() as u64,
+            mark: pacing.mark,
+            socket_buffer_bytes: SOCKET_BUFFER_BYTES,
+            devices: pacing.devices.clone(),
+            counters: pacing.counters.clone(),
+        };
+        Ok(Sockets::Paced(Provider::new(socket, settings)))
+    }
+}
+
+/// The sockets of an endpoint.
+pub enum Sockets {
+    /// See [`Io::Paced`].
+    Paced(Provider),
+    /// See [`Io::Stock`].
+    Stock(Box<io::tokio::Provider>),
+}
+
+impl io::Provider for Sockets {
+    type PathHandle = <Provider as io::Provider>::PathHandle;
+    type Error = std::io::Error;
+
+    fn start<E: Endpoint<PathHandle = Self::PathHandle>>(self, endpoint: E) -> std::io::Result<SocketAddress> {
+        match self {
+            Self::Paced(provider) => provider.start(endpoint),
+            Self::Stock(provider) => io::Provider::start(*provider, endpoint),
+        }
     }
 }
 

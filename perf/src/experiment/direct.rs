@@ -18,7 +18,7 @@ use paced::quic::{
     connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
-    endpoint::{self, Admission, Congestion, Transport},
+    endpoint::{self, Admission, Congestion, Io, Sockets, Transport},
     events::Events,
     tls::{self, Identity, ServerTls, Trust},
 };
@@ -72,6 +72,7 @@ impl Ends {
                 // Where the kernel loses packets, it loses a whole batch at once.
                 gso: plan.workload.one_way,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
+                io: Io::Stock,
                 ..Transport::default()
             },
             schedule: Schedule { discipline, binding, clock, seed, ..Schedule::default() },
@@ -127,7 +128,7 @@ impl Ends {
     ///
     /// # Errors
     /// No IO provider can be made of them.
-    pub fn sockets(&self, address: SocketAddr) -> Result<io::tokio::Provider> {
+    pub fn sockets(&self, address: SocketAddr) -> Result<Sockets> {
         self.transport.sockets(address)
     }
 

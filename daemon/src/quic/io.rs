@@ -1,0 +1,209 @@
+//! An IO provider for s2n-quic that gives the kernel each message's departure time (SO_TXTIME).
+//!
+//! ```text
+//! congestion controller → label ┐
+//! transport writes packets ─────┴→ queue: messages of at most a quantum → hold, if the device has no fq → sendmmsg
+//! ```
+//!
+//! Receiving is s2n-quic's own, from its parts. What the transport needs to know of time comes from [`clock`], whose
+//! times are those that `fq` compares departures with.
+
+use std::{
+    io,
+    net::UdpSocket,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use s2n_quic_core::{
+    endpoint::Endpoint,
+    inet::SocketAddress,
+    io::event_loop::EventLoop,
+    path::{MaxMtu, mtu},
+    task::cooldown::Cooldown,
+    time::ClockWithTimer as _,
+};
+use s2n_quic_platform::{
+    message::default::{Handle, Message as Received},
+    socket::{io::rx::Rx, ring, stats, task::Receiver},
+    syscall,
+};
+use socket2::Socket;
+use tokio::io::{Interest, unix::AsyncFd};
+
+pub mod clock;
+pub mod device;
+pub mod label;
+pub mod message;
+pub mod queue;
+
+use self::{
+    clock::Clock,
+    device::Devices,
+    message::Message,
+    queue::{Forming, Outlet, Tx},
+};
+
+/// What became of packets on their way to the kernel.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Messages that left.
+    pub messages: Counter,
+    /// Packets in them, those that the kernel refused included.
+    pub packets: Counter,
+    /// Packets handed over before their departure.
+    pub ahead: Counter,
+    /// Packets handed over more than a quantum after it.
+    pub late: Counter,
+    /// Messages that waited here, for want of `fq`.
+    pub held: Counter,
+    /// Packets that the kernel refused.
+    pub refused: Counter,
+    /// Devices that refused messages of several packets.
+    pub segmentation_refused: Counter,
+}
+
+impl Counters {
+    /// Registers the counters.
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, counter) in [
+            ("transport_messages", "Messages of QUIC packets that the kernel took", &self.messages),
+            ("transport_packets", "QUIC packets handed to the kernel, or held until they depart", &self.packets),
+            ("transport_packets_ahead", "QUIC packets handed over before their departure", &self.ahead),
+            ("transport_packets_late", "QUIC packets handed over more than a quantum after it", &self.late),
+            ("transport_packets_refused", "QUIC packets that the kernel refused", &self.refused),
+            ("transport_messages_held", "Messages held until they depart, where the device has no fq", &self.held),
+            ("transport_gso_refused", "Devices that cannot segment QUIC packets", &self.segmentation_refused),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
+    }
+}
+
+/// How packets leave.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// IP packet size that connections start with, in bytes.
+    pub initial_mtu: u16,
+    /// The largest IP packet size probed for, in bytes.
+    pub max_mtu: u16,
+    /// How much earlier than on its own a packet may leave for sharing a message, in nanoseconds.
+    pub quantum_ns: u64,
+    /// Whether packets share messages at all (UDP_SEGMENT).
+    pub gso: bool,
+    /// The mark of packets (SO_MARK), for `tc` and routing rules; needs CAP_NET_RAW or CAP_NET_ADMIN.
+    pub mark: Option<u32>,
+    /// Kernel buffers, in bytes each; the kernel grants at most `net.core.[rw]mem_max`.
+    pub socket_buffer_bytes: usize,
+    /// What is known of devices.
+    pub devices: Devices,
+    /// Where packets are counted.
+    pub counters: Arc<Counters>,
+}
+
+/// Packets in one message, at most: what every kernel since 4.18 takes (UDP_MAX_SEGMENTS in include/linux/udp.h).
+const MAX_SEGMENTS: usize = 64;
+
+/// Headers of IPv4 and UDP, the smallest in front of a packet.
+const HEADER_BYTES: u16 = 28;
+
+/// Memory for what arrives between two turns of the event loop, as in s2n-quic.
+const RECEIVE_BYTES: u32 = 8 << 20;
+
+/// The provider: one bound socket and how packets leave through it.
+#[derive(Debug)]
+pub struct Provider {
+    socket: UdpSocket,
+    settings: Settings,
+}
+
+impl Provider {
+    /// Creates a provider for a socket that is bound.
+    #[must_use]
+    pub fn new(socket: UdpSocket, settings: Settings) -> Self {
+        Self { socket, settings }
+    }
+}
+
+impl s2n_quic::provider::io::Provider for Provider {
+    type PathHandle = Handle;
+    type Error = io::Error;
+
+    fn start<E: Endpoint<PathHandle = Handle>>(self, mut endpoint: E) -> io::Result<SocketAddress> {
+        let Self { socket, settings } = self;
+        let runtime = tokio::runtime::Handle::try_current().map_err(io::Error::other)?;
+        let _entered = runtime.enter();
+        let address: SocketAddress = socket.local_addr()?.into();
+        socket.set_nonblocking(true)?;
+        let socket = Socket::from(socket);
+        socket.set_send_buffer_size(settings.socket_buffer_bytes)?;
+        socket.set_recv_buffer_size(settings.socket_buffer_bytes)?;
+        // Without the "don't fragment" bit, larger packets would pass for no reason that a probe could find out.
+        let probes = syscall::configure_mtu_disc(&socket);
+        let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
+        let sizes = sizes.and_then(|sizes| sizes.with_initial_mtu(settings.initial_mtu)).and_then(mtu::Builder::build);
+        let sizes = sizes.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
+        endpoint.set_mtu_config(if probes { sizes } else { mtu::Config::MIN });
+
+        let stamps = message::enable_departures(&socket);
+        if let Err(error) = &stamps {
+            tracing::warn!(%error, "no departure times from the kernel: packets wait in this process");
+        }
+        let mark = settings.mark.filter(|mark| {
+            let permitted = socket.set_mark(*mark);
+            if let Err(error) = &permitted {
+                tracing::warn!(%error, "packets cannot be marked (this needs CAP_NET_RAW)");
+            }
+            permitted.is_ok()
+        });
+        let forming = Forming {
+            packet_bytes: usize::from(settings.max_mtu - HEADER_BYTES),
+            quantum_ns: settings.quantum_ns,
+            packets: if settings.gso { MAX_SEGMENTS } else { 1 },
+            stamps: stamps.is_ok(),
+            mark,
+        };
+
+        let clock = Clock::new()?;
+        let (reports, stats) = stats::channel();
+        let rx = receive(socket.try_clone()?, address, settings.max_mtu, reports)?;
+        let outlet = KernelSocket(register(socket.into())?);
+        let tx = Tx::new(outlet, forming, settings.devices, Clock::new()?.timer(), settings.counters);
+        let cooldown = Cooldown::default();
+        runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
+        Ok(address)
+    }
+}
+
+/// Starts to receive from `socket`, as s2n-quic's own provider does.
+fn receive(socket: Socket, address: SocketAddress, max_mtu: u16, stats: stats::Sender) -> io::Result<Rx<Received>> {
+    // One read may bring as many packets of one sender as fit.
+    let room = if syscall::configure_gro(&socket) { u16::MAX } else { max_mtu };
+    syscall::configure_pktinfo(&socket);
+    syscall::configure_tos(&socket);
+    let entries = (RECEIVE_BYTES / u32::from(room)).next_power_of_two();
+    let (producer, consumer) = ring::pair(entries, u32::from(room));
+    let receiver = Receiver::new(producer, register(socket.into())?, None, Cooldown::default(), stats);
+    tokio::spawn(receiver);
+    let room = MaxMtu::try_from(room).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(Rx::new(vec![consumer], room, address.into()))
+}
+
+fn register(socket: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
+    // SAFETY: a `UdpSocket` owns its descriptor, always names the same one, and nothing takes it out of the `AsyncFd`.
+    Ok(unsafe { AsyncFd::register(socket) }?)
+}
+
+/// The kernel's side of the queue.
+struct KernelSocket(AsyncFd<UdpSocket>);
+
+impl Outlet for KernelSocket {
+    fn send(&self, messages: &[Message<'_>]) -> io::Result<usize> {
+        self.0.try_io(Interest::WRITABLE, |socket| message::send(socket, messages))
+    }
+
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.poll_write_ready(cx).map(|_| ())
+    }
+}

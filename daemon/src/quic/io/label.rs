@@ -1,0 +1,53 @@
+//! What is said of a packet while it is written.
+//!
+//! s2n-quic's queues write packets by calling the transport, which calls the congestion controller in the same breath.
+//! Neither call carries what the other needs. So the queue lays out a label for its thread, the transport's parts write
+//! on it, and the queue picks it up: exact for every packet, however many connections share the socket.
+
+use std::cell::Cell;
+
+/// What the queue needs to know about one packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// When the packet departs, in nanoseconds of CLOCK_MONOTONIC; `None` if it may go behind those before it.
+    pub departure_ns: Option<u64>,
+    /// The packet's mark (`SO_MARK`); `None` for the socket's own.
+    pub mark: Option<u32>,
+}
+
+thread_local! {
+    static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
+}
+
+/// Lays out a label, has `write` write the packet, and returns what was written on it.
+pub(super) fn collect<T>(write: impl FnOnce() -> T) -> (T, Label) {
+    LABEL.set(Some(Label::default()));
+    let written = write();
+    (written, LABEL.take().unwrap_or_default())
+}
+
+/// Writes on the label of the packet that is being written; tells whether there is one. There is none under queues that
+/// cannot hold a packet until it departs.
+pub fn write(change: impl FnOnce(&mut Label)) -> bool {
+    let label = LABEL.get();
+    if let Some(mut label) = label {
+        change(&mut label);
+        LABEL.set(Some(label));
+    }
+    label.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_belongs_to_the_packet_being_written_and_to_no_other() {
+        assert!(!write(|label| label.mark = Some(1)), "nothing is being written");
+        let (written, label) = collect(|| write(|label| label.departure_ns = Some(7)));
+        assert!(written);
+        assert_eq!(label, Label { departure_ns: Some(7), mark: None });
+        assert_eq!(collect(|| ()).1, Label::default());
+        assert!(!write(|_| {}));
+    }
+}

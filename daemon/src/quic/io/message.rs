@@ -1,0 +1,241 @@
+//! Messages as the kernel takes them: sendmmsg with a departure time, a segment size, ECN, a mark and a source each.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsFd, AsRawFd as _},
+};
+
+use s2n_quic_core::inet::ExplicitCongestionNotification;
+use s2n_quic_platform::message::default::Handle;
+use socket2::SockAddr;
+
+/// Socket option and control message of Linux since 4.19 (include/uapi/asm-generic/socket.h).
+const SO_TXTIME: libc::c_int = 61;
+
+/// How many messages one system call takes.
+pub const BATCH: usize = 32;
+
+/// A message to be sent: one packet, or several of the same size, of which the last may be smaller.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// The packets, back to back.
+    pub payload: &'a [u8],
+    /// The size of each, in bytes; the message is one packet if its payload is no larger.
+    pub segment_bytes: usize,
+    /// From where, and to where.
+    pub path: &'a Handle,
+    /// The ECN codepoint.
+    pub ecn: ExplicitCongestionNotification,
+    /// When it departs (SO_TXTIME), in nanoseconds of CLOCK_MONOTONIC. Ignored by devices without `fq`.
+    pub departure_ns: Option<u64>,
+    /// Its mark (SO_MARK); needs CAP_NET_RAW or CAP_NET_ADMIN.
+    pub mark: Option<u32>,
+}
+
+/// Lets the messages of a socket carry departure times of CLOCK_MONOTONIC, which needs no rights.
+///
+/// # Errors
+/// The kernel has no such times.
+pub fn enable_departures(socket: &impl AsFd) -> io::Result<()> {
+    let clock = libc::sock_txtime { clockid: libc::CLOCK_MONOTONIC, flags: 0 };
+    let bytes = size_of::<libc::sock_txtime>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the pointer is to a value of the given size that outlives the call.
+    let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, SO_TXTIME, (&raw const clock).cast(), bytes) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends up to [`BATCH`] messages in one system call, and returns how many left: at least one.
+///
+/// # Errors
+/// What the kernel says of the first message; those behind it were not looked at.
+pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
+    let messages = &messages[..messages.len().min(BATCH)];
+    let mut addresses: Vec<SockAddr> =
+        messages.iter().map(|message| SocketAddr::from(message.path.remote_address.0).into()).collect();
+    let mut controls: Vec<Control> = messages.iter().map(Control::new).collect();
+    let mut payloads: Vec<libc::iovec> = messages
+        .iter()
+        .map(|message| libc::iovec {
+            iov_base: message.payload.as_ptr().cast_mut().cast(),
+            iov_len: message.payload.len(),
+        })
+        .collect();
+    let parts = addresses.iter_mut().zip(&mut controls).zip(&mut payloads);
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .map(|((address, control), payload)| {
+            // SAFETY: a header of zeros is a message of nothing to nobody.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_name = address.as_ptr().cast_mut().cast();
+            header.msg_hdr.msg_namelen = address.len();
+            header.msg_hdr.msg_iov = payload;
+            header.msg_hdr.msg_iovlen = 1;
+            if control.used > 0 {
+                header.msg_hdr.msg_control = control.bytes.as_mut_ptr().cast();
+                header.msg_hdr.msg_controllen = control.used as _;
+            }
+            header
+        })
+        .collect();
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: each header points to an address, a payload and control bytes that live until the end of this function,
+    // with their lengths; the kernel writes to the headers only. At most BATCH are passed.
+    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as libc::c_uint, libc::MSG_DONTWAIT) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Room for one of each control message: cmsg(3) aligns headers and data to the size of a word.
+const CONTROL_BYTES: usize = 4 * 24 + 40;
+
+/// The control messages of one message.
+#[repr(align(8))]
+struct Control {
+    bytes: [u8; CONTROL_BYTES],
+    used: usize,
+}
+
+impl Control {
+    fn new(message: &Message<'_>) -> Self {
+        let mut control = Self { bytes: [0; CONTROL_BYTES], used: 0 };
+        if let Some(ns) = message.departure_ns {
+            control.put(libc::SOL_SOCKET, SO_TXTIME, &ns.to_ne_bytes());
+        }
+        if message.payload.len() > message.segment_bytes {
+            // A message has less than 2^16 bytes.
+            control.put(libc::SOL_UDP, libc::UDP_SEGMENT, &(message.segment_bytes as u16).to_ne_bytes());
+        }
+        if let Some(mark) = message.mark {
+            control.put(libc::SOL_SOCKET, libc::SO_MARK, &mark.to_ne_bytes());
+        }
+        let to: SocketAddr = message.path.remote_address.0.into();
+        let from = SocketAddr::from(message.path.local_address.0).ip();
+        let tos = i32::from(message.ecn as u8).to_ne_bytes();
+        let no_device = [0; 4];
+        match from {
+            // struct in_pktinfo: a device, the source address, and one that only receivers see.
+            IpAddr::V4(from) if !from.is_unspecified() && to.is_ipv4() => {
+                let parts = [no_device, from.octets(), [0; 4]];
+                control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, parts.as_flattened());
+            }
+            // struct in6_pktinfo: the source address and a device.
+            IpAddr::V6(from) if !from.is_unspecified() && to.is_ipv6() => {
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&from.octets());
+                control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+            _ => {}
+        }
+        match to {
+            _ if message.ecn == ExplicitCongestionNotification::NotEct => {}
+            SocketAddr::V4(_) => control.put(libc::IPPROTO_IP, libc::IP_TOS, &tos),
+            SocketAddr::V6(_) => control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos),
+        }
+        control
+    }
+
+    /// Appends a control message (cmsg(3)): its length with header, level and type, then the data.
+    fn put(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
+        let header = size_of::<libc::cmsghdr>();
+        let length: libc::size_t = header + data.len();
+        let at = &mut self.bytes[self.used..];
+        let (length_bytes, rest) = at.split_at_mut(size_of::<libc::size_t>());
+        length_bytes.copy_from_slice(&length.to_ne_bytes());
+        rest[..4].copy_from_slice(&level.to_ne_bytes());
+        rest[4..8].copy_from_slice(&kind.to_ne_bytes());
+        at[header..length].copy_from_slice(data);
+        self.used += length.next_multiple_of(size_of::<libc::size_t>());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use s2n_quic_core::path::{Handle as _, LocalAddress, RemoteAddress};
+
+    use super::*;
+
+    fn path(from: SocketAddr, to: SocketAddr) -> Handle {
+        let mut path = Handle::from_remote_address(RemoteAddress(to.into()));
+        path.set_local_address(LocalAddress(from.into()));
+        path
+    }
+
+    fn exchange(address: &str) {
+        let [from, to] = [(); 2].map(|()| UdpSocket::bind(address).unwrap());
+        enable_departures(&from).unwrap();
+        to.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        let path = path(from.local_addr().unwrap(), to.local_addr().unwrap());
+        let payload: Vec<u8> = (0..250).collect();
+        let ecn = ExplicitCongestionNotification::Ect0;
+        let message = |payload, segment_bytes, departure_ns| Message {
+            payload,
+            segment_bytes,
+            path: &path,
+            ecn,
+            departure_ns,
+            mark: None,
+        };
+        let messages = [message(&payload[..], 100, Some(1)), message(&payload[..7], 100, None)];
+        assert_eq!(send(&from, &messages).unwrap(), 2);
+        let mut sizes = Vec::new();
+        let mut received = Vec::new();
+        for _ in 0..4 {
+            let mut buffer = [0; 300];
+            let (len, source) = to.recv_from(&mut buffer).unwrap();
+            assert_eq!(source, from.local_addr().unwrap());
+            sizes.push(len);
+            received.extend_from_slice(&buffer[..len]);
+        }
+        assert_eq!(sizes, [100, 100, 50, 7]);
+        assert_eq!(received[..250], payload);
+    }
+
+    #[test]
+    fn a_message_is_taken_apart_at_its_segment_size_over_ipv4_and_ipv6() {
+        exchange("127.0.0.1:0");
+        exchange("[::1]:0");
+    }
+
+    #[test]
+    fn control_messages_lie_where_the_kernel_looks_for_them() {
+        let path = path("[2001:db8::2]:443".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap());
+        let message = Message {
+            payload: &[0; 3_000],
+            segment_bytes: 1_400,
+            path: &path,
+            ecn: ExplicitCongestionNotification::Ect0,
+            departure_ns: Some(42),
+            mark: Some(0x70ac_0001),
+        };
+        let control = Control::new(&message);
+        // SAFETY: a header of zeros is valid; control bytes and their length are set before it is walked.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_control = control.bytes.as_ptr().cast_mut().cast();
+        header.msg_controllen = control.used as _;
+        let mut found = Vec::new();
+        // SAFETY: the macros walk the control bytes within their length, and each header is followed by its data.
+        unsafe {
+            let mut at = libc::CMSG_FIRSTHDR(&raw const header);
+            while let Some(cmsg) = at.as_ref() {
+                let data = std::slice::from_raw_parts(libc::CMSG_DATA(at), cmsg.cmsg_len - 16);
+                found.push((cmsg.cmsg_level, cmsg.cmsg_type, data.to_vec()));
+                at = libc::CMSG_NXTHDR(&raw const header, at);
+            }
+        }
+        let mut source = [0; 20];
+        source[..16].copy_from_slice(&"2001:db8::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        assert_eq!(
+            found,
+            [
+                (libc::SOL_SOCKET, SO_TXTIME, 42_u64.to_ne_bytes().to_vec()),
+                (libc::SOL_UDP, libc::UDP_SEGMENT, 1_400_u16.to_ne_bytes().to_vec()),
+                (libc::SOL_SOCKET, libc::SO_MARK, 0x70ac_0001_u32.to_ne_bytes().to_vec()),
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, source.to_vec()),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 2_i32.to_ne_bytes().to_vec()),
+            ]
+        );
+        assert_eq!(control.used, CONTROL_BYTES);
+    }
+}
