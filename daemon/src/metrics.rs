@@ -52,6 +52,8 @@ pub struct Metrics {
     pub classes: ClassMetrics,
     /// How QUIC packets reached the kernel, in either role.
     pub io: Arc<quic::io::Counters>,
+    /// What becomes of departure times at devices.
+    pub qdiscs: quic::io::qdisc::Gauges,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -84,6 +86,7 @@ impl Metrics {
             edge: Arc::default(),
             classes: ClassMetrics::default(),
             io: Arc::default(),
+            qdiscs: Default::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -125,6 +128,7 @@ impl Metrics {
         self.edge.register(registry);
         self.classes.register(registry);
         self.io.register(registry);
+        self.qdiscs.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,

@@ -37,6 +37,7 @@ use crate::{
         connection_id::{Issuer, Secret},
         datagrams::{Datagrams, QueueLimits, Schedule},
         endpoint::{self, Admission, Transport},
+        io::{device::Devices, qdisc},
         tls::{self, ServerTls},
     },
     relay::{Phase, Relay, Rules},
@@ -123,6 +124,8 @@ fn init_log(config: &Config) {
 /// What has to be kept at hand while the daemon runs.
 struct Daemon {
     metrics: Arc<Metrics>,
+    /// Which of them keep departure times.
+    devices: Devices,
     relay: Option<RelayRole>,
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
@@ -144,7 +147,11 @@ impl Daemon {
         let mut hangup = listen(SignalKind::hangup())?;
         let metrics = Metrics::new();
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
-        let mut daemon = Self { metrics: metrics.clone(), relay, roles, stop };
+        let devices = match config.transport.io {
+            config::Io::Paced => qdisc::follow(metrics.qdiscs.clone(), control),
+            config::Io::Stock => Devices::default(),
+        };
+        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop };
         if config.relay.is_some() {
             daemon.start_relay(&config, &metrics, control).await?;
         }
@@ -208,9 +215,8 @@ impl Daemon {
             max_requests: u64::from(limits.tunnels_per_connection) + 16,
             // Clients keep their connections alive, or let them go.
             keep_alive: None,
-            ..Transport::from(&config.transport)
-        }
-        .counted(&metrics.io);
+            ..Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io)
+        };
         let secret = secret(&config.state_dir)?;
         let mut listeners = Vec::new();
         let open = Arc::new(AtomicBool::new(true));
@@ -248,7 +254,7 @@ impl Daemon {
     }
 
     fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
-        let transport = Transport::from(&config.transport).counted(&metrics.io);
+        let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
         let forwards = config.forwards.clone();
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
         let classes = Classes::new(config.policy.clone(), Role::Edge, &metrics.classes);

@@ -128,11 +128,11 @@ impl From<&config::Transport> for Transport {
 }
 
 impl Transport {
-    /// Counts packets at `counters`, too, if they have departure times.
+    /// Has departure times, if there are any, go by what is known of `devices`, and counts packets at `counters`.
     #[must_use]
-    pub fn counted(mut self, counters: &Arc<Counters>) -> Self {
+    pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<Counters>) -> Self {
         if let Io::Paced(pacing) = &mut self.io {
-            pacing.counters = counters.clone();
+            (pacing.devices, pacing.counters) = (devices.clone(), counters.clone());
         }
         self
     }

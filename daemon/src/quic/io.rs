@@ -36,6 +36,7 @@ pub mod clock;
 pub mod device;
 pub mod label;
 pub mod message;
+pub mod qdisc;
 pub mod queue;
 
 use self::{

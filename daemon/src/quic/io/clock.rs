@@ -109,13 +109,17 @@ impl Timer {
 
 impl time::clock::Timer for Timer {
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(wanted_ns) = self.wanted_ns else { return Poll::Pending };
+        let Some(wanted_ns) = self.wanted_ns else {
+            return Poll::Pending;
+        };
         loop {
             if now_ns() >= wanted_ns {
                 self.wanted_ns = None;
                 return Poll::Ready(());
             }
-            let Poll::Ready(Ok(mut ready)) = self.fd.poll_read_ready(cx) else { return Poll::Pending };
+            let Poll::Ready(Ok(mut ready)) = self.fd.poll_read_ready(cx) else {
+                return Poll::Pending;
+            };
             // It has run out, or was armed anew meanwhile; what it counted is of no interest.
             let expired = ready.try_io(|fd| {
                 let mut count = 0_u64;

@@ -1,11 +1,16 @@
-//! What is known of the devices that packets leave by.
+//! The devices that packets leave by: what is known of them, and by which one a peer is reached.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use s2n_quic_platform::message::default::Handle;
+use tokio::sync::mpsc;
 
 /// A device, as far as messages are concerned.
 #[derive(Debug)]
@@ -16,8 +21,9 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device of which nothing is known: departures are written, and packets leave together.
-    fn new(name: impl Into<String>) -> Self {
+    /// A device of which only its name is known: departures are written, and packets leave together.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), keeps_departures: AtomicBool::new(true), segments: AtomicBool::new(true) }
     }
 
@@ -33,9 +39,9 @@ impl Device {
         self.keeps_departures.load(Relaxed)
     }
 
-    /// Notes whether it does.
-    pub fn set_keeps_departures(&self, keeps: bool) {
-        self.keeps_departures.store(keeps, Relaxed);
+    /// Notes whether it does; tells whether that is new.
+    pub fn set_keeps_departures(&self, keeps: bool) -> bool {
+        self.keeps_departures.swap(keeps, Relaxed) != keeps
     }
 
     /// Whether messages of several packets pass it.
@@ -50,28 +56,126 @@ impl Device {
     }
 }
 
-/// The devices of this host, by what is reached through them. Clones share what is known.
-#[derive(Clone, Debug)]
-pub struct Devices {
-    unknown: Arc<Device>,
-}
+/// Where packets go, and from which of our addresses.
+pub type Route = (IpAddr, IpAddr);
 
-impl Default for Devices {
-    fn default() -> Self {
-        Self { unknown: Arc::new(Device::new("unknown")) }
-    }
+/// How many peers' devices are remembered before all are asked for again.
+const MAX_ROUTES: usize = 65_536;
+
+/// How many questions may wait; peers beyond are asked for with a later packet.
+const MAX_QUESTIONS: usize = 1_024;
+
+/// The devices of this host, by what is reached through them. Clones share what is known.
+///
+/// Until somebody answers, a device is unknown: departures are written, which does no harm where they are ignored, for
+/// nothing is handed over more than 2 ms ahead.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    routes: Arc<Routes>,
+    /// Nobody tells devices apart without it.
+    questions: Option<mpsc::Sender<Route>>,
 }
 
 impl Devices {
+    /// Devices that are asked for when a packet leaves for a new peer, and where to answer. The questions end with the
+    /// last clone.
+    #[must_use]
+    pub fn with_questions() -> (Self, Arc<Routes>, mpsc::Receiver<Route>) {
+        let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
+        let routes = Arc::<Routes>::default();
+        (Self { routes: routes.clone(), questions: Some(questions) }, routes, asked)
+    }
+
     /// The device that packets on `path` leave by.
     #[must_use]
-    pub fn toward(&self, _path: &Handle) -> Arc<Device> {
-        self.unknown()
+    pub fn toward(&self, path: &Handle) -> Arc<Device> {
+        let Some(questions) = &self.questions else {
+            return self.unknown();
+        };
+        let ip = |address| SocketAddr::from(address).ip();
+        let route = (ip(path.remote_address.0), ip(path.local_address.0));
+        let known = self.routes.known.read().unwrap_or_else(PoisonError::into_inner).get(&route).cloned();
+        known.unwrap_or_else(|| {
+            if questions.try_send(route).is_ok() {
+                self.routes.answer(route, self.unknown());
+            }
+            self.unknown()
+        })
     }
 
     /// What stands for a device that has not been found.
     #[must_use]
     pub fn unknown(&self) -> Arc<Device> {
-        self.unknown.clone()
+        self.routes.unknown.clone()
+    }
+}
+
+/// By which device packets leave, as far as it has been asked and answered.
+#[derive(Debug)]
+pub struct Routes {
+    unknown: Arc<Device>,
+    known: RwLock<HashMap<Route, Arc<Device>>>,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Self { unknown: Arc::new(Device::new("unknown")), known: RwLock::default() }
+    }
+}
+
+impl Routes {
+    /// Notes by which device packets leave for `route`.
+    pub fn answer(&self, route: Route, device: Arc<Device>) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_ROUTES {
+            known.clear();
+        }
+        known.insert(route, device);
+    }
+
+    /// Forgets all routes, because some have changed.
+    pub fn forget(&self) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use s2n_quic_core::path::{Handle as _, RemoteAddress};
+
+    use super::*;
+
+    fn path(to: &str) -> Handle {
+        Handle::from_remote_address(RemoteAddress(to.parse::<SocketAddr>().unwrap().into()))
+    }
+
+    #[test]
+    fn a_new_peer_is_asked_for_once_and_unknown_until_the_answer() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        let (peer, other) = (path("192.0.2.1:443"), path("[2001:db8::1]:443"));
+        for path in [peer, peer, other] {
+            assert_eq!(devices.toward(&path).name(), "unknown");
+        }
+        let (route, _) = (asked.try_recv().unwrap(), asked.try_recv().unwrap());
+        assert_eq!(route.0, IpAddr::from([192, 0, 2, 1]));
+        assert!(asked.try_recv().is_err());
+        routes.answer(route, Arc::new(Device::new("eth0")));
+        assert_eq!(devices.toward(&peer).name(), "eth0");
+        assert_eq!(devices.toward(&other).name(), "unknown");
+        routes.forget();
+        assert_eq!(devices.toward(&peer).name(), "unknown");
+        assert_eq!(asked.try_recv().unwrap(), route);
+    }
+
+    #[test]
+    fn what_is_remembered_and_what_is_asked_is_bounded() {
+        let (devices, routes, mut asked) = Devices::with_questions();
+        for number in 0..MAX_ROUTES as u32 + 10 {
+            _ = devices.toward(&path(&format!("[2001:db8::{:x}:{:x}]:1", number >> 16, number & 0xffff)));
+            let route = (IpAddr::from(number.to_be_bytes()), IpAddr::from([0; 4]));
+            routes.answer(route, devices.unknown());
+        }
+        assert!(routes.known.read().unwrap().len() <= MAX_ROUTES);
+        assert_eq!(std::iter::from_fn(|| asked.try_recv().ok()).count(), MAX_QUESTIONS);
     }
 }

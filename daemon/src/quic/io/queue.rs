@@ -154,7 +154,9 @@ impl<O: Outlet> Tx<O> {
 
     /// The kernel refused the first message. If it may be for being several packets in one, they go one by one.
     fn on_refused(&mut self, error: &io::Error) {
-        let Some(refused) = self.pending.pop_front() else { return };
+        let Some(refused) = self.pending.pop_front() else {
+            return;
+        };
         match error.raw_os_error() {
             Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if refused.group.packets > 1 => {
                 let packets = refused.taken_apart();
@@ -239,7 +241,9 @@ impl Batch {
     /// The departure of a packet: its own, or else that of the last packet to the same peer, if that is to come. So
     /// nothing overtakes: neither pure acknowledgements nor a CONNECTION_CLOSE behind the last data.
     fn departure_ns(&mut self, to: SocketAddress, own_ns: Option<u64>) -> Option<u64> {
-        let Some(own_ns) = own_ns else { return self.last.get(&to).copied() };
+        let Some(own_ns) = own_ns else {
+            return self.last.get(&to).copied();
+        };
         if own_ns > self.now_ns {
             let last_ns = self.last.entry(to).or_default();
             *last_ns = own_ns.max(*last_ns);
@@ -359,7 +363,8 @@ impl Formed {
             segment_bytes: self.group.segment_bytes,
             path: &self.path,
             ecn: self.ecn,
-            departure_ns: self.group.departure_ns.filter(|_| forming.stamps),
+            // Elsewhere nobody looks at it, or somebody goes by another clock.
+            departure_ns: self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures()),
             mark: self.mark,
         }
     }

@@ -252,7 +252,10 @@ async fn without_fq_messages_wait_here_in_order_and_share_a_longer_quantum() {
         let before = double.wire().sent.len();
         push(&mut tx, []);
         let wire = double.wire();
-        assert!(wire.sent[before..].iter().all(|sent| sent.departure_ns.unwrap() <= clock::now_ns()), "none early");
+        let departures_ns = [at_ns, at_ns + MS, at_ns + MS];
+        for (sent, departure_ns) in wire.sent.iter().skip(1).zip(departures_ns).skip(before - 1) {
+            assert!(departure_ns <= clock::now_ns() && sent.departure_ns.is_none(), "none early, and none twice");
+        }
     }
     let sent: Vec<_> = double.wire().sent.iter().map(|sent| (sent.payload[0], sent.payload.len())).collect();
     assert_eq!(sent, [(0, 1_200), (1, 2_400), (3, 1_200), (4, 40)]);
