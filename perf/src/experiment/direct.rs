@@ -18,7 +18,7 @@ use paced::quic::{
     connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
-    endpoint::{self, Admission, Congestion, Io, Sockets, Transport},
+    endpoint::{self, Admission, Congestion, Io, Pacing, Sockets, Transport},
     events::Events,
     tls::{self, Identity, ServerTls, Trust},
 };
@@ -40,6 +40,9 @@ use crate::plan::{self, Class, Plan, Scheduler};
 
 /// Size of IP packets: Ethernet's.
 pub const MTU: u16 = 1_500;
+
+/// What of a full packet's Ethernet frame is UDP payload.
+const PAYLOAD_SHARE: f64 = (1_500.0 - 28.0) / (1_500.0 + 14.0);
 
 /// The name in the server's certificate.
 const SERVER_NAME: &str = "server.example";
@@ -63,6 +66,9 @@ impl Ends {
         let congestion = match plan.congestion {
             plan::Congestion::Cubic => Congestion::Cubic,
             plan::Congestion::Bbr => Congestion::Bbr,
+            plan::Congestion::FixedMbit(mbit) => {
+                Congestion::Fixed { bytes_per_sec: (mbit * 1e6 / 8.0 * PAYLOAD_SHARE) as u64 }
+            }
         };
         Ok(Self {
             transport: Transport {
@@ -72,7 +78,7 @@ impl Ends {
                 // Where the kernel loses packets, it loses a whole batch at once.
                 gso: plan.workload.one_way,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
-                io: Io::Stock,
+                io: if scheduler == Scheduler::Paced { Io::Paced(Pacing::default()) } else { Io::Stock },
                 ..Transport::default()
             },
             schedule: Schedule { discipline, binding, clock, seed, ..Schedule::default() },

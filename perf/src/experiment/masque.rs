@@ -50,7 +50,7 @@ const EDGE_METRICS: &str = "127.0.0.1:9434";
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let lab = Lab::verified(&plan.network)?;
     lab.delay_target(plan.tunnel.target_delay_ms)?;
-    let sections = format!("[transport]\ncongestion = \"{}\"\n{}", plan.congestion.name(), policy(plan, scheduler)?);
+    let sections = format!("[transport]\ncongestion = \"{}\"\n{}", plan.congestion, policy(plan, scheduler)?);
     let relay = Terms { limits: "connection_idle_seconds = 300", sections: &sections, ..Terms::default() };
     let Lab { chain, bottleneck, .. } = lab;
     let site = Site::on(chain, relay)?;

@@ -88,7 +88,7 @@ pub struct Row {
     /// The links.
     pub network: String,
     /// The congestion controller.
-    pub congestion: &'static str,
+    pub congestion: String,
     /// Where it was measured.
     #[serde(flatten)]
     pub origin: Origin,
@@ -109,7 +109,7 @@ impl Row {
             seed: plan.seed,
             repetitions: 0,
             network: if origin.is_native() { "loopback".to_owned() } else { plan.network.to_string() },
-            congestion: plan.congestion.name(),
+            congestion: plan.congestion.to_string(),
             origin: origin.clone(),
         }
     }

@@ -35,12 +35,7 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     text(&mut svg, (12.0, 22.0), "start", "font-size=\"15\" font-weight=\"bold\"", &title);
     let conditions = format!(
         "variant {}; {}, {}; {} requests, {} repetitions from seed {}",
-        plan.variant,
-        plan.network,
-        plan.congestion.name(),
-        plan.workload.requests,
-        plan.repetitions,
-        plan.seed
+        plan.variant, plan.network, plan.congestion, plan.workload.requests, plan.repetitions, plan.seed
     );
     text(&mut svg, (12.0, 41.0), "start", "fill=\"#555\"", &conditions);
     for (index, class) in plan.classes.iter().enumerate() {

@@ -10,7 +10,7 @@ use crate::plan::{Class, Plan};
 #[must_use]
 pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
     let Plan { name, variant, title, network, congestion, .. } = plan;
-    let mut text = format!("{name} ({variant}): {title}\n{network}; {}\n", congestion.name());
+    let mut text = format!("{name} ({variant}): {title}\n{network}; {}\n", congestion);
     for (index, Class { name, bytes, deadline_ms, .. }) in plan.classes.iter().enumerate() {
         let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
         _ = writeln!(text, "\n{name}: {bytes} bytes{within}\n");

@@ -56,7 +56,7 @@ const NAME: &str = "server.example";
 pub fn run(plan: &Plan, connections: Connections, seed: u64) -> Result<Run> {
     let lab = Lab::verified(&plan.network)?;
     for host in [&lab.chain.client, &lab.chain.relay] {
-        host.sysctl("net.ipv4.tcp_congestion_control", plan.congestion.name())?;
+        host.sysctl("net.ipv4.tcp_congestion_control", &plan.congestion.to_string())?;
     }
     let requests = requests(plan, seed);
     let listener = lab.chain.relay.run(|| listen((Ipv4Addr::UNSPECIFIED, PORT).into()))??;

@@ -56,7 +56,9 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
         };
         let run = match &lab {
             // To look costs something, which would count as the dispatcher's.
-            Some(lab) if scheduler == Scheduler::Stock => observed(lab, || lab.chain.client.run(send)?),
+            Some(lab) if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) => {
+                observed(lab, || lab.chain.client.run(send)?)
+            }
             Some(lab) => lab.chain.client.run(send)?,
             None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
         };

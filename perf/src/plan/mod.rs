@@ -133,7 +133,7 @@ pub enum Family {
 }
 
 /// A congestion controller.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Congestion {
     /// RFC 9438.
@@ -141,6 +141,9 @@ pub enum Congestion {
     Cubic,
     /// BBRv2.
     Bbr,
+    /// None: this rate, in Mbit/s of Ethernet frames, whatever happens. `stock` then sends bursts of ten packets, as
+    /// s2n-quic's pacer would.
+    FixedMbit(f64),
 }
 
 /// A link.
@@ -406,6 +409,9 @@ impl Plan {
         } else {
             ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
         }
+        if let Congestion::FixedMbit(mbit) = self.congestion {
+            ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
+        }
         ensure!(self.repetitions > 0, "repetitions: at least one");
         ensure!(!self.clocks.is_empty(), "clocks: at least one");
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
@@ -474,13 +480,12 @@ impl Clock {
     }
 }
 
-impl Congestion {
-    /// Its name in plans and results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cubic => "cubic",
-            Self::Bbr => "bbr",
+            Self::Cubic => f.write_str("cubic"),
+            Self::Bbr => f.write_str("bbr"),
+            Self::FixedMbit(mbit) => write!(f, "fixed, {mbit} Mbit/s"),
         }
     }
 }
