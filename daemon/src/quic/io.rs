@@ -12,7 +12,7 @@ use std::{
     io,
     net::UdpSocket,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -169,7 +169,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         let clock = Clock::new()?;
         let (reports, stats) = stats::channel();
         let rx = receive(socket.try_clone()?, address, settings.max_mtu, reports)?;
-        let outlet = KernelSocket(register(socket.into())?);
+        let outlet = KernelSocket { socket: socket.into(), full: None };
         let tx = Tx::new(outlet, forming, settings.devices, Clock::new()?.timer(), settings.counters);
         let cooldown = Cooldown::default();
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
@@ -185,26 +185,39 @@ fn receive(socket: Socket, address: SocketAddress, max_mtu: u16, stats: stats::S
     syscall::configure_tos(&socket);
     let entries = (RECEIVE_BYTES / u32::from(room)).next_power_of_two();
     let (producer, consumer) = ring::pair(entries, u32::from(room));
-    let receiver = Receiver::new(producer, register(socket.into())?, None, Cooldown::default(), stats);
+    let receiver =
+        Receiver::new(producer, register(socket.into(), Interest::READABLE)?, None, Cooldown::default(), stats);
     tokio::spawn(receiver);
     let room = MaxMtu::try_from(room).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(Rx::new(vec![consumer], room, address.into()))
 }
 
-fn register(socket: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
+fn register(socket: UdpSocket, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
     // SAFETY: a `UdpSocket` owns its descriptor, always names the same one, and nothing takes it out of the `AsyncFd`.
-    Ok(unsafe { AsyncFd::register(socket) }?)
+    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
 /// The kernel's side of the queue.
-struct KernelSocket(AsyncFd<UdpSocket>);
+struct KernelSocket {
+    socket: UdpSocket,
+    /// Watched only while it is full: the kernel reports room for every packet that leaves, and each report wakes.
+    full: Option<AsyncFd<UdpSocket>>,
+}
 
 impl Outlet for KernelSocket {
-    fn send(&self, messages: &[Message<'_>]) -> io::Result<usize> {
-        self.0.try_io(Interest::WRITABLE, |socket| message::send(socket, messages))
+    fn send(&mut self, messages: &[Message<'_>]) -> io::Result<usize> {
+        message::send(&self.socket, messages)
     }
 
-    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.poll_write_ready(cx).map(|_| ())
+    fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.full.is_none() {
+            self.full = self.socket.try_clone().and_then(|socket| register(socket, Interest::WRITABLE)).ok();
+        }
+        // Without a descriptor to watch it by, it is tried again at once. An error is the runtime's end.
+        if let Some(full) = &self.full {
+            _ = ready!(full.poll_write_ready(cx));
+        }
+        self.full = None;
+        Poll::Ready(())
     }
 }

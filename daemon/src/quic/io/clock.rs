@@ -9,7 +9,7 @@ use std::{
 };
 
 use s2n_quic_core::time::{self, ClockWithTimer, Timestamp};
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// Reads CLOCK_MONOTONIC, in nanoseconds since boot.
 #[must_use]
@@ -57,7 +57,7 @@ impl Clock {
         // SAFETY: the kernel just made this descriptor for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: an `OwnedFd` always names the same descriptor, and nothing takes it out of the `AsyncFd`.
-        Ok(Self { timer: Arc::new(unsafe { AsyncFd::register(fd) }?) })
+        Ok(Self { timer: Arc::new(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?) })
     }
 }
 

@@ -36,11 +36,11 @@ pub trait Outlet: Send + 'static {
     /// Sends messages in order and returns how many left: at least one.
     ///
     /// # Errors
-    /// What the first one met. `WouldBlock` arms [`poll_writable`](Self::poll_writable).
-    fn send(&self, messages: &[Message<'_>]) -> io::Result<usize>;
+    /// What the first one met. After `WouldBlock`, [`poll_writable`](Self::poll_writable) waits.
+    fn send(&mut self, messages: &[Message<'_>]) -> io::Result<usize>;
 
     /// Waits until sending may work again.
-    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()>;
+    fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
 /// How messages are formed.

@@ -47,7 +47,7 @@ impl Double {
 }
 
 impl Outlet for Double {
-    fn send(&self, messages: &[Message<'_>]) -> io::Result<usize> {
+    fn send(&mut self, messages: &[Message<'_>]) -> io::Result<usize> {
         let mut wire = self.wire();
         let mut left = 0;
         for message in messages {
@@ -67,7 +67,7 @@ impl Outlet for Double {
         Ok(left)
     }
 
-    fn poll_writable(&self, _: &mut Context<'_>) -> Poll<()> {
+    fn poll_writable(&mut self, _: &mut Context<'_>) -> Poll<()> {
         if self.wire().room == Some(0) { Poll::Pending } else { Poll::Ready(()) }
     }
 }
