@@ -96,8 +96,10 @@ impl Devices {
         let route = (ip(path.remote_address.0), ip(path.local_address.0));
         let known = self.routes.known.read().unwrap_or_else(PoisonError::into_inner).get(&route).cloned();
         known.unwrap_or_else(|| {
-            if questions.try_send(route).is_ok() {
-                self.routes.answer(route, self.unknown());
+            // Noted before it is asked, so that it never takes the place of the answer.
+            self.routes.answer(route, self.unknown());
+            if questions.try_send(route).is_err() {
+                self.routes.known.write().unwrap_or_else(PoisonError::into_inner).remove(&route);
             }
             self.unknown()
         })
