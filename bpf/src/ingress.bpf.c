@@ -27,10 +27,10 @@
 enum long_type { INITIAL, ZERO_RTT, HANDSHAKE, RETRY };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct listener);
-	__type(value, __u32);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LISTENER_PLACES);
+	__type(key, __u32);
+	__type(value, struct listener);
 } paced_listeners SEC(".maps");
 
 struct {
@@ -190,11 +190,28 @@ static __always_inline enum reason judge_long(const struct packet *packet)
 	}
 }
 
+static __always_inline int is_listener(const __u64 address[2], __u16 port)
+{
+	__u32 place = listener_place(address[0], address[1], port);
+
+#pragma unroll
+	for (__u32 probe = 0; probe < LISTENER_PROBES; probe++) {
+		__u32 at = (place + probe) % LISTENER_PLACES;
+		struct listener *listener = bpf_map_lookup_elem(&paced_listeners, &at);
+
+		if (!listener || !listener->in_use)
+			return 0;
+		if (listener->port == port && listener->address[0] == address[0] && listener->address[1] == address[1])
+			return 1;
+	}
+	return 0;
+}
+
 /* Finds UDP to a listener; returns 0 for everything else. What is shorter than it says has a length of 0. */
 static __always_inline int find(struct xdp_md *xdp, struct packet *packet)
 {
 	__u8 *at = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
-	struct listener listener = {};
+	__u64 address[2] = {};
 	struct ethhdr *ethernet = (void *)at;
 	struct udphdr *udp;
 	__be16 protocol;
@@ -220,8 +237,7 @@ static __always_inline int find(struct xdp_md *xdp, struct packet *packet)
 		/* A version of 4 and five words; neither a fragment nor followed by one. */
 		if (at + sizeof(*ip) > end || *at != 0x45 || ip->protocol != IPPROTO_UDP || ip->frag_off & bpf_htons(0x3fff))
 			return 0;
-		listener.address[10] = listener.address[11] = 0xff;
-		__builtin_memcpy(listener.address + 12, &ip->daddr, 4);
+		address[1] = (__u64)ip->daddr << 32 | 0xffff0000;
 		packet->prefix = bpf_ntohl(ip->saddr) >> 8;
 		at += sizeof(*ip);
 	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
@@ -230,7 +246,7 @@ static __always_inline int find(struct xdp_md *xdp, struct packet *packet)
 
 		if (at + sizeof(*ip) > end || *at >> 4 != 6 || ip->nexthdr != IPPROTO_UDP)
 			return 0;
-		__builtin_memcpy(listener.address, &ip->daddr, 16);
+		__builtin_memcpy(address, &ip->daddr, sizeof(address));
 		__builtin_memcpy(&network, &ip->saddr, 8);
 		/* The upper 56 bits, and one that no IPv4 prefix has. */
 		packet->prefix = bpf_be64_to_cpu(network) >> 8 | 1ull << 63;
@@ -242,9 +258,9 @@ static __always_inline int find(struct xdp_md *xdp, struct packet *packet)
 	udp = (void *)at;
 	if (at + sizeof(*udp) > end)
 		return 0;
-	listener.port = udp->dest;
-	if (!bpf_map_lookup_elem(&paced_listeners, &listener))
+	if (!is_listener(address, udp->dest))
 		return 0;
+	/* A number and not a pointer: older verifiers do not know how large two bytes in host order can be. */
 	room = end - at;
 	at += sizeof(*udp);
 	len = bpf_ntohs(udp->len);

@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::maps::{Array, Map, MapData, PerCpuArray};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfLoader};
 
 pub use crate::connection_id::IdKeys;
 use crate::connection_id::set_keys;
 use crate::error::{Cause, Circumstances, Error};
-use crate::intf::{RawIdKeys, RawLimit, RawLimits, RawListener};
+use crate::intf::{self, RawIdKeys, RawLimit, RawLimits, RawListener};
 use crate::syscall::{Device, Link, LinkHook};
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
@@ -201,7 +201,7 @@ impl Ingress {
     /// The object lacks a table.
     pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
         let fd = |name| match self.ebpf.map(name)? {
-            Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) => Some(map.fd().as_fd()),
+            Map::Array(map) | Map::PerCpuArray(map) => Some(map.fd().as_fd()),
             _ => None,
         };
         TABLES.iter().map(|name| fd(name).ok_or_else(|| broken(name, "the object does not have it"))).collect()
@@ -222,7 +222,7 @@ const TABLES: [&str; 4] = ["paced_listeners", "paced_ids", "paced_limits", "pace
 
 /// The tables of the XDP program: listeners, keys and limits in, counters out. Needs the maps' file descriptors and no right.
 pub struct Guard {
-    listeners: HashMap<MapData, RawListener, u32>,
+    listeners: Array<MapData, RawListener>,
     ids: Array<MapData, RawIdKeys>,
     limits: Array<MapData, RawLimits>,
     reasons: PerCpuArray<MapData, u64>,
@@ -251,18 +251,23 @@ impl Guard {
     /// Says which addresses and ports are the daemon's: exactly those, so one that listens on all addresses names each.
     ///
     /// # Errors
-    /// The kernel refuses an update, such as that for the 1,025th listener.
+    /// They are too many (some hundred), or the kernel refuses an update; packets to those that are not known pass.
     pub fn listen(&mut self, listeners: impl IntoIterator<Item = SocketAddr>) -> Result<(), Error> {
-        let refused = |error| broken(TABLES[0], error);
-        let wanted: HashSet<_> = listeners.into_iter().map(RawListener::from).collect();
-        for listener in &wanted {
-            self.listeners.insert(listener, 0, 0).map_err(refused)?;
+        let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
+        let mut is_full = false;
+        for listener in listeners.into_iter().map(RawListener::from).collect::<HashSet<_>>() {
+            let probes = (0..intf::LISTENER_PROBES).map(|probe| (listener.place() + probe) % intf::LISTENER_PLACES);
+            match probes.map(|at| at as usize).find(|at| places[*at].in_use == 0) {
+                Some(at) => places[at] = listener,
+                None => is_full = true,
+            }
         }
-        let present: Vec<_> = self.listeners.keys().collect::<Result<_, _>>().map_err(refused)?;
-        present
-            .iter()
-            .filter(|listener| !wanted.contains(listener))
-            .try_for_each(|listener| self.listeners.remove(listener).map_err(refused))
+        for (at, listener) in (0..).zip(places) {
+            if self.listeners.get(&at, 0).map_err(|error| broken(TABLES[0], error))? != listener {
+                self.listeners.set(at, listener, 0).map_err(|error| broken(TABLES[0], error))?;
+            }
+        }
+        if is_full { Err(broken(TABLES[0], "there is no room for so many listeners")) } else { Ok(()) }
     }
 
     /// Says by which keys connection IDs are ours: each by its config, 0 to 7. Without any, none is.
@@ -308,7 +313,11 @@ impl From<SocketAddr> for RawListener {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
-        Self { address: address.octets(), port: listener.port().to_be_bytes(), unused: [0; 2] }
+        let mut words = [0; 2];
+        for (word, bytes) in words.iter_mut().zip(address.octets().as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Self { address: words, port: listener.port().to_be(), in_use: 1, unused: 0 }
     }
 }
 

@@ -36,12 +36,24 @@ struct class_counters {
 #define DEVICE_FQ 1u        /* the root qdisc keeps departure times */
 #define DEVICE_NO_ETHERNET 2u /* packets begin with the IP header */
 
-/* An address and port that the daemon listens at: IPv4 as IPv4-mapped IPv6, the port in network order. */
+/*
+ * An address and port that the daemon listens at: IPv4 as IPv4-mapped IPv6, the port in network order. They stand in an
+ * array by their own hash, or in one of the places behind it: an array costs a packet less than the kernel's hash table.
+ */
 struct listener {
-	__u8 address[16];
+	__u64 address[2];
 	__u16 port;
-	__u16 unused;
+	__u16 in_use;
+	__u32 unused;
 };
+
+#define LISTENER_PLACES 1024u
+#define LISTENER_PROBES 8u
+
+static inline __u32 listener_place(__u64 address_0, __u64 address_1, __u16 port)
+{
+	return ((address_0 ^ (address_1 << 32 | address_1 >> 32) ^ port) * 0x9e3779b97f4a7c15ull) >> 54;
+}
 
 /* The SipHash-2-4 keys of connection IDs under one config; connection_id.h says how they are made. */
 #define ID_CONFIGS 8u
@@ -95,8 +107,9 @@ LAYOUT(class_counters, packets, 0);
 LAYOUT(class_counters, bytes, 8);
 LAYOUT(class_counters, delayed_packets, 16);
 LAYOUT(class_counters, dropped_packets, 24);
-_Static_assert(sizeof(struct listener) == 20, "listener");
+_Static_assert(sizeof(struct listener) == 24, "listener");
 LAYOUT(listener, port, 16);
+LAYOUT(listener, in_use, 18);
 _Static_assert(sizeof(struct id_keys) == 40, "id_keys");
 LAYOUT(id_keys, mask, 16);
 LAYOUT(id_keys, in_force, 32);

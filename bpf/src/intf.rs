@@ -35,13 +35,26 @@ pub(crate) struct RawCounters {
 /// How many configs connection IDs may have.
 pub(crate) const ID_CONFIGS: u32 = 8;
 
-/// `struct listener`; the port in network order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// In how many places listeners may stand, and how many are looked at from the one of their hash on.
+pub(crate) const LISTENER_PLACES: u32 = 1_024;
+pub(crate) const LISTENER_PROBES: u32 = 8;
+
+/// `struct listener`; both in network order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct RawListener {
-    pub(crate) address: [u8; 16],
-    pub(crate) port: [u8; 2],
-    pub(crate) unused: [u8; 2],
+    pub(crate) address: [u64; 2],
+    pub(crate) port: u16,
+    pub(crate) in_use: u16,
+    pub(crate) unused: u32,
+}
+
+impl RawListener {
+    /// `listener_place`.
+    pub(crate) fn place(&self) -> u32 {
+        let mixed = self.address[0] ^ self.address[1].rotate_left(32) ^ u64::from(self.port);
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as u32
+    }
 }
 
 /// `struct id_keys`.
@@ -91,7 +104,7 @@ macro_rules! layout {
 
 layout!(RawTerms, 24, bytes_per_sec @ 0, burst_ns @ 8, priority @ 16, dscp @ 20);
 layout!(RawCounters, 32, packets @ 0, bytes @ 8, delayed_packets @ 16, dropped_packets @ 24);
-layout!(RawListener, 20, address @ 0, port @ 16);
+layout!(RawListener, 24, address @ 0, port @ 16, in_use @ 18);
 layout!(RawIdKeys, 40, tag @ 0, mask @ 16, in_force @ 32);
 layout!(RawLimits, 48, prefix @ 0, total @ 16, resets @ 32);
 const _: () = assert!(crate::ingress::Reason::ALL.len() == 13);

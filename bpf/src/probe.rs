@@ -150,12 +150,13 @@ impl fmt::Display for Capabilities {
 
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
+const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
 /// Names the rights for programs and qdiscs that the calling thread does not have.
 pub(crate) fn missing_rights() -> Vec<&'static str> {
     let effective = effective_capabilities(&read("/proc/thread-self/status")).unwrap_or_default();
-    let rights = [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN)];
+    let rights = [("CAP_BPF", CAP_BPF), ("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_PERFMON", CAP_PERFMON)];
     rights.into_iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| name).collect()
 }
 

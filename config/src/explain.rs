@@ -5,6 +5,7 @@ use std::fmt::Display;
 use sched::stream::{Discipline, Expiry, Level, Low};
 
 use crate::forward::{Forward, Trust};
+use crate::kernel::{Device, Kernel};
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::targets::{TargetRules, Unlisted};
@@ -30,6 +31,7 @@ pub fn explain(config: &Config) -> String {
             Io::Stock => "bursts of s2n-quic".into(),
         },
     ));
+    lines.push(kernel(&config.kernel));
     lines.push(config.metrics.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics")));
     lines.push(format!("log: {}", config.log));
     lines.extend(config.warnings().iter().map(|warning| format!("warning: {warning}")));
@@ -127,6 +129,22 @@ fn forward(forward: &Forward) -> String {
     };
     let class = forward.class.as_deref().map(|class| format!(", class {class}")).unwrap_or_default();
     format!("forward {listen} (UDP) to {target} through {relay}, mode {mode}{class}, trusts {trust}, shows {shows}")
+}
+
+fn kernel(kernel: &Kernel) -> String {
+    let parts = [
+        (kernel.egress, "classes marked, paced and counted (tc)"),
+        (kernel.ingress, "listeners guarded (XDP)"),
+        (kernel.manage_qdisc, "fq set"),
+    ];
+    let parts: Vec<_> = parts.into_iter().filter(|(wanted, _)| *wanted).map(|(_, part)| part).collect();
+    let devices: Vec<_> = kernel.devices.iter().map(Device::as_str).collect();
+    match (devices.is_empty(), parts.is_empty()) {
+        (false, false) => {
+            format!("kernel: on {}: {}; marks {:#x}", devices.join(", "), parts.join(", "), kernel.mark_tag)
+        }
+        _ => "kernel: enforces nothing".into(),
+    }
 }
 
 fn policy(policy: &Policy) -> impl Iterator<Item = String> {

@@ -5,6 +5,7 @@
 //! | [`relay`] | the relay role: listeners, users, limits |
 //! | [`targets`] | which targets may be reached: the rules and their decision |
 //! | [`forward`] | the edge role |
+//! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`policy`] | classes of traffic, and what belongs to which |
 //! | [`error`] | what is wrong with a text, where, and what to write instead |
 //!
@@ -20,6 +21,7 @@ use masque::template::Template;
 
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
+use crate::kernel::Kernel;
 use crate::policy::Policy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
@@ -28,6 +30,7 @@ use crate::targets::{Pattern, Ports, Rule, TargetRules};
 pub mod error;
 mod explain;
 pub mod forward;
+pub mod kernel;
 pub mod policy;
 pub mod relay;
 mod section;
@@ -50,6 +53,8 @@ pub struct Config {
     pub policy: Policy,
     /// The QUIC transport of both roles.
     pub transport: Transport,
+    /// What the kernel enforces for both.
+    pub kernel: Kernel,
     /// Where metrics are served over HTTP, if at all.
     pub metrics: Option<SocketAddr>,
     /// How much is logged.
@@ -169,9 +174,10 @@ impl Config {
             let forwards = root.sections("forward", |section| forward::read(section, &policy));
             root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
             let transport = root.section("transport", transport);
+            let kernel = root.section("kernel", kernel::read);
             let metrics = root.section("metrics", |metrics| metrics.get("listen"));
             let log = root.section("log", |log| log.get("level")).unwrap_or_default();
-            Some(Self { state_dir, relay, forwards, policy, transport, metrics, log })
+            Some(Self { state_dir, relay, forwards, policy, transport, kernel, metrics, log })
         })
     }
 
@@ -207,6 +213,7 @@ impl Config {
             forwards: Vec::new(),
             policy: Policy::default(),
             transport: Transport::default(),
+            kernel: Kernel::default(),
             metrics: Some(SocketAddr::new(v4, 9433)),
             log: Level::default(),
         }

@@ -73,6 +73,14 @@ pub(crate) trait Value: Sized {
     }
 }
 
+impl Value for bool {
+    const EXPECTED: &'static str = "true or false";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_bool()
+    }
+}
+
 impl Value for SocketAddr {
     const EXPECTED: &'static str = "an address and a port, such as \"192.0.2.1:443\" or \"[2001:db8::1]:443\"";
 

@@ -76,6 +76,12 @@ impl HostAddresses {
         let assigned = self.assigned.read().unwrap_or_else(PoisonError::into_inner);
         assigned.0.contains_key(&address.to_canonical())
     }
+
+    /// Lists the addresses, in no order.
+    #[must_use]
+    pub fn list(&self) -> Vec<IpAddr> {
+        self.assigned.read().unwrap_or_else(PoisonError::into_inner).0.keys().copied().collect()
+    }
 }
 
 type Message = NetlinkMessage<RouteNetlinkMessage>;

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use config::Config;
-use paced::{run, state};
+use paced::{monitor, run, state};
 
 /// Relays UDP and TCP by MASQUE over HTTP/3.
 #[derive(Parser)]
@@ -31,6 +31,9 @@ enum Command {
         /// The configuration (TOML).
         file: PathBuf,
     },
+    /// The privileged half, which `run` starts.
+    #[command(name = monitor::SUBCOMMAND, hide = true)]
+    Monitor,
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Run { config: Some(file), .. } => run::production(&file),
         Command::Run { config: None, state_dir } => run::development(&state_dir.unwrap_or_else(state::development_dir)),
         Command::Check { file } => check(&file),
+        Command::Monitor => monitor::serve(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

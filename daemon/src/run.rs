@@ -30,6 +30,7 @@ use tokio::{
 use crate::{
     auth::hex,
     echo, edge,
+    enforcement::Enforcement,
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
     quic::{
@@ -100,6 +101,8 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     init_log(&config);
+    // Before there are threads, so that none keeps a right.
+    let enforcement = Enforcement::start(&config.kernel);
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("control")
@@ -107,7 +110,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle()));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), enforcement));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -130,6 +133,7 @@ struct Daemon {
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
     stop: watch::Sender<bool>,
+    enforcement: Option<Enforcement>,
 }
 
 struct RelayRole {
@@ -138,10 +142,17 @@ struct RelayRole {
     /// Whether new connections are let in.
     open: Arc<AtomicBool>,
     drain: Duration,
+    host_addresses: HostAddresses,
+    secret: Secret,
 }
 
 impl Daemon {
-    async fn serve(config: Config, file: Option<&Path>, control: &Handle) -> Result<()> {
+    async fn serve(
+        config: Config,
+        file: Option<&Path>,
+        control: &Handle,
+        enforcement: Option<Enforcement>,
+    ) -> Result<()> {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
@@ -151,7 +162,8 @@ impl Daemon {
             config::Io::Paced => qdisc::follow(metrics.qdiscs.clone(), control),
             config::Io::Stock => Devices::default(),
         };
-        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop };
+        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop, enforcement };
+        daemon.publish(&config).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         if config.relay.is_some() {
             daemon.start_relay(&config, &metrics, control).await?;
         }
@@ -171,8 +183,10 @@ impl Daemon {
         }
         daemon.announce(&config, file)?;
         notify(&[NotifyState::Ready]);
+        let mut refresh = tokio::time::interval(REFRESH);
         loop {
             tokio::select! {
+                _ = refresh.tick() => daemon.refresh_guard(),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {
@@ -208,7 +222,7 @@ impl Daemon {
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
         let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &metrics.classes));
         let schedule = Schedule::from(&*classes);
-        let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses, metrics.clone());
+        let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             // A few more than there may be tunnels, so that one too many gets an answer.
@@ -249,7 +263,7 @@ impl Daemon {
             });
             listeners.push((listener.clone(), tls));
         }
-        self.relay = Some(RelayRole { relay, listeners, open, drain: settings.drain });
+        self.relay = Some(RelayRole { relay, listeners, open, drain: settings.drain, host_addresses, secret });
         Ok(())
     }
 
@@ -292,6 +306,20 @@ impl Daemon {
         Ok(())
     }
 
+    /// Has the kernel hold classes to what the policy says of them.
+    fn publish(&mut self, config: &Config) -> Result<()> {
+        self.enforcement.as_mut().map_or(Ok(()), |enforcement| enforcement.publish(&config.policy))
+    }
+
+    /// Tells the kernel's guard which packets are to listeners and which connection IDs are known.
+    fn refresh_guard(&mut self) {
+        let (Some(enforcement), Some(role)) = (&mut self.enforcement, &self.relay) else { return };
+        let listeners: Vec<_> = role.listeners.iter().map(|(listener, _)| listener.address).collect();
+        if let Err(error) = enforcement.guard(&listeners, &role.host_addresses, &role.secret) {
+            tracing::warn!("the guard of listeners does not hear of changes: {error:#}");
+        }
+    }
+
     /// Reads the configuration again. What cannot be used leaves everything as it was.
     fn reload(&mut self, file: &Path) {
         match self.try_reload(file) {
@@ -314,6 +342,9 @@ impl Daemon {
             identities.push(identity(new, &config.state_dir)?.prepare()?);
         }
         anyhow::ensure!(settings.listeners.len() == role.listeners.len(), "a listener was added: restart the daemon");
+        if let Some(enforcement) = &mut self.enforcement {
+            enforcement.publish(&config.policy)?;
+        }
         // Everything has been checked; from here on nothing fails.
         for ((_, tls), identity) in role.listeners.iter().zip(identities) {
             tls.replace(identity);
@@ -354,6 +385,9 @@ impl Daemon {
         while self.roles.join_next().await.is_some() {}
     }
 }
+
+/// How often the kernel's guard hears of this host's addresses.
+const REFRESH: Duration = Duration::from_secs(10);
 
 /// How long connections, and then their last packets, are given to leave.
 const CLOSING: Duration = Duration::from_millis(50);

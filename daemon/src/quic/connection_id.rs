@@ -64,12 +64,12 @@ impl Secret {
         random().map(Self)
     }
 
-    /// The keys of connection IDs for programs that judge them: those that peers may still use, by their config.
+    /// The keys of connection IDs for programs that judge them, by their config: those that peers may use now, and the
+    /// next, so that whoever asks once a week is never behind.
     #[must_use]
-    pub fn connection_id_keys(&self) -> [(u8, Keys); 2] {
-        let generation = generation_now();
-        [generation, generation.saturating_sub(1)]
-            .map(|generation| (config_of(generation), Keys::new(self, generation)))
+    pub fn connection_id_keys(&self) -> [(u8, Keys); 3] {
+        let now = generation_now();
+        [now, now.saturating_sub(1), now + 1].map(|generation| (config_of(generation), Keys::new(self, generation)))
     }
 
     /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).

@@ -226,6 +226,18 @@ fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
     assert_eq!(reason_of(&program, &with_next), Reason::Connection);
 }
 
+#[test]
+fn hundreds_of_listeners_are_all_known_and_their_neighbours_are_not() {
+    tests::ring!(Netns);
+    let (ingress, mut guard) = generous();
+    let address = |host: u16, port| SocketAddr::from(([10, 0, (host >> 8) as u8, host as u8], port));
+    guard.listen((0..300).map(|host| address(host, 443))).unwrap();
+    let passes = |to| ingress.try_on(&Frame { to, ..Frame::v4(&[0; 30]) }.bytes(), 1).unwrap().0;
+    assert!((0..300).all(|host| !passes(address(host, 443))));
+    assert!((300..600).all(|host| passes(address(host, 443))) && (0..300).all(|host| passes(address(host, 444))));
+    guard.listen((0..100_000).map(|host| address(host as u16, host as u16))).unwrap_err();
+}
+
 /// One in an hour, and a few at once.
 fn few(burst: u32) -> Limit {
     Limit { interval: Duration::from_secs(3_600), burst }

@@ -1,11 +1,12 @@
 //! The kernel's programs: what each does to a packet, by test runs and on devices, and that other loaders take them.
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
 mod attach;
 mod egress;
 mod guard;
 mod ingress;
+mod monitor;
 mod objects;
 mod restart;
 mod steer;

@@ -1,0 +1,110 @@
+//! What the kernel is asked to enforce, and on which devices.
+
+use toml::de::DeValue;
+
+use crate::error::Problem;
+use crate::section::{Section, Value};
+
+/// The kernel's programs and queueing disciplines. Nothing is loaded where no device is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The network devices through which clients and targets are reached; no name occurs twice.
+    pub devices: Vec<Device>,
+    /// Whether what leaves is marked, paced and counted by class (tc).
+    pub egress: bool,
+    /// Whether what listeners do not deserve is dropped as it arrives (XDP).
+    pub ingress: bool,
+    /// Whether `fq` becomes the devices' root queueing discipline while paced runs.
+    pub manage_qdisc: bool,
+    /// The upper 16 bits of paced's packet marks; the lower ones are 0.
+    pub mark_tag: u32,
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self { devices: Vec::new(), egress: true, ingress: true, manage_qdisc: false, mark_tag: 0x70ac_0000 }
+    }
+}
+
+/// The name of a network device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device(String);
+
+impl Device {
+    /// The name, as `ip link` shows it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Value for Device {
+    const EXPECTED: &'static str = "the name of a network device in quotes, such as \"eth0\"";
+
+    /// Linux's own rules (`dev_valid_name` in `net/core/dev.c`), without what is not ASCII.
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        let name = value.as_str()?;
+        let is_valid = (1..=15).contains(&name.len())
+            && ![".", ".."].contains(&name)
+            && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:".contains(&byte));
+        is_valid.then(|| Self(name.to_owned()))
+    }
+}
+
+pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
+    let defaults = Kernel::default();
+    let devices = section.list("devices").unwrap_or_default();
+    let switch = |section: &mut Section<'_>, key, default| section.get(key).unwrap_or(default);
+    let egress = switch(section, "egress", defaults.egress);
+    let ingress = switch(section, "ingress", defaults.ingress);
+    let manage_qdisc = switch(section, "manage_qdisc", defaults.manage_qdisc);
+    let mark_tag = section.number("mark_tag", 0..=u32::MAX.into(), defaults.mark_tag);
+    if mark_tag == 0 || mark_tag & 0xffff != 0 {
+        let cause = "a tag has upper bits only: the lower 16 are direction and class";
+        section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
+    }
+    section.refuse_shared("devices", &devices, Device::clone, "a device is named twice");
+    Kernel { devices, egress, ingress, manage_qdisc, mark_tag }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::tests::assert_refused;
+
+    fn kernel(text: &str) -> Kernel {
+        Config::from_toml(&format!("[kernel]\n{text}")).unwrap_or_else(|errors| panic!("{text}: {errors}")).kernel
+    }
+
+    #[test]
+    fn nothing_is_loaded_where_no_device_is_named() {
+        assert_eq!(kernel(""), Kernel::default());
+        assert!(Kernel::default().devices.is_empty());
+    }
+
+    #[test]
+    fn each_part_can_be_switched() {
+        let text = "devices = [\"eth0\", \"wg-1.5\"]\negress = false\ningress = false\nmanage_qdisc = true\nmark_tag = 0x10000";
+        let devices = ["eth0", "wg-1.5"].map(|name| Device(name.into())).to_vec();
+        let expected = Kernel { devices, egress: false, ingress: false, manage_qdisc: true, mark_tag: 0x1_0000 };
+        assert_eq!(kernel(text), expected);
+    }
+
+    #[test]
+    fn what_is_no_device_or_no_tag_is_refused() {
+        for (line, why) in [
+            ("devices = [\"\"]", ["line 2", "\"\"", "such as \"eth0\""]),
+            ("devices = [\"a/b\"]", ["line 2", "a/b", "such as \"eth0\""]),
+            ("devices = [\"sixteen-letters-\"]", ["line 2", "sixteen", "such as \"eth0\""]),
+            ("devices = [\"a\", \"a\"]", ["line 2", "twice", ""]),
+            ("egress = \"yes\"", ["line 2", "\"yes\"", "true or false"]),
+            ("mark_tag = 0x70ac0001", ["line 2", "upper bits", "0x70ac0000"]),
+            ("mark_tag = 0", ["line 2", "upper bits", "0x70ac0000"]),
+        ] {
+            let text = format!("[kernel]\n{line}");
+            let refusals = Config::from_toml(&text).expect_err(&text).to_string();
+            assert_refused(&text, &refusals, why);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Queueing disciplines, set over netlink (rtnetlink(7)).
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use futures::StreamExt as _;
+use rtnetlink::{
+    Handle, new_connection,
+    packet_core::{
+        DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    },
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{TcAttribute, TcHandle, TcMessage, TcOption},
+    },
+};
+
+/// Makes `fq` the root of a device and returns what was there; `None` if that was `fq` already, whose parameters are left.
+/// What an administrator has put there is not replaced, nor is `mq`, below which every queue has a discipline of its own.
+pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
+    with_netlink(async |netlink| {
+        let index = index(&netlink, device).await?;
+        let before = root(&netlink, index).await?.with_context(|| format!("{device} has no qdisc"))?;
+        let kind = kind(&before).to_owned();
+        match kind.as_str() {
+            "fq" => return Ok(None),
+            "mq" => bail!("{device} has several queues: set fq below mq yourself, or as net.core.default_qdisc"),
+            // The kernel gives none to those that it sets by itself, and sets again once another is removed.
+            _ if before.header.handle != TcHandle::UNSPEC => bail!("{device} has {kind} at its root, set by somebody"),
+            _ => {}
+        }
+        let mut message = TcMessage::with_index(index);
+        message.header.parent = TcHandle::ROOT;
+        message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
+        request(&netlink, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_REPLACE)
+            .await
+            .with_context(|| format!("failed to set fq on {device}"))?;
+        Ok(Some(kind))
+    })
+}
+
+/// Removes the root of a device, in whose place the kernel sets its default.
+pub(super) fn remove_root(device: &str) -> Result<()> {
+    with_netlink(async |netlink| {
+        let mut message = TcMessage::with_index(index(&netlink, device).await?);
+        message.header.parent = TcHandle::ROOT;
+        request(&netlink, RouteNetlinkMessage::DelQueueDiscipline(message), 0).await
+    })
+}
+
+/// Removes the `clsact` qdisc of a device.
+pub(super) fn remove_clsact(device: &str) -> Result<()> {
+    with_netlink(async |netlink| {
+        let mut message = TcMessage::with_index(index(&netlink, device).await?);
+        message.header.parent = TcHandle::CLSACT;
+        message.header.handle = TcHandle::from(0xffff_0000);
+        request(&netlink, RouteNetlinkMessage::DelQueueDiscipline(message), 0).await
+    })
+}
+
+/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): those that are not given would stay as an earlier `fq` had
+/// them. The horizon is twice what the tc program promises at most.
+fn fq_options() -> Vec<TcOption> {
+    const HORIZON_US: u32 = 2_000_000;
+    let words: [(u16, u32); 11] = [
+        (1, 10_000),    // packets in all
+        (2, 1_000),     // packets of a flow
+        (3, 3_028),     // bytes of a flow's turn
+        (4, 15_140),    // the same of its first
+        (5, 1),         // departure times are kept
+        (7, u32::MAX),  // no limit to a flow's rate
+        (8, 10),        // flows are found in 2^10 buckets
+        (9, 40_000),    // microseconds before an idle flow gets a new turn
+        (11, 68_750),   // bytes per second below which flows do not wait
+        (12, u32::MAX), // no marking by sojourn
+        (14, HORIZON_US),
+    ];
+    let words = words.into_iter().map(|(kind, value)| (kind, value.to_ne_bytes().to_vec()));
+    words
+        .chain([(15, vec![1])]) // packets beyond the horizon are dropped
+        .map(|(kind, value)| TcOption::Other(DefaultNla::new(kind, value)))
+        .collect()
+}
+
+fn with_netlink<T>(work: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let (connection, netlink, _) = new_connection()?;
+        let connection = tokio::spawn(connection);
+        let outcome = work(netlink).await;
+        connection.abort();
+        outcome
+    })
+}
+
+async fn index(netlink: &Handle, device: &str) -> Result<i32> {
+    let mut links =
+        Box::pin(futures::TryStreamExt::into_stream(netlink.link().get().match_name(device.to_owned()).execute()));
+    let link = links.next().await.with_context(|| format!("there is no device {device}"))?;
+    Ok(i32::try_from(link.with_context(|| format!("there is no device {device}"))?.header.index)?)
+}
+
+async fn root(netlink: &Handle, index: i32) -> Result<Option<TcMessage>> {
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index)));
+    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut replies = netlink.clone().request(message).map_err(|error| anyhow!("{error}"))?;
+    let mut found = None;
+    while let Some(reply) = replies.next().await {
+        match reply.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewQueueDiscipline(qdisc))
+                if qdisc.header.index == index && qdisc.header.parent == TcHandle::ROOT =>
+            {
+                found = Some(qdisc);
+            }
+            NetlinkPayload::Error(error) => return Err(error.to_io().into()),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+async fn request(netlink: &Handle, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
+    let mut message = NetlinkMessage::from(message);
+    message.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+    let mut replies = netlink.clone().request(message).map_err(|error| anyhow!("{error}"))?;
+    while let Some(reply) = replies.next().await {
+        if let NetlinkPayload::Error(error) = reply.payload
+            && error.code.is_some()
+        {
+            return Err(error.to_io().into());
+        }
+    }
+    Ok(())
+}
+
+fn kind(message: &TcMessage) -> &str {
+    let named = message.attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind.as_str()),
+        _ => None,
+    });
+    named.unwrap_or("an unnamed qdisc")
+}

@@ -1,0 +1,102 @@
+//! What the kernel's programs cost per packet, by test runs of a million: the median of several, in nanoseconds.
+//!
+//! Needs root. A million runs over one packet find everything in the caches: it is the program that is measured, not what
+//! memory adds on a busy machine.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use anyhow::Result;
+use bpf::{
+    egress::{Egress, Terms},
+    ingress::{IdKeys, Ingress, Limit, Limits},
+    mark::{Direction, Mark, Tag},
+    trial::SocketBuffer,
+};
+use paced::quic::connection_id::{Keys, Label};
+use perf::origin::Origin;
+use tests::frame::Frame;
+
+const RUNS: usize = 9;
+const PACKETS: u32 = 1_000_000;
+const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
+const CONFIG: u8 = 1;
+
+fn main() -> Result<()> {
+    println!("{}\n", serde_json::to_string(&Origin::of_this_run("native")?)?);
+    println!("| program | packet | ns |\n|---|---|--:|");
+    egress()?;
+    ingress()
+}
+
+fn egress() -> Result<()> {
+    let class = Mark { direction: Direction::Down, class: 1 };
+    let marked = SocketBuffer { mark: class.encode(Tag::default()), ..SocketBuffer::default() };
+    let dscp = Terms { dscp: Some(46), priority: Some(3), ..Terms::default() };
+    // So fast that a million packets stay within the horizon, and each is paced.
+    let paced = Terms { bytes_per_sec: NonZeroU64::new(1 << 42), ..dscp };
+    let frames = [("IPv4", Frame::v4(&[0; 1_200])), ("IPv6", Frame::v6(&[0; 1_200]))];
+    let egress = Egress::load(Tag::default())?;
+    let mut classes = egress.classes()?;
+    classes.set_fq("lo", true)?;
+    for (family, frame) in frames {
+        let frame = frame.bytes();
+        let cases = [
+            ("without our mark", Terms::default(), SocketBuffer::default()),
+            ("counted", Terms::default(), marked),
+            ("counted, DSCP and priority", dscp, marked),
+            ("counted, DSCP, priority and departure time", paced, marked),
+        ];
+        for (what, terms, about) in cases {
+            classes.publish([(class, terms)])?;
+            row("egress", &format!("{family}, {what}"), || Ok(egress.try_on(&frame, about, PACKETS)?.duration))?;
+        }
+    }
+    Ok(())
+}
+
+fn ingress() -> Result<()> {
+    let much = Limit { interval: Duration::ZERO, burst: 1 };
+    let none = Limit { interval: Duration::from_secs(1_000_000), burst: 0 };
+    let ours = KEYS.seal(CONFIG, [1, 2, 3, 4, 5], Label { class: 1, worker: 1 });
+    let packet = |first: u8, version: u32, id: &[u8], bytes: usize| {
+        let mut packet = [&[first], &version.to_be_bytes()[..], &[id.len() as u8], id, &[0]].concat();
+        packet.resize(bytes, 0);
+        packet
+    };
+    let short = |id: &[u8]| [&[0x40], id, &[0; 1_187]].concat();
+    let (initial, mut other) = (packet(0xc0, 1, b"by a client", 1_200), ours);
+    other[11] ^= 1;
+    let cases = [
+        ("of a connection", short(&ours), much),
+        ("forged connection ID, handshake", packet(0xe0, 1, &other, 1_200), much),
+        ("forged connection ID, short header, beyond the budget", short(&other), none),
+        ("Initial that passes", initial.clone(), much),
+        ("Initial beyond its prefix's limit", initial, none),
+        ("Initial that is too short", packet(0xc0, 1, b"by a client", 1_000), much),
+        ("version negotiation", packet(0xc0, 0, b"by a client", 1_200), much),
+        ("malformed", vec![0; 20], much),
+    ];
+    let ingress = Ingress::load()?;
+    let mut guard = ingress.guard()?;
+    guard.set_keys(&[(CONFIG, IdKeys { tag: KEYS.tag, mask: KEYS.mask })])?;
+    guard.listen([Frame::v4(&[]).to, Frame::v6(&[]).to])?;
+    for (family, listener) in [("IPv4", Frame::v4(&[])), ("IPv6", Frame::v6(&[]))] {
+        for (what, payload, limit) in &cases {
+            guard.set_limits(Limits { prefix: *limit, total: *limit, resets: *limit })?;
+            let frame = Frame { payload: payload.clone(), ..listener.clone() }.bytes();
+            row("ingress", &format!("{family}, {what}"), || Ok(ingress.try_on(&frame, PACKETS)?.1))?;
+        }
+        let elsewhere = Frame { to: std::net::SocketAddr::new(listener.to.ip(), 53), ..listener }.bytes();
+        row("ingress", &format!("{family}, to another port"), || Ok(ingress.try_on(&elsewhere, PACKETS)?.1))?;
+    }
+    Ok(())
+}
+
+/// Prints the median of several runs.
+fn row(program: &str, packet: &str, run: impl Fn() -> Result<Duration>) -> Result<()> {
+    let mut runs = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    runs.sort();
+    println!("| {program} | {packet} | {} |", runs[RUNS / 2].as_nanos());
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! What only the lab's kernel can enforce: `fq` set and put back.
+
+use std::process::Command;
+
+use tests::process::wait_for;
+use tests::site::{SOON, Site, Terms};
+
+const MANAGED: &str = "[kernel]\ndevices = [\"client\", \"target\"]\nmanage_qdisc = true";
+
+/// The root queueing discipline of one of the relay's devices, as tc shows it.
+fn root(site: &Site, device: &str) -> String {
+    let arguments = ["-n", site.chain.relay.name(), "qdisc", "show", "dev", device, "root"];
+    let output = Command::new("tc").args(arguments).output().expect("tc runs");
+    String::from_utf8(output.stdout).expect("tc prints text")
+}
+
+#[test]
+fn fq_is_at_the_root_while_the_relay_runs_and_what_was_there_comes_back_when_it_is_killed() {
+    tests::ring!(Vm);
+    let site = Site::new(Terms { sections: MANAGED, ..Terms::default() }).unwrap();
+    for device in ["client", "target"] {
+        let fq = root(&site, device);
+        for part in ["qdisc fq ", "limit 10000p", "flow_limit 1000p", "horizon 2s", "horizon_drop"] {
+            assert!(fq.contains(part), "{part} is not in: {fq}");
+        }
+    }
+    site.signal(libc::SIGKILL).unwrap();
+    let restored = || ["client", "target"].iter().all(|device| root(&site, device).contains("noqueue")).then_some(());
+    wait_for("what was there", SOON, restored).unwrap();
+}
+
+#[test]
+fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
+    tests::ring!(Vm);
+    let chain = tests::netns::Chain::new().unwrap();
+    chain.egress.near.set_qdisc("pfifo limit 123").unwrap();
+    chain.access.far.set_qdisc("fq limit 321").unwrap();
+    let mut site = Site::on(chain, Terms { sections: MANAGED, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("target has pfifo at its root", SOON).unwrap();
+    site.relay.wait_for_line("it was there", SOON).unwrap();
+    let expected = |site: &Site| {
+        assert!(root(site, "target").contains("limit 123p") && root(site, "client").contains("limit 321p"));
+    };
+    expected(&site);
+    site.relay.signal(libc::SIGTERM).unwrap();
+    site.relay.wait(SOON).unwrap();
+    expected(&site);
+}
