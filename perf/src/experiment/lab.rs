@@ -315,12 +315,15 @@ fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
 fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
     let state = UdpSocketState::new(UdpSockRef::from(sender))?;
     let train = train(link);
+    // At half the rate; and slower where the queue, which holds what is on its way, would fill with small packets.
+    let on_their_way = Duration::from_secs_f64(link.delay_ms / 500.0 * train as f64 / link.queue_packets as f64);
+    let pause = (transmission(link, PROBE_BYTES) * train as u32 * 2).max(on_their_way);
     for first in (0..PROBES).step_by(train as usize) {
         let contents: Vec<u8> = (first..first + train).flat_map(|number| payload(number, PROBE_BYTES)).collect();
         let segment_size = Some(PROBE_BYTES as usize);
         let transmit = Transmit { destination, ecn: None, contents: &contents, segment_size, src_ip: None };
         state.try_send(UdpSockRef::from(sender), &transmit)?;
-        thread::sleep(transmission(link, PROBE_BYTES) * train as u32 * 2);
+        thread::sleep(pause);
     }
     Ok(())
 }
