@@ -257,7 +257,7 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
             tunnel.echo(Form::Capsule, &[0; 1000]).await;
         }
         // Only what the relay sends is held up.
-        site.chain.access.far.set_qdisc("tbf rate 1mbit burst 4kb latency 40ms").unwrap();
+        site.chain.access.far.set_qdisc("tbf rate 300kbit burst 4kb latency 100ms").unwrap();
         site.chain.access.far.segment().unwrap();
         let lowest = Priority { urgency: Some(7), incremental: None, deadline_ms: None };
         client.relay.http().reprioritize(first.udp.stream_id(), lowest);
