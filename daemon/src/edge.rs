@@ -60,7 +60,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Registers the counters, but for those of [`Counters::datagrams`].
+    /// Registers the counters, but for those of [`Counters::datagrams`], which are registered beside the relay's.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
             ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),

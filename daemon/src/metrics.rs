@@ -126,6 +126,18 @@ impl Metrics {
         );
 
         self.edge.register(registry);
+        labelled(
+            registry,
+            "edge_dropped_datagrams",
+            "UDP payloads in datagrams that forwards dropped, by reason",
+            &[
+                ([("direction", "up"), ("reason", "queue_full")], &self.edge.datagrams.dropped_send_queue),
+                ([("direction", "up"), ("reason", "too_big")], &self.edge.datagrams.dropped_too_big),
+                ([("direction", "up"), ("reason", "stale")], &self.edge.datagrams.dropped_stale),
+                ([("direction", "down"), ("reason", "queue_full")], &self.edge.datagrams.dropped_receive_queue),
+                ([("direction", "down"), ("reason", "unknown_stream")], &self.edge.datagrams.dropped_unknown_stream),
+            ],
+        );
         self.classes.register(registry);
         self.io.register(registry);
         self.qdiscs.register(registry);
@@ -183,6 +195,10 @@ impl Metrics {
             "HTTP Datagrams in QUIC packets",
             &[([("direction", "up")], &datagrams.received), ([("direction", "down")], &datagrams.sent)],
         );
+        let help = "Packets filled up to prove that the path still carries full ones";
+        let [relay, edge] = [&datagrams.filled_up, &self.edge.datagrams.filled_up];
+        let filled_up = [([("role", "relay")], relay), ([("role", "edge")], edge)];
+        labelled(registry, "filled_up_packets", help, &filled_up);
         labelled(
             registry,
             "dropped_packets",

@@ -75,6 +75,16 @@ pub fn header(stream_id: u64) -> Header {
     Header::of(&[stream_id / 4, UDP_CONTEXT])
 }
 
+/// Returns what precedes bytes that mean nothing, on the request stream `stream_id`: the quarter stream ID and a context
+/// ID that this end allocates (RFC 9298 §4: the client's are even, the proxy's are odd) and never registers, so that the
+/// peer ignores what follows.
+#[inline]
+#[must_use]
+pub fn filler(stream_id: u64, by_client: bool) -> Header {
+    // The largest IDs that take one byte: those that extensions register start from below.
+    Header::of(&[stream_id / 4, if by_client { 62 } else { 63 }])
+}
+
 /// A few encoded integers that precede a payload, kept inline. Dereferences to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {

@@ -60,12 +60,12 @@ fn a_stream_loses_nothing_and_keeps_the_order_under_loss_jitter_and_reordering()
     }
 }
 
-/// How many of `count` datagrams came back, each at most once.
-async fn echo_datagrams(tunnel: &mut Tunnel, count: u32) -> usize {
+/// How many of `count` datagrams of `len` bytes came back, each at most once.
+async fn echo_datagrams(tunnel: &mut Tunnel, count: u32, len: usize) -> usize {
     let mut seen = HashSet::new();
-    let mut take = |received: Vec<u8>| assert!(seen.insert(number(&received, 1000)), "a payload came twice");
+    let mut take = |received: Vec<u8>| assert!(seen.insert(number(&received, len)), "a payload came twice");
     for sent in 0..count {
-        tunnel.send(Form::Datagram, &payload(sent, 1000)).await.unwrap();
+        tunnel.send(Form::Datagram, &payload(sent, len)).await.unwrap();
         // Slower than a congestion window of two packets allows, so that nothing has to wait.
         time::delay(Duration::from_millis(4)).await;
         while let Some(received) = within(Duration::ZERO, tunnel.recv()).await {
@@ -86,7 +86,7 @@ fn datagrams_arrive_unchanged_and_at_most_once_and_are_lost_as_often_as_packets(
         simulate(&network, seed, move |ends| async move {
             let mut tunnel = open(&ends).await;
             const COUNT: u32 = 1000;
-            let came_back = echo_datagrams(&mut tunnel, COUNT).await as f64 / f64::from(COUNT);
+            let came_back = echo_datagrams(&mut tunnel, COUNT, 1000).await as f64 / f64::from(COUNT);
             // A packet that the network repeats is lost only if all of its copies are.
             let arrives = 1.0 - loss * (0.9 + 0.1 * loss);
             let expected = arrives * arrives;
@@ -97,6 +97,25 @@ fn datagrams_arrive_unchanged_and_at_most_once_and_are_lost_as_often_as_packets(
         })
         .unwrap();
     }
+}
+
+#[test]
+fn loss_does_not_pass_for_a_path_that_became_narrow() {
+    const LOSS: f64 = 0.01;
+    let network = network(20);
+    let model = network.clone();
+    simulate(&network, SEED, move |ends| async move {
+        let mut tunnel = open(&ends).await;
+        // By then both ends know how large packets may be.
+        time::delay(Duration::from_secs(1)).await;
+        model.set_drop_rate(LOSS);
+        // Packets with these are neither small nor full, as with those of an inner QUIC connection.
+        let came_back = echo_datagrams(&mut tunnel, 5_000, 1200).await as f64 / 5_000.0;
+        let too_big = [&ends.client, &ends.server].map(|end| end.dropped_too_big.get());
+        assert_eq!(too_big, [0, 0], "packets stay as large as the path carries; {came_back} came back");
+        assert!((came_back - (1.0 - LOSS).powi(2)).abs() < 0.03, "{came_back} came back");
+    })
+    .unwrap();
 }
 
 #[test]

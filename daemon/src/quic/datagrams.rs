@@ -41,6 +41,7 @@ use super::{class::Terms, clock::Clock, dispatch, ledger::Ledger, turns::Turns};
 use crate::segments::Segments;
 
 mod outbox;
+mod proof;
 
 /// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
 /// flight of an inner QUIC handshake sent along with the request (RFC 9298 §5 lets a client do so).
@@ -55,11 +56,13 @@ pub struct QueueLimits {
     pub connection_bytes: usize,
 }
 
-/// What happened to datagrams, over all connections of an endpoint. Each field but the last is a count of datagrams.
+/// What happened to datagrams, over all connections of an endpoint. Each is a count of datagrams, where it says nothing else.
 #[derive(Debug, Default)]
 pub struct DatagramCounters {
     /// Written into packets.
     pub sent: Counter,
+    /// Packets that were filled up, to prove that the path carries full ones.
+    pub filled_up: Counter,
     /// Received in DATAGRAM frames.
     pub received: Counter,
     /// Dropped before sending: their flow's or connection's bound was reached.
@@ -246,10 +249,17 @@ impl Hub {
         let ledger = self.dispatcher.get().map(|(_, ledger)| ledger);
         let mut outbox = lock(&self.outbox);
         let next = outbox.turns.datagrams_next(ledger.map(|ledger| &**ledger), packet.has_pending_streams());
-        let filled = if next { outbox.fill(packet, (self.clock.now_ns)()) } else { Filled::default() };
+        let filled = if next {
+            outbox.fill(packet, ledger.map(|ledger| &**ledger), (self.clock.now_ns)())
+        } else {
+            Filled::default()
+        };
         self.pending.store(outbox.waits(), Relaxed);
         drop(outbox);
         self.counters.sent.inc_by(filled.sent);
+        if filled.filled_up {
+            self.counters.filled_up.inc();
+        }
         if filled.too_big + filled.stale > 0 {
             self.counters.dropped_too_big.inc_by(filled.too_big);
             self.counters.dropped_stale.inc_by(filled.stale);

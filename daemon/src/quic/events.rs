@@ -11,7 +11,7 @@ use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
         ConnectionClosed, EndpointType, FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated,
-        RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+        PacketLost, RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
     },
 };
 
@@ -140,6 +140,10 @@ impl Subscriber for Events {
     fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
         state.packets.0.store(event.mtu, Relaxed);
         state.account.on_mtu(event.mtu);
+    }
+
+    fn on_packet_lost(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketLost) {
+        state.account.on_packet_lost(event.bytes_lost, event.is_mtu_probe);
     }
 
     fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {

@@ -63,17 +63,23 @@ pub struct Ledger {
     returned: AtomicU64,
     low_mark: AtomicU64,
     packet_bytes: AtomicU64,
+    /// Packets that were lost and as large as only some paths carry.
+    large_lost: AtomicU64,
+    is_server: bool,
     /// Whether the dispatcher waits for bytes to leave.
     hungry: AtomicBool,
     closed: AtomicBool,
     dispatcher: AtomicWaker,
 }
 
+/// The largest packet that every path of QUIC carries, in bytes of UDP payload (RFC 9000 §14.1, §14.3).
+pub const BASE_PACKET_BYTES: u64 = 1_200;
+
 /// A QUIC packet's header, a STREAM frame's, and the AEAD's tag, about.
 const PACKET_OVERHEAD_BYTES: u64 = 50;
 
 impl Ledger {
-    fn new(binding: Binding) -> Self {
+    fn new(is_server: bool, binding: Binding) -> Self {
         // Until something is known about the path: a common round trip and the initial window of RFC 9002 §7.2.
         let low_mark = binding.low_mark(12_000, Duration::from_millis(100), 1_200);
         Self {
@@ -83,6 +89,8 @@ impl Ledger {
             returned: AtomicU64::new(0),
             low_mark: AtomicU64::new(low_mark),
             packet_bytes: AtomicU64::new(1_200),
+            large_lost: AtomicU64::new(0),
+            is_server,
             hungry: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             dispatcher: AtomicWaker::new(),
@@ -113,6 +121,24 @@ impl Ledger {
     pub fn room(&self) -> Option<u64> {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
         (self.unsent_bytes() < low_mark).then(|| (low_mark / 2 / packet_bytes).max(1) * packet_bytes)
+    }
+
+    /// The largest packet that the path carries, as far as is known, in bytes of UDP payload.
+    #[must_use]
+    pub fn full_packet_bytes(&self) -> u64 {
+        self.packet_bytes.load(Relaxed) + PACKET_OVERHEAD_BYTES
+    }
+
+    /// How many packets above [`BASE_PACKET_BYTES`] were lost so far, probes of the path's MTU aside.
+    #[must_use]
+    pub fn large_packets_lost(&self) -> u64 {
+        self.large_lost.load(Relaxed)
+    }
+
+    /// Whether this end is the server.
+    #[must_use]
+    pub fn is_server(&self) -> bool {
+        self.is_server
     }
 
     /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them
@@ -222,7 +248,7 @@ impl Account {
     pub fn new(is_server: bool, binding: Binding) -> Self {
         let (told, listener) = mpsc::channel();
         Self {
-            ledger: Arc::new(Ledger::new(binding)),
+            ledger: Arc::new(Ledger::new(is_server, binding)),
             streams: HashMap::new(),
             early: HashMap::new(),
             accepted: 0,
@@ -341,6 +367,13 @@ impl Account {
     pub fn on_mtu(&self, packet_bytes: u16) {
         let payload_bytes = u64::from(packet_bytes).saturating_sub(PACKET_OVERHEAD_BYTES).max(1);
         self.ledger.packet_bytes.store(payload_bytes, Relaxed);
+    }
+
+    /// A packet is believed lost.
+    pub fn on_packet_lost(&self, packet_bytes: u16, is_mtu_probe: bool) {
+        if !is_mtu_probe && u64::from(packet_bytes) > BASE_PACKET_BYTES {
+            self.ledger.large_lost.fetch_add(1, Relaxed);
+        }
     }
 
     /// The connection ended.

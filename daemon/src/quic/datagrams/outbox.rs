@@ -4,10 +4,12 @@ use masque::datagram;
 use s2n_quic::provider::datagram as provider;
 use sched::stream::Expiry;
 
+use super::proof::Proof;
 use crate::quic::{
     backlog::Backlog,
     class::Terms,
     departure::{Departure, Departures},
+    ledger::Ledger,
     schedule::Schedule,
     turns::{Kind, Turns},
 };
@@ -23,12 +25,14 @@ pub(super) struct Outbox {
     bytes: usize,
     /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
     roomiest: usize,
+    proof: Proof,
     /// Flows whose class may not send before a moment.
     capped: Departures,
 }
 
 pub(super) struct Queue {
     pub(super) payloads: Backlog,
+    stream_id: u64,
     terms: Terms,
     header: datagram::Header,
     misses: u8,
@@ -44,6 +48,8 @@ pub(super) struct Filled {
     pub(super) stale: u64,
     /// Whether a flow now waits for the departure time of its class.
     pub(super) capped: bool,
+    /// Whether bytes without meaning make the packet a full one.
+    pub(super) filled_up: bool,
 }
 
 impl Outbox {
@@ -54,6 +60,7 @@ impl Outbox {
             free: Vec::new(),
             bytes: 0,
             roomiest: 0,
+            proof: Proof::default(),
             capped: Departures::default(),
         }
     }
@@ -62,8 +69,8 @@ impl Outbox {
         let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
         self.turns.set(Kind::Flow, slot, terms.service);
         let payloads = Backlog::new(limit_bytes);
-        let queue =
-            Queue { payloads, terms, header: datagram::header(stream_id), misses: 0, departure: Departure::default() };
+        let header = datagram::header(stream_id);
+        let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure: Departure::default() };
         match self.queues.get_mut(slot as usize) {
             Some(free) => *free = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -145,7 +152,8 @@ impl Outbox {
     }
 
     /// Writes as many payloads as fit into `packet`, a turn each.
-    pub(super) fn fill<P: provider::Packet>(&mut self, packet: &mut P, now_ns: u64) -> Filled {
+    pub(super) fn fill<P: provider::Packet>(&mut self, packet: &mut P, ledger: Option<&Ledger>, now_ns: u64) -> Filled {
+        let mut last_stream_id = None;
         let mut filled = Filled::default();
         let room = packet.remaining_capacity();
         self.roomiest = self.roomiest.max(room);
@@ -177,6 +185,7 @@ impl Outbox {
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
                 Ok(()) => {
                     filled.sent += 1;
+                    last_stream_id = Some(queue.stream_id);
                     sent_bytes = len as u64;
                     let counters = &queue.terms.class.counters;
                     counters.sent_bytes.inc_by(sent_bytes);
@@ -205,6 +214,9 @@ impl Outbox {
                 self.turns.set(Kind::Flow, slot, queue.service());
             }
             self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
+        }
+        if let (Some(stream_id), Some(ledger)) = (last_stream_id, ledger) {
+            filled.filled_up = self.proof.fill_up(packet, stream_id, ledger);
         }
         filled
     }

@@ -9,23 +9,28 @@ use crate::quic::{
 };
 use sched::stream::{Discipline, Expiry};
 
-/// A packet with room for `room` bytes of DATAGRAM frames, each of which costs 3 bytes more than its content.
-struct FakePacket {
-    room: usize,
+/// A packet with room for `room` bytes of DATAGRAM frames, each of which costs a type and a length more than its
+/// content; one that ends where the packet does needs no length.
+pub(super) struct FakePacket {
+    pub(super) room: usize,
     peer_limit: usize,
     streams_wait: bool,
-    written: Vec<Vec<u8>>,
+    pub(super) written: Vec<Vec<u8>>,
+}
+
+fn length_bytes(len: usize) -> usize {
+    if len < 64 { 1 } else { 2 }
 }
 
 impl FakePacket {
-    fn new(room: usize) -> Self {
+    pub(super) fn new(room: usize) -> Self {
         Self { room, peer_limit: 65_535, streams_wait: false, written: Vec::new() }
     }
 }
 
 impl Packet for FakePacket {
     fn remaining_capacity(&self) -> usize {
-        self.room.saturating_sub(3)
+        self.room.saturating_sub(1 + length_bytes(self.room))
     }
 
     fn write_datagram(&mut self, data: &[u8]) -> Result<(), WriteError> {
@@ -37,7 +42,9 @@ impl Packet for FakePacket {
         if datagram.len() > self.peer_limit {
             return Err(WriteError::ExceedsPeerTransportLimits);
         }
-        self.room = self.room.checked_sub(datagram.len() + 3).ok_or(WriteError::ExceedsPacketCapacity)?;
+        let is_last = self.room == 1 + datagram.len();
+        let frame_bytes = 1 + if is_last { 0 } else { length_bytes(datagram.len()) } + datagram.len();
+        self.room = self.room.checked_sub(frame_bytes).ok_or(WriteError::ExceedsPacketCapacity)?;
         self.written.push(datagram);
         Ok(())
     }
