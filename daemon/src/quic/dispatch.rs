@@ -222,7 +222,9 @@ impl State {
             self.check(shared, name, cx);
         }
         for name in std::mem::take(&mut self.full) {
-            self.check(shared, name, cx);
+            if self.check(shared, name, cx) {
+                self.full.push(name);
+            }
         }
         loop {
             self.release(shared, cx);
@@ -234,20 +236,22 @@ impl State {
         self.sweep(shared);
     }
 
-    /// Looks at a stream to which something may have happened: it ended, or may go on.
-    fn check(&mut self, shared: &Shared, name: u32, cx: &mut Context<'_>) {
-        let Some(slot) = self.slot(name) else { return };
+    /// Looks at a stream to which something may have happened: it ended, or may go on. Returns whether the transport's
+    /// buffer for it is still full.
+    fn check(&mut self, shared: &Shared, name: u32, cx: &mut Context<'_>) -> bool {
+        let Some(slot) = self.slot(name) else { return false };
         match slot.stream.poll_send_ready(cx) {
             Poll::Ready(Err(error)) if slot.error.is_none() && !slot.has_left() => {
                 self.fail(shared, name, error.into());
             }
             Poll::Ready(Err(_)) => {}
-            Poll::Pending if slot.buffer_full => self.full.push(name),
+            Poll::Pending if slot.buffer_full => return true,
             Poll::Ready(Ok(_)) | Poll::Pending => {
                 slot.buffer_full = false;
                 slot.wake(shared, name);
             }
         }
+        false
     }
 
     /// Lets those go on whose class's departure time has come, and sets the timer for the next.

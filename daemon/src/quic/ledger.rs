@@ -141,6 +141,11 @@ impl Ledger {
         self.is_server
     }
 
+    /// Whether it is time to hand over: not as soon as there is room, because each time costs a wake-up.
+    fn runs_low(&self) -> bool {
+        self.unsent_bytes() <= self.low_mark.load(Relaxed) / 2
+    }
+
     /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them
     /// leave finds them.
     pub fn hand_over(&self, bytes: u64) {
@@ -152,7 +157,7 @@ impl Ledger {
         self.returned.fetch_add(bytes, Relaxed);
     }
 
-    /// Asks to be woken when bytes have left and there is room.
+    /// Asks to be woken when so many bytes have left that half of the low mark is free.
     pub fn wait_for_room(&self) {
         self.hungry.store(true, Relaxed);
     }
@@ -316,7 +321,7 @@ impl Account {
     /// A burst of packets was written, with bytes that were never sent before among them.
     pub fn on_progress(&self) {
         // Not earlier: whoever is woken in the middle of a burst finds the connection locked.
-        if self.ledger.hungry.load(Relaxed) && self.ledger.room().is_some() {
+        if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);
             self.ledger.dispatcher.wake();
         }
