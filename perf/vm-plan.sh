@@ -30,7 +30,7 @@ fi
 options=(--timeout 1200)
 while [[ ${1-} == --* ]]; do options+=("$1" "$2"); shift 2; done
 plan=${1:?a plan}; shift
-PACED_COMMIT=$(git -C "$project" describe --always --dirty --exclude='*')
+PACED_COMMIT=$("$here/commit.sh")
 export PACED_COMMIT PACED_PROFILE=$profile
 rm -f "$here/results/$plan-lab.json"
 "$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$here/results/$plan-lab" '

@@ -18,7 +18,7 @@ if [[ ${1-} == --guest ]]; then
   exec /tmp/bench/release/paced-perf bench --virtual-time
 fi
 
-PACED_COMMIT=$(git -C "$project" describe --always --dirty --exclude='*')
+PACED_COMMIT=$("$here/commit.sh")
 export PACED_COMMIT
 output=$("$project/tests/vm/run" --icount --timeout 900 "$@" "$here/vm-relay.sh" --guest)
 grep -v '^{' <<<"$output"

@@ -46,8 +46,8 @@ impl Origin {
     }
 }
 
+/// What `perf/commit.sh` says, where there is one.
 fn commit() -> String {
-    let git = Command::new("git").args(["describe", "--always", "--dirty", "--exclude=*"]).output();
-    let output = git.ok().filter(|output| output.status.success());
+    let output = Command::new("perf/commit.sh").output().ok().filter(|output| output.status.success());
     output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
