@@ -11,6 +11,7 @@
 #define PACED_CONNECTION_ID_H
 
 #include <linux/types.h>
+#include <bpf/bpf_helpers.h>
 
 #include "intf.h"
 
@@ -74,6 +75,23 @@ static inline int id_open(const __u8 id[ID_LEN], const struct id_keys *keys, str
 	label->class = head >> 48;
 	label->worker = head >> 56;
 	return tag == (__u32)sip_hash(keys->tag, head, 8ull << 56);
+}
+
+/* The keys by the config that names them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ID_CONFIGS);
+	__type(key, __u32);
+	__type(value, struct id_keys);
+} paced_ids SEC(".maps");
+
+/* Reads the label of a connection ID; returns 0 if it is none of ours. */
+static __always_inline int id_is_ours(const __u8 *id, struct id_label *label)
+{
+	__u32 config = id_config(id[0]);
+	struct id_keys *keys = bpf_map_lookup_elem(&paced_ids, &config);
+
+	return keys && keys->in_force && id_open(id, keys, label);
 }
 
 #endif

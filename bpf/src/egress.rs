@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::{SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
@@ -13,6 +13,7 @@ use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawCounters, RawTerms, SLOTS};
 use crate::mark::{Mark, Tag};
 use crate::syscall::{Device, Link, LinkHook};
+use crate::tables::Tables;
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/egress.bpf.o"));
@@ -154,11 +155,7 @@ impl Egress {
     /// # Errors
     /// No more file descriptors may be opened.
     pub fn classes(&self) -> Result<Classes, Error> {
-        let mut fds = Vec::new();
-        for (name, fd) in TABLES.iter().zip(self.tables()?) {
-            fds.push(fd.try_clone_to_owned().map_err(|error| broken(name, error))?);
-        }
-        Classes::from_fds(fds)
+        Classes::from_fds(TABLES.owned_fds(&self.ebpf)?)
     }
 
     /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
@@ -167,8 +164,7 @@ impl Egress {
     /// # Errors
     /// The object lacks a table.
     pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
-        let fd = |name| Some(data(self.ebpf.map(name)?)?.fd().as_fd());
-        TABLES.iter().map(|name| fd(name).ok_or_else(|| broken(name, "the object does not have it"))).collect()
+        TABLES.fds(&self.ebpf)
     }
 
     /// The loaded program, to be tried out.
@@ -187,15 +183,9 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier, Cause> {
     Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
 }
 
-fn data(map: &Map) -> Option<&MapData> {
-    match map {
-        Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) => Some(map),
-        _ => None,
-    }
-}
-
 /// The maps that [`Classes`] is made of.
-const TABLES: [&str; 4] = ["paced_terms", "paced_half", "paced_counters", "paced_devices"];
+const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
+const NAMES: [&str; 4] = ["paced_terms", "paced_half", "paced_counters", "paced_devices"];
 
 /// The tables of the egress program: terms of classes in, counters out. Needs the maps' file descriptors and no right.
 pub struct Classes {
@@ -211,18 +201,8 @@ impl Classes {
     /// # Errors
     /// They are too few, or not those.
     pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
-        let mut fds = fds.into_iter();
-        let mut map = |name| -> Result<Map, Error> {
-            let fd = fds.next().ok_or_else(|| broken(name, "its descriptor is missing"))?;
-            MapData::from_fd(fd).and_then(Map::from_map_data).map_err(|error| broken(name, error))
-        };
-        let [terms, half, counters, devices] = TABLES;
-        Ok(Self {
-            terms: map(terms)?.try_into().map_err(|error| broken(terms, error))?,
-            half: map(half)?.try_into().map_err(|error| broken(half, error))?,
-            counters: map(counters)?.try_into().map_err(|error| broken(counters, error))?,
-            devices: map(devices)?.try_into().map_err(|error| broken(devices, error))?,
-        })
+        let mut given = TABLES.given(fds.into_iter());
+        Ok(Self { terms: given.table()?, half: given.table()?, counters: given.table()?, devices: given.table()? })
     }
 
     /// Puts new terms in force, all at once and without reattaching: they are written to the half that is idle, and then
@@ -235,7 +215,7 @@ impl Classes {
         for (mark, terms) in terms {
             raw[mark.slot() as usize] = terms.into();
         }
-        let [terms, half, ..] = TABLES;
+        let [terms, half, ..] = NAMES;
         let idle = 1 - self.half.get(&0, 0).map_err(|error| broken(half, error))?.min(1);
         for (slot, raw) in (idle * SLOTS..).zip(raw) {
             self.terms.set(slot, raw, 0).map_err(|error| broken(terms, error))?;
@@ -248,7 +228,7 @@ impl Classes {
     /// # Errors
     /// The kernel refuses to tell.
     pub fn counters(&self, mark: Mark) -> Result<Counters, Error> {
-        let cpus = self.counters.get(&mark.slot(), 0).map_err(|error| broken(TABLES[2], error))?;
+        let cpus = self.counters.get(&mark.slot(), 0).map_err(|error| broken(NAMES[2], error))?;
         let sum = |of: fn(&RawCounters) -> u64| cpus.iter().map(of).fold(0, u64::wrapping_add);
         Ok(Counters {
             packets: sum(|cpu| cpu.packets),
@@ -264,14 +244,14 @@ impl Classes {
     /// # Errors
     /// There is no such device, or the kernel refuses the update.
     pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
-        let found = Device::find(device).map_err(|error| broken(TABLES[3], error))?;
+        let found = Device::find(device).map_err(|error| broken(NAMES[3], error))?;
         self.set_device(&found, has_fq)
     }
 
     fn set_device(&mut self, device: &Device, has_fq: bool) -> Result<(), Error> {
         let fq = if has_fq { intf::DEVICE_FQ } else { 0 };
         let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
-        self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(TABLES[3], error))
+        self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(NAMES[3], error))
     }
 }
 

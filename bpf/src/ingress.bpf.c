@@ -35,13 +35,6 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ID_CONFIGS);
-	__type(key, __u32);
-	__type(value, struct id_keys);
-} paced_ids SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct limits);
@@ -127,11 +120,9 @@ static __always_inline enum reason admit(const struct packet *packet, enum reaso
 /* Whether the connection ID at this place, which the packet has room for, is one of ours. */
 static __always_inline int is_ours(const __u8 *id)
 {
-	__u32 config = id_config(id[0]);
-	struct id_keys *keys = bpf_map_lookup_elem(&paced_ids, &config);
 	struct id_label label;
 
-	return keys && keys->in_force && id_open(id, keys, &label);
+	return id_is_ours(id, &label);
 }
 
 /* RFC 9000 §17.3. */

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use aya::maps::{Array, Map, MapData, PerCpuArray};
+use aya::maps::{Array, MapData, PerCpuArray};
 use aya::programs::Xdp;
 use aya::{Ebpf, EbpfLoader};
 
@@ -14,6 +14,7 @@ use crate::connection_id::set_keys;
 use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawIdKeys, RawLimit, RawLimits, RawListener};
 use crate::syscall::{Device, Link, LinkHook};
+use crate::tables::Tables;
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ingress.bpf.o"));
@@ -187,11 +188,7 @@ impl Ingress {
     /// # Errors
     /// No more file descriptors may be opened.
     pub fn guard(&self) -> Result<Guard, Error> {
-        let mut fds = Vec::new();
-        for (name, fd) in TABLES.iter().zip(self.tables()?) {
-            fds.push(fd.try_clone_to_owned().map_err(|error| broken(name, error))?);
-        }
-        Guard::from_fds(fds)
+        Guard::from_fds(TABLES.owned_fds(&self.ebpf)?)
     }
 
     /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
@@ -200,11 +197,7 @@ impl Ingress {
     /// # Errors
     /// The object lacks a table.
     pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
-        let fd = |name| match self.ebpf.map(name)? {
-            Map::Array(map) | Map::PerCpuArray(map) => Some(map.fd().as_fd()),
-            _ => None,
-        };
-        TABLES.iter().map(|name| fd(name).ok_or_else(|| broken(name, "the object does not have it"))).collect()
+        TABLES.fds(&self.ebpf)
     }
 
     /// The loaded program, to be tried out.
@@ -218,7 +211,8 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, Cause> {
 }
 
 /// The maps that [`Guard`] is made of.
-const TABLES: [&str; 4] = ["paced_listeners", "paced_ids", "paced_limits", "paced_reasons"];
+const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
+const NAMES: [&str; 4] = ["paced_listeners", "paced_ids", "paced_limits", "paced_reasons"];
 
 /// The tables of the XDP program: listeners, keys and limits in, counters out. Needs the maps' file descriptors and no right.
 pub struct Guard {
@@ -234,18 +228,8 @@ impl Guard {
     /// # Errors
     /// They are too few, or not those.
     pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
-        let mut fds = fds.into_iter();
-        let mut map = |name| -> Result<Map, Error> {
-            let fd = fds.next().ok_or_else(|| broken(name, "its descriptor is missing"))?;
-            MapData::from_fd(fd).and_then(Map::from_map_data).map_err(|error| broken(name, error))
-        };
-        let [listeners, ids, limits, reasons] = TABLES;
-        Ok(Self {
-            listeners: map(listeners)?.try_into().map_err(|error| broken(listeners, error))?,
-            ids: map(ids)?.try_into().map_err(|error| broken(ids, error))?,
-            limits: map(limits)?.try_into().map_err(|error| broken(limits, error))?,
-            reasons: map(reasons)?.try_into().map_err(|error| broken(reasons, error))?,
-        })
+        let mut given = TABLES.given(fds.into_iter());
+        Ok(Self { listeners: given.table()?, ids: given.table()?, limits: given.table()?, reasons: given.table()? })
     }
 
     /// Says which addresses and ports are the daemon's: exactly those, so one that listens on all addresses names each.
@@ -263,11 +247,11 @@ impl Guard {
             }
         }
         for (at, listener) in (0..).zip(places) {
-            if self.listeners.get(&at, 0).map_err(|error| broken(TABLES[0], error))? != listener {
-                self.listeners.set(at, listener, 0).map_err(|error| broken(TABLES[0], error))?;
+            if self.listeners.get(&at, 0).map_err(|error| broken(NAMES[0], error))? != listener {
+                self.listeners.set(at, listener, 0).map_err(|error| broken(NAMES[0], error))?;
             }
         }
-        if is_full { Err(broken(TABLES[0], "there is no room for so many listeners")) } else { Ok(()) }
+        if is_full { Err(broken(NAMES[0], "there is no room for so many listeners")) } else { Ok(()) }
     }
 
     /// Says by which keys connection IDs are ours: each by its config, 0 to 7. Without any, none is.
@@ -275,7 +259,7 @@ impl Guard {
     /// # Errors
     /// The kernel refuses an update.
     pub fn set_keys(&mut self, keys: &[(u8, IdKeys)]) -> Result<(), Error> {
-        set_keys(&mut self.ids, keys).map_err(|error| broken(TABLES[1], error))
+        set_keys(&mut self.ids, keys).map_err(|error| broken(NAMES[1], error))
     }
 
     /// Says how much passes of what nothing is known about.
@@ -290,7 +274,7 @@ impl Guard {
             RawLimit { interval_ns, burst_ns: interval_ns.saturating_mul(limit.burst.into()).min(LONGEST_NS) }
         };
         let raw = RawLimits { prefix: raw(limits.prefix), total: raw(limits.total), resets: raw(limits.resets) };
-        self.limits.set(0, raw, 0).map_err(|error| broken(TABLES[2], error))
+        self.limits.set(0, raw, 0).map_err(|error| broken(NAMES[2], error))
     }
 
     /// Returns how many packets to listeners met each fate, since the program was loaded, on all CPUs.
@@ -300,7 +284,7 @@ impl Guard {
     pub fn counts(&self) -> Result<[(Reason, u64); 13], Error> {
         let mut counts = Reason::ALL.map(|reason| (reason, 0));
         for (reason, count) in &mut counts {
-            let cpus = self.reasons.get(&(*reason as u32), 0).map_err(|error| broken(TABLES[3], error))?;
+            let cpus = self.reasons.get(&(*reason as u32), 0).map_err(|error| broken(NAMES[3], error))?;
             *count = cpus.iter().copied().fold(0, u64::wrapping_add);
         }
         Ok(counts)

@@ -22,6 +22,7 @@ pub mod mark;
 mod probe;
 pub mod steer;
 mod syscall;
+mod tables;
 pub mod trial;
 
 pub use error::Error;

@@ -10,13 +10,6 @@
 #include "connection_id.h"
 #include "intf.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ID_CONFIGS);
-	__type(key, __u32);
-	__type(value, struct id_keys);
-} paced_ids SEC(".maps");
-
 /* The workers' sockets by their number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
@@ -31,8 +24,7 @@ int paced_steer(struct sk_reuseport_md *packet)
 	/* The first byte, and behind a long header's version and length, or at once, the destination's ID. */
 	__u8 *quic = packet->data + sizeof(struct udphdr), *end = packet->data_end, *id;
 	struct id_label label;
-	struct id_keys *keys;
-	__u32 config, worker;
+	__u32 worker;
 
 	if (quic + 6 + ID_LEN > end)
 		return SK_PASS;
@@ -42,9 +34,7 @@ int paced_steer(struct sk_reuseport_md *packet)
 		id = quic + 6;
 	else
 		return SK_PASS;
-	config = id_config(id[0]);
-	keys = bpf_map_lookup_elem(&paced_ids, &config);
-	if (!keys || !keys->in_force || !id_open(id, keys, &label))
+	if (!id_is_ours(id, &label))
 		return SK_PASS;
 	worker = label.worker;
 	/* Where there is no such worker, the kernel chooses by hash. */

@@ -41,47 +41,49 @@ fn packet(first: u8, config: u8, worker: u8) -> Vec<u8> {
     [&head, &id[..], &[0xab; 30]].concat()
 }
 
-#[test]
-fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
-    tests::ring!(Netns);
+/// Runs `scenario` in a namespace of its own, with workers whose packets are steered by keys of config 3.
+fn steered(scenario: impl FnOnce(&[UdpSocket]) + Send) {
     let namespace = Namespace::new("workers").unwrap();
     namespace
         .run(|| {
             let workers = workers();
             let _steer = Steer::attach(&workers, &[(3, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
-            for _ in 0..10 {
-                let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-                for worker in 0..WORKERS {
-                    for first in [0x40, 0xc0, 0xe0] {
-                        assert_eq!(arrives_at(&workers, &from, &packet(first, 3, worker)), worker, "{first:#x}");
-                    }
-                }
-            }
+            scenario(&workers);
         })
         .unwrap();
 }
 
 #[test]
-fn everything_else_goes_by_its_addresses() {
+fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
     tests::ring!(Netns);
-    let namespace = Namespace::new("workers").unwrap();
-    namespace
-        .run(|| {
-            let workers = workers();
-            let _steer = Steer::attach(&workers, &[(3, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
-            let mut chosen = [0; WORKERS as usize];
-            for _ in 0..40 {
-                let from = UdpSocket::bind("127.0.0.1:0").unwrap();
-                let first = arrives_at(&workers, &from, b"a payload that is no packet of ours");
-                chosen[usize::from(first)] += 1;
-                // Of another config, for a worker that is not there, too short, with an ID of another length.
-                let [mut long, none, other] = [packet(0xc0, 3, 1), packet(0x40, 3, 200), packet(0x40, 2, 1)];
-                long[5] = 8;
-                for payload in [long, none, other, packet(0x40, 3, 1)[..12].to_vec(), Vec::new()] {
-                    assert_eq!(arrives_at(&workers, &from, &payload), first, "always the same for one sender");
+    steered(|workers| {
+        for _ in 0..10 {
+            let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for worker in 0..WORKERS {
+                for first in [0x40, 0xc0, 0xe0] {
+                    assert_eq!(arrives_at(workers, &from, &packet(first, 3, worker)), worker, "{first:#x}");
                 }
             }
-            assert!(chosen.iter().all(|count| *count > 0), "{chosen:?}");
-        })
-        .unwrap();
+        }
+    });
+}
+
+#[test]
+fn everything_else_goes_by_its_addresses() {
+    tests::ring!(Netns);
+    steered(|workers| {
+        let mut chosen = [0; WORKERS as usize];
+        for _ in 0..40 {
+            let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let first = arrives_at(workers, &from, b"a payload that is no packet of ours");
+            chosen[usize::from(first)] += 1;
+            // Of another config, for a worker that is not there, too short, with an ID of another length.
+            let [mut long, none, other] = [packet(0xc0, 3, 1), packet(0x40, 3, 200), packet(0x40, 2, 1)];
+            long[5] = 8;
+            for payload in [long, none, other, packet(0x40, 3, 1)[..12].to_vec(), Vec::new()] {
+                assert_eq!(arrives_at(workers, &from, &payload), first, "always the same for one sender");
+            }
+        }
+        assert!(chosen.iter().all(|count| *count > 0), "{chosen:?}");
+    });
 }
