@@ -57,6 +57,9 @@ fn relay(relay: &Relay) -> Vec<String> {
     }
     lines.extend(targets(&relay.targets));
     lines.extend(limits(&relay.limits));
+    if relay.workers > 1 {
+        lines.push(format!("  moves packets with {} threads", relay.workers));
+    }
     lines.push(format!("  drains for up to {:?} when it is told to stop", relay.drain));
     lines
 }

@@ -202,6 +202,7 @@ impl Config {
             templates: vec![template],
             proxy_status_name: relay::NAME.to_owned(),
             drain: Duration::from_secs(1),
+            workers: 1,
             tokens: Vec::new(),
             certificates: Vec::new(),
             targets,

@@ -22,6 +22,8 @@ pub struct Relay {
     pub proxy_status_name: String,
     /// How long existing tunnels may go on after SIGTERM.
     pub drain: Duration,
+    /// How many threads move packets, each with endpoints of its own.
+    pub workers: u8,
     /// The bearer tokens that admit.
     pub tokens: Vec<Token>,
     /// The client certificates that admit; empty means every one that the listener's `client_ca` signed.
@@ -189,7 +191,18 @@ pub(crate) fn read(relay: &mut Section<'_>) -> Option<Relay> {
     let templates = relay.require_list("templates");
     let proxy_status_name = relay.get("proxy_status_name").unwrap_or_else(|| NAME.to_owned());
     let drain = relay.seconds("drain_seconds", 0..=3_600, Duration::from_secs(30));
-    Some(Relay { listeners, templates: templates?, proxy_status_name, drain, tokens, certificates, targets, limits })
+    let workers = relay.number("workers", 1..=64, 1);
+    Some(Relay {
+        listeners,
+        templates: templates?,
+        proxy_status_name,
+        drain,
+        workers,
+        tokens,
+        certificates,
+        targets,
+        limits,
+    })
 }
 
 /// What every listener needs; each may have its own instead of the relay's.

@@ -77,7 +77,8 @@ fn the_sample_states_the_real_defaults() {
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
     assert_eq!(whole.limits, Limits::default());
     assert_eq!(whole.tokens, shipped.tokens);
-    assert_eq!((whole.drain, &whole.proxy_status_name), (shipped.drain, &shipped.proxy_status_name));
+    assert_eq!((whole.drain, whole.workers), (shipped.drain, shipped.workers));
+    assert_eq!(whole.proxy_status_name, shipped.proxy_status_name);
     assert_eq!(
         (&whole.targets.udp_ports, &whole.targets.tcp_ports),
         (&shipped.targets.udp_ports, &shipped.targets.tcp_ports)

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, num::NonZeroU64};
 use anyhow::{Context as _, Result};
 use bpf::{
     egress::{Classes, Terms},
-    ingress::{Guard, IdKeys},
+    ingress::Guard,
     mark::{Direction, Mark, Tag},
 };
 use config::policy::Policy;
@@ -17,6 +17,7 @@ use crate::{
         rights::{self, Rights},
     },
     quic::connection_id::Secret,
+    workers,
 };
 
 /// The kernel's part, in force until this is dropped.
@@ -85,9 +86,7 @@ impl Enforcement {
     /// The kernel refuses an update of the tables.
     pub fn guard(&mut self, listeners: &[SocketAddr], addresses: &HostAddresses, secret: &Secret) -> Result<()> {
         let Some(guard) = &mut self.guard else { return Ok(()) };
-        let keys = secret.connection_id_keys();
-        let keys = keys.map(|(config, keys)| (config, IdKeys { tag: keys.tag, mask: keys.mask }));
-        guard.set_keys(&keys)?;
+        guard.set_keys(&workers::keys(secret))?;
         let assigned = addresses.list();
         let of = |listener: &SocketAddr| -> Vec<_> {
             if !listener.ip().is_unspecified() {

@@ -16,3 +16,4 @@ pub mod segments;
 pub mod state;
 pub mod target;
 pub mod tunnel;
+pub mod workers;

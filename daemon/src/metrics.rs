@@ -70,6 +70,8 @@ pub struct Metrics {
     by_host_up: Counter,
     capsules_dropped: Counter,
     gso_refused: Counter,
+    /// Packets that reached another worker than their connection ID names.
+    pub misdirected_packets: Counter,
     ignored: Counters<1>,
 }
 
@@ -103,6 +105,7 @@ impl Metrics {
             by_host_up: Counter::default(),
             capsules_dropped: Counter::default(),
             gso_refused: Counter::default(),
+            misdirected_packets: Counter::default(),
             ignored: Family::default(),
         };
         metrics.register();
@@ -118,6 +121,11 @@ impl Metrics {
         registry.register("refused_requests", "Requests refused, by reason", self.refused.clone());
         registry.register("limit_hits", "Times a configured limit was reached", self.limits.clone());
         registry.register("ignored", "Well-formed things of no meaning to a relay", self.ignored.clone());
+        registry.register(
+            "misdirected_packets",
+            "Packets that reached another worker than their connection ID names",
+            self.misdirected_packets.clone(),
+        );
         registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
         registry.register(
             "messages",

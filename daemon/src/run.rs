@@ -1,7 +1,7 @@
 //! The daemon's life: roles are started, signals obeyed, and everything is brought to an end.
 //!
 //! Two threads: the main one moves data and nothing else; `control` resolves names, listens to netlink and answers
-//! scrapes, where a pause costs no packet.
+//! scrapes, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
 
 use std::{
     fs,
@@ -35,14 +35,15 @@ use crate::{
     metrics::{self, Metrics},
     quic::{
         class::{Classes, Role},
-        connection_id::{Issuer, Secret},
-        datagrams::{Datagrams, QueueLimits, Schedule},
-        endpoint::{self, Admission, Transport},
+        connection_id::Secret,
+        datagrams::Schedule,
+        endpoint::Transport,
         io::{device::Devices, qdisc},
         tls::{self, ServerTls},
     },
     relay::{Phase, Relay, Rules},
     resolve::{Resolver, ResolverSettings},
+    workers::{Endpoints, Sockets},
 };
 
 /// Where the echo of development mode listens.
@@ -101,6 +102,11 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     init_log(&config);
+    let places = config.relay.as_ref().map(|relay| -> Result<_> {
+        let secret = secret(&config.state_dir)?;
+        Ok((Sockets::bind(&relay.listeners, relay.workers, &secret)?, secret))
+    });
+    let places = places.transpose()?;
     // Before there are threads, so that none keeps a right.
     let enforcement = Enforcement::start(&config.kernel);
     let control = runtime::Builder::new_multi_thread()
@@ -110,7 +116,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), enforcement));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), enforcement, places));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -144,6 +150,7 @@ struct RelayRole {
     drain: Duration,
     host_addresses: HostAddresses,
     secret: Secret,
+    sockets: Sockets,
 }
 
 impl Daemon {
@@ -152,6 +159,7 @@ impl Daemon {
         file: Option<&Path>,
         control: &Handle,
         enforcement: Option<Enforcement>,
+        places: Option<(Sockets, Secret)>,
     ) -> Result<()> {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
@@ -164,8 +172,8 @@ impl Daemon {
         };
         let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop, enforcement };
         daemon.publish(&config).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
-        if config.relay.is_some() {
-            daemon.start_relay(&config, &metrics, control).await?;
+        if let Some((sockets, secret)) = places {
+            daemon.start_relay(&config, &metrics, control, sockets, secret).await?;
         }
         if !config.forwards.is_empty() {
             daemon.start_edge(&config, &metrics);
@@ -205,7 +213,14 @@ impl Daemon {
         Ok(())
     }
 
-    async fn start_relay(&mut self, config: &Config, metrics: &Arc<Metrics>, control: &Handle) -> Result<()> {
+    async fn start_relay(
+        &mut self,
+        config: &Config,
+        metrics: &Arc<Metrics>,
+        control: &Handle,
+        mut sockets: Sockets,
+        secret: Secret,
+    ) -> Result<()> {
         let Some(settings) = &config.relay else { return Ok(()) };
         let limits = &settings.limits;
         let resolver = Resolver::start(
@@ -231,39 +246,37 @@ impl Daemon {
             keep_alive: None,
             ..Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io)
         };
-        let secret = secret(&config.state_dir)?;
-        let mut listeners = Vec::new();
+        let prepare = |listener: &Listener| -> Result<_> {
+            let identity = identity(listener, &config.state_dir)?;
+            Ok((listener.clone(), ServerTls::new(identity.prepare()?)))
+        };
+        let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         let open = Arc::new(AtomicBool::new(true));
-        for listener in &settings.listeners {
-            let tls = ServerTls::new(identity(listener, &config.state_dir)?.prepare()?);
-            let datagrams = Datagrams {
-                limits: QueueLimits {
-                    flow_bytes: limits.queue_bytes_per_tunnel as usize,
-                    connection_bytes: limits.queue_bytes_per_connection as usize,
-                },
-                counters: metrics.datagrams.clone(),
-                max_frame_bytes: u64::from(u16::MAX),
-                schedule: schedule.clone(),
-            };
-            let admission = Admission {
-                max_connections: limits.connections,
-                max_handshakes: limits.handshakes_in_flight,
-                open: open.clone(),
-                handshakes: metrics.handshakes.clone(),
-                ports: Default::default(),
-            };
-            let sockets = transport.sockets(listener.address)?;
-            let issuer = Issuer::new(secret.clone(), listener.address, 0);
-            let server = endpoint::serve(sockets, &transport, tls.clone(), datagrams, admission, &issuer)
-                .with_context(|| format!("failed to listen on {}", listener.address))?;
-            let serving = relay.clone().serve(server, listener.address, listener.auth);
-            self.roles.spawn(async {
-                serving.await;
+        let workers = std::mem::take(&mut sockets.workers);
+        let endpoints = Arc::new(Endpoints {
+            relay: relay.clone(),
+            transport,
+            workers: workers.len(),
+            listeners: listeners.clone(),
+            limits: limits.clone(),
+            schedule,
+            metrics: metrics.clone(),
+            secret: secret.clone(),
+            open: open.clone(),
+        });
+        for (worker, sockets) in (0..).zip(workers) {
+            if worker > 0 {
+                self.roles.spawn(endpoints.clone().start_thread(worker, sockets, CLOSING).await?);
+                continue;
+            }
+            let mut serving = endpoints.start(worker, sockets)?;
+            self.roles.spawn(async move {
+                while serving.join_next().await.is_some() {}
                 Ok(())
             });
-            listeners.push((listener.clone(), tls));
         }
-        self.relay = Some(RelayRole { relay, listeners, open, drain: settings.drain, host_addresses, secret });
+        let drain = settings.drain;
+        self.relay = Some(RelayRole { relay, listeners, open, drain, host_addresses, secret, sockets });
         Ok(())
     }
 
@@ -311,9 +324,13 @@ impl Daemon {
         self.enforcement.as_mut().map_or(Ok(()), |enforcement| enforcement.publish(&config.policy))
     }
 
-    /// Tells the kernel's guard which packets are to listeners and which connection IDs are known.
+    /// Tells the kernel's programs which packets are to listeners and which connection IDs are known.
     fn refresh_guard(&mut self) {
-        let (Some(enforcement), Some(role)) = (&mut self.enforcement, &self.relay) else { return };
+        let Some(role) = &mut self.relay else { return };
+        if let Err(error) = role.sockets.steer_by(&role.secret) {
+            tracing::warn!("workers do not hear of changes: {error:#}");
+        }
+        let Some(enforcement) = &mut self.enforcement else { return };
         let listeners: Vec<_> = role.listeners.iter().map(|(listener, _)| listener.address).collect();
         if let Err(error) = enforcement.guard(&listeners, &role.host_addresses, &role.secret) {
             tracing::warn!("the guard of listeners does not hear of changes: {error:#}");

@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use aws_lc_rs::{hkdf, rand};
+use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
 use siphasher::sip::SipHasher24;
 
@@ -106,13 +107,20 @@ pub struct Issuer {
     secret: Secret,
     listener: SocketAddr,
     label: Label,
+    misdirected: Option<Counter>,
 }
 
 impl Issuer {
     /// Issues for the endpoint of `worker` at `listener`.
     #[must_use]
     pub fn new(secret: Secret, listener: SocketAddr, worker: u8) -> Self {
-        Self { secret, listener, label: Label { class: 0, worker } }
+        Self { secret, listener, label: Label { class: 0, worker }, misdirected: None }
+    }
+
+    /// Counts there what reaches the endpoint though its connection ID names another worker.
+    #[must_use]
+    pub fn counting_misdirected(self, misdirected: Counter) -> Self {
+        Self { misdirected: Some(misdirected), ..self }
     }
 
     /// Issues for an endpoint of which nothing has to survive.
@@ -264,7 +272,13 @@ impl Generator for ConnectionIds {
 impl Validator for ConnectionIds {
     /// Any twelve bytes: an endpoint answers IDs that it does not know with a stateless reset.
     fn validate(&self, _: &ConnectionInfo<'_>, buffer: &[u8]) -> Option<usize> {
-        (buffer.len() >= LEN).then_some(LEN)
+        let id = buffer.first_chunk()?;
+        if let Some(misdirected) = &self.issuer.misdirected
+            && self.keys.open(*id).is_some_and(|label| label.worker != self.issuer.label.worker)
+        {
+            misdirected.inc();
+        }
+        Some(LEN)
     }
 }
 
@@ -346,6 +360,20 @@ mod tests {
         let id: [u8; LEN] = id.as_bytes().try_into().unwrap();
         let labels = secret().connection_id_keys().map(|(config, keys)| (config == id[0] >> 5).then(|| keys.open(id)));
         assert_eq!(labels.into_iter().flatten().collect::<Vec<_>>(), [Some(Label { class: 0, worker: 250 })]);
+    }
+
+    #[test]
+    fn what_names_another_worker_is_counted_and_what_names_none_is_not() {
+        let misdirected = Counter::default();
+        let issuer = |worker| Issuer::new(secret(), "[::]:443".parse().unwrap(), worker);
+        let ids = issuer(1).counting_misdirected(misdirected.clone()).connection_ids().unwrap();
+        let address = Default::default();
+        let info = ConnectionInfo::new(&address);
+        let validate = |id: &[u8]| (ids.validate(&info, id), misdirected.get());
+        let [own, other] = [1, 2].map(|worker| issuer(worker).connection_ids().unwrap().generate(&info));
+        assert_eq!(validate(own.as_bytes()), (Some(LEN), 0));
+        assert_eq!(validate(other.as_bytes()), (Some(LEN), 1));
+        assert_eq!(validate(&[7; LEN]), (Some(LEN), 1));
     }
 
     #[test]

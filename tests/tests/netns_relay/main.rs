@@ -14,3 +14,4 @@ mod lifecycle;
 mod limits;
 mod refusals;
 mod tcp;
+mod workers;

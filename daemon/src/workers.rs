@@ -1,0 +1,185 @@
+//! Workers: threads that move packets, each with an endpoint of its own at every listener.
+//!
+//! The sockets of a listener share its address. A program steers each packet to the worker that its connection ID names,
+//! wherever it comes from; without one, a client whose address changed would meet a worker that does not know it. So
+//! there is one worker where the program cannot be had.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use bpf::{ingress::IdKeys, steer::Steer};
+use config::relay::{Limits, Listener};
+use s2n_quic_platform::syscall::bind_udp;
+use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
+
+use crate::{
+    metrics::Metrics,
+    quic::{
+        connection_id::{Issuer, Secret},
+        datagrams::{Datagrams, QueueLimits, Schedule},
+        endpoint::{self, Admission, Transport},
+        tls::ServerTls,
+    },
+    relay::Relay,
+};
+
+/// The sockets of a relay.
+pub struct Sockets {
+    /// Of each worker, one for each listener.
+    pub workers: Vec<Vec<UdpSocket>>,
+    /// Of each listener.
+    steering: Vec<Steer>,
+}
+
+impl Sockets {
+    /// Binds those of `workers` workers, or of a single one where packets cannot be steered, which is logged. To be
+    /// called while the process has its rights.
+    ///
+    /// # Errors
+    /// An address is in use or not ours.
+    pub fn bind(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<Self> {
+        // By itself first, even if it will be shared: that would hide that somebody else has it.
+        let one = || listeners.iter().map(|listener| bind(listener.address, false)).collect::<Result<_>>();
+        let alone = Self { workers: vec![one()?], steering: Vec::new() };
+        if workers == 1 {
+            return Ok(alone);
+        }
+        drop(alone);
+        Self::share(listeners, workers, secret).or_else(|error| {
+            tracing::warn!("one worker instead of {workers}, because packets cannot be steered: {error:#}");
+            Ok(Self { workers: vec![one()?], steering: Vec::new() })
+        })
+    }
+
+    fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<Self> {
+        let mut shared = Self { workers: (0..workers).map(|_| Vec::new()).collect(), steering: Vec::new() };
+        for listener in listeners {
+            let first = bind(listener.address, true)?;
+            let address = first.local_addr()?;
+            let mut group = vec![first];
+            for _ in 1..workers {
+                group.push(bind(address, true)?);
+            }
+            shared.steering.push(Steer::attach(&group, &keys(secret))?);
+            shared.workers.iter_mut().zip(group).for_each(|(of_worker, socket)| of_worker.push(socket));
+        }
+        Ok(shared)
+    }
+
+    /// Says by which connection IDs packets are steered from now on. To be repeated: keys change, though each is known a
+    /// week ahead.
+    ///
+    /// # Errors
+    /// The kernel refuses an update.
+    pub fn steer_by(&mut self, secret: &Secret) -> Result<()> {
+        Ok(self.steering.iter_mut().try_for_each(|steer| steer.set_keys(&keys(secret)))?)
+    }
+}
+
+fn bind(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
+    let socket = bind_udp(address, false, shared, address.is_ipv6());
+    Ok(socket.with_context(|| format!("failed to listen on {address}"))?.into())
+}
+
+/// The keys of connection IDs in the words of the kernel's programs.
+#[must_use]
+pub fn keys(secret: &Secret) -> [(u8, IdKeys); 3] {
+    secret.connection_id_keys().map(|(config, keys)| (config, IdKeys { tag: keys.tag, mask: keys.mask }))
+}
+
+/// What the endpoints of all workers have in common.
+pub struct Endpoints {
+    /// Who serves what they accept.
+    pub relay: Arc<Relay>,
+    /// How they send.
+    pub transport: Transport,
+    /// How many workers there are.
+    pub workers: usize,
+    /// Where they listen and how they prove who they are.
+    pub listeners: Vec<(Listener, ServerTls)>,
+    /// How much they take.
+    pub limits: Limits,
+    /// The order in which they send.
+    pub schedule: Schedule,
+    /// Where they count.
+    pub metrics: Arc<Metrics>,
+    /// What their connection IDs and tokens derive from.
+    pub secret: Secret,
+    /// Whether new connections are let in.
+    pub open: Arc<AtomicBool>,
+}
+
+impl Endpoints {
+    /// Starts those of one worker on the runtime this is called in, with a socket for each listener.
+    ///
+    /// # Errors
+    /// The settings are invalid.
+    pub fn start(&self, worker: u8, sockets: Vec<UdpSocket>) -> Result<JoinSet<()>> {
+        let mut serving = JoinSet::new();
+        let limits = &self.limits;
+        for ((listener, tls), socket) in self.listeners.iter().zip(sockets) {
+            let datagrams = Datagrams {
+                limits: QueueLimits {
+                    flow_bytes: limits.queue_bytes_per_tunnel as usize,
+                    connection_bytes: limits.queue_bytes_per_connection as usize,
+                },
+                counters: self.metrics.datagrams.clone(),
+                max_frame_bytes: u64::from(u16::MAX),
+                schedule: self.schedule.clone(),
+            };
+            let admission = Admission {
+                max_connections: limits.connections,
+                max_handshakes: limits.handshakes_in_flight,
+                open: self.open.clone(),
+                handshakes: self.metrics.handshakes.clone(),
+                ports: Default::default(),
+            };
+            let issuer = Issuer::new(self.secret.clone(), listener.address, worker);
+            let issuer = match self.workers {
+                1 => issuer,
+                _ => issuer.counting_misdirected(self.metrics.misdirected_packets.clone()),
+            };
+            let sockets = self.transport.sockets_on(socket)?;
+            let server = endpoint::serve(sockets, &self.transport, tls.clone(), datagrams, admission, &issuer)
+                .with_context(|| format!("failed to listen on {}", listener.address))?;
+            serving.spawn(self.relay.clone().serve(server, listener.address, listener.auth));
+        }
+        Ok(serving)
+    }
+
+    /// Starts those of one worker on a thread of its own; returns what completes when all of them have ended. Their last
+    /// packets then have `closing` to leave.
+    ///
+    /// # Errors
+    /// There can be no thread, or as in [`Endpoints::start`].
+    pub async fn start_thread(
+        self: Arc<Self>,
+        worker: u8,
+        sockets: Vec<UdpSocket>,
+        closing: Duration,
+    ) -> Result<impl Future<Output = Result<()>> + Send + 'static> {
+        let (started, has_started) = oneshot::channel();
+        let (ended, has_ended) = oneshot::channel();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let work = async move {
+            match self.start(worker, sockets) {
+                // Nobody waits for either any more where the daemon is ending.
+                Err(error) => _ = started.send(Err(error)),
+                Ok(mut serving) => {
+                    _ = started.send(Ok(()));
+                    while serving.join_next().await.is_some() {}
+                    _ = ended.send(());
+                    sleep(closing).await;
+                }
+            }
+        };
+        thread::Builder::new().name(format!("worker-{worker}")).spawn(move || runtime.block_on(work))?;
+        has_started.await.context("a worker's thread ended while it started")??;
+        Ok(async { has_ended.await.context("a worker's thread ended unexpectedly") })
+    }
+}
