@@ -37,6 +37,13 @@ pub fn write(change: impl FnOnce(&mut Label)) -> bool {
     label.is_some()
 }
 
+/// Notes that the packet that is being written carries something with a mark. The first such thing decides.
+pub fn carry(mark: Option<u32>) {
+    if mark.is_some() {
+        write(|label| label.mark = label.mark.or(mark));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,6 +55,8 @@ mod tests {
         assert!(written);
         assert_eq!(label, Label { departure_ns: Some(7), mark: None });
         assert_eq!(collect(|| ()).1, Label::default());
+        let (_, label) = collect(|| [None, Some(3), None, Some(4)].map(carry));
+        assert_eq!(label.mark, Some(3), "the first that has one");
         assert!(!write(|_| {}));
     }
 }

@@ -78,13 +78,15 @@ struct Packet {
     bytes: usize,
     fill: u8,
     departure_ns: Option<u64>,
+    /// Of what it carries.
+    mark: Option<u32>,
     is_probe: bool,
 }
 
 fn packet(bytes: usize, fill: u8, departure_ns: impl Into<Option<u64>>) -> Packet {
     let peer: SocketAddr = "192.0.2.1:443".parse().unwrap();
     let path = Handle::from_remote_address(RemoteAddress(peer.into()));
-    Packet { path, bytes, fill, departure_ns: departure_ns.into(), is_probe: false }
+    Packet { path, bytes, fill, departure_ns: departure_ns.into(), mark: None, is_probe: false }
 }
 
 impl tx::Message for Packet {
@@ -111,6 +113,7 @@ impl tx::Message for Packet {
     }
 
     fn write_payload(&mut self, mut buffer: PayloadBuffer<'_>, _: usize) -> Result<usize, tx::Error> {
+        label::carry(self.mark);
         label::write(|label| label.departure_ns = self.departure_ns);
         buffer.write(&vec![self.fill; self.bytes])
     }
@@ -133,6 +136,20 @@ fn is_ready(tx: &mut Tx<Double>) -> bool {
 /// A departure that has not come when a test looks, even on a busy machine.
 fn soon_ns() -> u64 {
     clock::now_ns() + 300 * MS
+}
+
+#[tokio::test]
+async fn packets_of_different_classes_share_no_message() {
+    let (double, mut tx, _) = queue(&Devices::default());
+    let marks = [Some(1), Some(1), Some(2), None, None, Some(1)];
+    push(&mut tx, marks.map(|mark| Packet { mark, ..packet(1_200, 0, None) }));
+    let sent = &double.wire().sent;
+    let found: Vec<_> = sent.iter().map(|sent| (sent.payload.len() / 1_200, sent.mark)).collect();
+    assert_eq!(
+        found,
+        [(2, Some(1)), (1, Some(2)), (2, Some(7)), (1, Some(1))],
+        "7 is what packets have without their own"
+    );
 }
 
 #[tokio::test]
