@@ -6,9 +6,9 @@
 /// Toward whom a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// To clients and other peers of QUIC connections.
+    /// Toward clients.
     Down,
-    /// To targets.
+    /// Toward targets: to them, or from an edge to its relay.
     Up,
 }
 

@@ -17,6 +17,7 @@ pub mod h3;
 mod hold;
 pub mod io;
 pub mod ledger;
+pub mod mark;
 pub mod pacer;
 mod queue;
 pub mod schedule;

@@ -1,0 +1,149 @@
+//! Which mark packets carry, so that the kernel's programs know their class.
+//!
+//! | packet | its mark |
+//! |---|---|
+//! | to a target | the class of its tunnel, `up` |
+//! | of QUIC, from the relay | the class of the first payload or piece of a stream in it, `down` |
+//! | of QUIC, from the edge | the same, but `up`: for the policy, it is on its way to a target |
+//! | of QUIC, with nothing of a class in it (a handshake, a pure acknowledgement, a probe) | none |
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+};
+
+use bpf::mark::{Direction, Mark, Tag};
+use config::policy::Policy;
+use s2n_quic_core::{
+    inet::ExplicitCongestionNotification,
+    path::{Handle as _, RemoteAddress},
+};
+use s2n_quic_platform::message::default::Handle;
+use socket2::SockRef;
+
+use super::io::message::{self, Message};
+
+/// The marks of all classes. A class keeps its number for as long as the daemon runs, wherever a later policy names it,
+/// so that what was opened under an earlier one is still known by it.
+#[derive(Clone, Debug)]
+pub struct Marks {
+    tag: Tag,
+    /// By their numbers.
+    classes: Vec<String>,
+    permission: Permission,
+}
+
+/// What this process may mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permission {
+    /// All packets of a socket.
+    pub sockets: bool,
+    /// Single packets, by a control message. With CAP_NET_RAW alone, Linux allows this since 6.2.
+    pub packets: bool,
+}
+
+impl Permission {
+    /// Tries it out with a mark, on a socket of its own and a packet to itself.
+    ///
+    /// # Errors
+    /// There is no such socket to be had.
+    pub fn probe(mark: u32) -> io::Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let itself = (Ipv4Addr::LOCALHOST, socket.local_addr()?.port());
+        let path = Handle::from_remote_address(RemoteAddress(std::net::SocketAddr::from(itself).into()));
+        let ecn = ExplicitCongestionNotification::NotEct;
+        let message =
+            Message { payload: &[0], segment_bytes: 1, path: &path, ecn, departure_ns: None, mark: Some(mark) };
+        // Rights are looked at before routes, so any other failure is none of theirs.
+        let is_permitted = |tried: io::Result<()>| !tried.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
+        let packets = is_permitted(message::send(&socket, &[message]).map(drop));
+        Ok(Self { sockets: is_permitted(SockRef::from(&socket).set_mark(mark)), packets })
+    }
+}
+
+impl Marks {
+    /// Returns the marks of no class yet.
+    #[must_use]
+    pub fn new(tag: Tag, permission: Permission) -> Self {
+        Self { tag, classes: Vec::new(), permission }
+    }
+
+    /// Gives numbers to those classes of a policy that have none. There are 256; classes beyond go without a mark.
+    pub fn learn(&mut self, policy: &Policy) {
+        for class in &policy.classes {
+            if self.classes.len() <= usize::from(u8::MAX) && !self.classes.contains(&class.name) {
+                self.classes.push(class.name.clone());
+            }
+        }
+    }
+
+    /// Returns all classes that have a number, with the mark of each in a direction.
+    pub fn all(&self, direction: Direction) -> impl Iterator<Item = (&str, Mark)> {
+        (0..=u8::MAX).zip(&self.classes).map(move |(class, name)| (name.as_str(), Mark { direction, class }))
+    }
+
+    /// Returns the mark of a class in a direction, if it has a number.
+    #[must_use]
+    pub fn of(&self, class: &str, direction: Direction) -> Option<Mark> {
+        self.all(direction).find_map(|(name, mark)| (name == class).then_some(mark))
+    }
+
+    /// Returns the value of `SO_MARK` for sockets of a class, if this process may set it.
+    #[must_use]
+    pub fn of_sockets(&self, class: &str, direction: Direction) -> Option<u32> {
+        self.of(class, direction).filter(|_| self.permission.sockets).map(|mark| mark.encode(self.tag))
+    }
+
+    /// Returns the value of `SO_MARK` for single packets of a class, if this process may set it.
+    #[must_use]
+    pub fn of_packets(&self, class: &str, direction: Direction) -> Option<u32> {
+        self.of(class, direction).filter(|_| self.permission.packets).map(|mark| mark.encode(self.tag))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Permission = Permission { sockets: true, packets: true };
+
+    fn policy(classes: impl IntoIterator<Item = String>) -> Policy {
+        let text: String = classes.into_iter().map(|name| format!("[class.{name}]\n")).collect();
+        config::Config::from_toml(&text).unwrap().policy
+    }
+
+    #[test]
+    fn a_class_keeps_its_mark_when_a_later_policy_names_others_before_it() {
+        let mut marks = Marks::new(Tag::default(), ALL);
+        marks.learn(&policy(["voice".to_owned()]));
+        let voice = marks.of_packets("voice", Direction::Down);
+        assert_eq!(voice, Some(0x70ac_0001), "the default class is first");
+        marks.learn(&policy(["bulk", "voice"].map(str::to_owned)));
+        assert_eq!(marks.of_packets("voice", Direction::Down), voice);
+        assert_eq!(marks.of_sockets("bulk", Direction::Up), Some(0x70ac_0102));
+        assert_eq!(marks.of("nobody", Direction::Up), None);
+    }
+
+    #[test]
+    fn classes_beyond_256_have_no_mark_and_take_none_away() {
+        let mut marks = Marks::new(Tag::default(), ALL);
+        for number in 0..300 {
+            marks.learn(&policy([format!("c{number}")]));
+        }
+        assert_eq!(marks.of("c254", Direction::Up), Some(Mark { direction: Direction::Up, class: 255 }));
+        assert_eq!(marks.of("c255", Direction::Up), None);
+        assert_eq!(marks.all(Direction::Down).count(), 256);
+    }
+
+    #[test]
+    fn what_may_not_be_marked_has_no_mark() {
+        let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: false });
+        marks.learn(&Policy::default());
+        let of = |marks: &Marks| {
+            (marks.of_sockets("default", Direction::Up).is_some(), marks.of_packets("default", Direction::Up).is_some())
+        };
+        assert_eq!(of(&marks), (true, false));
+        marks.permission = Permission { sockets: false, packets: true };
+        assert_eq!(of(&marks), (false, true));
+    }
+}
