@@ -82,7 +82,8 @@ pub struct Class {
     pub rate_up: Option<u64>,
     /// The most that all its traffic may send toward clients, in bytes per second.
     pub rate_down: Option<u64>,
-    /// The codepoint of its packets (RFC 2474 §3), 0 to 63; `None` leaves them unmarked.
+    /// The codepoint of its packets (RFC 2474 §3), 0 to 63, toward targets, and where the kernel enforces classes also
+    /// toward peers of QUIC connections; `None` leaves them as they are.
     pub dscp: Option<u8>,
 }
 

@@ -1,38 +1,38 @@
 //! What the kernel enforces for this daemon: its programs' tables are filled from the policy, the listeners and the secret.
 
-use std::{net::SocketAddr, num::NonZeroU64};
+use std::{collections::HashMap, sync::Arc};
 
-use anyhow::{Context as _, Result};
-use bpf::{
-    egress::{Classes, Terms},
-    ingress::Guard,
-    mark::{Direction, Mark, Tag},
-};
-use config::policy::Policy;
+use anyhow::Result;
+use bpf::mark::Tag;
+use tokio::{runtime, task::AbortHandle};
 
+use self::tables::Loaded;
+pub use self::tables::Tables;
 use crate::{
-    host_addresses::HostAddresses,
     monitor::{
         Monitor,
         rights::{self, Rights},
     },
-    quic::connection_id::Secret,
-    workers,
+    quic::mark::{Marks, Permission},
 };
+
+mod tables;
 
 /// The kernel's part, in force until this is dropped.
 pub struct Enforcement {
-    classes: Option<Classes>,
-    guard: Option<Guard>,
-    _monitor: Monitor,
+    monitor: Monitor,
+    tables: Arc<Tables>,
+    /// What waits for the monitor's untimely end.
+    watch: Option<AbortHandle>,
 }
 
 impl Enforcement {
-    /// Starts the monitor, has it attach to every device what the configuration wants, and gives up this process's own
-    /// rights. What cannot be had is logged as a warning that says what is not enforced, and the daemon goes on without.
-    /// To be called before any other thread exists; returns `None` where no device is named or no monitor starts.
+    /// Starts the monitor, has it attach to every device what the configuration wants, gives up this process's own
+    /// rights, and puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not
+    /// enforced, and the daemon goes on without. To be called before any other thread exists; returns `None` where no
+    /// device is named or no monitor starts.
     #[must_use]
-    pub fn start(config: &config::kernel::Kernel) -> Option<Self> {
+    pub fn start(config: &config::kernel::Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {
             return None;
         }
@@ -50,53 +50,58 @@ impl Enforcement {
             .ingress
             .then(|| monitor.load_ingress())
             .and_then(|loaded| loaded.inspect_err(|error| tracing::warn!("listeners have no guard: {error:#}")).ok());
+        let mut devices = HashMap::new();
         for device in &config.devices {
             let device = device.as_str();
             let has_fq = config.manage_qdisc && report(device, "fq", monitor.set_fq(device));
-            if classes.is_some() {
-                report(device, "egress", monitor.attach_egress(device, has_fq));
+            if classes.is_some() && report(device, "egress", monitor.attach_egress(device, has_fq)) {
+                devices.insert(device.to_owned(), has_fq);
             }
             if guard.is_some() {
                 report(device, "ingress", monitor.attach_ingress(device));
             }
         }
-        Some(Self { classes, guard, _monitor: monitor })
+        let marks = (!devices.is_empty()).then(|| Marks::new(tag, permission(tag)));
+        tables.hold(Loaded { classes, guard, devices, marks });
+        tables.monitor.set(1);
+        Some(Self { monitor, tables, watch: None })
     }
 
-    /// Puts a policy in force: all of it, or, after an error, nothing.
-    ///
-    /// # Errors
-    /// The kernel refuses an update of the tables.
-    pub fn publish(&mut self, policy: &Policy) -> Result<()> {
-        self.classes.as_mut().map_or(Ok(()), |classes| classes.publish(terms(policy))).context("the kernel refuses it")
-    }
-
-    /// Says whether the root queueing discipline of a device is `fq`.
-    ///
-    /// # Errors
-    /// There is no such device, or the kernel refuses the update.
-    pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<()> {
-        Ok(self.classes.as_mut().map_or(Ok(()), |classes| classes.set_fq(device, has_fq))?)
-    }
-
-    /// Tells the guard of the daemon's listeners, by the addresses that this host has now, and of the connection IDs that
-    /// are in use now. To be repeated: addresses change, and so do keys, though each is known a week ahead.
-    ///
-    /// # Errors
-    /// The kernel refuses an update of the tables.
-    pub fn guard(&mut self, listeners: &[SocketAddr], addresses: &HostAddresses, secret: &Secret) -> Result<()> {
-        let Some(guard) = &mut self.guard else { return Ok(()) };
-        guard.set_keys(&workers::keys(secret))?;
-        let assigned = addresses.list();
-        let of = |listener: &SocketAddr| -> Vec<_> {
-            if !listener.ip().is_unspecified() {
-                return vec![*listener];
+    /// Has a task of `runtime` wait for the monitor to end before this does, which it reports.
+    pub fn watch(&mut self, runtime: &runtime::Handle) {
+        let (tables, ended) = (self.tables.clone(), self.monitor.ended());
+        let watch = runtime.spawn(async move {
+            if ended.await.is_ok() {
+                tables.monitor.set(0);
+                tracing::error!(
+                    "the monitor has ended, and with it what the kernel enforces: classes are not marked, paced and \
+                     counted and listeners have no guard until paced is started again"
+                );
             }
-            let family = assigned.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
-            family.map(|ip| SocketAddr::new(*ip, listener.port())).collect()
-        };
-        Ok(guard.listen(listeners.iter().flat_map(of))?)
+        });
+        self.watch = Some(watch.abort_handle());
     }
+}
+
+impl Drop for Enforcement {
+    fn drop(&mut self) {
+        // From here on, the monitor ends because it is told to.
+        self.watch.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Finds out what may be marked, and says once what may not.
+fn permission(tag: Tag) -> Permission {
+    let permission = Permission::probe(tag.value()).unwrap_or(Permission { sockets: false, packets: false });
+    if !permission.sockets {
+        tracing::warn!("packets to targets are not marked, so the kernel enforces nothing on them: needs CAP_NET_RAW");
+    }
+    if !permission.packets {
+        tracing::warn!(
+            "QUIC packets are not marked, so the kernel enforces nothing on them: needs CAP_NET_RAW, and Linux 6.2"
+        );
+    }
+    permission
 }
 
 /// Says at start what is in force on a device; returns whether it is.
@@ -106,42 +111,4 @@ fn report(device: &str, part: &str, outcome: Result<String>) -> bool {
         Err(error) => tracing::warn!(device, part, "not enforced in the kernel: {error:#}"),
     }
     outcome.is_ok()
-}
-
-/// What the kernel holds each class to.
-fn terms(policy: &Policy) -> impl Iterator<Item = (Mark, Terms)> {
-    (0..=u8::MAX).zip(&policy.classes).flat_map(|(class, of)| {
-        let up = Terms { dscp: of.dscp, ..capped(of.rate_up) };
-        [(Direction::Up, up), (Direction::Down, capped(of.rate_down))]
-            .map(|(direction, terms)| (Mark { direction, class }, terms))
-    })
-}
-
-/// A rate as the kernel's guard rail. `sched` keeps the rate itself, and counts payloads; here headers count as well, so
-/// without a margin a second queue would build up behind the one that has an order.
-fn capped(bytes_per_sec: Option<u64>) -> Terms {
-    const MARGIN: u64 = 4;
-    const BURST_NS: u64 = 10_000_000;
-    let with_margin = bytes_per_sec.and_then(|rate| NonZeroU64::new(rate.saturating_add(rate / MARGIN)));
-    Terms { bytes_per_sec: with_margin, burst_ns: BURST_NS, ..Terms::default() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_class_has_its_terms_in_both_directions() {
-        let text = "[class.voice]\nrate_up = \"8 Mbit/s\"\nrate_down = \"80 Mbit/s\"\ndscp = 46";
-        let policy = config::Config::from_toml(text).unwrap().policy;
-        let terms: Vec<_> = terms(&policy).collect();
-        assert_eq!(terms.len(), 4, "two classes, two directions");
-        let of = |direction, class| {
-            let found = terms.iter().find(|(mark, _)| *mark == Mark { direction, class });
-            found.map(|(_, terms)| (terms.bytes_per_sec.map(NonZeroU64::get), terms.dscp)).unwrap()
-        };
-        assert_eq!(of(Direction::Up, 1), (Some(1_250_000), Some(46)), "a quarter above, for headers");
-        assert_eq!(of(Direction::Down, 1), (Some(12_500_000), None), "the DSCP is that of packets to targets");
-        assert_eq!(of(Direction::Up, 0), (None, None));
-    }
 }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    edge,
+    edge, enforcement,
     quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
     resolve::DnsCounters,
     target::UplinkCounters,
@@ -54,6 +54,8 @@ pub struct Metrics {
     pub io: Arc<quic::io::Counters>,
     /// What becomes of departure times at devices.
     pub qdiscs: quic::io::qdisc::Gauges,
+    /// What the kernel enforces, and counts.
+    pub kernel: Arc<enforcement::Tables>,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -89,6 +91,7 @@ impl Metrics {
             classes: ClassMetrics::default(),
             io: Arc::default(),
             qdiscs: Default::default(),
+            kernel: Arc::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -149,6 +152,7 @@ impl Metrics {
         self.classes.register(registry);
         self.io.register(registry);
         self.qdiscs.register(registry);
+        self.kernel.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,

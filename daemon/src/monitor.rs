@@ -7,7 +7,7 @@
 
 use std::{
     env,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::{fd::OwnedFd, unix::process::CommandExt as _},
     process::{self, Child, Stdio},
     time::Duration,
@@ -21,6 +21,7 @@ use bpf::{
 };
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
+use tokio::io::{Interest, unix::AsyncFd};
 
 use self::{
     message::{receive, send},
@@ -133,6 +134,20 @@ impl Monitor {
     /// The kernel refuses.
     pub fn restore(&self, device: &str) -> Result<()> {
         self.ask(&Command::Restore { device: device.to_owned() }).map(drop)
+    }
+
+    /// Waits, in a task, for the monitor to end. Nothing may be asked of it meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be waited for, or not any longer.
+    pub fn ended(&self) -> impl Future<Output = io::Result<()>> + Send + use<> {
+        let socket = self.socket.try_clone();
+        // Of one who is not asked, nothing is to be heard but its end.
+        async {
+            // SAFETY: a `Socket` owns its descriptor, always names the same one, and nothing takes it out of the `AsyncFd`.
+            let socket = unsafe { AsyncFd::register_with_interest(socket?, Interest::READABLE) }?;
+            socket.readable().await.map(drop)
+        }
     }
 
     fn ask(&self, command: &Command) -> Result<(String, Vec<OwnedFd>)> {

@@ -108,7 +108,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     });
     let places = places.transpose()?;
     // Before there are threads, so that none keeps a right.
-    let enforcement = Enforcement::start(&config.kernel);
+    let metrics = Metrics::new();
+    let mut enforcement = Enforcement::start(&config.kernel, metrics.kernel.clone());
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("control")
@@ -116,7 +117,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), enforcement, places));
+    enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -139,7 +141,6 @@ struct Daemon {
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
     stop: watch::Sender<bool>,
-    enforcement: Option<Enforcement>,
 }
 
 struct RelayRole {
@@ -158,20 +159,25 @@ impl Daemon {
         config: Config,
         file: Option<&Path>,
         control: &Handle,
-        enforcement: Option<Enforcement>,
+        metrics: Arc<Metrics>,
         places: Option<(Sockets, Secret)>,
     ) -> Result<()> {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
-        let metrics = Metrics::new();
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
+        let kernel = metrics.kernel.clone();
+        kernel
+            .publish(&config.policy)
+            .unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         let devices = match config.transport.io {
-            config::Io::Paced => qdisc::follow(metrics.qdiscs.clone(), control),
-            config::Io::Stock => Devices::default(),
+            config::Io::Stock if kernel.marks().is_none() => Devices::default(),
+            _ => {
+                let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
+                qdisc::follow(metrics.qdiscs.clone(), control, Box::new(listener))
+            }
         };
-        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop, enforcement };
-        daemon.publish(&config).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
+        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop };
         if let Some((sockets, secret)) = places {
             daemon.start_relay(&config, &metrics, control, sockets, secret).await?;
         }
@@ -235,7 +241,12 @@ impl Daemon {
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &metrics.classes));
+        let classes = Arc::new(Classes::new(
+            config.policy.clone(),
+            Role::Relay,
+            &metrics.classes,
+            metrics.kernel.marks().as_ref(),
+        ));
         let schedule = Schedule::from(&*classes);
         let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
@@ -284,7 +295,8 @@ impl Daemon {
         let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
         let forwards = config.forwards.clone();
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
-        let classes = Classes::new(config.policy.clone(), Role::Edge, &metrics.classes);
+        let classes =
+            Classes::new(config.policy.clone(), Role::Edge, &metrics.classes, metrics.kernel.marks().as_ref());
         self.roles.spawn(async move {
             let stop = async {
                 // An error means that the daemon is gone, which is a reason to stop, too.
@@ -319,22 +331,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has the kernel hold classes to what the policy says of them.
-    fn publish(&mut self, config: &Config) -> Result<()> {
-        self.enforcement.as_mut().map_or(Ok(()), |enforcement| enforcement.publish(&config.policy))
-    }
-
     /// Tells the kernel's programs which packets are to listeners and which connection IDs are known.
     fn refresh_guard(&mut self) {
         let Some(role) = &mut self.relay else { return };
         if let Err(error) = role.sockets.steer_by(&role.secret) {
             tracing::warn!("workers do not hear of changes: {error:#}");
         }
-        let Some(enforcement) = &mut self.enforcement else { return };
         let listeners: Vec<_> = role.listeners.iter().map(|(listener, _)| listener.address).collect();
-        if let Err(error) = enforcement.guard(&listeners, &role.host_addresses, &role.secret) {
-            tracing::warn!("the guard of listeners does not hear of changes: {error:#}");
-        }
+        self.metrics.kernel.guard(&listeners, &role.host_addresses, &role.secret);
     }
 
     /// Reads the configuration again. What cannot be used leaves everything as it was.
@@ -359,14 +363,13 @@ impl Daemon {
             identities.push(identity(new, &config.state_dir)?.prepare()?);
         }
         anyhow::ensure!(settings.listeners.len() == role.listeners.len(), "a listener was added: restart the daemon");
-        if let Some(enforcement) = &mut self.enforcement {
-            enforcement.publish(&config.policy)?;
-        }
+        self.metrics.kernel.publish(&config.policy)?;
         // Everything has been checked; from here on nothing fails.
         for ((_, tls), identity) in role.listeners.iter().zip(identities) {
             tls.replace(identity);
         }
-        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &self.metrics.classes));
+        let marks = self.metrics.kernel.marks();
+        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &self.metrics.classes, marks.as_ref()));
         role.relay.replace_rules(Rules::new(settings, classes));
         role.drain = settings.drain;
         Ok(())

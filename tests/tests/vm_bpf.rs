@@ -1,4 +1,4 @@
-//! What only the lab's kernel can enforce: `fq` set and put back.
+//! What only the lab's kernel can enforce: `fq` set and put back, and rates of classes where it is.
 
 use std::process::Command;
 
@@ -45,4 +45,30 @@ fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
     site.relay.signal(libc::SIGTERM).unwrap();
     site.relay.wait(SOON).unwrap();
     expected(&site);
+}
+
+#[test]
+fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it_is() {
+    tests::ring!(Vm);
+    let chain = tests::netns::Chain::new().unwrap();
+    chain.egress.near.set_qdisc("fq").unwrap();
+    let sections = "[kernel]\ndevices = [\"client\", \"target\"]";
+    let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
+    let follows = |what: &str, keeps: bool| wait_for(what, SOON, || (keeps_rates() == keeps).then_some(())).unwrap();
+    follows("fq that was there", true);
+    site.chain.egress.near.set_qdisc("pfifo").unwrap();
+    follows("another in its place", false);
+    site.relay.wait_for_line("no fq at the root", SOON).unwrap();
+    site.chain.egress.near.set_qdisc("fq").unwrap();
+    follows("fq again", true);
+}
+
+/// Whether the program for what leaves has been told of a device, any of the two, that its root is `fq`.
+fn keeps_rates() -> bool {
+    let output =
+        Command::new("bpftool").args(["-j", "map", "dump", "name", "paced_devices"]).output().expect("bpftool runs");
+    let entries: serde_json::Value = serde_json::from_slice(&output.stdout).expect("bpftool prints JSON");
+    let entries = entries.as_array().expect("one table, and its entries");
+    assert_eq!(entries.len(), 2, "two devices: {entries:?}");
+    entries.iter().any(|entry| entry["formatted"]["value"].as_u64().is_some_and(|flags| flags & 1 == 1))
 }

@@ -205,7 +205,7 @@ fn follow(lab: &Lab) -> Result<(Devices, mpsc::Sender<()>)> {
     lab.sender.spawn(move || -> Result<()> {
         // Workers of the runtime are threads that this one makes, and so are in its namespace.
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        tell.send(qdisc::follow(Gauges::default(), runtime.handle()))?;
+        tell.send(qdisc::follow(Gauges::default(), runtime.handle(), Box::new(|_, _| {})))?;
         _ = stopped.recv();
         Ok(())
     })?;

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bpf::mark::Direction;
 use config::policy::{self, ClassId, DropRule, Policy, Subject};
 use masque::priority::Priority;
 use prometheus_client::{
@@ -14,6 +15,8 @@ use prometheus_client::{
     registry::Registry,
 };
 use sched::{pace::Pace, stream::Service};
+
+use super::mark::Marks;
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +35,14 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Makes the classes of `policy` ready. Classes that had the same name before go on counting where they were.
+    /// Makes the classes of `policy` ready, whose packets carry `marks` where the kernel looks at them. Classes that had
+    /// the same name before go on counting where they were.
     #[must_use]
-    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics) -> Self {
-        let class = |class: &policy::Class| Arc::new(Class::new(class.clone(), role, metrics.of(role, &class.name)));
+    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics, marks: Option<&Marks>) -> Self {
+        let class = |class: &policy::Class| {
+            let counters = metrics.of(role, &class.name);
+            Arc::new(Class::new(class.clone(), role, counters, marks))
+        };
         Self { classes: policy.classes.iter().map(class).collect(), policy }
     }
 
@@ -71,17 +78,28 @@ pub struct Class {
     pub to_peers: Option<Cap>,
     /// The rate toward targets.
     pub to_targets: Option<Cap>,
+    /// The mark of QUIC packets that carry something of the class.
+    pub mark_to_peers: Option<u32>,
+    /// The mark of sockets to targets.
+    pub mark_to_targets: Option<u32>,
     /// What became of the class's traffic.
     pub counters: ClassCounters,
 }
 
 impl Class {
-    fn new(policy: policy::Class, role: Role, counters: ClassCounters) -> Self {
-        let (to_peers, to_targets) = match role {
-            Role::Relay => (policy.rate_down, policy.rate_up),
-            Role::Edge => (policy.rate_up, None),
+    fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: Option<&Marks>) -> Self {
+        let (to_peers, to_targets, toward_peers) = match role {
+            Role::Relay => (policy.rate_down, policy.rate_up, Direction::Down),
+            Role::Edge => (policy.rate_up, None, Direction::Up),
         };
-        Self { policy, to_peers: to_peers.map(Cap::new), to_targets: to_targets.map(Cap::new), counters }
+        Self {
+            to_peers: to_peers.map(Cap::new),
+            to_targets: to_targets.map(Cap::new),
+            mark_to_peers: marks.and_then(|marks| marks.of_packets(&policy.name, toward_peers)),
+            mark_to_targets: marks.and_then(|marks| marks.of_sockets(&policy.name, Direction::Up)),
+            counters,
+            policy,
+        }
     }
 
     /// What the policy says about the class.
@@ -111,7 +129,7 @@ impl Class {
 impl Default for Class {
     /// A class without rules.
     fn default() -> Self {
-        Self::new(Policy::default().classes.swap_remove(0), Role::Relay, ClassCounters::default())
+        Self::new(Policy::default().classes.swap_remove(0), Role::Relay, ClassCounters::default(), None)
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
     time::Duration,
@@ -16,6 +16,8 @@ use std::{
 
 use futures::task::AtomicWaker;
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
+
+use super::io::label;
 
 /// How much may be handed over and not yet sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +187,8 @@ impl Ledger {
 #[derive(Debug)]
 pub struct StreamLedger {
     name: u32,
+    /// The mark of its class; 0 is none.
+    mark: AtomicU32,
     sent: AtomicU64,
     /// The stream's flow-control limit (RFC 9000 §4.1).
     max_data: AtomicU64,
@@ -198,6 +202,7 @@ impl StreamLedger {
     fn new(name: u32, limit: u64) -> Arc<Self> {
         Arc::new(Self {
             name,
+            mark: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             max_data: AtomicU64::new(limit),
             blocked: AtomicBool::new(false),
@@ -209,6 +214,11 @@ impl StreamLedger {
     #[must_use]
     pub fn detached(name: u32) -> Arc<Self> {
         Self::new(name, 0)
+    }
+
+    /// Says which mark packets get for bytes of the stream, from now on.
+    pub fn set_mark(&self, mark: Option<u32>) {
+        self.mark.store(mark.unwrap_or_default(), Relaxed);
     }
 
     /// How many bytes of the stream have been sent at least once.
@@ -306,10 +316,11 @@ impl Account {
         self.limit_peers = parameters.initial_max_stream_data_bidi_local;
     }
 
-    /// A frame was put into a packet.
+    /// A frame was put into the packet that is being written.
     pub fn on_frame_sent(&mut self, frame: &Frame) {
         let &Frame::Stream { id, offset, len, .. } = frame else { return };
         let Some(stream) = self.streams.get(&id) else { return };
+        label::carry(Some(stream.mark.load(Relaxed)).filter(|mark| *mark != 0));
         let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
         // A frame holds either bytes that are new or bytes that were lost, and new ones leave in order.
         if end > sent {

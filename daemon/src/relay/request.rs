@@ -48,6 +48,16 @@ pub enum Target {
     Tcp(TcpStream),
 }
 
+impl Target {
+    /// The socket, for options that concern all its packets.
+    fn socket(&self) -> SockRef<'_> {
+        match self {
+            Self::Udp(target) => target.socket(),
+            Self::Tcp(target) => SockRef::from(target),
+        }
+    }
+}
+
 /// Decides about a request and connects to its target.
 ///
 /// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused. `signal`
@@ -97,7 +107,12 @@ pub async fn admit(
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = rules.classes.classify(&subject).terms(signal.as_ref());
                 if let Some(dscp) = terms.class.policy().dscp {
-                    mark(&target, next_hop, dscp);
+                    set_dscp(&target.socket(), next_hop, dscp);
+                }
+                if let Some(mark) = terms.class.mark_to_targets
+                    && target.socket().set_mark(mark).is_err()
+                {
+                    relay.metrics.kernel.unmarked_sockets.inc();
                 }
                 return Ok(Admitted { target, next_hop, places, terms });
             }
@@ -170,11 +185,7 @@ fn refuse_unresolved(error: ResolveError) -> Refusal {
 }
 
 /// Gives all packets to a target a DSCP (RFC 2474 §3).
-fn mark(target: &Target, next_hop: SocketAddr, dscp: u8) {
-    let socket = match target {
-        Target::Udp(target) => target.socket(),
-        Target::Tcp(target) => SockRef::from(target),
-    };
+fn set_dscp(socket: &SockRef<'_>, next_hop: SocketAddr, dscp: u8) {
     // The kernel keeps the ECN bits of TCP as it needs them (`ip_sock_set_tos`).
     let traffic_class = u32::from(dscp) << 2;
     let marked = if next_hop.ip().to_canonical().is_ipv4() {
@@ -183,7 +194,7 @@ fn mark(target: &Target, next_hop: SocketAddr, dscp: u8) {
         socket.set_tclass_v6(traffic_class)
     };
     if let Err(error) = marked {
-        tracing::warn!(%error, dscp, "failed to mark packets to a target");
+        tracing::warn!(%error, dscp, "failed to set the DSCP of packets to a target");
     }
 }
 

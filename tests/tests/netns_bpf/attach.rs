@@ -20,12 +20,7 @@ fn send(chain: &Chain) -> Vec<u8> {
     for (to, local) in [(IpAddr::from(chain.egress.far.v4), "0.0.0.0:0"), (chain.egress.far.v6.into(), "[::]:0")] {
         let target = receive(to);
         target.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let (level, option) = if to.is_ipv4() {
-            (libc::IPPROTO_IP, libc::IP_RECVTOS)
-        } else {
-            (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
-        };
-        set_option(&target, level, option, 1);
+        want_traffic_class(&target);
         chain
             .relay
             .run(|| {
@@ -43,6 +38,16 @@ fn send(chain: &Chain) -> Vec<u8> {
     arrived
 }
 
+/// Has the socket tell the traffic class of each payload.
+pub fn want_traffic_class(socket: &UdpSocket) {
+    let (level, option) = if socket.local_addr().unwrap().is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_RECVTOS)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
+    };
+    set_option(socket, level, option, 1);
+}
+
 fn set_option(socket: &UdpSocket, level: i32, option: i32, value: i32) {
     // SAFETY: the value lives through the call and its size is given.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) };
@@ -50,7 +55,7 @@ fn set_option(socket: &UdpSocket, level: i32, option: i32, value: i32) {
 }
 
 /// Receives one payload and the traffic class it came with.
-fn receive_traffic_class(socket: &UdpSocket) -> (Vec<u8>, u8) {
+pub fn receive_traffic_class(socket: &UdpSocket) -> (Vec<u8>, u8) {
     let (mut payload, mut control) = (vec![0; 2048], [0_u64; 16]);
     let mut vector = libc::iovec { iov_base: payload.as_mut_ptr().cast(), iov_len: payload.len() };
     // SAFETY: `msghdr` is made of integers and pointers, for which zero is a value.

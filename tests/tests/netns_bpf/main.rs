@@ -6,6 +6,7 @@ mod attach;
 mod egress;
 mod guard;
 mod ingress;
+mod marks;
 mod monitor;
 mod objects;
 mod restart;

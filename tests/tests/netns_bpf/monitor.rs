@@ -137,6 +137,64 @@ fn a_guarded_relay_serves_its_clients_and_does_not_see_what_others_send() {
         })
         .unwrap();
     assert!(received() - before < 100, "a client's own last packets, but not those");
+    let counts = site.counts().unwrap();
+    assert!(counts.sum("kernel_guarded_packets_total{verdict=\"dropped\"") >= 100);
+    assert!(counts.of("kernel_guarded_packets_total{verdict=\"passed\",reason=\"connection\"}") > 0);
+}
+
+#[test]
+fn the_end_of_the_monitor_is_reported_and_the_relay_serves_on() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    assert_eq!(site.counts().unwrap().of("kernel_monitor"), 1);
+    let monitor = i32::try_from(monitor_of(&site.relay)).unwrap();
+    // SAFETY: kill takes two integers; the relay, which reaps the monitor at its own end, lives.
+    assert_eq!(unsafe { libc::kill(monitor, libc::SIGKILL) }, 0);
+    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
+    site.wait_for_counts("the gauge of the monitor", |counts| counts.of("kernel_monitor") == 0).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        assert_eq!(tunnel.echo(None, b"without a guard").await, b"without a guard");
+    })
+    .unwrap();
+}
+
+#[test]
+fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_relay_serves() {
+    tests::ring!(Netns);
+    let chain = tests::netns::Chain::new().unwrap();
+    let addresses: String = (0..1_100).map(|at| format!("address add fd00:9::{at:x}/128 dev lo nodad\n")).collect();
+    chain.relay.ip(&addresses).unwrap();
+    let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("no room for so many listeners", SOON).unwrap();
+    assert!(site.counts().unwrap().of("kernel_refused_updates_total") > 0);
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V6).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V6, 7)).await.unwrap();
+        assert_eq!(tunnel.echo(None, b"all the same").await, b"all the same");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    site.chain.relay.ip("link delete target").unwrap();
+    let gone = |counts: &tests::site::Counts| counts.of("refused_requests_total{reason=\"unroutable\"}") > 0;
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "there is no way to the target any more");
+    })
+    .unwrap();
+    let counts = site.wait_for_counts("a request without a route", gone).unwrap();
+    assert_eq!(counts.of("kernel_monitor"), 1);
+    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "the other device goes on");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::quic::{
     backlog::Backlog,
     class::Terms,
     departure::{Departure, Departures},
+    io::label,
     ledger::Ledger,
     schedule::Schedule,
     turns::{Kind, Turns},
@@ -184,6 +185,7 @@ impl Outbox {
             let mut sent_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
                 Ok(()) => {
+                    label::carry(queue.terms.class.mark_to_peers);
                     filled.sent += 1;
                     last_stream_id = Some(queue.stream_id);
                     sent_bytes = len as u64;

@@ -50,6 +50,7 @@ pub(super) enum End {
 
 impl Slot {
     pub(super) fn new(stream: SendStream, ledger: Arc<StreamLedger>, terms: Terms) -> Self {
+        ledger.set_mark(terms.class.mark_to_peers);
         Self {
             stream,
             ledger,
@@ -73,6 +74,7 @@ impl Slot {
     }
 
     pub(super) fn set_terms(&mut self, shared: &Shared, name: u32, terms: Terms) {
+        self.ledger.set_mark(terms.class.mark_to_peers);
         self.terms = terms;
         shared.hub.turns().set(Kind::Stream, name, self.service());
     }

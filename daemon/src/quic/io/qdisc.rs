@@ -67,12 +67,15 @@ impl Gauges {
     }
 }
 
+/// Hears of each device, at every reading, whether it keeps departures.
+pub type Listener = Box<dyn Fn(&str, bool) + Send + Sync>;
+
 /// Follows the devices of this network namespace in a task of `runtime`, which ends with the last clone of what this
-/// returns.
+/// returns. `listener` is told of all devices after every change, and every five seconds.
 #[must_use]
-pub fn follow(gauges: Gauges, runtime: &runtime::Handle) -> Devices {
+pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: Listener) -> Devices {
     let (devices, routes, questions) = Devices::with_questions();
-    let follower = Follower { routes, gauges, devices: HashMap::new(), is_first: true };
+    let follower = Follower { routes, gauges, listener, devices: HashMap::new(), is_first: true };
     runtime.spawn(follower.run(questions));
     devices
 }
@@ -103,6 +106,7 @@ impl Drop for Netlink {
 struct Follower {
     routes: Arc<Routes>,
     gauges: Gauges,
+    listener: Listener,
     /// By interface index.
     devices: HashMap<u32, Arc<Device>>,
     /// Nothing has been said yet of what is in force.
@@ -196,6 +200,7 @@ impl Follower {
             let by = if keeps { "the kernel" } else { "paced" };
             tracing::info!(device = device.name(), by, "departure times are kept from now on");
         }
+        (self.listener)(device.name(), keeps);
         let label = DeviceLabel { device: device.name().to_owned() };
         self.gauges.keeps.get_or_create(&label).set(keeps.into());
         for (what, value) in fq_counters(qdiscs) {
@@ -367,7 +372,7 @@ mod tests {
         use s2n_quic_core::path::{Handle as _, RemoteAddress};
         let peer: std::net::SocketAddr = "127.0.0.1:443".parse().unwrap();
         let path = s2n_quic_platform::message::default::Handle::from_remote_address(RemoteAddress(peer.into()));
-        let devices = follow(Gauges::default(), &runtime::Handle::current());
+        let devices = follow(Gauges::default(), &runtime::Handle::current(), Box::new(|_, _| {}));
         let found = async {
             while devices.toward(&path).name() != "lo" {
                 sleep(Duration::from_millis(1)).await;
@@ -377,11 +382,28 @@ mod tests {
         assert!(!devices.toward(&path).keeps_departures());
     }
 
+    fn follower(routes: Arc<Routes>, listener: Listener) -> Follower {
+        Follower { routes, gauges: Gauges::default(), listener, devices: HashMap::new(), is_first: true }
+    }
+
+    #[test]
+    fn at_every_reading_the_listener_hears_whether_a_device_keeps_departures() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let listener = move |device: &str, keeps| tell.send((device.to_owned(), keeps)).unwrap();
+        let follower = follower(Arc::default(), Box::new(listener));
+        let device = Device::new("eth0");
+        let kinds = ["pfifo_fast", "fq", "fq", "noqueue"];
+        for kind in kinds {
+            follower.judge(&device, &[qdisc(kind, (1, 0), TcHandle::ROOT)]);
+        }
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), kinds.map(|kind| ("eth0".to_owned(), kind == "fq")));
+    }
+
     #[tokio::test]
     async fn the_follower_ends_with_the_last_who_may_ask() {
         let (devices, routes, mut questions) = Devices::with_questions();
         drop(devices);
-        let follower = Follower { routes, gauges: Gauges::default(), devices: HashMap::new(), is_first: true };
+        let follower = follower(routes, Box::new(|_, _| {}));
         let run = async {
             let netlink = Netlink::open().unwrap();
             let mut follower = follower;

@@ -1,0 +1,275 @@
+//! The tables of the kernel's programs, as far as they are loaded: what the daemon says to the kernel while it runs, and
+//! what the kernel counts. Any thread may use them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    net::SocketAddr,
+    num::NonZeroU64,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context as _, Result};
+use bpf::{
+    Error,
+    egress::{Classes, Counters, Terms},
+    ingress::{Guard, Reason},
+    mark::{Direction, Mark},
+};
+use config::policy::Policy;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, counter::ConstCounter, counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
+
+use crate::{
+    host_addresses::HostAddresses,
+    quic::{connection_id::Secret, mark::Marks},
+    workers,
+};
+
+/// What is loaded; nothing, to begin with.
+#[derive(Default)]
+pub struct Tables {
+    loaded: Mutex<Loaded>,
+    /// Updates that were refused when they were last tried, so that each is reported once.
+    refused: Mutex<HashSet<String>>,
+    refused_updates: Counter,
+    /// Target sockets that could not be given the mark of their class.
+    pub unmarked_sockets: Counter,
+    /// Whether the monitor lives, which has the kernel enforce anything.
+    pub monitor: Gauge,
+}
+
+/// The tables themselves.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) classes: Option<Classes>,
+    pub(super) guard: Option<Guard>,
+    /// The devices on which packets of classes are marked, and whether rates are kept there.
+    pub(super) devices: HashMap<String, bool>,
+    pub(super) marks: Option<Marks>,
+}
+
+impl Tables {
+    /// Takes over what has been loaded.
+    pub(super) fn hold(&self, loaded: Loaded) {
+        *self.loaded() = loaded;
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Loaded> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The marks of the classes published so far; `None` where the kernel looks at none.
+    #[must_use]
+    pub fn marks(&self) -> Option<Marks> {
+        self.loaded().marks.clone()
+    }
+
+    /// Puts a policy in force: all of it, or, after an error, nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses an update.
+    pub fn publish(&self, policy: &Policy) -> Result<()> {
+        let mut loaded = self.loaded();
+        let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded else { return Ok(()) };
+        marks.learn(policy);
+        let published = classes.publish(terms(policy, marks));
+        if published.is_err() {
+            self.refused_updates.inc();
+        }
+        published.context("the kernel refuses it")
+    }
+
+    /// Notes whether the root queueing discipline of a device is `fq`. Where it is not, the kernel keeps no rates. To be
+    /// repeated: what was refused is tried again, and a device may have been replaced by another of its name.
+    pub fn set_fq(&self, device: &str, has_fq: bool) {
+        let mut loaded = self.loaded();
+        let Loaded { classes: Some(classes), devices, .. } = &mut *loaded else { return };
+        let Some(known) = devices.get_mut(device) else { return };
+        if self.note(device, classes.set_fq(device, has_fq)) && *known != has_fq {
+            *known = has_fq;
+            match has_fq {
+                true => tracing::info!(device, part = "rates", "enforced in the kernel"),
+                false => tracing::warn!(device, part = "rates", "not enforced in the kernel: no fq at the root"),
+            }
+        }
+    }
+
+    /// Tells the guard of the daemon's listeners, by the addresses that this host has now, and of the connection IDs that
+    /// are in use now. To be repeated: addresses change, and so do keys, though each is known a week ahead.
+    pub fn guard(&self, listeners: &[SocketAddr], addresses: &HostAddresses, secret: &Secret) {
+        let mut loaded = self.loaded();
+        let Some(guard) = &mut loaded.guard else { return };
+        self.note("connection IDs", guard.set_keys(&workers::keys(secret)));
+        let assigned = addresses.list();
+        let of = |listener: &SocketAddr| -> Vec<_> {
+            if !listener.ip().is_unspecified() {
+                return vec![*listener];
+            }
+            let family = assigned.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
+            family.map(|ip| SocketAddr::new(*ip, listener.port())).collect()
+        };
+        self.note("listeners", guard.listen(listeners.iter().flat_map(of)));
+    }
+
+    /// Counts an update that the kernel refused, and reports it unless it was refused the last time; returns whether it
+    /// was accepted.
+    fn note(&self, what: &str, updated: Result<(), Error>) -> bool {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        match updated {
+            Ok(()) => {
+                refused.remove(what);
+                true
+            }
+            Err(error) => {
+                self.refused_updates.inc();
+                if refused.insert(what.to_owned()) {
+                    tracing::warn!(what, "the kernel does not learn of a change: {error:#}");
+                }
+                false
+            }
+        }
+    }
+
+    /// Registers what the daemon counts of its dealings with the kernel, and what the kernel counts, which is read at
+    /// each scrape.
+    pub fn register(self: &Arc<Self>, registry: &mut Registry) {
+        let help = "Updates of the kernel's tables that it refused";
+        registry.register("kernel_refused_updates", help, self.refused_updates.clone());
+        let help = "Target sockets that could not be given the mark of their class";
+        registry.register("kernel_unmarked_sockets", help, self.unmarked_sockets.clone());
+        let help = "Whether the process lives that has the kernel enforce anything";
+        registry.register("kernel_monitor", help, self.monitor.clone());
+        registry.register_collector(Box::new(self.clone()));
+    }
+}
+
+impl fmt::Debug for Tables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tables").finish_non_exhaustive()
+    }
+}
+
+/// A family of what is counted by class: its name, what it says, and the number.
+type ByClass = (&'static str, &'static str, fn(&Counters) -> u64);
+
+const BY_CLASS: [ByClass; 4] = [
+    ("kernel_packets", "Packets that left with the mark of their class", |of| of.packets),
+    ("kernel_bytes", "Bytes of packets that left with the mark of their class, with all headers", |of| of.bytes),
+    ("kernel_delayed_packets", "Packets, or messages of several, that the rate of their class delayed", |of| {
+        of.delayed_packets
+    }),
+    ("kernel_dropped_packets", "Packets that the rate of their class would have delayed beyond a second", |of| {
+        of.dropped_packets
+    }),
+];
+
+impl Collector for Tables {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let loaded = self.loaded();
+        if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &*loaded {
+            let of = |(direction, label)| marks.all(direction).map(move |(class, mark)| (label, class, mark));
+            let all = [(Direction::Down, "down"), (Direction::Up, "up")].into_iter().flat_map(of);
+            // What the kernel does not tell is left out.
+            let counted: Vec<_> =
+                all.filter_map(|(label, class, mark)| Some((label, class, classes.counters(mark).ok()?))).collect();
+            for (name, help, number) in BY_CLASS {
+                let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+                for (direction, class, counters) in &counted {
+                    let labels = [("class", *class), ("direction", *direction)];
+                    ConstCounter::new(number(counters)).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        if let Some(Ok(counts)) = loaded.guard.as_ref().map(Guard::counts) {
+            let help = "Packets to listeners, by what the guard in front of them made of them";
+            let mut family = encoder.encode_descriptor("kernel_guarded_packets", help, None, MetricType::Counter)?;
+            for (reason, count) in counts {
+                let verdict = if reason.passes() { "passed" } else { "dropped" };
+                let labels = [("verdict", verdict), ("reason", label(reason))];
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const fn label(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Connection => "connection",
+        Reason::Initial => "initial",
+        Reason::Version => "version",
+        Reason::UnknownId => "unknown_id",
+        Reason::Malformed => "malformed",
+        Reason::ShortInitial => "short_initial",
+        Reason::ShortId => "short_id",
+        Reason::VersionNegotiation => "version_negotiation",
+        Reason::ShortVersion => "short_version",
+        Reason::ForgedId => "forged_id",
+        Reason::PrefixLimit => "prefix_limit",
+        Reason::TotalLimit => "total_limit",
+        Reason::ResetLimit => "reset_limit",
+    }
+}
+
+/// What the kernel holds each class to.
+fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, Terms)> {
+    policy.classes.iter().flat_map(|class| {
+        [(Direction::Up, class.rate_up), (Direction::Down, class.rate_down)].into_iter().filter_map(
+            |(direction, rate)| Some((marks.of(&class.name, direction)?, Terms { dscp: class.dscp, ..capped(rate) })),
+        )
+    })
+}
+
+/// A rate as the kernel's guard rail. `sched` keeps the rate itself, and counts payloads; here headers count as well, so
+/// without a margin a second queue would build up behind the one that has an order.
+fn capped(bytes_per_sec: Option<u64>) -> Terms {
+    const MARGIN: u64 = 4;
+    const BURST_NS: u64 = 10_000_000;
+    let with_margin = bytes_per_sec.and_then(|rate| NonZeroU64::new(rate.saturating_add(rate / MARGIN)));
+    Terms { bytes_per_sec: with_margin, burst_ns: BURST_NS, ..Terms::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use bpf::mark::Tag;
+
+    use super::*;
+    use crate::quic::mark::Permission;
+
+    #[test]
+    fn every_class_has_its_terms_in_both_directions() {
+        let text = "[class.voice]\nrate_up = \"8 Mbit/s\"\nrate_down = \"80 Mbit/s\"\ndscp = 46";
+        let policy = config::Config::from_toml(text).unwrap().policy;
+        let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: true });
+        marks.learn(&policy);
+        let terms: Vec<_> = terms(&policy, &marks).collect();
+        assert_eq!(terms.len(), 4, "two classes, two directions");
+        let of = |direction, class| {
+            let found = terms.iter().find(|(mark, _)| *mark == Mark { direction, class });
+            found.map(|(_, terms)| (terms.bytes_per_sec.map(NonZeroU64::get), terms.dscp)).unwrap()
+        };
+        assert_eq!(of(Direction::Up, 1), (Some(1_250_000), Some(46)), "a quarter above, for headers");
+        assert_eq!(of(Direction::Down, 1), (Some(12_500_000), Some(46)));
+        assert_eq!(of(Direction::Up, 0), (None, None));
+    }
+
+    #[test]
+    fn a_refused_update_is_counted_each_time_and_remembered_until_it_is_accepted() {
+        let tables = Tables::default();
+        let refused = || Error::Map { program: "paced_egress", map: "paced_devices", source: "no such device".into() };
+        for (what, updated, accepted) in
+            [("eth0", Err(refused()), false), ("eth0", Err(refused()), false), ("eth1", Ok(()), true)]
+        {
+            assert_eq!(tables.note(what, updated), accepted);
+        }
+        assert_eq!(tables.refused_updates.get(), 2);
+        assert!(tables.refused.lock().unwrap().contains("eth0"));
+        assert!(tables.note("eth0", Ok(())));
+        assert!(tables.refused.lock().unwrap().is_empty());
+    }
+}
