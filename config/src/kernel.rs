@@ -18,11 +18,23 @@ pub struct Kernel {
     pub manage_qdisc: bool,
     /// The upper 16 bits of paced's packet marks; the lower ones are 0.
     pub mark_tag: u32,
+    /// How many packets that begin a connection pass from one /24 (IPv4) or /56 (IPv6); at least 1.
+    pub initials_per_second_from_prefix: u32,
+    /// How many pass from all together; at least 1.
+    pub initials_per_second: u32,
 }
 
 impl Default for Kernel {
     fn default() -> Self {
-        Self { devices: Vec::new(), egress: true, ingress: true, manage_qdisc: false, mark_tag: 0x70ac_0000 }
+        Self {
+            devices: Vec::new(),
+            egress: true,
+            ingress: true,
+            manage_qdisc: false,
+            mark_tag: 0x70ac_0000,
+            initials_per_second_from_prefix: 100,
+            initials_per_second: 2_000,
+        }
     }
 }
 
@@ -63,8 +75,12 @@ pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
         let cause = "a tag has upper bits only: the lower 16 are direction and class";
         section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
     }
+    let mut per_second = |key, default| section.number(key, 1..=1_000_000, default);
+    let initials_per_second_from_prefix =
+        per_second("initials_per_second_from_prefix", defaults.initials_per_second_from_prefix);
+    let initials_per_second = per_second("initials_per_second", defaults.initials_per_second);
     section.refuse_shared("devices", &devices, Device::clone, "a device is named twice");
-    Kernel { devices, egress, ingress, manage_qdisc, mark_tag }
+    Kernel { devices, egress, ingress, manage_qdisc, mark_tag, initials_per_second_from_prefix, initials_per_second }
 }
 
 #[cfg(test)]
@@ -87,8 +103,17 @@ mod tests {
     fn each_part_can_be_switched() {
         let text = "devices = [\"eth0\", \"wg-1.5\"]\negress = false\ningress = false\nmanage_qdisc = true\nmark_tag = 0x10000";
         let devices = ["eth0", "wg-1.5"].map(|name| Device(name.into())).to_vec();
-        let expected = Kernel { devices, egress: false, ingress: false, manage_qdisc: true, mark_tag: 0x1_0000 };
-        assert_eq!(kernel(text), expected);
+        let expected = Kernel {
+            devices,
+            egress: false,
+            ingress: false,
+            manage_qdisc: true,
+            mark_tag: 0x1_0000,
+            initials_per_second_from_prefix: 7,
+            initials_per_second: 1_000_000,
+        };
+        let limits = "initials_per_second_from_prefix = 7\ninitials_per_second = 1000000";
+        assert_eq!(kernel(&format!("{text}\n{limits}")), expected);
     }
 
     #[test]
@@ -100,6 +125,7 @@ mod tests {
             ("devices = [\"a\", \"a\"]", ["line 2", "twice", ""]),
             ("egress = \"yes\"", ["line 2", "\"yes\"", "true or false"]),
             ("mark_tag = 0x70ac0001", ["line 2", "upper bits", "0x70ac0000"]),
+            ("initials_per_second = 0", ["line 2", "0", "1000000"]),
             ("mark_tag = 0", ["line 2", "upper bits", "0x70ac0000"]),
         ] {
             let text = format!("[kernel]\n{line}");

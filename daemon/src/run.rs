@@ -116,8 +116,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .enable_all()
         .build()
         .context("failed to start the control thread")?;
-    let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
+    let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
     let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
@@ -167,9 +167,7 @@ impl Daemon {
         let mut hangup = listen(SignalKind::hangup())?;
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
         let kernel = metrics.kernel.clone();
-        kernel
-            .publish(&config.policy)
-            .unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
+        kernel.publish(&config).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         let devices = match config.transport.io {
             config::Io::Stock if kernel.marks().is_none() => Devices::default(),
             _ => {
@@ -363,7 +361,7 @@ impl Daemon {
             identities.push(identity(new, &config.state_dir)?.prepare()?);
         }
         anyhow::ensure!(settings.listeners.len() == role.listeners.len(), "a listener was added: restart the daemon");
-        self.metrics.kernel.publish(&config.policy)?;
+        self.metrics.kernel.publish(&config)?;
         // Everything has been checked; from here on nothing fails.
         for ((_, tls), identity) in role.listeners.iter().zip(identities) {
             tls.replace(identity);

@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result};
 use bpf::{
     Error,
     egress::{Classes, Counters, Terms},
-    ingress::{Guard, Reason},
+    ingress::{Guard, Limit, Limits, Reason},
     mark::{Direction, Mark},
 };
-use config::policy::Policy;
+use config::{Config, kernel::Kernel, policy::Policy};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -69,19 +69,24 @@ impl Tables {
         self.loaded().marks.clone()
     }
 
-    /// Puts a policy in force: all of it, or, after an error, nothing.
+    /// Puts a policy, and the limits in front of listeners, in force: all of it, or, after an error, nothing.
     ///
     /// # Errors
     /// The kernel refuses an update.
-    pub fn publish(&self, policy: &Policy) -> Result<()> {
+    pub fn publish(&self, config: &Config) -> Result<()> {
         let mut loaded = self.loaded();
-        let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded else { return Ok(()) };
-        marks.learn(policy);
-        let published = classes.publish(terms(policy, marks));
-        if published.is_err() {
-            self.refused_updates.inc();
+        if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded {
+            marks.learn(&config.policy);
+            let published = classes.publish(terms(&config.policy, marks));
+            if published.is_err() {
+                self.refused_updates.inc();
+            }
+            published.context("the kernel refuses it")?;
         }
-        published.context("the kernel refuses it")
+        if let Some(guard) = &mut loaded.guard {
+            self.note("limits", guard.set_limits(limits(&config.kernel)));
+        }
+        Ok(())
     }
 
     /// Notes whether the root queueing discipline of a device is `fq`. Where it is not, the kernel keeps no rates. To be
@@ -216,6 +221,16 @@ const fn label(reason: Reason) -> &'static str {
     }
 }
 
+/// What the guard lets through of packets that begin a connection.
+fn limits(kernel: &Kernel) -> Limits {
+    let (prefix, total) = (kernel.initials_per_second_from_prefix, kernel.initials_per_second);
+    Limits {
+        prefix: Limit::per_second(prefix, prefix),
+        total: Limit::per_second(total, total / 2),
+        ..Limits::default()
+    }
+}
+
 /// What the kernel holds each class to.
 fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, Terms)> {
     policy.classes.iter().flat_map(|class| {
@@ -256,6 +271,11 @@ mod tests {
         assert_eq!(of(Direction::Up, 1), (Some(1_250_000), Some(46)), "a quarter above, for headers");
         assert_eq!(of(Direction::Down, 1), (Some(12_500_000), Some(46)));
         assert_eq!(of(Direction::Up, 0), (None, None));
+    }
+
+    #[test]
+    fn without_other_limits_those_of_the_guard_hold() {
+        assert_eq!(limits(&Kernel::default()), Limits::default());
     }
 
     #[test]

@@ -142,6 +142,43 @@ fn a_guarded_relay_serves_its_clients_and_does_not_see_what_others_send() {
     assert!(counts.of("kernel_guarded_packets_total{verdict=\"passed\",reason=\"connection\"}") > 0);
 }
 
+/// A client's first packet, as far as XDP looks into it: an Initial of version 1 with an ID of its own.
+fn initial() -> [u8; 1_200] {
+    let mut packet = [0; 1_200];
+    packet[..6].copy_from_slice(&[0xc0, 0, 0, 0, 1, 8]);
+    packet
+}
+
+#[test]
+fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_that() {
+    tests::ring!(Netns);
+    let sections = |limit: u32| format!("{KERNEL}\ninitials_per_second_from_prefix = {limit}");
+    let few = sections(1);
+    let site = Site::new(Terms { sections: &few, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let flood = || {
+        let dropped = "kernel_guarded_packets_total{verdict=\"dropped\",reason=\"prefix_limit\"}";
+        let before = site.counts().unwrap().of(dropped);
+        let send = || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for _ in 0..200 {
+                socket.send_to(&initial(), (site.chain.access.far.v4, 443)).unwrap();
+            }
+        };
+        site.chain.client.run(send).unwrap();
+        site.counts().unwrap().of(dropped) - before
+    };
+    // Two at once, and those for which there was time.
+    let dropped = flood();
+    assert!(dropped > 0 && dropped <= 198, "{dropped} of 200");
+    let many = sections(1_000_000);
+    site.configure(Terms { sections: &many, ..Terms::default() }).unwrap();
+    site.signal(libc::SIGHUP).unwrap();
+    site.relay.wait_for_line("configuration reloaded", SOON).unwrap();
+    // What passed before still counts for a second.
+    wait_for("all of them to pass", SOON, || (flood() == 0).then_some(())).unwrap();
+}
+
 #[test]
 fn the_end_of_the_monitor_is_reported_and_the_relay_serves_on() {
     tests::ring!(Netns);
