@@ -144,10 +144,10 @@ async fn never_read(mut end: End, held: usize) {
 #[test]
 fn streams_that_the_peer_does_not_read_hold_up_no_others() {
     let scenario = |mut end: End| async move {
-        // More than the peer's window for each, which is 256 KiB, and then nothing more can leave.
+        // More than the peer's window for each, which is 1 MiB, and then nothing more can leave.
         for _ in 0..2 {
             let (recv, mut send) = open(&mut end, low()).await;
-            send.push(zeros(1 << 20));
+            send.push(zeros((1 << 20) + (1 << 19)));
             spawn(async move {
                 _ = read(recv).await;
                 drop(send);
@@ -166,14 +166,14 @@ fn streams_that_the_peer_does_not_read_hold_up_no_others() {
 fn a_stream_goes_on_when_the_peer_reads_again() {
     let scenario = |mut end: End| async move {
         let (recv, send) = open(&mut end, low()).await;
-        send_all(send, 1 << 20);
+        send_all(send, 2 << 20);
         assert_eq!(answer(recv).await, Some(8));
         assert_all_returned(&end.dispatcher).await;
     };
     let server = |mut end: End| async move {
         let (recv, send) = end.streams.accept_bidirectional_stream().await.unwrap().unwrap().split();
         time::delay(Duration::from_secs(5)).await;
-        assert_eq!(read(recv).await, 1 << 20);
+        assert_eq!(read(recv).await, 2 << 20);
         send_all(end.dispatcher.attach(send, low()), 8);
         time::delay(Duration::from_secs(1)).await;
     };
@@ -283,12 +283,12 @@ fn writers_of_a_connection_that_ends_are_told() {
 fn a_writer_waits_while_its_queue_is_full() {
     let scenario = |mut end: End| async move {
         let (_recv, mut send) = open(&mut end, low()).await;
-        // The peer's window is 256 KiB, and the queue holds little more than it is allowed to.
+        // The peer's window is 1 MiB, and the queue holds little more than it is allowed to.
         let mut written = 0;
         while within(Duration::from_secs(1), send.send(zeros(10_000))).await.is_some() {
             written += 10_000;
         }
-        assert!((256 * 1024..256 * 1024 + 64 * 1024).contains(&written), "{written} bytes were taken");
+        assert!((1 << 20..(1 << 20) + 64 * 1024).contains(&written), "{written} bytes were taken");
     };
     simulate(&network(), SEED, late(Discipline::Rr), scenario, |end| never_read(end, 1)).unwrap();
 }

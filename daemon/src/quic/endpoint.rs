@@ -46,8 +46,10 @@ pub struct Transport {
     pub keep_alive: Option<Duration>,
     /// How many request streams the peer may have open at once.
     pub max_requests: u64,
-    /// The flow-control window of each stream, in bytes.
+    /// The flow-control window of each stream, in bytes: what one may carry in a round trip.
     pub stream_window_bytes: u64,
+    /// That of all streams of a connection together, in bytes: what a peer that we do not read from can make us hold.
+    pub connection_window_bytes: u64,
     /// Bytes of a stream that may be handed to the transport and not acknowledged, at most.
     pub stream_buffer_bytes: u32,
     /// Whether packets leave in batches that the kernel or the device takes apart (UDP_SEGMENT).
@@ -97,7 +99,8 @@ impl Default for Transport {
             idle_timeout: Duration::from_secs(30),
             keep_alive: None,
             max_requests: 10_000,
-            stream_window_bytes: 256 * 1024,
+            stream_window_bytes: 1 << 20,
+            connection_window_bytes: 4 << 20,
             stream_buffer_bytes: 1 << 20,
             gso: true,
             io: Io::Paced(Pacing::default()),
@@ -151,7 +154,7 @@ impl Transport {
             .and_then(|limits| limits.with_bidirectional_remote_data_window(self.stream_window_bytes))
             .and_then(|limits| limits.with_bidirectional_local_data_window(self.stream_window_bytes))
             .and_then(|limits| limits.with_unidirectional_data_window(64 * 1024))
-            .and_then(|limits| limits.with_data_window(self.stream_window_bytes * 16))
+            .and_then(|limits| limits.with_data_window(self.connection_window_bytes))
             .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
             .and_then(|limits| limits.with_stream_batch_size(self.stream_batch));
         limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
