@@ -28,7 +28,7 @@ use bytes::Bytes;
 use futures::task::AtomicWaker;
 use masque::{
     capsule::Capsule,
-    datagram,
+    datagram::{self, UDP_CONTEXT},
     priority::Priority,
     tunnel::{Form, Ignored, Tunnel, TunnelError},
 };
@@ -63,7 +63,7 @@ pub struct DatagramCounters {
     pub sent: Counter,
     /// Packets that were filled up, to prove that the path carries full ones.
     pub filled_up: Counter,
-    /// Received in DATAGRAM frames.
+    /// Received in DATAGRAM frames: UDP payloads, not what else peers may send.
     pub received: Counter,
     /// Dropped before sending: their flow's or connection's bound was reached.
     pub dropped_send_queue: Counter,
@@ -219,12 +219,13 @@ impl Hub {
     }
 
     fn on_datagram(&self, bytes: &[u8]) {
-        self.counters.received.inc_by(1);
         let Ok((quarter_stream_id, http_datagram)) = datagram::split(bytes) else {
             self.violation.store(true, Relaxed);
             self.driver.wake();
             return;
         };
+        let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
+        self.counters.received.inc_by(is_payload.into());
         let stream_id = quarter_stream_id * 4;
         let mut inbox = lock(&self.inbox);
         let Some((_, arrivals)) = inbox.flows.get(&stream_id) else {

@@ -248,13 +248,20 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
     tests::ring!(Netns);
     const PAYLOADS: usize = 60;
     let site = Site::new(Terms { sections: "[schedule]\ndiscipline = \"abs\"", ..Terms::default() }).unwrap();
-    let _echo = site.chain.target.echo(9).unwrap();
+    let target = site.chain.target.run(|| std::net::UdpSocket::bind("0.0.0.0:9")).unwrap().unwrap();
+    target.set_nonblocking(true).unwrap();
     site.client(async || {
+        let target = tokio::net::UdpSocket::from_std(target).unwrap();
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut first = client.open(site.target(Family::V4, 9)).await.unwrap();
         let mut second = client.open(site.target(Family::V4, 9)).await.unwrap();
+        let mut ends = Vec::new();
         for tunnel in [&mut first, &mut second] {
-            tunnel.echo(Form::Capsule, &[0; 1000]).await;
+            tunnel.send(Form::Capsule, b"here").await.unwrap();
+            let (_, end) = target.recv_from(&mut [0; 10]).await.unwrap();
+            target.send_to(b"there", end).await.unwrap();
+            tunnel.recv().await.unwrap();
+            ends.push(end);
         }
         // Only what the relay sends is held up.
         site.chain.access.far.set_qdisc("tbf rate 300kbit burst 4kb latency 100ms").unwrap();
@@ -263,9 +270,10 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         client.relay.http().reprioritize(first.udp.stream_id(), lowest);
         tokio::time::sleep(Duration::from_millis(200)).await;
         for _ in 0..PAYLOADS {
-            // Among equals, the first would go first.
-            first.send(Form::Capsule, &[1; 1000]).await.unwrap();
-            second.send(Form::Capsule, &[2; 1000]).await.unwrap();
+            // All at once, for seconds of the link. Among equals, the first would go first.
+            for end in &ends {
+                target.send_to(&[0; 1000], end).await.unwrap();
+            }
         }
         let (mut of_first, mut of_second) = (0, 0);
         while of_second < PAYLOADS {
