@@ -58,11 +58,12 @@ class Tunnel:
         if status >= 200:
             self.status, self.headers = status, fields
 
-    def on_datagram(self, datagram: bytes) -> None:
-        """Takes one HTTP datagram; only UDP payloads (context 0) were agreed on."""
+    def on_datagram(self, datagram: bytes) -> bool:
+        """Takes one HTTP datagram; only UDP payloads (context 0) were agreed on. Returns whether it is one."""
         context, payload = wire.split_datagram(datagram)
         if context == 0:
             self.payloads.append(payload)
+        return context == 0
 
     def on_data(self, data: bytes) -> None:
         """Takes bytes of the stream of capsules."""
@@ -92,8 +93,8 @@ class Client(RelayConnection):
                 continue
             match http_event:
                 case DatagramReceived(data=data):
-                    tunnel.datagrams_received += 1
-                    tunnel.on_datagram(data)
+                    # A relay may send others, to be ignored: paced fills packets up with them.
+                    tunnel.datagrams_received += tunnel.on_datagram(data)
                 case HeadersReceived(headers=headers):
                     tunnel.on_headers(headers)
                 case DataReceived(data=data) if tunnel.status in range(200, 300):

@@ -119,6 +119,26 @@ fn loss_does_not_pass_for_a_path_that_became_narrow() {
 }
 
 #[test]
+fn a_slow_start_that_loses_half_a_window_does_not_pass_for_it_either() {
+    let network = network(10);
+    // A bottleneck of a packet per millisecond with a queue of 150.
+    network.set_inflight_delay(Duration::from_millis(1)).set_inflight_delay_threshold(50).set_max_inflight(200);
+    simulate(&network, SEED, move |ends| async move {
+        let mut tunnel = open(&ends).await;
+        time::delay(Duration::from_secs(1)).await;
+        // Slower than the bottleneck for longer than anybody remembers, and then twice as fast.
+        for number in 0..9_000 {
+            tunnel.send(Form::Datagram, &payload(number, 1200)).await.unwrap();
+            time::delay(Duration::from_micros(if number < 3_000 { 2_000 } else { 500 })).await;
+            while within(Duration::ZERO, tunnel.recv()).await.is_some() {}
+        }
+        let too_big = [&ends.client, &ends.server].map(|end| end.dropped_too_big.get());
+        assert_eq!(too_big, [0, 0], "{} sent", ends.client.sent.get());
+    })
+    .unwrap();
+}
+
+#[test]
 fn datagrams_sent_along_with_their_request_are_not_lost_without_loss() {
     for (seed, jitter_ms) in [(SEED, 0), (SEED + 1, 20), (SEED + 2, 100)] {
         let network = network(25);
