@@ -8,6 +8,9 @@
 //!
 //! So some of the packets that are neither small nor full are filled up, with an HTTP Datagram that the peer ignores.
 //! Where full packets vanish because the path did become narrow, these vanish too, and the transport still finds out.
+//!
+//! **Known limit:** how many are filled up goes by losses that come singly. Four bursts within one round trip, as from a
+//! queue that overflows long after slow start, still pass for a narrow path.
 
 use std::num::NonZeroU64;
 
