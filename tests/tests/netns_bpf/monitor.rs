@@ -190,11 +190,16 @@ fn the_end_of_the_monitor_is_reported_and_the_relay_serves_on() {
     assert_eq!(unsafe { libc::kill(monitor, libc::SIGKILL) }, 0);
     site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
     site.wait_for_counts("the gauge of the monitor", |counts| counts.of("kernel_monitor") == 0).unwrap();
+    assert_serves(&site, Family::V4);
+}
+
+/// Has a new client get a payload back.
+fn assert_serves(site: &Site, family: Family) {
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
-        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
-        assert_eq!(tunnel.echo(None, b"without a guard").await, b"without a guard");
+        let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
+        assert_eq!(tunnel.echo(None, b"all the same").await, b"all the same");
     })
     .unwrap();
 }
@@ -208,13 +213,7 @@ fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_rel
     let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("no room for so many listeners", SOON).unwrap();
     assert!(site.counts().unwrap().of("kernel_refused_updates_total") > 0);
-    let _echo = site.chain.target.echo(7).unwrap();
-    site.client(async || {
-        let client = Client::connect(site.access(Family::V6).unwrap()).await.unwrap();
-        let mut tunnel = client.open(site.target(Family::V6, 7)).await.unwrap();
-        assert_eq!(tunnel.echo(None, b"all the same").await, b"all the same");
-    })
-    .unwrap();
+    assert_serves(&site, Family::V6);
 }
 
 #[test]
