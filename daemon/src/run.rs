@@ -43,7 +43,7 @@ use crate::{
     },
     relay::{Phase, Relay, Rules},
     resolve::{Resolver, ResolverSettings},
-    workers::{Endpoints, Sockets},
+    workers::{self, Endpoints, Sockets, Steering},
 };
 
 /// Where the echo of development mode listens.
@@ -104,7 +104,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     init_log(&config);
     let places = config.relay.as_ref().map(|relay| -> Result<_> {
         let secret = secret(&config.state_dir)?;
-        Ok((Sockets::bind(&relay.listeners, relay.workers, &secret)?, secret))
+        let (sockets, steering) = workers::bind(&relay.listeners, relay.workers, &secret)?;
+        Ok((sockets, steering, secret))
     });
     let places = places.transpose()?;
     // Before there are threads, so that none keeps a right.
@@ -151,7 +152,7 @@ struct RelayRole {
     drain: Duration,
     host_addresses: HostAddresses,
     secret: Secret,
-    sockets: Sockets,
+    steering: Steering,
 }
 
 impl Daemon {
@@ -160,7 +161,7 @@ impl Daemon {
         file: Option<&Path>,
         control: &Handle,
         metrics: Arc<Metrics>,
-        places: Option<(Sockets, Secret)>,
+        places: Option<(Sockets, Steering, Secret)>,
     ) -> Result<()> {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
@@ -176,8 +177,8 @@ impl Daemon {
             }
         };
         let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop };
-        if let Some((sockets, secret)) = places {
-            daemon.start_relay(&config, &metrics, control, sockets, secret).await?;
+        if let Some(places) = places {
+            daemon.start_relay(&config, &metrics, control, places).await?;
         }
         if !config.forwards.is_empty() {
             daemon.start_edge(&config, &metrics);
@@ -222,8 +223,7 @@ impl Daemon {
         config: &Config,
         metrics: &Arc<Metrics>,
         control: &Handle,
-        mut sockets: Sockets,
-        secret: Secret,
+        (workers, steering, secret): (Sockets, Steering, Secret),
     ) -> Result<()> {
         let Some(settings) = &config.relay else { return Ok(()) };
         let limits = &settings.limits;
@@ -261,7 +261,6 @@ impl Daemon {
         };
         let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         let open = Arc::new(AtomicBool::new(true));
-        let workers = std::mem::take(&mut sockets.workers);
         let endpoints = Arc::new(Endpoints {
             relay: relay.clone(),
             transport,
@@ -285,7 +284,7 @@ impl Daemon {
             });
         }
         let drain = settings.drain;
-        self.relay = Some(RelayRole { relay, listeners, open, drain, host_addresses, secret, sockets });
+        self.relay = Some(RelayRole { relay, listeners, open, drain, host_addresses, secret, steering });
         Ok(())
     }
 
@@ -332,7 +331,7 @@ impl Daemon {
     /// Tells the kernel's programs which packets are to listeners and which connection IDs are known.
     fn refresh_guard(&mut self) {
         let Some(role) = &mut self.relay else { return };
-        if let Err(error) = role.sockets.steer_by(&role.secret) {
+        if let Err(error) = role.steering.steer_by(&role.secret) {
             tracing::warn!("workers do not hear of changes: {error:#}");
         }
         let listeners: Vec<_> = role.listeners.iter().map(|(listener, _)| listener.address).collect();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use bpf::{ingress::IdKeys, steer::Steer};
+use bpf::steer::Steer;
 use config::relay::{Limits, Listener};
 use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
@@ -28,68 +28,62 @@ use crate::{
     relay::Relay,
 };
 
-/// The sockets of a relay.
-pub struct Sockets {
-    /// Of each worker, one for each listener.
-    pub workers: Vec<Vec<UdpSocket>>,
-    /// Of each listener.
-    steering: Vec<Steer>,
+/// The sockets of a relay: of each worker, one for each listener.
+pub type Sockets = Vec<Vec<UdpSocket>>;
+
+/// What steers packets to workers: a program for each listener, or none for a single worker.
+#[derive(Default)]
+pub struct Steering(Vec<Steer>);
+
+/// Binds the sockets of `workers` workers, or of a single one where packets cannot be steered, which is logged. To be
+/// called while the process has its rights.
+///
+/// # Errors
+/// An address is in use or not ours.
+pub fn bind(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Sockets, Steering)> {
+    // By itself first, even if it will be shared: that would hide that somebody else has it.
+    let one = || listeners.iter().map(|listener| socket(listener.address, false)).collect::<Result<_>>();
+    let alone = vec![one()?];
+    if workers == 1 {
+        return Ok((alone, Steering::default()));
+    }
+    drop(alone);
+    share(listeners, workers, secret).or_else(|error| {
+        tracing::warn!("one worker instead of {workers}, because packets cannot be steered: {error:#}");
+        Ok((vec![one()?], Steering::default()))
+    })
 }
 
-impl Sockets {
-    /// Binds those of `workers` workers, or of a single one where packets cannot be steered, which is logged. To be
-    /// called while the process has its rights.
-    ///
-    /// # Errors
-    /// An address is in use or not ours.
-    pub fn bind(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<Self> {
-        // By itself first, even if it will be shared: that would hide that somebody else has it.
-        let one = || listeners.iter().map(|listener| bind(listener.address, false)).collect::<Result<_>>();
-        let alone = Self { workers: vec![one()?], steering: Vec::new() };
-        if workers == 1 {
-            return Ok(alone);
+fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Sockets, Steering)> {
+    let mut sockets: Sockets = (0..workers).map(|_| Vec::new()).collect();
+    let mut steering = Steering::default();
+    for listener in listeners {
+        let first = socket(listener.address, true)?;
+        let address = first.local_addr()?;
+        let mut group = vec![first];
+        for _ in 1..workers {
+            group.push(socket(address, true)?);
         }
-        drop(alone);
-        Self::share(listeners, workers, secret).or_else(|error| {
-            tracing::warn!("one worker instead of {workers}, because packets cannot be steered: {error:#}");
-            Ok(Self { workers: vec![one()?], steering: Vec::new() })
-        })
+        steering.0.push(Steer::attach(&group, &secret.connection_id_keys())?);
+        sockets.iter_mut().zip(group).for_each(|(of_worker, socket)| of_worker.push(socket));
     }
+    Ok((sockets, steering))
+}
 
-    fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<Self> {
-        let mut shared = Self { workers: (0..workers).map(|_| Vec::new()).collect(), steering: Vec::new() };
-        for listener in listeners {
-            let first = bind(listener.address, true)?;
-            let address = first.local_addr()?;
-            let mut group = vec![first];
-            for _ in 1..workers {
-                group.push(bind(address, true)?);
-            }
-            shared.steering.push(Steer::attach(&group, &keys(secret))?);
-            shared.workers.iter_mut().zip(group).for_each(|(of_worker, socket)| of_worker.push(socket));
-        }
-        Ok(shared)
-    }
-
+impl Steering {
     /// Says by which connection IDs packets are steered from now on. To be repeated: keys change, though each is known a
     /// week ahead.
     ///
     /// # Errors
     /// The kernel refuses an update.
     pub fn steer_by(&mut self, secret: &Secret) -> Result<()> {
-        Ok(self.steering.iter_mut().try_for_each(|steer| steer.set_keys(&keys(secret)))?)
+        Ok(self.0.iter_mut().try_for_each(|steer| steer.set_keys(&secret.connection_id_keys()))?)
     }
 }
 
-fn bind(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
+fn socket(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
     let socket = bind_udp(address, false, shared, address.is_ipv6());
     Ok(socket.with_context(|| format!("failed to listen on {address}"))?.into())
-}
-
-/// The keys of connection IDs in the words of the kernel's programs.
-#[must_use]
-pub fn keys(secret: &Secret) -> [(u8, IdKeys); 3] {
-    secret.connection_id_keys().map(|(config, keys)| (config, IdKeys { tag: keys.tag, mask: keys.mask }))
 }
 
 /// What the endpoints of all workers have in common.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use bpf::{
     egress::{Egress, Terms},
-    ingress::{IdKeys, Ingress, Limit, Limits},
+    ingress::{Ingress, Limit, Limits},
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
@@ -79,7 +79,7 @@ fn ingress() -> Result<()> {
     ];
     let ingress = Ingress::load()?;
     let mut guard = ingress.guard()?;
-    guard.set_keys(&[(CONFIG, IdKeys { tag: KEYS.tag, mask: KEYS.mask })])?;
+    guard.set_keys(&[(CONFIG, KEYS.into())])?;
     guard.listen([Frame::v4(&[]).to, Frame::v6(&[]).to])?;
     for (family, listener) in [("IPv4", Frame::v4(&[])), ("IPv6", Frame::v6(&[]))] {
         for (what, payload, limit) in &cases {

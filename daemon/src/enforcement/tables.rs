@@ -27,7 +27,6 @@ use prometheus_client::{
 use crate::{
     host_addresses::HostAddresses,
     quic::{connection_id::Secret, mark::Marks},
-    workers,
 };
 
 /// What is loaded; nothing, to begin with.
@@ -109,7 +108,7 @@ impl Tables {
     pub fn guard(&self, listeners: &[SocketAddr], addresses: &HostAddresses, secret: &Secret) {
         let mut loaded = self.loaded();
         let Some(guard) = &mut loaded.guard else { return };
-        self.note("connection IDs", guard.set_keys(&workers::keys(secret)));
+        self.note("connection IDs", guard.set_keys(&secret.connection_id_keys()));
         let assigned = addresses.list();
         let of = |listener: &SocketAddr| -> Vec<_> {
             if !listener.ip().is_unspecified() {

@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use aws_lc_rs::{hkdf, rand};
+use bpf::ingress::IdKeys;
 use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
 use siphasher::sip::SipHasher24;
@@ -68,9 +69,10 @@ impl Secret {
     /// The keys of connection IDs for programs that judge them, by their config: those that peers may use now, and the
     /// next, so that whoever asks once a week is never behind.
     #[must_use]
-    pub fn connection_id_keys(&self) -> [(u8, Keys); 3] {
+    pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
         let now = generation_now();
-        [now, now.saturating_sub(1), now + 1].map(|generation| (config_of(generation), Keys::new(self, generation)))
+        [now, now.saturating_sub(1), now + 1]
+            .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
     }
 
     /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).
@@ -162,6 +164,12 @@ pub struct Label {
     pub class: u8,
     /// Whose endpoint it is, among those that share a listener.
     pub worker: u8,
+}
+
+impl From<Keys> for IdKeys {
+    fn from(Keys { tag, mask }: Keys) -> Self {
+        Self { tag, mask }
+    }
 }
 
 /// How many bytes our connection IDs have.
@@ -358,7 +366,9 @@ mod tests {
         assert_eq!(ids.validate(&info, &[id.as_bytes(), &[0; 30]].concat()), Some(LEN));
         assert_eq!(ids.validate(&info, &id.as_bytes()[1..]), None);
         let id: [u8; LEN] = id.as_bytes().try_into().unwrap();
-        let labels = secret().connection_id_keys().map(|(config, keys)| (config == id[0] >> 5).then(|| keys.open(id)));
+        let labels = secret()
+            .connection_id_keys()
+            .map(|(config, keys): (u8, Keys)| (config == id[0] >> 5).then(|| keys.open(id)));
         assert_eq!(labels.into_iter().flatten().collect::<Vec<_>>(), [Some(Label { class: 0, worker: 250 })]);
     }
 

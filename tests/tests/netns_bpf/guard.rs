@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use bpf::ingress::{IdKeys, Ingress, Reason};
+use bpf::ingress::{Ingress, Reason};
 use paced::quic::connection_id::{Keys, Label};
 use tests::client::Client;
 use tests::netns::Chain;
@@ -24,7 +24,7 @@ fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
     let relay = [IpAddr::from(chain.access.far.v4), chain.access.far.v6.into()];
     let mut guard = ingress.guard().unwrap();
     guard.listen(relay.map(|ip| SocketAddr::new(ip, 443))).unwrap();
-    guard.set_keys(&[(1, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
+    guard.set_keys(&[(1, KEYS.into())]).unwrap();
     chain.relay.run(|| ingress.attach(&chain.access.far.device)).unwrap().unwrap();
 
     let id = KEYS.seal(1, [1; 5], Label { class: 0, worker: 0 });
@@ -59,7 +59,7 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
     let _echo = site.chain.target.echo(7).unwrap();
     let mut ingress = Ingress::load().unwrap();
     let secret = paced::quic::connection_id::Secret::keep_in(&site.path("")).unwrap();
-    let keys = secret.connection_id_keys().map(|(config, keys)| (config, IdKeys { tag: keys.tag, mask: keys.mask }));
+    let keys = secret.connection_id_keys();
     let access = &site.chain.access.far;
     let mut guard = ingress.guard().unwrap();
     guard.listen([(access.v4, 443).into(), (access.v6, 443).into()]).unwrap();

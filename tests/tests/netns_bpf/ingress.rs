@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use bpf::ingress::{Guard, IdKeys, Ingress, Limit, Limits, Reason};
+use bpf::ingress::{Guard, Ingress, Limit, Limits, Reason};
 use paced::quic::connection_id::{Keys, LEN, Label};
 use tests::frame::Frame;
 
@@ -18,16 +18,12 @@ const SHORT: u8 = 0x40;
 /// Lets nothing more pass than what one test sends.
 const MUCH: Limit = Limit::per_second(1_000_000, 1_000_000);
 
-fn bpf_keys(keys: Keys) -> IdKeys {
-    IdKeys { tag: keys.tag, mask: keys.mask }
-}
-
 /// A program that knows the listeners that frames of documentation go to, and the keys.
 fn program(limits: Limits) -> (Ingress, Guard) {
     let ingress = Ingress::load().unwrap();
     let mut guard = ingress.guard().unwrap();
     guard.listen([Frame::v4(&[]).to, Frame::v6(&[]).to]).unwrap();
-    guard.set_keys(&[(CONFIG, bpf_keys(KEYS))]).unwrap();
+    guard.set_keys(&[(CONFIG, KEYS.into())]).unwrap();
     guard.set_limits(limits).unwrap();
     (ingress, guard)
 }
@@ -218,10 +214,10 @@ fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
     let next = Keys { tag: *b"another tag's ke", mask: *b"another mask's k" };
     let with_next = short(&next.seal(CONFIG + 1, [1; 5], Label { class: 0, worker: 0 }), 40);
     assert_eq!(reason_of(&program, &with_next), Reason::UnknownId);
-    program.1.set_keys(&[(CONFIG + 1, bpf_keys(next)), (CONFIG, bpf_keys(KEYS))]).unwrap();
+    program.1.set_keys(&[(CONFIG + 1, next.into()), (CONFIG, KEYS.into())]).unwrap();
     assert_eq!(reason_of(&program, &with_next), Reason::Connection);
     assert_eq!(reason_of(&program, &short(&id(1), 40)), Reason::Connection);
-    program.1.set_keys(&[(CONFIG + 1, bpf_keys(next))]).unwrap();
+    program.1.set_keys(&[(CONFIG + 1, next.into())]).unwrap();
     assert_eq!(reason_of(&program, &short(&id(1), 40)), Reason::UnknownId);
     assert_eq!(reason_of(&program, &with_next), Reason::Connection);
 }

@@ -3,7 +3,6 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use bpf::ingress::IdKeys;
 use bpf::steer::Steer;
 use paced::quic::connection_id::{Keys, Label};
 use socket2::{Domain, Socket, Type};
@@ -47,7 +46,7 @@ fn steered(scenario: impl FnOnce(&[UdpSocket]) + Send) {
     namespace
         .run(|| {
             let workers = workers();
-            let _steer = Steer::attach(&workers, &[(3, IdKeys { tag: KEYS.tag, mask: KEYS.mask })]).unwrap();
+            let _steer = Steer::attach(&workers, &[(3, KEYS.into())]).unwrap();
             scenario(&workers);
         })
         .unwrap();

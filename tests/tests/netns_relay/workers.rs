@@ -4,7 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use paced::quic::connection_id::{Label, Secret};
+use paced::quic::connection_id::{Keys, Label, Secret};
 use tests::client::Client;
 use tests::process::wait_for;
 use tests::site::{Family, Site, Terms};
@@ -28,7 +28,7 @@ fn every_worker_gets_the_packets_of_its_own_connections_wherever_they_come_from(
     })
     .unwrap();
     let folder = fs::canonicalize(site.path("")).unwrap();
-    let [(config, keys), ..] = Secret::keep_in(&folder).unwrap().connection_id_keys();
+    let [(config, keys), ..] = Secret::keep_in(&folder).unwrap().connection_id_keys::<Keys>();
     let relay = (site.chain.access.far.v4, 443);
     site.chain
         .client
