@@ -118,7 +118,7 @@ impl Subscriber for Events {
     }
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
-        state.account.on_recovery_metrics(event.congestion_window, event.smoothed_rtt);
+        state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
     }
 
     fn on_tls_exporter_ready(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &TlsExporterReady) {

@@ -67,6 +67,8 @@ pub struct Ledger {
     packet_bytes: AtomicU64,
     /// Packets that were lost and as large as only some paths carry.
     large_lost: AtomicU64,
+    /// Whether most of the congestion window is in flight.
+    window_used: AtomicBool,
     is_server: bool,
     /// Whether the dispatcher waits for bytes to leave.
     hungry: AtomicBool,
@@ -92,6 +94,7 @@ impl Ledger {
             low_mark: AtomicU64::new(low_mark),
             packet_bytes: AtomicU64::new(1_200),
             large_lost: AtomicU64::new(0),
+            window_used: AtomicBool::new(false),
             is_server,
             hungry: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -135,6 +138,12 @@ impl Ledger {
     #[must_use]
     pub fn large_packets_lost(&self) -> u64 {
         self.large_lost.load(Relaxed)
+    }
+
+    /// Whether most of the congestion window is in flight, so that the path, and not what there is to send, sets the pace.
+    #[must_use]
+    pub fn uses_window(&self) -> bool {
+        self.window_used.load(Relaxed)
     }
 
     /// Whether this end is the server.
@@ -373,7 +382,8 @@ impl Account {
     }
 
     /// The path's state after a burst.
-    pub fn on_recovery_metrics(&self, congestion_window: u32, smoothed_rtt: Duration) {
+    pub fn on_recovery_metrics(&self, congestion_window: u32, bytes_in_flight: u32, smoothed_rtt: Duration) {
+        self.ledger.window_used.store(bytes_in_flight > congestion_window / 2, Relaxed);
         let packet_bytes = self.ledger.packet_bytes.load(Relaxed);
         let low_mark = self.ledger.binding.low_mark(congestion_window, smoothed_rtt, packet_bytes);
         self.ledger.low_mark.store(low_mark, Relaxed);
