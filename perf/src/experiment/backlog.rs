@@ -161,17 +161,22 @@ async fn send_endlessly(mut handle: Handle, dispatcher: &Dispatcher) -> Result<(
     }
 }
 
-/// Reads all streams of all connections until the endpoint ends, and counts their bytes.
-pub async fn serve(mut server: Server, received: Arc<AtomicU64>) {
+/// What [`serve`] is to do with bytes if it is to count them.
+pub fn count(received: Arc<AtomicU64>) -> impl Fn(usize) {
+    move |bytes| _ = received.fetch_add(bytes as u64, Relaxed)
+}
+
+/// Reads all streams of all connections until the endpoint ends, and tells `read` how many bytes came each time.
+pub async fn serve(mut server: Server, read: impl Fn(usize)) {
     let mut connections = FuturesUnordered::new();
     while let Some(mut connection) = beside(server.accept(), &mut connections).await {
-        let received = &received;
+        let read = &read;
         connections.push(async move {
             let mut streams = FuturesUnordered::new();
             while let Ok(Some(mut stream)) = beside(connection.accept_bidirectional_stream(), &mut streams).await {
                 streams.push(async move {
                     while let Ok(Some(chunk)) = stream.receive().await {
-                        received.fetch_add(chunk.len() as u64, Relaxed);
+                        read(chunk.len());
                     }
                 });
             }

@@ -28,14 +28,14 @@ use s2n_quic::{
     client::Connect,
     connection::Handle,
     provider::{
-        congestion_controller::{Bbr, Cubic},
-        event::Subscriber,
+        congestion_controller::{self, Bbr, Cubic},
+        event::{Subscriber, disabled::Subscriber as Disabled},
         io,
     },
     stream::{BidirectionalStream, Error as StreamError},
 };
 
-use super::{Request, Run};
+use super::{Request, Run, unpaced::Unpaced};
 use crate::plan::{self, Class, Plan, Scheduler};
 
 /// Size of IP packets: Ethernet's.
@@ -76,9 +76,12 @@ impl Ends {
                 max_mtu: MTU,
                 congestion,
                 // Where the kernel loses packets, it loses a whole batch at once.
-                gso: plan.workload.one_way,
+                gso: plan.workload.one_way && scheduler != Scheduler::ActiveWait,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
-                io: if scheduler == Scheduler::Paced { Io::Paced(Pacing::default()) } else { Io::Stock },
+                io: match scheduler {
+                    Scheduler::Paced | Scheduler::ActiveWait | Scheduler::PassiveWait => Io::Paced(Pacing::default()),
+                    _ => Io::Stock,
+                },
                 ..Transport::default()
             },
             schedule: Schedule { discipline, binding, clock, seed, ..Schedule::default() },
@@ -143,6 +146,23 @@ impl Ends {
     /// # Errors
     /// No socket can be had.
     pub fn observed_client<I: io::Provider>(&self, io: I, observer: impl Subscriber) -> Result<Client> {
+        self.client_with(io, observer, self.transport.congestion)
+    }
+
+    /// Starts the client's end, whose packets leave as soon as the congestion window allows.
+    ///
+    /// # Errors
+    /// No socket can be had.
+    pub fn unpaced_client<I: io::Provider>(&self, io: I) -> Result<Client> {
+        self.client_with(io, Disabled, Unpaced(self.transport.congestion))
+    }
+
+    fn client_with<I: io::Provider>(
+        &self,
+        io: I,
+        observer: impl Subscriber,
+        congestion: impl congestion_controller::Provider,
+    ) -> Result<Client> {
         let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
         let builder = Client::builder()
             .with_io(io)
@@ -151,7 +171,8 @@ impl Ends {
             .with_datagram(self.datagrams())?
             .with_limits(self.transport.limits()?)?
             .with_event((Events { binding: self.schedule.binding, ..Events::default() }, observer))?
-            .with_congestion_controller(self.transport.congestion)?;
+            .with_congestion_controller(congestion)
+            .map_err(|error| anyhow!("{error}"))?;
         Ok(builder.start()?)
     }
 

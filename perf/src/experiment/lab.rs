@@ -52,7 +52,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
             return direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await;
         }
         let (departures, received) = (Departures::new(clock), Arc::<AtomicU64>::default());
-        tokio::spawn(backlog::serve(server, received.clone()));
+        tokio::spawn(backlog::serve(server, backlog::count(received.clone())));
         let client = ends.observed_client(sockets(client)?, departures.clone())?;
         backlog::request((client, departures), (address, &received), &plan, &requests, clock).await
     })

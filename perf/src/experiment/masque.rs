@@ -107,13 +107,19 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
         Scheduler::EdfHard => "discipline = \"edf\"\nexpiry = \"hard\"",
         Scheduler::EdfSoft => "discipline = \"edf\"\nexpiry = \"soft\"",
         Scheduler::Abs => "discipline = \"abs\"",
-        Scheduler::MlRr | Scheduler::Stock | Scheduler::Paced => "discipline = \"ml\"\nlow = \"rr\"",
+        Scheduler::MlRr | Scheduler::Paced => "discipline = \"ml\"\nlow = \"rr\"",
         Scheduler::MlFcfs => "discipline = \"ml\"\nlow = \"fcfs\"",
         Scheduler::MlEdf => "discipline = \"ml\"\nlow = \"edf\"",
         Scheduler::MlWfq => "discipline = \"ml\"\nlow = \"wfq\"",
         Scheduler::Wfq => "discipline = \"wfq\"",
         Scheduler::Lottery => "discipline = \"lottery\"",
-        Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1 => bail!("no relay has it"),
+        Scheduler::Plain
+        | Scheduler::TlsN
+        | Scheduler::Tls1
+        | Scheduler::Stock
+        | Scheduler::Unpaced
+        | Scheduler::ActiveWait
+        | Scheduler::PassiveWait => bail!("no relay has it"),
     };
     let mut text = format!("[schedule]\n{discipline}\n");
     for (index, class) in plan.classes.iter().enumerate() {

@@ -12,11 +12,13 @@ pub mod masque;
 mod outcome;
 mod plot;
 pub mod random;
+mod reader;
 pub mod simulated;
 mod table;
 pub mod tls;
 mod train;
 mod transfer;
+mod unpaced;
 mod workload;
 
 use std::time::Duration;

@@ -66,7 +66,7 @@ fn start(
     let (plan, requests) = (plan.clone(), requests(plan, seed));
     if plan.workload.backlog > 0 {
         let (departures, received) = (Departures::new(CLOCK), Arc::<AtomicU64>::default());
-        spawn(backlog::serve(server, received.clone()));
+        spawn(backlog::serve(server, backlog::count(received.clone())));
         let client = ends.observed_client(io(handle)?, departures.clone())?;
         primary::spawn(async move {
             let (client, server) = ((client, departures), (address, &*received));

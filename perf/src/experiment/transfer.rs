@@ -5,8 +5,8 @@
 //! congestion controller, no listener to its events, streams written to directly.
 
 use std::{
+    convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, atomic::AtomicU64},
     thread,
     time::Duration,
 };
@@ -25,11 +25,11 @@ use super::{
     Request, Run, backlog,
     direct::{Ends, connect, terms},
     lab::{Lab, block_on},
-    requests, train,
+    reader, requests, train,
 };
 use crate::{
     load::Figure,
-    plan::{self, Class, Plan, Scheduler},
+    plan::{self, Class, Plan, Reader, Scheduler},
     process,
 };
 
@@ -44,8 +44,9 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
     let host = lab.as_ref().map_or(Ipv4Addr::LOCALHOST, |lab| lab.chain.access.far.v4);
     let (started, address) = oneshot::channel();
     let (done, ended) = oneshot::channel::<()>();
+    let reader = plan.workload.reader;
     thread::scope(|scope| {
-        let serve = || serve(&ends, host, started, ended);
+        let serve = || serve(&ends, host, reader, started, ended);
         let server = scope.spawn(|| match &lab {
             Some(lab) => lab.chain.relay.run(serve)?,
             None => process::bind_to_core(0).map_err(Into::into).and_then(|()| serve()),
@@ -56,7 +57,10 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
         };
         let run = match &lab {
             // To look costs something, which would count as the dispatcher's.
-            Some(lab) if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) => {
+            Some(lab) if scheduler.is_of_packets() => {
+                if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) {
+                    lab.enforce_departures()?;
+                }
                 observed(lab, || lab.chain.client.run(send)?)
             }
             Some(lab) => lab.chain.client.run(send)?,
@@ -70,11 +74,14 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
 
 /// Runs `send` and adds how its packets left and what became of them.
 fn observed(lab: &Lab, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
-    lab.enforce_departures()?;
-    let (capture, dropped_before) = (lab.capture()?, lab.dropped_packets()?);
+    let before = [lab.dropped_packets()?, reader::overflowed_packets(&lab.chain.relay)?];
+    let capture = lab.capture()?;
     let mut run = send()?;
-    let dropped = lab.dropped_packets()? - dropped_before;
-    run.figures.push(Figure { metric: "dropped_packets", value: dropped as f64, unit: "packets" });
+    let after = [lab.dropped_packets()?, reader::overflowed_packets(&lab.chain.relay)?];
+    for (index, metric) in ["dropped_packets", "overflowed_packets"].into_iter().enumerate() {
+        let value = (after[index] - before[index]) as f64;
+        run.figures.push(Figure { metric, value, unit: "packets" });
+    }
     run.figures.extend(train::figures(&capture.read()?));
     Ok(run)
 }
@@ -82,14 +89,19 @@ fn observed(lab: &Lab, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
 fn serve(
     ends: &Ends,
     host: Ipv4Addr,
+    reader: Option<Reader>,
     started: oneshot::Sender<SocketAddr>,
     ended: oneshot::Receiver<()>,
 ) -> Result<()> {
     block_on(async {
-        let server = ends.server(ends.sockets((host, 0).into())?)?;
+        let server = match reader {
+            Some(reader) => ends.server(reader::sockets(host, reader)?)?,
+            None => ends.server(ends.sockets((host, 0).into())?)?,
+        };
+        let read = |bytes| reader.into_iter().for_each(|reader| reader::read(reader, bytes));
         _ = started.send(server.local_addr()?);
         tokio::select! {
-            () = backlog::serve(server, Arc::<AtomicU64>::default()) => bail!("the server ended"),
+            () = backlog::serve(server, read) => bail!("the server ended"),
             _ = ended => Ok(()),
         }
     })
@@ -103,7 +115,12 @@ static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request], scheduler: Scheduler) -> Result<Run> {
     let sockets = ends.sockets((Ipv4Addr::UNSPECIFIED, 0).into())?;
     let plain = scheduler == Scheduler::Plain;
-    let client = if plain { ends.plain_client(sockets) } else { ends.client(sockets) }?;
+    let client = match scheduler {
+        Scheduler::Plain => ends.plain_client(sockets)?,
+        Scheduler::Unpaced => ends.unpaced_client(sockets)?,
+        _ => ends.client(sockets)?,
+    };
+    let awake = (scheduler == Scheduler::ActiveWait).then(|| tokio::spawn(stay_awake()));
     let mut handle = connect(&client, server).await?;
     let now_ns = Clock::system().now_ns;
     let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
@@ -124,8 +141,8 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
         })
     });
     let latencies: Vec<_> = try_join_all(streams).await?.into_iter().collect::<Result<_>>()?;
-    if let Some(driver) = driver {
-        driver.abort();
+    for task in driver.into_iter().chain(awake) {
+        task.abort();
     }
     let (total, cpu_ns) = (since(began_ns), thread_cpu_ns() - cpu_before_ns);
     handle.close(0_u8.into());
@@ -133,6 +150,14 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let bytes: usize = classes().map(|class| class.bytes).sum();
     run.figures.push(Figure { metric: "cpu_s_per_gb", value: cpu_ns as f64 / bytes as f64, unit: "s/GB" });
     Ok(run)
+}
+
+/// Keeps the runtime asking whether something is due; whoever else wants this CPU may have it in between.
+async fn stay_awake() -> Infallible {
+    loop {
+        thread::yield_now();
+        tokio::task::yield_now().await;
+    }
 }
 
 async fn open(mut handle: Handle) -> Result<(ReceiveStream, SendStream)> {

@@ -218,12 +218,24 @@ pub struct Workload {
     /// sender's CPU time. Whatever the arrivals, all requests start at once.
     #[serde(default)]
     pub one_way: bool,
+    /// Of what goes one way: who reads it, if that is somebody slow.
+    pub reader: Option<Reader>,
     /// When it gives up, in seconds.
     pub limit_s: u64,
 }
 
 fn one_connection() -> usize {
     1
+}
+
+/// A receiver whose CPU is slow and whose kernel keeps little for it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reader {
+    /// The size of its socket's receive buffer, as given to SO_RCVBUF.
+    pub buffer_bytes: usize,
+    /// How long it takes for a full packet, in microseconds.
+    pub packet_us: f64,
 }
 
 /// When requests are made.
@@ -397,7 +409,7 @@ impl Plan {
             ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
         }
         ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
-        let Workload { requests, arrivals, connections, backlog, one_way, .. } = self.workload;
+        let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
         if let Arrivals::PoissonPerS(rate) = arrivals {
             ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
@@ -408,6 +420,11 @@ impl Plan {
             ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
         } else {
             ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
+        }
+        if let Some(Reader { buffer_bytes, packet_us }) = reader {
+            ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
+            ensure!((1..1 << 30).contains(&buffer_bytes), "workload.reader.buffer_bytes: between 1 and 2^30");
+            ensure!((0.0..1e6).contains(&packet_us), "workload.reader.packet_us: between 0 and 1000000");
         }
         if let Congestion::FixedMbit(mbit) = self.congestion {
             ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
@@ -431,7 +448,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 22] = [
+pub const METRICS: [&str; 23] = [
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -441,6 +458,7 @@ pub const METRICS: [&str; 22] = [
     "manage_ms",
     "dropped_packets",
     "lost_packets",
+    "overflowed_packets",
     "timeouts",
     "goodput_mbit",
     "train_le_1_pct",

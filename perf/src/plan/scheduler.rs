@@ -34,8 +34,14 @@ pub enum Scheduler {
     Lottery,
     /// What the product does by default, over s2n-quic's own IO provider.
     Stock,
-    /// The same over paced's own provider, which gives every packet a departure time.
+    /// The same over paced's own provider, which gives every packet a departure time that `fq` enforces.
     Paced,
+    /// As `stock`, but all packets that the congestion window allows leave at once.
+    Unpaced,
+    /// As `paced` without `fq`: the process keeps every packet until it departs, and never sleeps meanwhile.
+    ActiveWait,
+    /// As `paced` without `fq`: the process keeps packets until they depart, and wakes once for those of a millisecond.
+    PassiveWait,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -63,9 +69,18 @@ impl Scheduler {
             Self::Lottery => "lottery",
             Self::Stock => "stock",
             Self::Paced => "paced",
+            Self::Unpaced => "unpaced",
+            Self::ActiveWait => "active-wait",
+            Self::PassiveWait => "passive-wait",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
+    }
+
+    /// Whether it says how packets leave, rather than in which order.
+    #[must_use]
+    pub fn is_of_packets(self) -> bool {
+        matches!(self, Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait)
     }
 
     /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC.
@@ -79,12 +94,15 @@ impl Scheduler {
             Self::EdfHard => Discipline::Edf { expiry: Expiry::Hard },
             Self::EdfSoft => Discipline::Edf { expiry: Expiry::Soft },
             Self::Abs => Discipline::Abs,
-            Self::MlRr | Self::Stock | Self::Paced => Discipline::Ml { low: Low::Rr },
             Self::MlFcfs => Discipline::Ml { low: Low::Fcfs },
             Self::MlEdf => Discipline::Ml { low: Low::Edf },
             Self::MlWfq => Discipline::Ml { low: Low::Wfq },
             Self::Wfq => Discipline::Wfq,
             Self::Lottery => Discipline::Lottery,
+            // What the product does by default.
+            Self::MlRr | Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait => {
+                Discipline::Ml { low: Low::Rr }
+            }
         };
         Some((discipline, Binding::default()))
     }
