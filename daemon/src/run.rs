@@ -92,6 +92,11 @@ fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
     }
 }
 
+/// What the policy calls classes, for one role.
+fn classes(config: &Config, role: Role, metrics: &Metrics) -> Arc<Classes> {
+    Arc::new(Classes::new(config.policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
+}
+
 /// The secret of the state folder; where there can be none, one that ends with the process.
 fn secret(state_dir: &Path) -> Result<Secret> {
     Secret::keep_in(state_dir).or_else(|error| {
@@ -239,12 +244,7 @@ impl Daemon {
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let classes = Arc::new(Classes::new(
-            config.policy.clone(),
-            Role::Relay,
-            &metrics.classes,
-            metrics.kernel.marks().as_ref(),
-        ));
+        let classes = classes(config, Role::Relay, metrics);
         let schedule = Schedule::from(&*classes);
         let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
@@ -292,8 +292,7 @@ impl Daemon {
         let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
         let forwards = config.forwards.clone();
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
-        let classes =
-            Classes::new(config.policy.clone(), Role::Edge, &metrics.classes, metrics.kernel.marks().as_ref());
+        let classes = classes(config, Role::Edge, metrics);
         self.roles.spawn(async move {
             let stop = async {
                 // An error means that the daemon is gone, which is a reason to stop, too.
@@ -365,9 +364,7 @@ impl Daemon {
         for ((_, tls), identity) in role.listeners.iter().zip(identities) {
             tls.replace(identity);
         }
-        let marks = self.metrics.kernel.marks();
-        let classes = Arc::new(Classes::new(config.policy.clone(), Role::Relay, &self.metrics.classes, marks.as_ref()));
-        role.relay.replace_rules(Rules::new(settings, classes));
+        role.relay.replace_rules(Rules::new(settings, classes(&config, Role::Relay, &self.metrics)));
         role.drain = settings.drain;
         Ok(())
     }
