@@ -70,6 +70,8 @@ impl Ends {
                 Congestion::Fixed { bytes_per_sec: (mbit * 1e6 / 8.0 * PAYLOAD_SHARE) as u64 }
             }
         };
+        let mut pacing = Pacing::default();
+        pacing.quantum = plan.quantum_us.map_or(pacing.quantum, Duration::from_micros);
         Ok(Self {
             transport: Transport {
                 initial_mtu: MTU,
@@ -79,7 +81,7 @@ impl Ends {
                 gso: plan.workload.one_way && scheduler != Scheduler::ActiveWait,
                 stream_batch: if binding == Binding::Early { 1 } else { 255 },
                 io: match scheduler {
-                    Scheduler::Paced | Scheduler::ActiveWait | Scheduler::PassiveWait => Io::Paced(Pacing::default()),
+                    Scheduler::Paced | Scheduler::ActiveWait | Scheduler::PassiveWait => Io::Paced(pacing),
                     _ => Io::Stock,
                 },
                 ..Transport::default()

@@ -62,6 +62,8 @@ pub struct Plan {
     /// The congestion controller of the connection that crosses the link. Inside tunnels it is CUBIC.
     #[serde(default)]
     pub congestion: Congestion,
+    /// How much earlier than on its own a packet may leave for sharing a message; the product's default if not given.
+    pub quantum_us: Option<u64>,
     /// The seed of the first repetition; each further one has the next.
     pub seed: u64,
     /// How often each scheduler runs.
