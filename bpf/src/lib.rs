@@ -27,3 +27,4 @@ pub mod trial;
 
 pub use error::Error;
 pub use probe::{Capabilities, Finding, State, probe};
+pub use syscall::Device;

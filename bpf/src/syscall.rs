@@ -101,18 +101,19 @@ fn set_option<T>(socket: &UdpSocket, level: i32, name: i32, value: &T) -> io::Re
 
 /// A network device of the calling thread's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Device {
-    /// Its interface index.
-    pub(crate) index: u32,
+pub struct Device {
+    /// Its interface index, which no device that takes its name later will have.
+    pub index: u32,
     /// Whether its packets begin with an Ethernet header.
-    pub(crate) has_ethernet: bool,
+    pub has_ethernet: bool,
 }
 
 impl Device {
     /// Finds a device by its name.
     ///
-    /// Errors: ENODEV when there is none of that name.
-    pub(crate) fn find(name: &str) -> io::Result<Self> {
+    /// # Errors
+    /// ENODEV when there is none of that name.
+    pub fn find(name: &str) -> io::Result<Self> {
         let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
         // SAFETY: the name is a string that ends with NUL and lives through the call.
         let index = unsafe { libc::if_nametoindex(name.as_ptr()) };

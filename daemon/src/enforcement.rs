@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use anyhow::Result;
-use bpf::mark::Tag;
+use bpf::{Device, mark::Tag};
 use tokio::{runtime, task::AbortHandle};
 
 use self::tables::Loaded;
@@ -29,7 +29,7 @@ pub struct Enforcement {
 impl Enforcement {
     /// Starts the monitor, has it attach to every device what the configuration wants, gives up this process's own
     /// rights, and puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not
-    /// enforced, and the daemon goes on without. To be called before any other thread exists; returns `None` where no
+    /// enforced, and the daemon goes on without; on a device that is missing it is enforced as soon as it comes. To be called before any other thread exists; returns `None` where no
     /// device is named or no monitor starts.
     #[must_use]
     pub fn start(config: &config::kernel::Kernel, tables: Arc<Tables>) -> Option<Self> {
@@ -54,7 +54,10 @@ impl Enforcement {
         for device in &config.devices {
             let device = device.as_str();
             let has_fq = config.manage_qdisc && report(device, "fq", monitor.set_fq(device));
-            if classes.is_some() && report(device, "egress", monitor.attach_egress(device, has_fq)) {
+            // The monitor attaches to a device that comes later as soon as it is there.
+            if classes.is_some()
+                && (report(device, "egress", monitor.attach_egress(device, has_fq)) || Device::find(device).is_err())
+            {
                 devices.insert(device.to_owned(), has_fq);
             }
             if guard.is_some() {

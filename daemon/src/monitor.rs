@@ -6,6 +6,7 @@
 //! pair closes, for whatever reason, the monitor undoes everything and ends: nothing stays behind a killed daemon.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::{self, ErrorKind},
     os::{fd::OwnedFd, unix::process::CommandExt as _},
@@ -15,6 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use bpf::{
+    Device,
     egress::{Classes, Egress, Hook},
     ingress::{Guard, Ingress, Mode},
     mark::Tag,
@@ -35,8 +37,9 @@ pub mod rights;
 /// The subcommand of `paced` that is the monitor. Not for people: it wants the socket as its standard input.
 pub const SUBCOMMAND: &str = "monitor";
 
-/// What the monitor does when it is asked.
-#[derive(Debug, Serialize, Deserialize)]
+/// What the monitor does when it is asked. What is asked for a device holds for whatever device has that name: it is done
+/// again where one comes, or comes anew.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Command {
     /// Loads the tc program for marks with a tag. The reply carries its tables.
     LoadEgress { tag: u32 },
@@ -63,6 +66,9 @@ enum Reply {
 
 /// How long the monitor may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often the monitor sees whether its devices are still the same.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The running monitor, as the other process sees it. Dropping it, or dying, has it undo everything and end.
 pub struct Monitor {
@@ -179,12 +185,16 @@ pub fn serve() -> Result<()> {
         bail!("`{SUBCOMMAND}` is started by paced itself");
     }
     rights::keep(Rights::MONITOR).context("failed to give up rights")?;
+    socket.set_read_timeout(Some(LOOK_EVERY))?;
     let mut held = Held::default();
     loop {
         let command = match receive(&socket) {
             Ok(Some((command, _))) => command,
             Ok(None) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                held.look_after_devices();
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         let done = held.obey(command);
@@ -206,6 +216,16 @@ struct Held {
     clsact: Vec<String>,
     /// Devices that got `fq` from us, in place of the kernel's default.
     fq: Vec<String>,
+    wanted: BTreeMap<String, Wanted>,
+}
+
+/// What was asked for a device.
+#[derive(Default)]
+struct Wanted {
+    /// In this order.
+    commands: Vec<Command>,
+    /// Which device it was done on; `None` if there was none.
+    index: Option<u32>,
 }
 
 struct Done {
@@ -221,6 +241,42 @@ enum Program {
 
 impl Held {
     fn obey(&mut self, command: Command) -> Result<Done> {
+        match &command {
+            Command::LoadEgress { .. } | Command::LoadIngress => {}
+            Command::Restore { device } => _ = self.wanted.remove(device),
+            Command::AttachEgress { device, .. } | Command::AttachIngress { device } | Command::SetFq { device } => {
+                let wanted = self.wanted.entry(device.clone()).or_default();
+                wanted.commands.push(command.clone());
+                wanted.index = index(device);
+            }
+        }
+        self.carry_out(command)
+    }
+
+    /// Does again what was asked for devices that came, or came anew, since it was done.
+    fn look_after_devices(&mut self) {
+        let mut new = Vec::new();
+        for (device, wanted) in &mut self.wanted {
+            let index = index(device);
+            if index.is_some() && index != wanted.index {
+                new.push((device.clone(), wanted.commands.clone()));
+            }
+            wanted.index = index;
+        }
+        for (device, commands) in new {
+            // Went with the one that had the name before.
+            for of in [&mut self.clsact, &mut self.fq] {
+                of.retain(|gone| *gone != device);
+            }
+            for command in commands {
+                let (what, outcome) = (format!("{command:?}"), self.carry_out(command));
+                let outcome = outcome.map_or_else(|error| abridged(&format!("{error:#}")), |done| done.how);
+                eprintln!("paced monitor: {device} is new: {what}: {outcome}");
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<Done> {
         let done = |how: &str| Ok(Done { how: how.to_owned(), tables: None });
         match command {
             Command::LoadEgress { tag } => {
@@ -309,6 +365,11 @@ fn abridged(message: &str) -> String {
     }
     let (head, tail) = (message.chars().take(HEAD), message.chars().skip(length - TAIL));
     head.chain(" … ".chars()).chain(tail).collect()
+}
+
+/// Which device has a name now.
+fn index(device: &str) -> Option<u32> {
+    Device::find(device).ok().map(|found| found.index)
 }
 
 fn not_loaded() -> anyhow::Error {

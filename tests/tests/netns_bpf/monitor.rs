@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::process::Command;
 
 use tests::client::Client;
+use tests::netns::Link;
 use tests::process::{Process, wait_for};
 use tests::site::{Family, SOON, Site, Terms};
 
@@ -231,6 +232,42 @@ fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
     let counts = site.wait_for_counts("a request without a route", gone).unwrap();
     assert_eq!(counts.of("kernel_monitor"), 1);
     assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "the other device goes on");
+}
+
+#[test]
+fn a_device_that_is_made_anew_has_its_programs_again() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let chain = &site.chain;
+    let links = || held(monitor_of(&site.relay), "link_id");
+    let before = links();
+    chain.relay.ip("link delete target").unwrap();
+    Link::new(&chain.relay, &chain.target, 2).unwrap();
+    for part in ["AttachEgress", "AttachIngress"] {
+        site.relay.wait_for_line(&format!("target is new: {part}"), SOON).unwrap();
+    }
+    let after = links();
+    assert_eq!(after.len(), before.len(), "{before:?} {after:?}");
+    assert_ne!(after, before);
+    assert_serves(&site, Family::V4);
+    let counts = site.counts().unwrap();
+    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"up\"}") > 0, "{counts:?}");
+}
+
+#[test]
+fn a_device_that_comes_late_is_attached_then() {
+    tests::ring!(Netns);
+    let sections = "[kernel]\ndevices = [\"late\"]";
+    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    site.chain.relay.ip("link set client down\nlink set client name late\nlink set late up").unwrap();
+    for part in ["AttachEgress", "AttachIngress"] {
+        site.relay.wait_for_line(&format!("late is new: {part}"), SOON).unwrap();
+    }
+    assert_serves(&site, Family::V4);
+    let counts = site.counts().unwrap();
+    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "{counts:?}");
 }
 
 #[test]
