@@ -3,13 +3,15 @@
 //! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys: what a paper
 //! leaves open, or another network.
 
+mod network;
 mod scheduler;
 #[cfg(test)]
 mod tests;
+mod validity;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -18,7 +20,11 @@ use sched::stream::{self, Service};
 use serde::Deserialize;
 use toml::Table;
 
-pub use self::scheduler::Scheduler;
+pub use self::{
+    network::{Congestion, Family, Network},
+    scheduler::Scheduler,
+    validity::METRICS,
+};
 
 /// Where plans lie.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/plans");
@@ -121,50 +127,6 @@ pub enum Clock {
     Lab,
     /// Loopback, by the machine's own clocks.
     Native,
-}
-
-/// An IP version.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Family {
-    /// IPv4.
-    #[default]
-    V4,
-    /// IPv6.
-    V6,
-}
-
-/// A congestion controller.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Congestion {
-    /// RFC 9438.
-    #[default]
-    Cubic,
-    /// BBRv2.
-    Bbr,
-    /// None: this rate, in Mbit/s of Ethernet frames, whatever happens. `stock` then sends bursts of ten packets, as
-    /// s2n-quic's pacer would.
-    FixedMbit(f64),
-}
-
-/// A link.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Network {
-    /// Its rate in each direction, in Mbit/s of Ethernet frames.
-    pub rate_mbit: f64,
-    /// The share of packets that it loses in each direction, each decided for itself.
-    pub loss: f64,
-    /// How long a packet travels, in each direction.
-    pub delay_ms: f64,
-    /// How much longer it travels from server to client. There the queue is not part of the way, so that all of a round
-    /// trip can be beside a queue of a few packets.
-    #[serde(default)]
-    pub return_delay_ms: f64,
-    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
-    /// when it is full are dropped.
-    pub queue_packets: usize,
 }
 
 /// What is between the edge and the target.
@@ -401,80 +363,7 @@ impl Plan {
         let same = |p: &&Published| (p.scheduler, p.class.as_str(), p.metric.as_str()) == (scheduler, class, metric);
         self.published.iter().find(same).map(|published| published.value)
     }
-
-    /// What types alone do not rule out.
-    fn check(&self) -> Result<()> {
-        let Network { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self.network;
-        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
-        ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
-        for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
-            ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
-        }
-        ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
-        let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
-        ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
-        if let Arrivals::PoissonPerS(rate) = arrivals {
-            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
-        }
-        let (virtual_network, native) = (Clock::VirtualNetwork, Clock::Native);
-        if one_way {
-            ensure!(self.topology == Topology::Direct && backlog == 0, "workload.one_way: not with relay or backlog");
-            ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
-        } else {
-            ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
-        }
-        if let Some(Reader { buffer_bytes, packet_us }) = reader {
-            ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
-            ensure!((1..1 << 30).contains(&buffer_bytes), "workload.reader.buffer_bytes: between 1 and 2^30");
-            ensure!((0.0..1e6).contains(&packet_us), "workload.reader.packet_us: between 0 and 1000000");
-        }
-        if let Congestion::FixedMbit(mbit) = self.congestion {
-            ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
-        }
-        ensure!(self.repetitions > 0, "repetitions: at least one");
-        ensure!(!self.clocks.is_empty(), "clocks: at least one");
-        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
-        ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
-        let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
-        ensure!(names.len() == self.classes.len(), "classes: two have the same name");
-        for Class { name, bytes, weight, .. } in &self.classes {
-            ensure!(*bytes > 0, "class {name}: `bytes` is at least 1");
-            ensure!(*weight > 0, "class {name}: `weight` is at least 1");
-        }
-        for Published { class, metric, .. } in &self.published {
-            ensure!(class == "all" || names.contains(class.as_str()), "published: no class {class}");
-            ensure!(METRICS.contains(&metric.as_str()), "published: no metric {metric}; known: {}", METRICS.join(", "));
-        }
-        Ok(())
-    }
 }
-
-/// The metrics of results.
-pub const METRICS: [&str; 23] = [
-    "completion_pct",
-    "latency_mean_ms",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "latency_max_ms",
-    "total_ms",
-    "manage_ms",
-    "dropped_packets",
-    "lost_packets",
-    "overflowed_packets",
-    "timeouts",
-    "goodput_mbit",
-    "train_le_1_pct",
-    "train_le_2_pct",
-    "train_le_5_pct",
-    "rate_mbit",
-    "gap_p10_us",
-    "gap_p50_us",
-    "gap_p90_us",
-    "bytes_in_1ms_p99",
-    "cpu_s_per_gb",
-    "cpu_over_plain_pct",
-    "instructions_per_packet",
-];
 
 impl Class {
     /// What it is to the scheduler; its deadline is not in there, because it counts from each request's start.
@@ -497,25 +386,6 @@ impl Clock {
             Self::Lab => "lab",
             Self::Native => "native",
         }
-    }
-}
-
-impl fmt::Display for Congestion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cubic => f.write_str("cubic"),
-            Self::Bbr => f.write_str("bbr"),
-            Self::FixedMbit(mbit) => write!(f, "fixed, {mbit} Mbit/s"),
-        }
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self;
-        let loss_pct = loss * 100.0;
-        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")?;
-        if *return_delay_ms > 0.0 { write!(f, "; {return_delay_ms} ms more on the way back") } else { Ok(()) }
     }
 }
 

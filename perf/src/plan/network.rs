@@ -1,0 +1,68 @@
+//! Links, and who decides how much is on its way over them.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+/// An IP version.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// IPv4.
+    #[default]
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// A congestion controller.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// BBRv2.
+    Bbr,
+    /// None: this rate, in Mbit/s of Ethernet frames, whatever happens. `stock` then sends bursts of ten packets, as
+    /// s2n-quic's pacer would.
+    FixedMbit(f64),
+}
+
+/// A link.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Its rate in each direction, in Mbit/s of Ethernet frames.
+    pub rate_mbit: f64,
+    /// The share of packets that it loses in each direction, each decided for itself.
+    pub loss: f64,
+    /// How long a packet travels, in each direction.
+    pub delay_ms: f64,
+    /// How much longer it travels from server to client. There the queue is not part of the way, so that all of a round
+    /// trip can be beside a queue of a few packets.
+    #[serde(default)]
+    pub return_delay_ms: f64,
+    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
+    /// when it is full are dropped.
+    pub queue_packets: usize,
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cubic => f.write_str("cubic"),
+            Self::Bbr => f.write_str("bbr"),
+            Self::FixedMbit(mbit) => write!(f, "fixed, {mbit} Mbit/s"),
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self;
+        let loss_pct = loss * 100.0;
+        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")?;
+        if *return_delay_ms > 0.0 { write!(f, "; {return_delay_ms} ms more on the way back") } else { Ok(()) }
+    }
+}

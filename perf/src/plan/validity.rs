@@ -1,0 +1,82 @@
+//! Which plans make sense.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use super::{Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Topology, Workload};
+
+impl Plan {
+    /// What types alone do not rule out.
+    pub(super) fn check(&self) -> Result<()> {
+        let Network { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self.network;
+        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
+        ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
+        for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
+            ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
+        }
+        ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
+        let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
+        ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
+        if let Arrivals::PoissonPerS(rate) = arrivals {
+            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is no rate");
+        }
+        let (virtual_network, native) = (Clock::VirtualNetwork, Clock::Native);
+        if one_way {
+            ensure!(self.topology == Topology::Direct && backlog == 0, "workload.one_way: not with relay or backlog");
+            ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
+        } else {
+            ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
+        }
+        if let Some(Reader { buffer_bytes, packet_us }) = reader {
+            ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
+            ensure!((1..1 << 30).contains(&buffer_bytes), "workload.reader.buffer_bytes: between 1 and 2^30");
+            ensure!((0.0..1e6).contains(&packet_us), "workload.reader.packet_us: between 0 and 1000000");
+        }
+        if let Congestion::FixedMbit(mbit) = self.congestion {
+            ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
+        }
+        ensure!(self.repetitions > 0, "repetitions: at least one");
+        ensure!(!self.clocks.is_empty(), "clocks: at least one");
+        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
+        let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
+        ensure!(names.len() == self.classes.len(), "classes: two have the same name");
+        for Class { name, bytes, weight, .. } in &self.classes {
+            ensure!(*bytes > 0, "class {name}: `bytes` is at least 1");
+            ensure!(*weight > 0, "class {name}: `weight` is at least 1");
+        }
+        for Published { class, metric, .. } in &self.published {
+            ensure!(class == "all" || names.contains(class.as_str()), "published: no class {class}");
+            ensure!(METRICS.contains(&metric.as_str()), "published: no metric {metric}; known: {}", METRICS.join(", "));
+        }
+        Ok(())
+    }
+}
+
+/// The metrics of results.
+pub const METRICS: [&str; 23] = [
+    "completion_pct",
+    "latency_mean_ms",
+    "latency_p50_ms",
+    "latency_p95_ms",
+    "latency_max_ms",
+    "total_ms",
+    "manage_ms",
+    "dropped_packets",
+    "lost_packets",
+    "overflowed_packets",
+    "timeouts",
+    "goodput_mbit",
+    "train_le_1_pct",
+    "train_le_2_pct",
+    "train_le_5_pct",
+    "rate_mbit",
+    "gap_p10_us",
+    "gap_p50_us",
+    "gap_p90_us",
+    "bytes_in_1ms_p99",
+    "cpu_s_per_gb",
+    "cpu_over_plain_pct",
+    "instructions_per_packet",
+];
