@@ -1,6 +1,11 @@
 //! The client's end: connections to a relay, and tunnels through them.
 
-use std::{net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::future::try_join_all;
@@ -55,7 +60,7 @@ impl Client {
     /// No socket can be had.
     pub fn start(relay: &Relay, target: SocketAddr) -> Result<Self> {
         let transport = Transport { max_requests: 30_000, ..Transport::default() };
-        let any = SocketAddr::new(relay.address.ip(), 0);
+        let any = if relay.address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let counters = Arc::<DatagramCounters>::default();
         let datagrams = Datagrams {
             limits: QUEUES,
@@ -64,8 +69,8 @@ impl Client {
             schedule: Schedule::default(),
         };
         let tls = tls::client(Trust::Pinned(relay.fingerprint), None)?;
-        let endpoint = endpoint::connect(transport.sockets(any)?, &transport, tls, datagrams)?;
-        let template = Template::default_at(&format!("localhost:{}", relay.address.port()))?;
+        let endpoint = endpoint::connect(transport.sockets(SocketAddr::new(any, 0))?, &transport, tls, datagrams)?;
+        let template = Template::default_at(&relay.authority())?;
         let target = Target { host: Host::Ip(target.ip()), port: target.port() };
         Ok(Self { endpoint, relay: relay.address, template: Arc::new(template), target, counters })
     }

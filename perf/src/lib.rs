@@ -14,6 +14,7 @@
 //! | [`bench`](mod@bench) | relays in turns, medians, the table and the results file |
 //! | [`relay`] | relays as processes: started, ready, ended |
 //! | [`client`], [`target`] | the two ends of the tunnels |
+//! | [`flood`] | packets that deserve nothing |
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
 //! | [`capture`] | packets as they pass a device |
 //! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
@@ -26,6 +27,7 @@ pub mod bench;
 pub mod capture;
 pub mod client;
 pub mod experiment;
+pub mod flood;
 pub mod histogram;
 pub mod load;
 pub mod origin;

@@ -20,10 +20,9 @@ use perf::{
     },
     origin::Origin,
     plan::{self, BASE, Clock, Plan, Scheduler},
-    process::{self, Process},
+    process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
 };
-use tokio::{runtime, task::LocalSet};
 
 /// Loads CONNECT-UDP relays and compares them, and runs experiments.
 #[derive(Parser)]
@@ -135,12 +134,12 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Load { relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), scenario, .. } => {
-            on_generator_core(async {
+            load::on_core(GENERATOR_CORE, async {
                 measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await
             })
         }
         Command::Load { start, scenario, .. } => {
-            on_generator_core(async { measure(&Started::start(start)?.relay, scenario).await })
+            load::on_core(GENERATOR_CORE, async { measure(&Started::start(start)?.relay, scenario).await })
         }
         Command::Bench { quick, out, virtual_time } => {
             let bench = match (virtual_time, quick) {
@@ -148,7 +147,7 @@ fn run(command: Command) -> Result<()> {
                 (false, true) => Bench::quick(),
                 (false, false) => Bench::full(),
             };
-            on_generator_core(bench::run(&bench, &out))
+            load::on_core(GENERATOR_CORE, bench::run(&bench, &out))
         }
         Command::List => list(),
         Command::Run(experiment) => run_plan(&experiment),
@@ -160,13 +159,6 @@ fn named_after(path: &Path, variant: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{stem}-{variant}.{extension}"))
-}
-
-fn on_generator_core(work: impl Future<Output = Result<()>>) -> Result<()> {
-    process::raise_file_limit().context("failed to raise the limit of open files")?;
-    process::bind_to_core(GENERATOR_CORE).context("failed to bind to a core")?;
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, work)
 }
 
 fn list() -> Result<()> {

@@ -107,13 +107,14 @@ pub fn softirq_ns() -> Result<u64> {
     Ok(ticks.unwrap_or(0_u64) * 10_000_000)
 }
 
-/// Returns how many datagrams the kernel dropped because the socket at `port` had no room, over all addresses.
+/// Returns how many datagrams the kernel dropped because the socket at `port` had no room, over all addresses of
+/// the namespace that the calling thread is in.
 ///
 /// # Errors
 /// procfs is not there.
 pub fn socket_drops(port: u16) -> Result<u64> {
     let mut drops = 0;
-    for file in ["/proc/net/udp", "/proc/net/udp6"] {
+    for file in ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"] {
         let table = fs::read_to_string(file).with_context(|| format!("failed to read {file}"))?;
         let suffix = format!(":{port:04X}");
         for line in table.lines().skip(1) {

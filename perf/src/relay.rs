@@ -10,9 +10,11 @@ use std::{
     time::Duration,
 };
 
+use ::tests::site::Site;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use paced::quic::tls;
+use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde::Deserialize;
 
 use crate::process::{self, Process};
@@ -65,6 +67,31 @@ pub struct Relay {
     /// The process, whose CPU time and memory are read.
     pub process: Process,
 }
+
+impl Relay {
+    /// The relay of a site, as its clients know it in IPv4.
+    ///
+    /// # Errors
+    /// Its certificate is gone.
+    pub fn of(site: &Site) -> Result<Self> {
+        let certificate = CertificateDer::from_pem_file(site.path("relay.pem"))?;
+        let address = (site.chain.access.far.v4, HTTPS).into();
+        Ok(Self { address, fingerprint: tls::fingerprint(&certificate), process: Process { pid: site.relay.id() } })
+    }
+
+    /// What it is called in its template: relays on loopback have a name, those of sites do not.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        match self.address {
+            address if address.ip().is_loopback() => format!("localhost:{}", address.port()),
+            address if address.port() == HTTPS => address.ip().to_string(),
+            address => address.to_string(),
+        }
+    }
+}
+
+/// The port that a template leaves out, where relays of sites listen.
+pub const HTTPS: u16 = 443;
 
 /// A relay that was started here, and ends with this.
 pub struct Started {

@@ -66,7 +66,15 @@ impl Target {
     /// # Errors
     /// No socket can be had.
     pub fn start(behaviour: Behaviour) -> Result<Self> {
-        let socket = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        Self::on(net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, behaviour)
+    }
+
+    /// Serves a socket on the current `LocalSet`.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn on(socket: net::UdpSocket, behaviour: Behaviour) -> Result<Self> {
+        socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         // The kernel caps them, which is as good as it gets.
         _ = state.set_recv_buffer_size(UdpSockRef::from(&socket), SOCKET_BYTES);

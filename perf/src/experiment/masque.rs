@@ -113,13 +113,7 @@ fn policy(plan: &Plan, scheduler: Scheduler) -> Result<String> {
         Scheduler::MlWfq => "discipline = \"ml\"\nlow = \"wfq\"",
         Scheduler::Wfq => "discipline = \"wfq\"",
         Scheduler::Lottery => "discipline = \"lottery\"",
-        Scheduler::Plain
-        | Scheduler::TlsN
-        | Scheduler::Tls1
-        | Scheduler::Stock
-        | Scheduler::Unpaced
-        | Scheduler::ActiveWait
-        | Scheduler::PassiveWait => bail!("no relay has it"),
+        _ => bail!("no relay has it"),
     };
     let mut text = format!("[schedule]\n{discipline}\n");
     for (index, class) in plan.classes.iter().enumerate() {

@@ -3,6 +3,7 @@
 //! A run is one repetition: a fresh network, fresh endpoints, one scheduler. It returns a [`Sample`] per request; all
 //! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
 
+mod attack;
 pub mod backlog;
 mod caps;
 pub mod direct;
@@ -19,6 +20,7 @@ pub mod tls;
 mod train;
 mod transfer;
 mod unpaced;
+mod workers;
 mod workload;
 
 use std::time::Duration;
@@ -101,8 +103,12 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Marked, Clock::Lab) => caps::run(plan),
         (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
-        (Topology::Masque, Clock::VirtualNetwork) => bail!("relays run in the lab only"),
-        (_, Clock::Native) => bail!("only what goes one way runs natively"),
+        (Topology::Workers, Clock::Lab | Clock::Native) => workers::run(plan, scheduler),
+        (Topology::Attacked, Clock::Lab | Clock::Native) => attack::run(plan, scheduler, seed),
+        (Topology::Masque | Topology::Workers | Topology::Attacked, Clock::VirtualNetwork) => {
+            bail!("relays need a kernel")
+        }
+        (_, Clock::Native) => bail!("this topology has to go one way to run natively"),
     }
 }
 
@@ -114,18 +120,68 @@ pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Ve
     let outcome = |scheduler: &Scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() };
     let mut outcomes: Vec<_> = schedulers.iter().map(outcome).collect();
     for seed in plan.seed..plan.seed + plan.repetitions {
-        let mut plain_cost = None;
+        let mut bases = RELATIVES.map(|_| None);
         for Outcome { scheduler, runs } in &mut outcomes {
             let mut run = run(plan, *scheduler, clock, seed).with_context(|| scheduler.name())?;
-            let cost = load::value(&run.figures, "cpu_s_per_gb");
-            if *scheduler == Scheduler::Plain {
-                plain_cost = cost;
-            } else if let (Some(cost), Some(plain)) = (cost, plain_cost) {
-                let value = 100.0 * (cost / plain - 1.0);
-                run.figures.push(Figure { metric: "cpu_over_plain_pct", value, unit: "%" });
-            }
+            relate(*scheduler, &mut run.figures, &mut bases);
             runs.push(run);
         }
     }
     Ok(outcomes)
+}
+
+/// What is set beside the same of a scheduler that went before.
+struct Relative {
+    to: Scheduler,
+    metric: &'static str,
+    /// The share in percent, less this.
+    less_pct: f64,
+    named: &'static str,
+}
+
+const RELATIVES: [Relative; 3] = [
+    Relative { to: Scheduler::Plain, metric: "cpu_s_per_gb", less_pct: 100.0, named: "cpu_over_plain_pct" },
+    Relative {
+        to: Scheduler::Workers1,
+        metric: "cpu_ns_per_packet",
+        less_pct: 100.0,
+        named: "cpu_over_one_worker_pct",
+    },
+    Relative { to: Scheduler::Calm, metric: "goodput_mbit", less_pct: 0.0, named: "share_of_calm_pct" },
+];
+
+/// Adds what follows from a scheduler's figures and those of earlier ones, and keeps what later ones are held against.
+fn relate(scheduler: Scheduler, figures: &mut Vec<Figure>, bases: &mut [Option<f64>; RELATIVES.len()]) {
+    for (Relative { to, metric, less_pct, named }, base) in RELATIVES.iter().zip(bases) {
+        let Some(value) = load::value(figures, metric) else { continue };
+        if scheduler == *to {
+            *base = Some(value);
+        } else if let Some(base) = base {
+            let value = 100.0 * value / *base - less_pct;
+            figures.push(Figure { metric: named, value, unit: "%" });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_count_beyond_those_of_the_first_and_goodput_as_a_share_of_it() {
+        for (first, then, metric, named, expected) in [
+            (Scheduler::Plain, Scheduler::Rr, "cpu_s_per_gb", "cpu_over_plain_pct", 25.0),
+            (Scheduler::Workers1, Scheduler::Workers2, "cpu_ns_per_packet", "cpu_over_one_worker_pct", 25.0),
+            (Scheduler::Calm, Scheduler::Guarded, "goodput_mbit", "share_of_calm_pct", 125.0),
+        ] {
+            let mut bases = RELATIVES.map(|_| None);
+            let mut related = |scheduler, value| {
+                let mut figures = vec![Figure { metric, value, unit: "" }];
+                relate(scheduler, &mut figures, &mut bases);
+                load::value(&figures, named)
+            };
+            assert_eq!(related(then, 10.0), None, "there is nothing to hold it against");
+            assert_eq!([related(first, 8.0), related(then, 10.0)], [None, Some(expected)]);
+        }
+    }
 }

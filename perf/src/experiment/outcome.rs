@@ -108,7 +108,7 @@ impl Row {
             published: None,
             seed: plan.seed,
             repetitions: 0,
-            network: if origin.is_native() { "loopback".to_owned() } else { plan.network.to_string() },
+            network: plan.links(origin.is_native()),
             congestion: plan.congestion.to_string(),
             origin: origin.clone(),
         }

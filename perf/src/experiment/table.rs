@@ -9,9 +9,13 @@ use crate::plan::{Class, Plan};
 /// stands in brackets.
 #[must_use]
 pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
-    let Plan { name, variant, title, network, congestion, .. } = plan;
-    let mut text = format!("{name} ({variant}): {title}\n{network}; {}\n", congestion);
+    let Plan { name, variant, title, congestion, .. } = plan;
+    let mut text = format!("{name} ({variant}): {title}\n{}; {congestion}\n", plan.links(false));
     for (index, Class { name, bytes, deadline_ms, .. }) in plan.classes.iter().enumerate() {
+        let figures = outcomes.iter().any(|outcome| !outcome.class_figures(index).is_empty());
+        if !figures && outcomes.iter().all(|outcome| outcome.latencies(index).completion_pct(None).is_none()) {
+            continue;
+        }
         let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
         _ = writeln!(text, "\n{name}: {bytes} bytes{within}\n");
         let rows = outcomes.iter().map(|outcome| {
@@ -111,6 +115,6 @@ mod tests {
         let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).map(cells).collect();
         assert_eq!(rows[0][1..7], ["abs", "50.0 % (100)", "800 ms", "800 ms", "1160 ms", "1200 ms"]);
         assert_eq!(rows[1][1..7], ["abs", "0.0 %", "–", "–", "–", "–"]);
-        assert_eq!(rows[3][1..4], ["abs", "total_ms", "2000.0 ms"]);
+        assert_eq!(rows[2][1..4], ["abs", "total_ms", "2000.0 ms"], "nothing was measured of the third class");
     }
 }

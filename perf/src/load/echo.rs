@@ -63,10 +63,18 @@ struct Shared {
 pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
     let target = Target::start(Behaviour::Echo)?;
     let client = Client::start(relay, target.address()?)?;
-    let (tunnels, connections) = client.open(echo.tunnels.tunnels, echo.tunnels.connections).await?;
+    let (tunnels, _connections) = client.open(echo.tunnels.tunnels, echo.tunnels.connections).await?;
+    through(relay, tunnels, echo.window, echo.seconds).await
+}
+
+/// Measures the same through tunnels that are open, with `window` payloads in flight in each, for `seconds`.
+///
+/// # Errors
+/// A tunnel ends early.
+pub async fn through(relay: &Relay, tunnels: Vec<UdpTunnel>, window: u64, seconds: f64) -> Result<Vec<Figure>> {
     let shared = Rc::new(Shared {
         trial: next_trial(),
-        window: echo.window,
+        window,
         measuring: Cell::new(false),
         over: Cell::new(false),
         echoed: Cell::new(0),
@@ -83,7 +91,7 @@ pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
     let meters = Meters::start(relay)?;
     shared.measuring.set(true);
     let started = Instant::now();
-    sleep(Duration::from_secs_f64(echo.seconds)).await;
+    sleep(Duration::from_secs_f64(seconds)).await;
     shared.measuring.set(false);
     let (echoed, elapsed) = (shared.echoed.get(), started.elapsed());
     let mut costs = meters.per_payload(2 * echoed)?;
@@ -102,7 +110,6 @@ pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
         Figure::new("loss", 100.0 * lost as f64 / (lost + echoed) as f64, "%"),
     ];
     figures.append(&mut costs);
-    drop(connections);
     Ok(figures)
 }
 

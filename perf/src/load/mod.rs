@@ -9,7 +9,8 @@ pub mod setup;
 
 use std::{cell::Cell, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use tokio::{runtime, task::LocalSet};
 
 use crate::{
     payload::PAYLOAD_BYTES,
@@ -49,6 +50,17 @@ impl Figure {
     fn new(metric: &'static str, value: f64, unit: &'static str) -> Self {
         Self { metric, value, unit }
     }
+}
+
+/// Runs what loads a relay on this thread, which it binds to a core.
+///
+/// # Errors
+/// The kernel refuses, or what `work` returns.
+pub fn on_core<T>(core: usize, work: impl Future<Output = Result<T>>) -> Result<T> {
+    process::raise_file_limit().context("failed to raise the limit of open files")?;
+    process::bind_to_core(core).context("failed to bind to a core")?;
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    LocalSet::new().block_on(&runtime, work)
 }
 
 /// Returns the value of a metric among figures.

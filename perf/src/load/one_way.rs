@@ -67,7 +67,14 @@ impl<'a> OneWay<'a> {
     /// # Errors
     /// The relay refuses, or carries nothing.
     pub async fn open(relay: &'a Relay, direction: Direction, tunnels: &Tunnels) -> Result<Self> {
-        let target = Target::start(Behaviour::Sink)?;
+        Self::to(Target::start(Behaviour::Sink)?, relay, direction, tunnels).await
+    }
+
+    /// Opens tunnels to a target that counts.
+    ///
+    /// # Errors
+    /// As [`OneWay::open`].
+    pub async fn to(target: Target, relay: &'a Relay, direction: Direction, tunnels: &Tunnels) -> Result<Self> {
         let client = Client::start(relay, target.address()?)?;
         let (mut opened, connections) = client.open(tunnels.tunnels, tunnels.connections).await?;
         greet(&mut opened, &target).await?;

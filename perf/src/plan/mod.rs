@@ -84,6 +84,8 @@ pub struct Plan {
     /// The IP version, where no connection decides it.
     #[serde(default)]
     pub family: Family,
+    /// What an attacker sends.
+    pub flood: Option<Flood>,
     /// What the client does.
     pub workload: Workload,
     /// The kinds of requests.
@@ -115,6 +117,10 @@ pub enum Topology {
     Marked,
     /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
     Masque,
+    /// A relay: payloads of many clients, which the target sends back.
+    Workers,
+    /// A relay: payloads of a client, one way at a rate, while an attacker floods the relay.
+    Attacked,
 }
 
 /// Where an experiment runs, and by which time.
@@ -165,13 +171,14 @@ impl Mode {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// How many requests it makes.
+    /// How many requests it makes. Of clients of workers: how many payloads each has in flight.
     pub requests: usize,
     /// When.
     pub arrivals: Arrivals,
     /// How requests get their class.
     pub mix: Mix,
-    /// With a relay: over how many inner connections, each in an outer stream of its own, they are spread.
+    /// With a relay: over how many inner connections, each in an outer stream of its own, they are spread. With workers:
+    /// how many clients there are.
     #[serde(default = "one_connection")]
     pub connections: usize,
     /// Without a relay: how many streams, of no class, always have something to send beside the requests. If there are
@@ -184,7 +191,7 @@ pub struct Workload {
     pub one_way: bool,
     /// Of what goes one way: who reads it, if that is somebody slow.
     pub reader: Option<Reader>,
-    /// When it gives up, in seconds.
+    /// When it gives up, in seconds; where it would go on for ever, how long that is.
     pub limit_s: u64,
 }
 
@@ -222,6 +229,18 @@ pub enum Mix {
     Even,
 }
 
+/// A kind of packets that deserve nothing. All go to a listener.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flood {
+    /// Random bytes.
+    Random,
+    /// Short headers, with connection IDs that look like ours but for their tags.
+    ForgedIds,
+    /// Initials that nobody can decrypt.
+    Initials,
+}
+
 /// A kind of requests. The server echoes what it receives, as it receives it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -241,7 +260,8 @@ pub struct Class {
     /// Its share under `wfq` and `lottery`.
     #[serde(default = "unit_weight")]
     pub weight: u16,
-    /// Of marked classes: what the kernel lets through, in Mbit/s of Ethernet frames.
+    /// Of marked classes: what the kernel lets through, in Mbit/s of Ethernet frames. Where a relay is attacked: what the
+    /// client offers, in Mbit/s of payload.
     pub rate_mbit: Option<f64>,
     /// Of marked classes: how many sockets send.
     #[serde(default = "one_connection")]
@@ -355,6 +375,16 @@ impl Plan {
         let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
         changed.check().with_context(|| format!("variant {name}"))?;
         Ok(Self { variant: name.to_owned(), table, ..changed })
+    }
+
+    /// What is between the machines, in words; where nothing makes it slower, that is part of the machine.
+    #[must_use]
+    pub fn links(&self, natively: bool) -> String {
+        match self.topology {
+            Topology::Workers | Topology::Attacked => "veth".to_owned(),
+            _ if natively => "loopback".to_owned(),
+            _ => self.network.to_string(),
+        }
     }
 
     /// The published value of a metric, where there is one.

@@ -42,6 +42,20 @@ pub enum Scheduler {
     ActiveWait,
     /// As `paced` without `fq`: the process keeps packets until they depart, and wakes once for those of a millisecond.
     PassiveWait,
+    /// What the product does by default, by one worker.
+    #[serde(rename = "workers-1")]
+    #[value(name = "workers-1")]
+    Workers1,
+    /// The same by two.
+    #[serde(rename = "workers-2")]
+    #[value(name = "workers-2")]
+    Workers2,
+    /// What the product does by default, where nobody attacks; XDP guards it.
+    Calm,
+    /// The same under a flood.
+    Guarded,
+    /// The same under the same flood, but nothing guards it.
+    Unguarded,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -72,6 +86,11 @@ impl Scheduler {
             Self::Unpaced => "unpaced",
             Self::ActiveWait => "active-wait",
             Self::PassiveWait => "passive-wait",
+            Self::Workers1 => "workers-1",
+            Self::Workers2 => "workers-2",
+            Self::Calm => "calm",
+            Self::Guarded => "guarded",
+            Self::Unguarded => "unguarded",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
@@ -83,11 +102,13 @@ impl Scheduler {
         matches!(self, Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait)
     }
 
-    /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC.
+    /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC, and for what
+    /// compares relays.
     #[must_use]
     pub fn of_streams(self) -> Option<(Discipline, Binding)> {
         let discipline = match self {
             Self::Plain => return Some((Discipline::Rr, Binding::Early)),
+            Self::Workers1 | Self::Workers2 | Self::Calm | Self::Guarded | Self::Unguarded => return None,
             Self::TlsN | Self::Tls1 => return None,
             Self::Rr => Discipline::Rr,
             Self::Fcfs => Discipline::Fcfs,
@@ -105,5 +126,15 @@ impl Scheduler {
             }
         };
         Some((discipline, Binding::default()))
+    }
+
+    /// How many workers its relay has, if that is what is compared.
+    #[must_use]
+    pub const fn workers(self) -> Option<usize> {
+        match self {
+            Self::Workers1 => Some(1),
+            Self::Workers2 => Some(2),
+            _ => None,
+        }
     }
 }

@@ -55,6 +55,11 @@ fn mistakes_are_refused_with_their_place() {
         let error = format!("{:#}", Plan::from_toml(&text).unwrap_err());
         assert!(error.contains(message), "{error}");
     }
+    let attack = fs::read_to_string(format!("{FOLDER}/under-attack.toml")).unwrap();
+    for missing in ["flood = \"random\"\n", "\nrate_mbit = 50"] {
+        let error = Plan::from_toml(&attack.replacen(missing, "\n", 1)).unwrap_err().to_string();
+        assert!(error.contains("missing"), "{error}");
+    }
     let missing = Plan::read("no-such-plan").unwrap_err().to_string();
     assert!(missing.contains("`list`"), "{missing}");
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
+use crate::payload::PAYLOAD_BYTES;
+
 use super::{Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Topology, Workload};
 
 impl Plan {
@@ -26,7 +28,19 @@ impl Plan {
             ensure!(self.topology == Topology::Direct && backlog == 0, "workload.one_way: not with relay or backlog");
             ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
         } else {
-            ensure!(!self.clocks.contains(&native), "clocks: only what goes one way runs natively");
+            let relayed = matches!(self.topology, Topology::Workers | Topology::Attacked);
+            ensure!(
+                relayed || !self.clocks.contains(&native),
+                "clocks: this topology has to go one way to run natively"
+            );
+        }
+        if matches!(self.topology, Topology::Workers | Topology::Attacked) {
+            let same = self.classes.iter().all(|class| class.bytes == PAYLOAD_BYTES);
+            ensure!(same, "classes: payloads of the load generator have {PAYLOAD_BYTES} bytes");
+        }
+        if self.topology == Topology::Attacked {
+            ensure!(self.flood.is_some(), "flood: missing");
+            ensure!(self.classes.iter().all(|class| class.rate_mbit.is_some()), "classes: `rate_mbit` is missing");
         }
         if let Some(Reader { buffer_bytes, packet_us }) = reader {
             ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
@@ -55,7 +69,7 @@ impl Plan {
 }
 
 /// The metrics of results.
-pub const METRICS: [&str; 23] = [
+pub const METRICS: &[&str] = &[
     "completion_pct",
     "latency_mean_ms",
     "latency_p50_ms",
@@ -79,4 +93,15 @@ pub const METRICS: [&str; 23] = [
     "cpu_s_per_gb",
     "cpu_over_plain_pct",
     "instructions_per_packet",
+    "cpu_ns_per_packet",
+    "cpu_over_one_worker_pct",
+    "cpu_of_least_worker_pct",
+    "packets_from_clients",
+    "misdirected_packets",
+    "lost_pct",
+    "share_of_calm_pct",
+    "relay_cores",
+    "socket_dropped_packets",
+    "flood_packets_per_s",
+    "flood_dropped_pct",
 ];
