@@ -72,8 +72,14 @@ impl Ends {
         };
         let mut pacing = Pacing::default();
         pacing.quantum = plan.quantum_us.map_or(pacing.quantum, Duration::from_micros);
+        let defaults = Transport::default();
+        // What goes one way as fast as it goes is to meet no bound but the path's.
+        let ample = |bytes: u64| if plan.workload.one_way { 8 << 20 } else { bytes };
         Ok(Self {
             transport: Transport {
+                stream_window_bytes: ample(defaults.stream_window_bytes),
+                connection_window_bytes: ample(defaults.connection_window_bytes),
+                stream_buffer_bytes: ample(defaults.stream_buffer_bytes.into()) as u32,
                 initial_mtu: MTU,
                 max_mtu: MTU,
                 congestion,
@@ -84,7 +90,7 @@ impl Ends {
                     Scheduler::Paced | Scheduler::ActiveWait | Scheduler::PassiveWait => Io::Paced(pacing),
                     _ => Io::Stock,
                 },
-                ..Transport::default()
+                ..defaults
             },
             schedule: Schedule { discipline, binding, clock, seed, ..Schedule::default() },
             certificate: made.cert.der().clone(),
