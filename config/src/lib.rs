@@ -86,7 +86,7 @@ impl Default for Transport {
             congestion: Congestion::Cubic,
             keep_alive: Some(Duration::from_secs(10)),
             io: Io::Paced,
-            quantum: Duration::from_micros(250),
+            quantum: Duration::from_micros(125),
         }
     }
 }
