@@ -24,7 +24,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
     task::JoinSet,
-    time::timeout,
+    time::{Instant, interval_at, timeout},
 };
 
 use crate::{
@@ -199,9 +199,11 @@ impl Daemon {
             let socket = bound.with_context(|| format!("failed to listen on {address} for the echo"))?;
             control.spawn(echo::serve(socket));
         }
+        // Whoever hears that the relay is ready finds it guarded.
+        daemon.refresh_guard();
         daemon.announce(&config, file)?;
         notify(&[NotifyState::Ready]);
-        let mut refresh = tokio::time::interval(REFRESH);
+        let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
         loop {
             tokio::select! {
                 _ = refresh.tick() => daemon.refresh_guard(),
