@@ -73,7 +73,8 @@ enum Attachment {
     /// Detaches when it is dropped.
     #[expect(dead_code, reason = "it is kept for its end")]
     Link(Link),
-    Filter(SchedClassifierLinkId),
+    /// Detached by name, so only while the device still is the one that has it.
+    Filter(SchedClassifierLinkId, Device),
 }
 
 impl Egress {
@@ -116,7 +117,7 @@ impl Egress {
     /// # Errors
     /// As [`Egress::attach`].
     pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
-        self.prepare(device, has_fq)?;
+        let found = self.prepare(device, has_fq)?;
         let made_clsact = match tc::qdisc_add_clsact(device) {
             Ok(()) => true,
             Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
@@ -126,7 +127,7 @@ impl Egress {
         let filter = program(&mut self.ebpf)
             .and_then(|program| Ok(program.attach_with_options(device, TcAttachType::Egress, options)?))
             .map_err(|cause| refused(device, "tc egress, filter", cause))?;
-        self.attached.insert(device.to_owned(), Attachment::Filter(filter));
+        self.attached.insert(device.to_owned(), Attachment::Filter(filter, found));
         Ok(Hook::Netlink { made_clsact })
     }
 
@@ -138,14 +139,16 @@ impl Egress {
     }
 
     /// Detaches the program from a device of the calling thread's namespace; from one that it is not attached to, that is
-    /// nothing. A device that is gone has taken the attachment with it.
+    /// nothing. A device that is gone has taken the attachment with it, also where another has its name now.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn detach(&mut self, device: &str) -> Result<(), Error> {
-        let Some(Attachment::Filter(filter)) = self.attached.remove(device) else { return Ok(()) };
+        let Some(Attachment::Filter(filter, at)) = self.attached.remove(device) else { return Ok(()) };
         match program(&mut self.ebpf).and_then(|program| Ok(program.detach(filter)?)) {
-            Err(cause) if Device::find(device).is_ok() => Err(refused(device, "tc egress, detaching", cause)),
+            Err(cause) if Device::find(device).is_ok_and(|found| found.index == at.index) => {
+                Err(refused(device, "tc egress, detaching", cause))
+            }
             _ => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bpf::egress::{Classes, Egress, Hook, PROGRAM, Terms, remove_leftovers};
 use bpf::mark::{Direction, Mark, Tag};
-use tests::netns::{Chain, Namespace};
+use tests::netns::{Chain, Link, Namespace};
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
 
@@ -156,4 +156,18 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
     chain.relay.run(|| remove_leftovers(device)).unwrap();
     assert_eq!(filters(&chain.relay, device), "");
     assert_eq!(send(&chain), [0, 0]);
+}
+
+#[test]
+fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
+    tests::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let (mut egress, classes) = load();
+    let Some(_) = attach_as_filter(&chain, &mut egress) else { return };
+    let device = &chain.egress.near.device;
+    chain.relay.ip(&format!("link delete {device}")).unwrap();
+    Link::new(&chain.relay, &chain.target, 2).unwrap();
+    assert_eq!(attach_as_filter(&chain, &mut egress), Some(Hook::Netlink { made_clsact: true }));
+    assert!(filters(&chain.relay, device).contains(PROGRAM));
+    assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
 }
