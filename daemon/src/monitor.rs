@@ -269,9 +269,18 @@ impl Held {
                 of.retain(|gone| *gone != device);
             }
             for command in commands {
-                let (what, outcome) = (format!("{command:?}"), self.carry_out(command));
-                let outcome = outcome.map_or_else(|error| abridged(&format!("{error:#}")), |done| done.how);
-                eprintln!("paced monitor: {device} is new: {what}: {outcome}");
+                let part = match &command {
+                    Command::AttachIngress { .. } => "ingress",
+                    Command::SetFq { .. } => "fq",
+                    _ => "egress",
+                };
+                match self.carry_out(command) {
+                    Ok(Done { how, .. }) => eprintln!("paced monitor: {device} is new: {part}: {how}"),
+                    Err(error) => {
+                        let error = abridged(&format!("{error:#}"));
+                        eprintln!("paced monitor: {device} is new: {part}: not enforced in the kernel: {error}");
+                    }
+                }
             }
         }
     }

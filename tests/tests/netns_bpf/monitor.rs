@@ -234,6 +234,13 @@ fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
     assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "the other device goes on");
 }
 
+/// Waits until the monitor has attached to a device that is new.
+fn wait_for_programs(site: &Site, device: &str) {
+    for part in ["egress", "ingress"] {
+        site.relay.wait_for_line(&format!("{device} is new: {part}: "), SOON).unwrap();
+    }
+}
+
 #[test]
 fn a_device_that_is_made_anew_has_its_programs_again() {
     tests::ring!(Netns);
@@ -244,9 +251,7 @@ fn a_device_that_is_made_anew_has_its_programs_again() {
     let before = links();
     chain.relay.ip("link delete target").unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
-    for part in ["AttachEgress", "AttachIngress"] {
-        site.relay.wait_for_line(&format!("target is new: {part}"), SOON).unwrap();
-    }
+    wait_for_programs(&site, "target");
     let after = links();
     assert_eq!(after.len(), before.len(), "{before:?} {after:?}");
     assert_ne!(after, before);
@@ -262,9 +267,7 @@ fn a_device_that_comes_late_is_attached_then() {
     let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
     site.chain.relay.ip("link set client down\nlink set client name late\nlink set late up").unwrap();
-    for part in ["AttachEgress", "AttachIngress"] {
-        site.relay.wait_for_line(&format!("late is new: {part}"), SOON).unwrap();
-    }
+    wait_for_programs(&site, "late");
     assert_serves(&site, Family::V4);
     let counts = site.counts().unwrap();
     assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "{counts:?}");
