@@ -29,8 +29,8 @@ pub struct Enforcement {
 impl Enforcement {
     /// Starts the monitor, has it attach to every device what the configuration wants, gives up this process's own
     /// rights, and puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not
-    /// enforced, and the daemon goes on without; on a device that is missing it is enforced as soon as it comes. To be called before any other thread exists; returns `None` where no
-    /// device is named or no monitor starts.
+    /// enforced, and the daemon goes on without; on a device that is missing, it is enforced as soon as that comes. To be
+    /// called before any other thread exists; returns `None` where no device is named or no monitor starts.
     #[must_use]
     pub fn start(config: &config::kernel::Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {
