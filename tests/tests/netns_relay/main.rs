@@ -12,6 +12,7 @@ mod flood;
 mod forward;
 mod lifecycle;
 mod limits;
+mod migration;
 mod refusals;
 mod tcp;
 mod workers;

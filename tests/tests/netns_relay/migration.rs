@@ -1,0 +1,85 @@
+//! A client whose address changes under its connection, without its knowing.
+
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+
+use masque::tunnel::Form;
+use tests::client::Client;
+use tests::netns::{End, Namespace};
+use tests::site::{Family, Site, Terms};
+use tokio::net::UdpSocket as Socket;
+use tokio::runtime;
+use tokio::sync::mpsc;
+
+/// Carries packets between whoever speaks to `inner` and the relay, over the outer socket that was named last.
+async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {
+    let Some(mut outer) = outers.recv().await else { return };
+    let (mut client, mut up, mut down) = (None, [0; 2048], [0; 2048]);
+    loop {
+        tokio::select! {
+            received = inner.recv_from(&mut up) => {
+                let (len, from) = received.unwrap();
+                client = Some(from);
+                outer.send(&up[..len]).await.unwrap();
+            }
+            received = outer.recv(&mut down) => {
+                inner.send_to(&down[..received.unwrap()], client.unwrap()).await.unwrap();
+            }
+            next = outers.recv() => match next {
+                Some(next) => outer = next,
+                None => return,
+            },
+        }
+    }
+}
+
+/// Opens tunnels over connections whose port, as the relay sees it, changes again and again; they have to go on.
+fn assert_goes_on(site: &Site, family: Family) {
+    let End { v4, v6, .. } = site.chain.access.far;
+    let relay = if family == Family::V4 { IpAddr::from(v4) } else { v6.into() };
+    // The client's network, where the translator has the relay's addresses.
+    let inside = Namespace::new("inside").unwrap();
+    inside.ip(&format!("address add {v4} dev lo\naddress add {v6} dev lo nodad")).unwrap();
+    let asynchronous = |socket: UdpSocket| {
+        socket.set_nonblocking(true).unwrap();
+        Socket::from_std(socket).unwrap()
+    };
+    let outer = || {
+        let socket = site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
+        socket.connect((relay, 443)).unwrap();
+        asynchronous(socket)
+    };
+    let scenario = async {
+        let (rebind, outers) = mpsc::unbounded_channel();
+        tokio::spawn(translate(asynchronous(UdpSocket::bind((relay, 443)).unwrap()), outers));
+        for _ in 0..4 {
+            rebind.send(outer()).unwrap();
+            let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+            let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
+            for port in 0..4 {
+                // What is lost on the way to the old port comes again in a stream.
+                for form in [Form::Capsule, Form::Datagram] {
+                    let payload = [port; 600];
+                    assert_eq!(tunnel.echo(form, &payload).await, payload);
+                }
+                rebind.send(outer()).unwrap();
+            }
+            client.close().await;
+        }
+    };
+    let run = || runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario);
+    inside.run(run).unwrap();
+}
+
+#[test]
+fn a_tunnel_goes_on_when_the_port_that_its_client_is_seen_at_changes_with_one_worker_and_with_two() {
+    tests::ring!(Netns);
+    for workers in [1, 2] {
+        let relay = format!("auth = \"none\"\nworkers = {workers}");
+        let site = Site::new(Terms { relay: &relay, ..Terms::default() }).unwrap();
+        let _echo = site.chain.target.echo(7).unwrap();
+        for family in [Family::V4, Family::V6] {
+            assert_goes_on(&site, family);
+        }
+        assert_eq!(site.counts().unwrap().of("misdirected_packets_total"), 0, "{workers} workers");
+    }
+}
