@@ -11,12 +11,12 @@ use prometheus_client::{
 };
 use rtnetlink::{
     Handle, MulticastGroup, new_multicast_connection,
-    packet_core::NetlinkMessage,
+    packet_core::{NetlinkMessage, Nla as _, NlasIterator},
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         link::LinkAttribute,
         route::{RouteAddress, RouteAttribute, RouteMessage},
-        tc::{TcAttribute, TcHandle, TcMessage, TcStats2, TcXstats},
+        tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
     },
     sys::SocketAddr,
 };
@@ -28,6 +28,7 @@ use tokio::{
 };
 
 use super::device::{Device, Devices, Route, Routes};
+use crate::quic::pacer::HORIZON_NS;
 
 /// How often the counters of `fq` are read.
 const COUNTERS_EVERY: Duration = Duration::from_secs(5);
@@ -205,7 +206,10 @@ impl Follower {
         self.gauges.keeps.get_or_create(&label).set(keeps.into());
         for (what, value) in fq_counters(qdiscs) {
             let label = FqLabel { device: device.name().to_owned(), what };
-            self.gauges.fq.get_or_create(&label).set(value as i64);
+            let more = value as i64 - self.gauges.fq.get_or_create(&label).set(value as i64);
+            if what == HORIZON_DROPS && more > 0 && !self.is_first {
+                tracing::warn!(device = device.name(), packets = more, "fq drops what departs beyond its horizon");
+            }
         }
     }
 
@@ -253,16 +257,19 @@ struct Qdisc {
     kind: String,
     handle: TcHandle,
     parent: TcHandle,
+    /// How far ahead departures may be.
+    horizon_ns: Option<u64>,
     /// What it counts, in a form of its own.
     counters: Vec<u8>,
 }
 
 impl From<TcMessage> for Qdisc {
     fn from(message: TcMessage) -> Self {
-        let (mut kind, mut counters) = (String::new(), Vec::new());
+        let (mut kind, mut horizon_ns, mut counters) = (String::new(), None, Vec::new());
         for attribute in message.attributes {
             match attribute {
                 TcAttribute::Kind(name) => kind = name,
+                TcAttribute::Options(options) => horizon_ns = fq_horizon_ns(&options),
                 TcAttribute::Stats2(parts) => {
                     for part in parts {
                         if let TcStats2::App(TcXstats::Other(bytes)) = part {
@@ -273,30 +280,47 @@ impl From<TcMessage> for Qdisc {
                 _ => {}
             }
         }
-        Self { kind, handle: message.header.handle, parent: message.header.parent, counters }
+        Self { kind, handle: message.header.handle, parent: message.header.parent, horizon_ns, counters }
     }
 }
 
-/// Whether a device's root releases packets at departure times of CLOCK_MONOTONIC: `fq` does, and a root with a child
-/// for each hardware queue if all of them do. (`etf` goes by CLOCK_TAI.)
+impl Qdisc {
+    /// Whether it releases packets at departure times of CLOCK_MONOTONIC, as far ahead as ours are: what is further than
+    /// its horizon, `fq` drops or releases early. (`etf` goes by CLOCK_TAI.)
+    fn keeps_departures(&self) -> bool {
+        self.kind == "fq" && self.horizon_ns.is_none_or(|ns| ns >= HORIZON_NS)
+    }
+}
+
+/// Attribute of `fq` (include/uapi/linux/pkt_sched.h): its horizon in microseconds, since Linux 5.8.
+const TCA_FQ_HORIZON: u16 = 14;
+
+/// The horizon in the options of an `fq`, which are attributes within the one that comes as it is.
+fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
+    let [TcOption::Other(options)] = options else { return None };
+    let mut bytes = vec![0; options.value_len()];
+    options.emit_value(&mut bytes);
+    let mut options = NlasIterator::new(&bytes[..]).filter_map(Result::ok);
+    let horizon = options.find(|option| option.kind() == TCA_FQ_HORIZON)?;
+    Some(u64::from(u32::from_ne_bytes(horizon.value().try_into().ok()?)) * 1_000)
+}
+
+/// Whether the root of a device keeps departures, or a child of it for each hardware queue does.
 fn keeps_departures(qdiscs: &[Qdisc]) -> bool {
     let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else {
         return false;
     };
-    let mut children = qdiscs
-        .iter()
-        .filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0)
-        .map(|child| child.kind == "fq")
-        .peekable();
+    let mut children =
+        qdiscs.iter().filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0).peekable();
     match root.kind.as_str() {
-        "fq" => true,
-        "mq" | "mqprio" => children.peek().is_some() && children.all(|is_fq| is_fq),
-        _ => false,
+        "mq" | "mqprio" => children.peek().is_some() && children.all(Qdisc::keeps_departures),
+        _ => root.keeps_departures(),
     }
 }
 
 /// What is read of `struct tc_fq_qd_stats` (include/uapi/linux/pkt_sched.h), and at which byte: 64-bit counters.
-const FQ_COUNTERS: [(&str, usize); 3] = [("throttled", 24), ("flows_plimit", 32), ("horizon_drops", 88)];
+const FQ_COUNTERS: [(&str, usize); 3] = [("throttled", 24), ("flows_plimit", 32), (HORIZON_DROPS, 88)];
+const HORIZON_DROPS: &str = "horizon_drops";
 
 /// How late packets are released on average, in ns: 32 bits in the same structure.
 const FQ_LATENCY: &str = "latency_ns";
@@ -319,11 +343,13 @@ fn read<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_core::{DefaultNla, Emitable as _};
+
     use super::*;
 
     fn qdisc(kind: &str, handle: (u16, u16), parent: TcHandle) -> Qdisc {
         let handle = TcHandle { major: handle.0, minor: handle.1 };
-        Qdisc { kind: kind.to_owned(), handle, parent, counters: Vec::new() }
+        Qdisc { kind: kind.to_owned(), handle, parent, horizon_ns: None, counters: Vec::new() }
     }
 
     fn child(kind: &str, major: u16, minor: u16) -> Qdisc {
@@ -334,8 +360,12 @@ mod tests {
     fn departures_are_kept_by_fq_at_the_root_or_below_every_hardware_queue() {
         let root = |kind| qdisc(kind, (1, 0), TcHandle::ROOT);
         let ingress = || qdisc("clsact", (0xffff, 0), TcHandle::INGRESS);
+        let until = |horizon_ns, fq| Qdisc { horizon_ns: Some(horizon_ns), ..fq };
         for (keeps, qdiscs) in [
             (true, vec![ingress(), root("fq")]),
+            (true, vec![until(HORIZON_NS, root("fq"))]),
+            (false, vec![until(HORIZON_NS - 1, root("fq"))]),
+            (false, vec![root("mq"), child("fq", 1, 1), until(HORIZON_NS - 1, child("fq", 1, 2))]),
             (false, vec![root("fq_codel")]),
             (false, vec![root("etf")]),
             (false, vec![root("noqueue"), ingress()]),
@@ -350,6 +380,20 @@ mod tests {
         ] {
             assert_eq!(keeps_departures(&qdiscs), keeps, "{qdiscs:?}");
         }
+    }
+
+    #[test]
+    fn the_horizon_of_fq_is_found_among_its_options() {
+        let options = |options: &[DefaultNla]| {
+            let mut bytes = vec![0; options.buffer_len()];
+            options.emit(&mut bytes);
+            [TcOption::Other(DefaultNla::new(2, bytes))]
+        };
+        let word = |kind, value: u32| DefaultNla::new(kind, value.to_ne_bytes().to_vec());
+        assert_eq!(fq_horizon_ns(&options(&[word(13, 7), word(TCA_FQ_HORIZON, 500), word(15, 1)])), Some(500_000));
+        assert_eq!(fq_horizon_ns(&options(&[word(13, 7)])), None, "as before Linux 5.8");
+        assert_eq!(fq_horizon_ns(&options(&[DefaultNla::new(TCA_FQ_HORIZON, vec![1])])), None);
+        assert_eq!(fq_horizon_ns(&[]), None);
     }
 
     #[test]
