@@ -1,9 +1,13 @@
 //! What only the lab's kernel can enforce: `fq` set and put back, and rates of classes where it is.
 
+use std::net::UdpSocket;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
+use bpf::mark::{Direction, Mark, Tag};
+use socket2::SockRef;
 use tests::process::wait_for;
-use tests::site::{SOON, Site, Terms};
+use tests::site::{Family, SOON, Site, Terms};
 
 const MANAGED: &str = "[kernel]\ndevices = [\"client\", \"target\"]\nmanage_qdisc = true";
 
@@ -54,7 +58,7 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
     chain.egress.near.set_qdisc("fq").unwrap();
     let sections = "[kernel]\ndevices = [\"client\", \"target\"]";
     let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
-    let follows = |what: &str, keeps: bool| wait_for(what, SOON, || (keeps_rates() == keeps).then_some(())).unwrap();
+    let follows = |what: &str, keeps: bool| wait_for(what, SOON, || (keeps_rates(2) == keeps).then_some(())).unwrap();
     follows("fq that was there", true);
     site.chain.egress.near.set_qdisc("pfifo").unwrap();
     follows("another in its place", false);
@@ -63,12 +67,42 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
     follows("fq again", true);
 }
 
-/// Whether the program for what leaves has been told of a device, any of the two, that its root is `fq`.
-fn keeps_rates() -> bool {
+#[test]
+fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
+    tests::ring!(Vm);
+    const PACKETS: usize = 100;
+    let chain = tests::netns::Chain::new().unwrap();
+    chain.egress.near.set_qdisc("fq").unwrap();
+    // The kernel's rate is a quarter above it: 1 Mbit/s.
+    let sections = "[kernel]\ndevices = [\"target\"]\n[class.thin]\nrate_up = \"800 kbit/s\"";
+    let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
+    wait_for("fq that was there", SOON, || keeps_rates(1).then_some(())).unwrap();
+    let target = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:9").unwrap()).unwrap();
+    target.set_read_timeout(Some(SOON)).unwrap();
+    // Room for all of them, if nothing held them back.
+    SockRef::from(&target).set_recv_buffer_size(1 << 20).unwrap();
+    let thin = Mark { direction: Direction::Up, class: 1 };
+    let sender = site.chain.relay.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    SockRef::from(&sender).set_mark(thin.encode(Tag::default())).unwrap();
+    let began = Instant::now();
+    for _ in 0..PACKETS {
+        sender.send_to(&[0; 958], site.target(Family::V4, 9)).unwrap();
+    }
+    for _ in 0..PACKETS {
+        target.recv(&mut [0; 1_000]).unwrap();
+    }
+    // A frame of 1,000 bytes takes 8 ms, and a class that was idle gains 10.
+    assert!(began.elapsed() >= Duration::from_millis(8 * (PACKETS as u64 - 1) - 10), "{:?}", began.elapsed());
+    let delayed = "kernel_delayed_packets_total{class=\"thin\",direction=\"up\"}";
+    assert!(site.counts().unwrap().of(delayed) > 0);
+}
+
+/// Whether the program for what leaves has been told of a device, any of so many, that its root is `fq`.
+fn keeps_rates(devices: usize) -> bool {
     let output =
         Command::new("bpftool").args(["-j", "map", "dump", "name", "paced_devices"]).output().expect("bpftool runs");
     let entries: serde_json::Value = serde_json::from_slice(&output.stdout).expect("bpftool prints JSON");
     let entries = entries.as_array().expect("one table, and its entries");
-    assert_eq!(entries.len(), 2, "two devices: {entries:?}");
+    assert_eq!(entries.len(), devices, "{entries:?}");
     entries.iter().any(|entry| entry["formatted"]["value"].as_u64().is_some_and(|flags| flags & 1 == 1))
 }

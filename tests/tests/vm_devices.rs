@@ -1,0 +1,177 @@
+//! Devices that do not do what they are asked for: they refuse messages of several packets, or drop what departs too far
+//! ahead.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+
+use std::future::poll_fn;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use masque::tunnel::Form;
+use paced::quic::io::{
+    clock,
+    message::{self, Message},
+};
+use s2n_quic_core::inet::ExplicitCongestionNotification::NotEct;
+use s2n_quic_core::path::{Handle as _, RemoteAddress};
+use s2n_quic_platform::message::default::Handle;
+use tests::client::{Client, Tunnel};
+use tests::netns::{Chain, End, Namespace};
+use tests::site::{Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// How many payloads are on their way at once.
+const BURST: u32 = 32;
+
+fn payload(number: u32, len: usize) -> Vec<u8> {
+    let mut payload = vec![7; len];
+    payload[..4].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// Receives a burst, of which nothing may be missing. One may overtake the other where a sender moves to another CPU.
+async fn receive_all(tunnel: &mut Tunnel, len: usize) {
+    let mut received = Vec::new();
+    for count in 0..BURST {
+        let next = timeout(SOON, tunnel.recv()).await.unwrap_or_else(|_| panic!("only {count} arrive"));
+        received.push(next.unwrap().unwrap());
+    }
+    received.sort();
+    assert!((0..BURST).map(|number| payload(number, len)).eq(received), "each as it was");
+}
+
+/// Has UDP from one end to the other go through IPsec: ESP in transport mode, with a cipher that does nothing. Where it
+/// does, the kernel refuses messages of several packets with EIO (`udp_send_skb` in net/ipv4/udp.c, `udp_v6_send_skb` in
+/// net/ipv6/udp.c).
+fn encapsulate(family: Family, (from, source): (&Namespace, &End), (to, destination): (&Namespace, &End)) {
+    let ip = |end: &End| match family {
+        Family::V4 => IpAddr::from(end.v4),
+        Family::V6 => end.v6.into(),
+    };
+    let path = format!("src {} dst {}", ip(source), ip(destination));
+    for end in [to, from] {
+        end.ip(&format!("xfrm state add {path} proto esp spi 256 mode transport enc cipher_null ''")).unwrap();
+    }
+    from.ip(&format!("xfrm policy add {path} proto udp dir out tmpl proto esp mode transport")).unwrap();
+}
+
+#[test]
+fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itself_and_miss_none() {
+    tests::ring!(Vm);
+    // The machine is slow enough for packets to be paced, and then they share messages as far as the quantum goes.
+    let sections = "[transport]\nquantum_us = 1000";
+    for family in FAMILIES {
+        let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+        // Room for what IPsec adds to a packet.
+        site.chain.access.set_mtu(1_600).unwrap();
+        let target = site.chain.target.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 9)).unwrap()).unwrap();
+        target.set_nonblocking(true).unwrap();
+        site.client(async || {
+            let target = tokio::net::UdpSocket::from_std(target).unwrap();
+            let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+            let mut tunnel = client.open(site.target(family, 9)).await.unwrap();
+            tunnel.send(Form::Datagram, b"whence").await.unwrap();
+            let (_, relay) = timeout(SOON, target.recv_from(&mut [0; 10])).await.unwrap().unwrap();
+            let Chain { client, relay: host, access, .. } = &site.chain;
+            encapsulate(family, (host, &access.far), (client, &access.near));
+            // Only full packets share a message, and packets of these payloads are filled up while the window is in use.
+            let (mut rounds, mut after) = (0, 0);
+            while after < 3 {
+                // The relay finds all of them waiting at once.
+                site.signal(libc::SIGSTOP).unwrap();
+                for number in 0..BURST {
+                    target.send_to(&payload(number, 1_300), relay).await.unwrap();
+                }
+                site.signal(libc::SIGCONT).unwrap();
+                receive_all(&mut tunnel, 1_300).await;
+                rounds += 1;
+                assert!(rounds < 100, "no message of several packets");
+                after += site.counts().unwrap().of("transport_gso_refused_total");
+            }
+        })
+        .unwrap();
+        let counts = site.counts().unwrap();
+        let refused = ["gso", "packets"].map(|what| counts.of(&format!("transport_{what}_refused_total")));
+        assert_eq!(refused, [1, 0], "{family:?}: one device, and no packet");
+        let said = site.relay.wait_for_line("no segmentation offload", SOON).unwrap();
+        assert!(said.contains("client"), "{said}");
+    }
+}
+
+#[test]
+fn targets_then_get_each_payload_by_itself_and_miss_none() {
+    tests::ring!(Vm);
+    for family in FAMILIES {
+        let site = Site::new(Terms::default()).unwrap();
+        let _echo = site.chain.target.echo(7).unwrap();
+        let Chain { relay, target, egress, .. } = &site.chain;
+        encapsulate(family, (relay, &egress.near), (target, &egress.far));
+        site.client(async || {
+            let client = Client::connect(site.access(family).unwrap()).await.unwrap();
+            let mut tunnel = client.open(site.target(family, 7)).await.unwrap();
+            // A packet of the stream carries several.
+            for number in 0..BURST {
+                tunnel.udp.batch(Some(Form::Capsule)).push(&payload(number, 100));
+            }
+            poll_fn(|cx| tunnel.udp.poll_flush(cx)).await.unwrap();
+            receive_all(&mut tunnel, 100).await;
+        })
+        .unwrap();
+        let counts = site.counts().unwrap();
+        assert_eq!((counts.of("gso_refused_total"), counts.packets("up")), (1, i64::from(BURST)), "{family:?}");
+    }
+}
+
+/// A relay that answers its client through `fq`, and paces what it sends: the round trip takes 10 ms.
+fn paced_site() -> Site {
+    let chain = Chain::new().unwrap();
+    chain.access.near.set_qdisc("netem delay 10ms").unwrap();
+    chain.access.far.set_qdisc("fq horizon 2s horizon_drop").unwrap();
+    Site::on(chain, Terms::default()).unwrap()
+}
+
+#[test]
+fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_drops_nothing() {
+    tests::ring!(Vm);
+    let site = paced_site();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(Form::Datagram, b"the kernel keeps departures").await;
+        site.chain.access.far.set_qdisc("fq horizon 500us horizon_drop").unwrap();
+        site.relay.wait_for_line("departure times are kept from now on", SOON).unwrap();
+        // After a change, the first packet asks again which device it is that leads to its peer.
+        for _ in 0..5 {
+            tunnel.echo(Form::Datagram, b"paced does").await;
+        }
+        for number in 0..BURST {
+            tunnel.udp.batch(Some(Form::Datagram)).push(&payload(number, 1_000));
+        }
+        poll_fn(|cx| tunnel.udp.poll_flush(cx)).await.unwrap();
+        receive_all(&mut tunnel, 1_000).await;
+    })
+    .unwrap();
+    assert!(site.counts().unwrap().of("transport_messages_held_total") > 0);
+}
+
+#[test]
+fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
+    tests::ring!(Vm);
+    let site = paced_site();
+    let client = SocketAddr::from((site.chain.access.near.v4, 9));
+    let path = &Handle::from_remote_address(RemoteAddress(client.into()));
+    let departure_ns = Some(clock::now_ns() + Duration::from_secs(3_600).as_nanos() as u64);
+    let message = Message { payload: b"late", segment_bytes: 4, path, ecn: NotEct, departure_ns, mark: None };
+    let send = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        message::enable_departures(&socket).unwrap();
+        message::send(&socket, &[message]).unwrap();
+    };
+    site.chain.relay.run(send).unwrap();
+    let drops = "fq{device=\"client\",what=\"horizon_drops\"}";
+    site.wait_for_counts("the drop", |counts| counts.of(drops) == 1).unwrap();
+    site.relay.wait_for_line("fq drops what departs beyond its horizon", SOON).unwrap();
+}
