@@ -6,7 +6,7 @@ use std::fmt;
 
 use masque::template::TemplateError;
 
-/// Everything that is wrong with a text, in the order of its lines. Never empty.
+/// What is wrong with a text, a hundred errors at most, in the order of its lines. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors(Vec<Error>);
 

@@ -2,12 +2,14 @@
 
 use std::fmt::Display;
 
-use sched::stream::{Discipline, Expiry, Level, Low};
+use sched::stream::{Discipline, Expiry, Low};
 
+use crate::control::Control;
 use crate::forward::{Forward, Trust};
 use crate::kernel::{Device, Kernel};
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
+use crate::section::Word as _;
 use crate::targets::{TargetRules, Unlisted};
 use crate::{Config, Io};
 
@@ -32,6 +34,7 @@ pub fn explain(config: &Config) -> String {
         },
     ));
     lines.push(kernel(&config.kernel));
+    lines.push(control(&config.control));
     lines.push(config.metrics.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics")));
     lines.push(format!("log: {}", config.log));
     lines.extend(config.warnings().iter().map(|warning| format!("warning: {warning}")));
@@ -150,6 +153,17 @@ fn kernel(kernel: &Kernel) -> String {
     }
 }
 
+fn control(control: &Control) -> String {
+    let socket = control.socket.iter().map(|socket| socket.display().to_string());
+    let bus = control.bus.iter().map(|bus| format!("D-Bus ({bus})"));
+    let doors: Vec<_> = socket.chain(bus).collect();
+    if doors.is_empty() {
+        return "control: off".into();
+    }
+    let writers: Vec<_> = ["root"].into_iter().chain(control.writers.iter().map(String::as_str)).collect();
+    format!("control: {}; policy is written by {}", doors.join(" and "), writers.join(", "))
+}
+
 fn policy(policy: &Policy) -> impl Iterator<Item = String> {
     let rule = |(index, rule): (usize, &Rule)| {
         let class = &policy.class(rule.class).name;
@@ -180,10 +194,7 @@ fn schedule(schedule: &Schedule) -> String {
 }
 
 fn class(class: &Class) -> String {
-    let level = match class.level {
-        Level::High => "high",
-        Level::Low => "low",
-    };
+    let level = class.level.word();
     let (lowest, highest) = (class.priorities.start(), class.priorities.end());
     let drops = match class.drop {
         DropRule::Oldest => "the oldest when full".into(),

@@ -6,6 +6,7 @@
 //! | [`targets`] | which targets may be reached: the rules and their decision |
 //! | [`forward`] | the edge role |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
+//! | [`control`] | who may look and change while paced runs |
 //! | [`policy`] | classes of traffic, and what belongs to which |
 //! | [`error`] | what is wrong with a text, where, and what to write instead |
 //!
@@ -19,6 +20,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use masque::template::Template;
 
+use crate::control::Control;
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
 use crate::kernel::Kernel;
@@ -27,6 +29,7 @@ use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
 use crate::targets::{Pattern, Ports, Rule, TargetRules};
 
+pub mod control;
 pub mod error;
 mod explain;
 pub mod forward;
@@ -55,6 +58,8 @@ pub struct Config {
     pub transport: Transport,
     /// What the kernel enforces for both.
     pub kernel: Kernel,
+    /// The doors of the control plane.
+    pub control: Control,
     /// Where metrics are served over HTTP, if at all.
     pub metrics: Option<SocketAddr>,
     /// How much is logged.
@@ -165,7 +170,7 @@ impl Config {
     /// Reads a configuration from TOML text.
     ///
     /// # Errors
-    /// As many of the text's errors as can be told apart, each with its position and what to write instead.
+    /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
         read_document(text, |root| {
             let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
@@ -175,9 +180,10 @@ impl Config {
             root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
             let transport = root.section("transport", transport);
             let kernel = root.section("kernel", kernel::read);
+            let control = root.section("control", control::read);
             let metrics = root.section("metrics", |metrics| metrics.get("listen"));
             let log = root.section("log", |log| log.get("level")).unwrap_or_default();
-            Some(Self { state_dir, relay, forwards, policy, transport, kernel, metrics, log })
+            Some(Self { state_dir, relay, forwards, policy, transport, kernel, control, metrics, log })
         })
     }
 
@@ -209,6 +215,7 @@ impl Config {
             limits: Limits::default(),
         };
         Self {
+            control: Control { socket: Some(state_dir.join("control.sock")), ..Control::default() },
             state_dir,
             relay: Some(relay),
             forwards: Vec::new(),

@@ -18,6 +18,7 @@ use crate::targets::{Pattern, Ports, Protocol, judged_by};
 mod read;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub(crate) use read::read;
 
@@ -140,7 +141,7 @@ impl Policy {
     /// Reads a policy from TOML text that holds nothing but `[schedule]`, `[class.NAME]` and `[[rule]]`.
     ///
     /// # Errors
-    /// As many of the text's errors as can be told apart, each with its position and what to write instead.
+    /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
         read_document(text, |root| Some(read(root)))
     }

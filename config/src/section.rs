@@ -24,10 +24,22 @@ mod named;
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
 
+/// Something that one word of the configuration says.
+pub(crate) trait Word {
+    /// Returns the word.
+    fn word(&self) -> &'static str;
+}
+
 /// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read. With `for`, the enum is
-/// another crate's, and only how it is read is defined.
+/// another crate's, and only how it is read and written is defined.
 macro_rules! words {
     (for $name:ident { $($variant:ident = $word:literal,)+ }) => {
+        impl $crate::section::Word for $name {
+            fn word(&self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+        }
+
         impl $crate::section::Value for $name {
             const EXPECTED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
 
@@ -44,8 +56,8 @@ macro_rules! words {
         impl $name {
             /// Returns the word that the configuration uses.
             #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
+            pub fn as_str(self) -> &'static str {
+                $crate::section::Word::word(&self)
             }
         }
 
@@ -212,8 +224,14 @@ pub(crate) fn read_document<T>(text: &str, read: impl FnOnce(&mut Section<'_>) -
     }
 }
 
+/// So many errors are told; nobody reads more, and each costs a walk through the text.
+const MAX_ERRORS: usize = 100;
+
 impl Report<'_> {
     fn add(&self, offset: usize, key: String, problem: Problem) {
+        if self.errors.borrow().len() == MAX_ERRORS {
+            return;
+        }
         let before = self.text.get(..offset).unwrap_or(self.text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;

@@ -331,6 +331,23 @@ fn the_first_rule_that_matches_gives_the_class() {
 }
 
 #[test]
+fn what_goes_without_saying_is_not_written() {
+    assert_eq!(Policy::default().to_toml(), "[schedule]\ndiscipline = \"ml\"\n");
+    let text = "[schedule]\ndiscipline = \"wfq\"\n\n[class.a]\nweight = 3\nrate_up = \"5 Mbit/s\"\n\n[[rule]]\nclass = \"a\"\n";
+    assert_eq!(valid(text).to_toml(), text);
+    assert_eq!(valid(OFFICE).to_toml().parse::<toml::Table>().unwrap().len(), 3);
+    assert_eq!(Policy::from_toml(&valid(OFFICE).to_toml()), Ok(valid(OFFICE)));
+}
+
+#[test]
+fn of_thousands_of_errors_a_hundred_are_told() {
+    for text in [(0..5_000).map(|n| format!("k{n} = 1\n")).collect::<String>(), "a\n".repeat(5_000)] {
+        let errors = Policy::from_toml(&text).unwrap_err();
+        assert_eq!((errors.iter().count(), errors.iter().next().unwrap().line), (100, 1));
+    }
+}
+
+#[test]
 fn rules_behind_one_without_conditions_are_warned_of() {
     let warnings = |text: &str| valid(text).warnings().collect::<Vec<_>>();
     let (any, some) = ("[[rule]]\nclass = \"default\"\n", "[[rule]]\nclass = \"default\"\nuser = \"u\"\n");
@@ -395,6 +412,53 @@ fn any_class() -> impl Strategy<Value = Class> {
     })
 }
 
+fn any_policy() -> impl Strategy<Value = Policy> {
+    let drops = prop_oneof![
+        Just(DropRule::Oldest),
+        (1..60_000u64).prop_map(|wait| DropRule::Sojourn(Duration::from_millis(wait))),
+        (1..500u64, 500..60_000u64).prop_map(|(target, interval)| DropRule::CoDel {
+            target: Duration::from_millis(target),
+            interval: Duration::from_millis(interval),
+        }),
+    ];
+    // From 8 kbit/s, in bytes.
+    let rates = prop::option::of((8..1_000_000u64).prop_map(|kbit_s| kbit_s * 125));
+    let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8));
+    let class =
+        class.prop_map(|(class, drop, rate_up, rate_down, dscp)| Class { drop, rate_up, rate_down, dscp, ..class });
+    let disciplines = prop_oneof![
+        Just(Discipline::Rr),
+        Just(Discipline::Fcfs),
+        Just(Discipline::Abs),
+        Just(Discipline::Wfq),
+        Just(Discipline::Lottery),
+        prop::sample::select(vec![Expiry::Soft, Expiry::Hard]).prop_map(|expiry| Discipline::Edf { expiry }),
+        prop::sample::select(vec![Low::Rr, Low::Fcfs, Low::Edf, Low::Wfq]).prop_map(|low| Discipline::Ml { low }),
+    ];
+    let rule = (
+        0..4u16,
+        prop::option::of(prop::collection::vec("[ -~]{1,8}", 1..3)),
+        prop::option::of(Just(vec!["10.0.0.0/8".parse().unwrap(), "*.example.org".parse().unwrap()])),
+        prop::option::of((1..1_000u16, 1_000..u16::MAX).prop_map(|(first, last)| Ports(vec![first..=last, 7..=7]))),
+        prop::option::of(prop::sample::select(vec![Protocol::Udp, Protocol::Tcp])),
+        prop::option::of(Just(vec!["[2001:db8::1]:443".parse().unwrap()])),
+    );
+    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| {
+        let class = ClassId(class);
+        Rule { class, users, to, ports, protocol, listeners }
+    });
+    let schedule = (disciplines, prop::option::of(1..=1_024u32));
+    let schedule = schedule.prop_map(|(discipline, low_mark_packets)| Schedule { discipline, low_mark_packets });
+    (schedule, prop::collection::vec(class, 4), prop::collection::vec(rule, 0..4)).prop_map(
+        |(schedule, mut classes, rules)| {
+            for (class, name) in classes.iter_mut().zip([DEFAULT, "z", "b-2", "a"]) {
+                class.name = name.to_owned();
+            }
+            Policy { schedule, classes, rules }
+        },
+    )
+}
+
 fn any_signal() -> impl Strategy<Value = Option<Priority>> {
     let members = (any::<Option<u8>>(), any::<Option<bool>>(), any::<Option<u64>>());
     prop::option::of(members.prop_map(|(urgency, incremental, deadline_ms)| Priority {
@@ -425,6 +489,12 @@ proptest! {
         let (asked, own) = (class.service(Some(&class.signal()), 0), class.service(None, 0));
         prop_assert_eq!(Service { priority: own.priority, ..asked }, own);
         prop_assert!(asked.priority <= own.priority.max(31));
+    }
+
+    #[test]
+    fn a_policy_that_is_written_reads_as_the_same(policy in any_policy()) {
+        let text = policy.to_toml();
+        prop_assert_eq!(Policy::from_toml(&text), Ok(policy), "{}", text);
     }
 
     #[test]

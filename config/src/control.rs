@@ -1,0 +1,103 @@
+//! Who may look at paced and change its policy while it runs, and where.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+
+use crate::section::{Section, Value};
+
+/// The doors of the control plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Control {
+    /// The Unix socket of the gRPC door, if it is open. Who may connect, by the socket's mode, may read.
+    pub socket: Option<PathBuf>,
+    /// The bus of the D-Bus door, if it is open.
+    pub bus: Option<Bus>,
+    /// The users of this machine who may write, besides root and the user that paced runs as. None occurs twice.
+    pub writers: Vec<String>,
+}
+
+/// A D-Bus message bus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bus {
+    /// The machine's.
+    System,
+    /// The one at an address of the D-Bus specification's form, such as `unix:path=/run/bus`.
+    Address(String),
+}
+
+impl fmt::Display for Bus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::System => "system",
+            Self::Address(address) => address,
+        })
+    }
+}
+
+impl Value for Bus {
+    const EXPECTED: &'static str = "\"system\", or the address of another bus, such as \"unix:path=/run/bus\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        match value.as_str()? {
+            "system" => Some(Self::System),
+            address => {
+                address.split_once(':').filter(|(_, rest)| rest.contains('=')).map(|_| Self::Address(address.into()))
+            }
+        }
+    }
+}
+
+impl Default for Control {
+    /// gRPC at `/run/paced/control.sock`, no D-Bus; root and paced's own user may write.
+    fn default() -> Self {
+        Self { socket: Some(PathBuf::from("/run/paced/control.sock")), bus: None, writers: Vec::new() }
+    }
+}
+
+pub(crate) fn read(section: &mut Section<'_>) -> Control {
+    let default = Control::default();
+    let (enabled, socket) = (section.get("enabled").unwrap_or(true), section.get("socket"));
+    let writers: Vec<String> = section.list("writers").unwrap_or_default();
+    section.refuse_shared("writers", &writers, String::clone, "a writer is named twice");
+    let bus = section.get("bus").filter(|_| enabled);
+    Control { socket: if enabled { socket.or(default.socket) } else { None }, bus, writers }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::tests::assert_refused;
+
+    fn control(text: &str) -> Control {
+        Config::from_toml(&format!("[control]\n{text}")).unwrap_or_else(|errors| panic!("{text}: {errors}")).control
+    }
+
+    #[test]
+    fn the_door_is_where_it_is_put_or_shut() {
+        assert_eq!(control(""), Control::default());
+        assert_eq!(control("enabled = false").socket, None);
+        let writers = vec!["alice".into(), "bob".into()];
+        let expected = Control { socket: Some("/a/b".into()), bus: Some(Bus::System), writers };
+        assert_eq!(control("socket = \"/a/b\"\nbus = \"system\"\nwriters = [\"alice\", \"bob\"]"), expected);
+        let own = Bus::Address("unix:path=/a".into());
+        assert_eq!(control("bus = \"unix:path=/a\"").bus, Some(own));
+    }
+
+    #[test]
+    fn what_names_no_place_or_nobody_is_refused() {
+        for (line, why) in [
+            ("socket = \"control.sock\"", ["line 2", "control.sock", "/"]),
+            ("writers = [\"\"]", ["line 2", "does not fit", "text"]),
+            ("writers = [\"a\", \"a\"]", ["line 2", "twice", ""]),
+            ("bus = \"session\"", ["line 2", "session", "\"system\""]),
+            ("writer = [\"a\"]", ["line 2", "did you mean writers", ""]),
+        ] {
+            let text = format!("[control]\n{line}");
+            let refusals = Config::from_toml(&text).expect_err(&text).to_string();
+            assert_refused(&text, &refusals, why);
+        }
+    }
+}
