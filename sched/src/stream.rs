@@ -208,6 +208,13 @@ impl Streams {
         }
     }
 
+    /// Orders the streams by another `clock` from now on. Those that wait begin anew, in the order in which they waited.
+    pub fn reorder(&mut self, clock: &mut Clock) {
+        self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());
+        let waiting: Vec<_> = std::iter::from_fn(|| self.queue.pop()).collect();
+        waiting.into_iter().for_each(|(stream, _)| self.wake(clock, stream));
+    }
+
     /// Forgets `stream`, whose name may be given to another at once. Returns whether it was known.
     pub fn remove(&mut self, stream: u32) -> bool {
         self.queue.remove(stream);

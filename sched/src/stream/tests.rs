@@ -403,3 +403,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
+    let mut streams = Streams::new();
+    let mut clock = Clock::new(Discipline::Fcfs, 1);
+    for (stream, priority) in [(0, 1), (1, 9), (2, 1), (3, 9), (4, 5)] {
+        streams.insert(stream, Service { priority, ..Service::default() });
+        if stream != 4 {
+            streams.wake(&mut clock, stream);
+        }
+    }
+    let mut abs = Clock::new(Discipline::Abs, 1);
+    streams.reorder(&mut abs);
+    streams.wake(&mut abs, 4);
+    let order: Vec<_> = std::iter::from_fn(|| {
+        let (stream, _) = streams.turn()?;
+        streams.end_turn(&mut abs, stream, 1, false);
+        Some(stream)
+    })
+    .collect();
+    assert_eq!(order, [1, 3, 4, 0, 2]);
+    // What was charged under one clock does not count under another.
+    let mut wfq = Clock::new(Discipline::Wfq, 1);
+    streams.reorder(&mut wfq);
+    for stream in 0..2 {
+        streams.wake(&mut wfq, stream);
+    }
+    assert_eq!(streams.turn().unwrap().0, 0);
+}
