@@ -25,7 +25,11 @@ use tracing::info;
 
 use crate::{
     client::endpoint::{Access, Endpoint},
-    quic::{class::Classes, datagrams::DatagramCounters, endpoint::Transport},
+    quic::{
+        class::Membership,
+        datagrams::{DatagramCounters, Schedules},
+        endpoint::Transport,
+    },
 };
 
 pub mod backoff;
@@ -76,28 +80,29 @@ impl Counters {
     }
 }
 
-/// Serves all forwards until `stop` completes, ranked by their `classes`; connections to relays are then closed properly.
+/// Serves all forwards, each with the class it is of, until `stop` completes; connections to relays are then closed
+/// properly. `schedules` order what shares one of those.
 ///
 /// # Errors
 /// A local address is taken or not ours, a file that a forward names is not usable, or a local socket failed for good.
 /// Relays that cannot be reached are no errors: they are tried again.
 pub async fn serve(
-    forwards: &[Forward],
+    forwards: &[(Forward, Membership)],
     transport: &Transport,
     counters: Arc<Counters>,
-    classes: &Classes,
+    schedules: &Schedules,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let mut uplinks: Vec<(Access, Arc<Uplink>)> = Vec::new();
     let mut locals = JoinSet::new();
     let mut connections = JoinSet::new();
-    for forward in forwards {
+    for (forward, membership) in forwards {
         let access = Access::from(forward);
         let uplink = match uplinks.iter().find(|(known, _)| *known == access) {
             Some((_, uplink)) => uplink.clone(),
             None => {
                 let endpoint =
-                    Endpoint::new(access.clone(), transport.clone(), counters.datagrams.clone(), classes.into())
+                    Endpoint::new(access.clone(), transport.clone(), counters.datagrams.clone(), schedules.clone())
                         .with_context(|| format!("failed to set up the forward on {}", forward.listen))?;
                 let (uplink, backoff) = (Uplink::new(endpoint), forward.backoff);
                 let runner = uplink.clone();
@@ -106,8 +111,7 @@ pub async fn serve(
                 uplink
             }
         };
-        let class = classes.named(forward.class.as_deref());
-        let local = Local::bind(forward, class, uplink, counters.clone())
+        let local = Local::bind(forward, membership.clone(), uplink, counters.clone())
             .await
             .with_context(|| format!("failed to bind {}", forward.listen))?;
         info!(listen = %forward.listen, target = %forward.target, relay = %forward.relay.origin(), "forwarding");

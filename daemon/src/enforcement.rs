@@ -7,7 +7,7 @@ use bpf::{Device, mark::Tag};
 use tokio::{runtime, task::AbortHandle};
 
 use self::tables::Loaded;
-pub use self::tables::Tables;
+pub use self::tables::{Parts, Tables};
 use crate::{
     monitor::{
         Monitor,
@@ -53,15 +53,18 @@ impl Enforcement {
         let mut devices = HashMap::new();
         for device in &config.devices {
             let device = device.as_str();
-            let has_fq = config.manage_qdisc && report(device, "fq", monitor.set_fq(device));
+            let report = |part, outcome| report(&tables, device, part, outcome);
+            let has_fq = config.manage_qdisc && report("fq", monitor.set_fq(device));
             // The monitor attaches to a device that comes later as soon as it is there.
             if classes.is_some()
-                && (report(device, "egress", monitor.attach_egress(device, has_fq)) || Device::find(device).is_err())
+                && (report("egress", monitor.attach_egress(device, has_fq)) || Device::find(device).is_err())
             {
                 devices.insert(device.to_owned(), has_fq);
+                let rates = if has_fq { Ok("fq at the root".into()) } else { Err(tables::NO_FQ.into()) };
+                tables.note_part(device, "rates", rates);
             }
             if guard.is_some() {
-                report(device, "ingress", monitor.attach_ingress(device));
+                report("ingress", monitor.attach_ingress(device));
             }
         }
         let marks = (!devices.is_empty()).then(|| Marks::new(tag, permission(tag)));
@@ -108,10 +111,12 @@ fn permission(tag: Tag) -> Permission {
 }
 
 /// Says at start what is in force on a device; returns whether it is.
-fn report(device: &str, part: &str, outcome: Result<String>) -> bool {
+fn report(tables: &Tables, device: &str, part: &'static str, outcome: Result<String>) -> bool {
     match &outcome {
         Ok(how) => tracing::info!(device, part, how, "enforced in the kernel"),
         Err(error) => tracing::warn!(device, part, "not enforced in the kernel: {error:#}"),
     }
-    outcome.is_ok()
+    let is_enforced = outcome.is_ok();
+    tables.note_part(device, part, outcome.map_err(|error| format!("{error:#}")));
+    is_enforced
 }

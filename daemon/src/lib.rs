@@ -2,12 +2,14 @@
 
 pub mod auth;
 pub mod client;
+pub mod control;
 pub mod echo;
 pub mod edge;
 pub mod enforcement;
 pub mod host_addresses;
 pub mod metrics;
 pub mod monitor;
+pub mod policy;
 pub mod quic;
 pub mod relay;
 pub mod resolve;

@@ -16,27 +16,31 @@ use std::{
 use anyhow::{Context as _, Result};
 use config::{
     Config,
+    forward::Forward,
+    policy::Policy,
     relay::{Identity, Listener},
 };
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
     signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{Instant, interval_at, timeout},
 };
 
 use crate::{
     auth::hex,
+    control::{Control, Facts, Reload, Writers, dbus, grpc},
     echo, edge,
     enforcement::Enforcement,
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
+    policy::{self, Origin, Policies},
     quic::{
-        class::{Classes, Role},
+        class::{Classes, Membership, Role},
         connection_id::Secret,
-        datagrams::Schedule,
+        datagrams::{Schedule, Schedules},
         endpoint::Transport,
         io::{device::Devices, qdisc},
         tls::{self, ServerTls},
@@ -93,8 +97,28 @@ fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
 }
 
 /// What the policy calls classes, for one role.
-fn classes(config: &Config, role: Role, metrics: &Metrics) -> Arc<Classes> {
-    Arc::new(Classes::new(config.policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
+fn classes(policy: &Policy, role: Role, metrics: &Metrics) -> Arc<Classes> {
+    Arc::new(Classes::new(policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
+}
+
+/// Puts the policy that was saved in place of that of the files, if there is one that can be used; returns where the
+/// policy is from.
+fn prefer_saved(config: &mut Config) -> Origin {
+    let saved = match policy::read_saved(&config.state_dir) {
+        Ok(None) => return Origin::Files,
+        Ok(Some(text)) => policy::check(&text, &policy::needed(config)).map_err(|refusal| refusal.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match saved {
+        Ok(policy) => {
+            config.policy = policy;
+            Origin::Saved
+        }
+        Err(error) => {
+            tracing::error!("the saved policy cannot be used, that of the files is in force: {error}");
+            Origin::Files
+        }
+    }
 }
 
 /// The secret of the state folder; where there can be none, one that ends with the process.
@@ -144,6 +168,10 @@ struct Daemon {
     /// Which of them keep departure times.
     devices: Devices,
     relay: Option<RelayRole>,
+    /// The forwards of the edge role, and the class that each is of.
+    forwards: Vec<(Forward, Membership)>,
+    /// How connections to relays order what they send.
+    edge_schedules: Schedules,
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
     stop: watch::Sender<bool>,
@@ -162,7 +190,7 @@ struct RelayRole {
 
 impl Daemon {
     async fn serve(
-        config: Config,
+        mut config: Config,
         file: Option<&Path>,
         control: &Handle,
         metrics: Arc<Metrics>,
@@ -173,7 +201,10 @@ impl Daemon {
         let mut hangup = listen(SignalKind::hangup())?;
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
         let kernel = metrics.kernel.clone();
-        kernel.publish(&config).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
+        let origin = prefer_saved(&mut config);
+        let published = kernel.publish(&config.policy);
+        published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
+        kernel.limit(&config.kernel);
         let devices = match config.transport.io {
             config::Io::Stock if kernel.marks().is_none() => Devices::default(),
             _ => {
@@ -181,13 +212,17 @@ impl Daemon {
                 qdisc::follow(metrics.qdiscs.clone(), control, Box::new(listener))
             }
         };
-        let mut daemon = Self { metrics: metrics.clone(), devices, relay, roles, stop };
+        let (forwards, edge_schedules) = (Vec::new(), Schedules::default());
+        let mut daemon = Self { metrics: metrics.clone(), devices, relay, forwards, edge_schedules, roles, stop };
         if let Some(places) = places {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
         if !config.forwards.is_empty() {
             daemon.start_edge(&config, &metrics);
         }
+        let policies = Policies::new(config.policy.clone(), origin, &config, daemon.enforce());
+        let (reloads, mut reload_wanted) = mpsc::channel(1);
+        daemon.start_control(&config, &policies, reloads, control).await;
         if let Some(address) = config.metrics {
             let bound = control.spawn(metrics::bind(address)).await?;
             let listener = bound.with_context(|| format!("failed to listen on {address} for metrics"))?;
@@ -211,8 +246,16 @@ impl Daemon {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {
                     if let Some(file) = file {
-                        daemon.reload(file);
+                        _ = daemon.reload(file, &policies, "SIGHUP");
                     }
+                }
+                Some(Reload { author, done }) = reload_wanted.recv() => {
+                    let outcome = match file {
+                        Some(file) => daemon.reload(file, &policies, &author),
+                        None => Err("development mode has no configuration to read".into()),
+                    };
+                    // Whoever asked may have gone.
+                    _ = done.send(outcome);
                 }
                 Some(ended) = daemon.roles.join_next() => {
                     ended.context("a role ended unexpectedly")??;
@@ -246,9 +289,8 @@ impl Daemon {
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let classes = classes(config, Role::Relay, metrics);
-        let schedule = Schedule::from(&*classes);
-        let relay = Relay::new(Rules::new(settings, classes), resolver, host_addresses.clone(), metrics.clone());
+        let classes = classes(&config.policy, Role::Relay, metrics);
+        let relay = Relay::new(Rules::new(settings), classes, resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             // A few more than there may be tunnels, so that one too many gets an answer.
@@ -269,7 +311,6 @@ impl Daemon {
             workers: workers.len(),
             listeners: listeners.clone(),
             limits: limits.clone(),
-            schedule,
             metrics: metrics.clone(),
             secret: secret.clone(),
             open: open.clone(),
@@ -292,16 +333,70 @@ impl Daemon {
 
     fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
         let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
-        let forwards = config.forwards.clone();
         let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
-        let classes = classes(config, Role::Edge, metrics);
+        let classes = classes(&config.policy, Role::Edge, metrics);
+        let member = |forward: &Forward| Membership::new(classes.named(forward.class.as_deref()).clone());
+        self.forwards = config.forwards.iter().map(|forward| (forward.clone(), member(forward))).collect();
+        self.edge_schedules.set(Schedule::from(&*classes));
+        let (forwards, schedules) = (self.forwards.clone(), self.edge_schedules.clone());
         self.roles.spawn(async move {
             let stop = async {
                 // An error means that the daemon is gone, which is a reason to stop, too.
                 _ = stopped.wait_for(|stop| *stop).await;
             };
-            edge::serve(&forwards, &transport, counters, &classes, stop).await
+            edge::serve(&forwards, &transport, counters, &schedules, stop).await
         });
+    }
+
+    /// Returns what puts a policy in force in the kernel and in all roles.
+    fn enforce(&self) -> policy::Enforce {
+        let (metrics, forwards, schedules) = (self.metrics.clone(), self.forwards.clone(), self.edge_schedules.clone());
+        let relay = self.relay.as_ref().map(|role| role.relay.clone());
+        Box::new(move |policy| {
+            metrics.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
+            // From here on nothing fails.
+            if let Some(relay) = &relay {
+                relay.replace_classes(classes(policy, Role::Relay, &metrics));
+            }
+            if !forwards.is_empty() {
+                let classes = classes(policy, Role::Edge, &metrics);
+                schedules.set(Schedule::from(&*classes));
+                let member = |forward: &Forward| classes.named(forward.class.as_deref()).clone();
+                forwards.iter().for_each(|(forward, membership)| membership.set(member(forward)));
+            }
+            metrics.classes.retain(policy);
+            Ok(())
+        })
+    }
+
+    /// Opens the doors of the control plane. What cannot be opened is logged, and the roles serve all the same.
+    async fn start_control(
+        &self,
+        config: &Config,
+        policies: &Arc<Policies>,
+        reloads: mpsc::Sender<Reload>,
+        runtime: &Handle,
+    ) {
+        let relay = self.relay.as_ref().map(|role| role.relay.clone());
+        let control = Control::new(policies.clone(), relay, self.metrics.clone(), Facts::new(config), reloads);
+        let doors = config.control.clone();
+        let opened = runtime.spawn(async move {
+            let writers = Writers::new(&doors.writers);
+            if let Some(socket) = &doors.socket {
+                match grpc::bind(socket) {
+                    Ok(listener) => _ = tokio::spawn(grpc::serve(control.clone(), listener, writers.clone())),
+                    Err(error) => tracing::warn!("the control socket is shut: {error:#}"),
+                }
+            }
+            if let Some(bus) = doors.bus {
+                // A bus that is slow keeps nobody waiting.
+                tokio::spawn(dbus::keep(control.clone(), bus, writers));
+            }
+            tokio::spawn(async move { control.follow_policies().await });
+        });
+        if let Err(error) = opened.await {
+            tracing::error!("the control plane did not start: {error}");
+        }
     }
 
     /// Says what is served and how to try it.
@@ -322,7 +417,9 @@ impl Daemon {
         println!("{}", config::explain(config));
         println!("certificate SHA-256  {}", certificate.map(|hash| hex(&hash)).unwrap_or_default());
         println!("certificate file     {}", config.state_dir.join("certificate.pem").display());
-        println!("UDP echo             {DEVELOPMENT_ECHO}\n");
+        println!("UDP echo             {DEVELOPMENT_ECHO}");
+        let socket = config.control.socket.as_ref().map(|socket| socket.display().to_string());
+        println!("control socket       {}\n", socket.unwrap_or_default());
         println!("{}\n", bpf::probe());
         let pacectl = std::env::current_exe()?.with_file_name("pacectl");
         println!("Try, in another terminal:  {} probe", pacectl.display());
@@ -339,35 +436,50 @@ impl Daemon {
         self.metrics.kernel.guard(&listeners, &role.host_addresses, &role.secret);
     }
 
-    /// Reads the configuration again. What cannot be used leaves everything as it was.
-    fn reload(&mut self, file: &Path) {
-        match self.try_reload(file) {
+    /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
+    fn reload(&mut self, file: &Path, policies: &Policies, author: &str) -> Result<(), String> {
+        let outcome = self.try_reload(file, policies, author).map_err(|error| format!("{error:#}"));
+        match &outcome {
             Ok(()) => tracing::info!("configuration reloaded"),
-            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error:#}"),
+            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error}"),
         }
+        outcome
     }
 
-    fn try_reload(&mut self, file: &Path) -> Result<()> {
+    fn try_reload(&mut self, file: &Path, policies: &Policies, author: &str) -> Result<()> {
         let config = read(file)?;
-        let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) else {
-            anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it");
-        };
         let mut identities = Vec::new();
-        for (listener, _) in &role.listeners {
-            let new = settings.listeners.iter().find(|new| new.address == listener.address);
-            let new =
-                new.with_context(|| format!("{} is no longer a listener: restart the daemon", listener.address))?;
-            anyhow::ensure!(new.auth == listener.auth, "auth of {} changed: restart the daemon", listener.address);
-            identities.push(identity(new, &config.state_dir)?.prepare()?);
+        match (&self.relay, &config.relay) {
+            (None, None) => {}
+            (Some(role), Some(settings)) => {
+                for (listener, _) in &role.listeners {
+                    let new = settings.listeners.iter().find(|new| new.address == listener.address);
+                    let new = new
+                        .with_context(|| format!("{} is no longer a listener: restart the daemon", listener.address))?;
+                    anyhow::ensure!(
+                        new.auth == listener.auth,
+                        "auth of {} changed: restart the daemon",
+                        listener.address
+                    );
+                    identities.push(identity(new, &config.state_dir)?.prepare()?);
+                }
+                anyhow::ensure!(
+                    settings.listeners.len() == role.listeners.len(),
+                    "a listener was added: restart the daemon"
+                );
+            }
+            _ => anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it"),
         }
-        anyhow::ensure!(settings.listeners.len() == role.listeners.len(), "a listener was added: restart the daemon");
-        self.metrics.kernel.publish(&config)?;
+        policies.reload(&config, author)?;
         // Everything has been checked; from here on nothing fails.
-        for ((_, tls), identity) in role.listeners.iter().zip(identities) {
-            tls.replace(identity);
+        self.metrics.kernel.limit(&config.kernel);
+        if let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) {
+            for ((_, tls), identity) in role.listeners.iter().zip(identities) {
+                tls.replace(identity);
+            }
+            role.relay.replace_rules(Rules::new(settings));
+            role.drain = settings.drain;
         }
-        role.relay.replace_rules(Rules::new(settings, classes(&config, Role::Relay, &self.metrics)));
-        role.drain = settings.drain;
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
     quic::{
         connection_id::{Issuer, Secret},
-        datagrams::{Datagrams, QueueLimits, Schedule},
+        datagrams::{Datagrams, QueueLimits},
         endpoint::{self, Admission, Transport},
         tls::ServerTls,
     },
@@ -98,8 +98,6 @@ pub struct Endpoints {
     pub listeners: Vec<(Listener, ServerTls)>,
     /// How much they take.
     pub limits: Limits,
-    /// The order in which they send.
-    pub schedule: Schedule,
     /// Where they count.
     pub metrics: Arc<Metrics>,
     /// What their connection IDs and tokens derive from.
@@ -124,7 +122,7 @@ impl Endpoints {
                 },
                 counters: self.metrics.datagrams.clone(),
                 max_frame_bytes: u64::from(u16::MAX),
-                schedule: self.schedule.clone(),
+                schedules: self.relay.schedules().clone(),
             };
             let admission = Admission {
                 max_connections: limits.connections,

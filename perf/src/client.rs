@@ -16,7 +16,7 @@ use masque::{
 use paced::{
     client::{self, OpenError, drive},
     quic::{
-        datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
+        datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
         endpoint::{self, Transport},
         tls::{self, Trust},
     },
@@ -66,7 +66,7 @@ impl Client {
             limits: QUEUES,
             counters: counters.clone(),
             max_frame_bytes: u64::from(u16::MAX),
-            schedule: Schedule::default(),
+            schedules: Schedules::default(),
         };
         let tls = tls::client(Trust::Pinned(relay.fingerprint), None)?;
         let endpoint = endpoint::connect(transport.sockets(SocketAddr::new(any, 0))?, &transport, tls, datagrams)?;

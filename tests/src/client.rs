@@ -11,7 +11,7 @@ use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use paced::client::endpoint::{Access, ConnectError, Endpoint};
 use paced::client::{OpenError, Relay, drive};
-use paced::quic::datagrams::{DatagramCounters, Schedule};
+use paced::quic::datagrams::{DatagramCounters, Schedules};
 use paced::quic::endpoint::Transport;
 use paced::quic::events::PacketSize;
 use paced::quic::h3;
@@ -50,7 +50,7 @@ impl Client {
         let counters = Arc::<DatagramCounters>::default();
         // The site has written the files that this reads.
         let endpoint =
-            Endpoint::new(access, transport, counters, Schedule::default()).expect("files of the site can be read");
+            Endpoint::new(access, transport, counters, Schedules::default()).expect("files of the site can be read");
         let connected = endpoint.connect().await?;
         let ended = tokio::spawn(drive(connected.connection));
         Ok(Self { relay: connected.relay, packets: connected.packets, ended, endpoint })

@@ -138,7 +138,7 @@ where
         limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
         counters: counters.clone(),
         max_frame_bytes: u64::from(u16::MAX),
-        schedule: Schedule { discipline, clock: CLOCK, ..Schedule::default() },
+        schedules: Schedule { discipline, clock: CLOCK, ..Schedule::default() }.into(),
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
     let relay =

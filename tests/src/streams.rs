@@ -73,7 +73,7 @@ where
         limits: QueueLimits { flow_bytes: 1 << 20, connection_bytes: 1 << 20 },
         counters: Arc::default(),
         max_frame_bytes: u64::from(u16::MAX),
-        schedule: schedule.clone(),
+        schedules: schedule.clone().into(),
     };
     let mut listener =
         endpoint::serve(io()?, transport, tls, datagrams(), Admission::default(), &Issuer::ephemeral()?)?;

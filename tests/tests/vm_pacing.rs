@@ -18,7 +18,7 @@ use bytes::Bytes;
 use paced::quic::{
     congestion::Congestion,
     connection_id::Issuer,
-    datagrams::{Datagrams, QueueLimits, Schedule},
+    datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Io, Pacing, Transport},
     io::{
         Counters,
@@ -115,7 +115,7 @@ fn datagrams() -> Datagrams {
         limits: QueueLimits { flow_bytes: 65_536, connection_bytes: 65_536 },
         counters: Arc::default(),
         max_frame_bytes: 0,
-        schedule: Schedule::default(),
+        schedules: Schedules::default(),
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Relay;
 use crate::quic::{
-    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
+    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
     events::{ConnectionState, PacketSize},
     h3, tls,
@@ -156,7 +156,7 @@ pub struct Endpoint {
     tls: s2n_quic_rustls::Client,
     refusals: tls::Refusals,
     counters: Arc<DatagramCounters>,
-    schedule: Schedule,
+    schedules: Schedules,
     /// For IPv4 and IPv6, each from its first use on.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
@@ -177,7 +177,7 @@ pub struct Connected {
 
 impl Endpoint {
     /// Reads the files that `access` names, except for the token's. `counters` learns what becomes of datagrams;
-    /// `schedule` orders what is sent.
+    /// `schedules` order what is sent.
     ///
     /// # Errors
     /// A file cannot be read, or does not hold what it should.
@@ -185,7 +185,7 @@ impl Endpoint {
         access: Access,
         transport: Transport,
         counters: Arc<DatagramCounters>,
-        schedule: Schedule,
+        schedules: Schedules,
     ) -> Result<Self> {
         let trust = match &access.trust {
             Trust::System => tls::Trust::System,
@@ -201,7 +201,7 @@ impl Endpoint {
         let refusals = tls::Refusals::default();
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
-        Ok(Self { access, template, transport, tls, refusals, counters, schedule, sockets: Mutex::default() })
+        Ok(Self { access, template, transport, tls, refusals, counters, schedules, sockets: Mutex::default() })
     }
 
     /// The relay's host and port.
@@ -293,7 +293,7 @@ impl Endpoint {
             limits: QUEUES,
             counters: self.counters.clone(),
             max_frame_bytes: u64::from(u16::MAX),
-            schedule: self.schedule.clone(),
+            schedules: self.schedules.clone(),
         };
         let io = self.transport.sockets(any).context("failed to bind a socket")?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), datagrams)?;

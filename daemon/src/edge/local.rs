@@ -31,7 +31,7 @@ use super::{
 use crate::{
     client::{OpenError, endpoint::ANSWER_TIMEOUT},
     quic::{
-        class::{Class, Terms},
+        class::{Class, Membership},
         h3,
     },
     segments::Segments,
@@ -72,10 +72,10 @@ struct Shared {
     state: UdpSocketState,
     target: Target,
     mode: Mode,
-    /// The terms on which payloads leave for the relay.
-    terms: Terms,
-    /// What the relay is told about payloads that come back.
-    signal: Option<Priority>,
+    /// The class of payloads that leave for the relay.
+    membership: Membership,
+    /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
+    is_chosen: bool,
     uplink: Arc<Uplink>,
     /// When a tunnel may be opened again after a refusal.
     backoff: Mutex<Backoff>,
@@ -112,6 +112,8 @@ struct Open {
     link: Link,
     /// The task that serves it.
     task: Waker,
+    /// The class on whose terms its payloads leave.
+    class: Arc<Class>,
     /// Whether anything came back from the target.
     answered: bool,
 }
@@ -151,13 +153,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Local {
-    /// Binds the local address of `forward`, whose tunnels go through `uplink` and are of `class`.
+    /// Binds the local address of `forward`, whose tunnels go through `uplink` and are of the class of `membership`.
     ///
     /// # Errors
     /// The address is taken or not ours.
     pub async fn bind(
         forward: &Forward,
-        class: &Arc<Class>,
+        membership: Membership,
         uplink: Arc<Uplink>,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
@@ -168,9 +170,8 @@ impl Local {
             state,
             target: forward.target.clone(),
             mode: forward.mode,
-            terms: class.terms(None),
-            // A class that nobody chose says nothing.
-            signal: forward.class.as_ref().map(|_| class.policy().signal()),
+            membership,
+            is_chosen: forward.class.is_some(),
             uplink,
             backoff: Mutex::new(Backoff::new(forward.backoff)),
             first_wait: forward.backoff.0,
@@ -282,6 +283,7 @@ impl Source {
                 counters.dropped_waiting.inc_by(dropped as u64);
             }
             Stage::Open(open) => {
+                open.follow(shared);
                 let Open { tunnel, link, task, .. } = &mut **open;
                 let mut batch = tunnel.batch(link.form(shared.mode));
                 let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
@@ -295,14 +297,14 @@ impl Source {
     }
 
     /// Puts a tunnel in place, and what has waited for it into the tunnel.
-    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link) {
+    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, class: Arc<Class>) {
         let mut stage = lock(&self.stage);
         let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
         let mut batch = tunnel.batch(link.form(shared.mode));
         queue.iter().for_each(|payload| batch.push(payload));
         shared.counters.packets_up.inc_by(queue.len() as u64);
         drop(batch);
-        *stage = Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), answered: false }));
+        *stage = Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false }));
     }
 
     /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
@@ -335,12 +337,29 @@ impl Source {
     }
 }
 
+impl Open {
+    /// Has payloads leave on the terms of the class that they are of by now.
+    fn follow(&mut self, shared: &Shared) {
+        if shared.membership.update(&mut self.class).is_some() {
+            self.tunnel.set_terms(&self.class.terms(None));
+            if let Some(signal) = shared.signal(&self.class) {
+                self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
+            }
+        }
+    }
+}
+
 /// Walks the payloads of a message; an empty message is an empty payload.
 fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
     message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
 }
 
 impl Shared {
+    /// What the relay is told about payloads that come back.
+    fn signal(&self, class: &Class) -> Option<Priority> {
+        self.is_chosen.then(|| class.policy().signal())
+    }
+
     /// Sends everything in `downlink` to a local sender, runs of equal size as one message.
     ///
     /// What the socket does not take at once is dropped, as a router would: the sender's device is slower than the
@@ -369,7 +388,9 @@ impl Shared {
         let wait = lock(&self.backoff).wait(Instant::now());
         sleep(wait).await;
         let Ok(link) = self.uplink.link().await else { return End::NoLink };
-        let opening = link.relay.open_udp_signalled(&self.target, self.signal.as_ref());
+        let class = self.membership.get();
+        let signal = self.signal(&class);
+        let opening = link.relay.open_udp_signalled(&self.target, signal.as_ref());
         let opened = match timeout(ANSWER_TIMEOUT, opening).await {
             Ok(Ok(opened)) => opened,
             Ok(Err(OpenError::Http(error))) => return End::Lost(error),
@@ -382,9 +403,9 @@ impl Shared {
         }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
-        opened.tunnel.set_terms(&self.terms);
+        opened.tunnel.set_terms(&class.terms(None));
         let (since, relay) = (Instant::now(), link.relay.clone());
-        source.open(self, opened.tunnel, link);
+        source.open(self, opened.tunnel, link, class);
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)).await;
         if since.elapsed() < self.first_wait && relay.http().takes_requests() {

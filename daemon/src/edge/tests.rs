@@ -28,8 +28,9 @@ use super::{Counters, local::Local, uplink::Uplink};
 use crate::{
     client::endpoint::{Access, ConnectError, Endpoint},
     quic::{
+        class::Membership,
         connection_id::Issuer,
-        datagrams::{Datagrams, QueueLimits, Schedule},
+        datagrams::{Datagrams, QueueLimits, Schedules},
         endpoint::{self, Admission, Transport},
         h3::{self, Connection, MessageLimits, Request},
         tls::{self, Identity, ServerTls},
@@ -84,7 +85,7 @@ impl TestRelay {
             limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: 4 * QUEUE_BYTES },
             counters: Arc::default(),
             max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
-            schedule: Schedule::default(),
+            schedules: Schedules::default(),
         };
         let transport = Transport::default();
         let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -190,9 +191,9 @@ impl Edge {
         };
         let counters = Arc::new(Counters::default());
         let endpoint =
-            Endpoint::new(access, Transport::default(), counters.datagrams.clone(), Schedule::default()).unwrap();
+            Endpoint::new(access, Transport::default(), counters.datagrams.clone(), Schedules::default()).unwrap();
         let uplink = Uplink::new(endpoint);
-        let local = Local::bind(&forward, &Arc::default(), uplink.clone(), counters.clone()).await.unwrap();
+        let local = Local::bind(&forward, Membership::default(), uplink.clone(), counters.clone()).await.unwrap();
         let address = local.address().unwrap();
         let tasks = vec![
             tokio::spawn(async move { uplink.run(backoff).await }),
@@ -314,12 +315,12 @@ async fn the_tunnel_of_a_silent_sender_is_closed_properly() {
 async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
     let relay = TestRelay::start(Does::Echo, true);
     let access = Access { trust: Trust::Pinned([0; 32]), ..relay.access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedule::default()).unwrap();
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     match endpoint.connect().await.err() {
         Some(ConnectError::Untrusted { fingerprint, .. }) => assert_eq!(fingerprint, relay.fingerprint),
         other => panic!("{other:?}"),
     }
     let access = Access { trust: Trust::Pinned(relay.fingerprint), ..relay.access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedule::default()).unwrap();
+    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     assert!(endpoint.connect().await.is_ok());
 }

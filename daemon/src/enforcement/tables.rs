@@ -2,7 +2,7 @@
 //! what the kernel counts. Any thread may use them.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     net::SocketAddr,
     num::NonZeroU64,
@@ -16,7 +16,7 @@ use bpf::{
     ingress::{Guard, Limit, Limits, Reason},
     mark::{Direction, Mark},
 };
-use config::{Config, kernel::Kernel, policy::Policy};
+use config::{kernel::Kernel, policy::Policy};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -29,10 +29,14 @@ use crate::{
     quic::{connection_id::Secret, mark::Marks},
 };
 
+/// By device and part: how the part is enforced there, or why it is not.
+pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
+
 /// What is loaded; nothing, to begin with.
 #[derive(Default)]
 pub struct Tables {
     loaded: Mutex<Loaded>,
+    parts: Mutex<Parts>,
     /// Updates that were refused when they were last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
     refused_updates: Counter,
@@ -41,6 +45,9 @@ pub struct Tables {
     /// Whether the monitor lives, which has the kernel enforce anything.
     pub monitor: Gauge,
 }
+
+/// Why a device keeps no rates.
+pub(super) const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
 
 /// The tables themselves.
 #[derive(Default)]
@@ -68,24 +75,41 @@ impl Tables {
         self.loaded().marks.clone()
     }
 
-    /// Puts a policy, and the limits in front of listeners, in force: all of it, or, after an error, nothing.
+    /// Puts a policy in force: all of it, or, after an error, nothing.
     ///
     /// # Errors
     /// The kernel refuses an update.
-    pub fn publish(&self, config: &Config) -> Result<()> {
+    pub fn publish(&self, policy: &Policy) -> Result<()> {
         let mut loaded = self.loaded();
-        if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded {
-            marks.learn(&config.policy);
-            let published = classes.publish(terms(&config.policy, marks));
-            if published.is_err() {
-                self.refused_updates.inc();
-            }
-            published.context("the kernel refuses it")?;
+        let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded else { return Ok(()) };
+        marks.learn(policy);
+        let published = classes.publish(terms(policy, marks));
+        if published.is_err() {
+            self.refused_updates.inc();
         }
-        if let Some(guard) = &mut loaded.guard {
-            self.note("limits", guard.set_limits(limits(&config.kernel)));
+        published.context("the kernel refuses it")
+    }
+
+    /// Puts the limits in front of listeners in force.
+    pub fn limit(&self, kernel: &Kernel) {
+        if let Some(guard) = &mut self.loaded().guard {
+            self.note("limits", guard.set_limits(limits(kernel)));
         }
-        Ok(())
+    }
+
+    /// Notes what became of a part on a device: how it is enforced, or why it is not.
+    pub(super) fn note_part(&self, device: &str, part: &'static str, outcome: Result<String, String>) {
+        self.parts().insert((device.to_owned(), part), outcome);
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says of each device and part how it is enforced in the kernel, or why it is not.
+    #[must_use]
+    pub fn enforced(&self) -> Parts {
+        self.parts().clone()
     }
 
     /// Notes whether the root queueing discipline of a device is `fq`. Where it is not, the kernel keeps no rates. To be
@@ -98,8 +122,9 @@ impl Tables {
             *known = has_fq;
             match has_fq {
                 true => tracing::info!(device, part = "rates", "enforced in the kernel"),
-                false => tracing::warn!(device, part = "rates", "not enforced in the kernel: no fq at the root"),
+                false => tracing::warn!(device, part = "rates", "not enforced in the kernel: {NO_FQ}"),
             }
+            self.note_part(device, "rates", if has_fq { Ok("fq at the root".into()) } else { Err(NO_FQ.into()) });
         }
     }
 

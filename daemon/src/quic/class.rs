@@ -1,8 +1,12 @@
 //! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rates, and what became
 //! of its traffic.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
 
+use arc_swap::ArcSwap;
 use bpf::mark::Direction;
 use config::policy::{self, ClassId, DropRule, Policy, Subject};
 use masque::priority::Priority;
@@ -25,6 +29,17 @@ pub enum Role {
     Relay,
     /// Its peer is a relay; it has no targets.
     Edge,
+}
+
+impl Role {
+    /// Returns the word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Relay => "relay",
+            Self::Edge => "edge",
+        }
+    }
 }
 
 /// The classes of a policy, as one role applies them. All connections share them.
@@ -61,7 +76,19 @@ impl Classes {
     /// The class of a name, or the default class if there is none of that name.
     #[must_use]
     pub fn named(&self, name: Option<&str>) -> &Arc<Class> {
-        self.class(name.and_then(|name| self.policy.id_of(name)).unwrap_or_default())
+        name.and_then(|name| self.get(name)).unwrap_or_else(|| self.class(ClassId::default()))
+    }
+
+    /// The class of a name, if there is one.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<Class>> {
+        self.policy.id_of(name).map(|id| self.class(id))
+    }
+
+    /// All classes, in the order of the policy.
+    #[must_use]
+    pub fn all(&self) -> &[Arc<Class>] {
+        &self.classes
     }
 
     fn class(&self, id: ClassId) -> &Arc<Class> {
@@ -121,6 +148,7 @@ impl Class {
             service: self.policy.service(signal, 0),
             deadline_ns: self.policy.deadline_ns(signal),
             since: Since::default(),
+            signal: signal.copied(),
             class: self.clone(),
         }
     }
@@ -142,6 +170,8 @@ pub struct Terms {
     pub deadline_ns: Option<u64>,
     /// When a stream begins.
     pub since: Since,
+    /// What was asked for.
+    pub signal: Option<Priority>,
     /// The class.
     pub class: Arc<Class>,
 }
@@ -173,6 +203,41 @@ impl Terms {
     #[must_use]
     pub fn moved(&self, signal: &Priority) -> Self {
         Self { since: self.since, ..self.class.terms(Some(signal)) }
+    }
+
+    /// The same as these, were it of another class.
+    #[must_use]
+    pub fn reclassed(&self, class: &Arc<Class>) -> Self {
+        Self { since: self.since, ..class.terms(self.signal.as_ref()) }
+    }
+}
+
+/// The class that something is of, which may change while it lives. Clones are the same membership.
+#[derive(Clone, Debug, Default)]
+pub struct Membership(Arc<ArcSwap<Class>>);
+
+impl Membership {
+    /// Returns a new member of a class.
+    #[must_use]
+    pub fn new(class: Arc<Class>) -> Self {
+        Self(Arc::new(ArcSwap::new(class)))
+    }
+
+    /// The class that it is of now.
+    #[must_use]
+    pub fn get(&self) -> Arc<Class> {
+        self.0.load_full()
+    }
+
+    /// Moves it to another class.
+    pub fn set(&self, class: Arc<Class>) {
+        self.0.store(class);
+    }
+
+    /// Brings `known` up to date and returns what it was, unless it is that still, which costs next to nothing.
+    pub fn update(&self, known: &mut Arc<Class>) -> Option<Arc<Class>> {
+        let now = self.0.load();
+        (!Arc::ptr_eq(&now, known)).then(|| std::mem::replace(known, now.clone()))
     }
 }
 
@@ -219,6 +284,8 @@ pub struct ClassCounters {
     pub late_payloads: Counter,
     /// How long payloads waited for their turn, in seconds.
     pub sojourn: Histogram,
+    /// The same, all of them together; a histogram does not tell.
+    pub sojourn_ns: Counter,
 }
 
 impl ClassCounters {
@@ -226,6 +293,7 @@ impl ClassCounters {
     pub fn note_sent(&self, sojourn_ns: u64, deadline_ns: Option<u64>) {
         self.sent_payloads.inc();
         self.sojourn.observe(sojourn_ns as f64 * 1e-9);
+        self.sojourn_ns.inc_by(sojourn_ns);
         if deadline_ns.is_some_and(|deadline_ns| sojourn_ns > deadline_ns) {
             self.late_payloads.inc();
         }
@@ -240,25 +308,33 @@ impl Default for ClassCounters {
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
+/// Why payloads are dropped, as metrics say it.
+const DROPS: [&str; 3] = ["queue_full", "expired", "sojourn"];
+
 /// The counters of all classes, by name and role.
 #[derive(Clone, Debug)]
 pub struct ClassMetrics {
+    /// The label sets that families have.
+    known: Arc<Mutex<HashSet<Labels<2>>>>,
     sent_bytes: Family<Labels<2>, Counter>,
     sent_payloads: Family<Labels<2>, Counter>,
     dropped: Family<Labels<3>, Counter>,
     expired_streams: Family<Labels<2>, Counter>,
     late_payloads: Family<Labels<2>, Counter>,
     sojourn: Family<Labels<2>, Histogram>,
+    sojourn_ns: Family<Labels<2>, Counter>,
 }
 
 impl Default for ClassMetrics {
     fn default() -> Self {
         Self {
+            known: Arc::default(),
             sent_bytes: Family::default(),
             sent_payloads: Family::default(),
             dropped: Family::default(),
             expired_streams: Family::default(),
             late_payloads: Family::default(),
+            sojourn_ns: Family::default(),
             // 50 µs to 1.6 s.
             sojourn: Family::new_with_constructor(|| Histogram::new(exponential_buckets(50e-6, 2.0, 16))),
         }
@@ -280,13 +356,33 @@ impl ClassMetrics {
         registry.register("class_sojourn_seconds", help, self.sojourn.clone());
     }
 
-    /// The counters of one class.
-    fn of(&self, role: Role, class: &str) -> ClassCounters {
-        let role = match role {
-            Role::Relay => "relay",
-            Role::Edge => "edge",
-        };
+    /// Forgets what was counted for classes that a policy does not have, so that there are never more than it has.
+    pub fn retain(&self, policy: &Policy) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|labels| {
+            let [(_, class), _] = labels;
+            let is_kept = policy.id_of(class).is_some();
+            if !is_kept {
+                for family in [&self.sent_bytes, &self.sent_payloads, &self.expired_streams, &self.late_payloads] {
+                    family.remove(labels);
+                }
+                self.sojourn.remove(labels);
+                self.sojourn_ns.remove(labels);
+                for reason in DROPS {
+                    let [class, role] = labels.clone();
+                    self.dropped.remove(&[class, role, ("reason", reason.to_owned())]);
+                }
+            }
+            is_kept
+        });
+    }
+
+    /// Returns the counters of one class.
+    #[must_use]
+    pub fn of(&self, role: Role, class: &str) -> ClassCounters {
+        let role = role.as_str();
         let labels = || [("class", class.to_owned()), ("role", role.to_owned())];
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(labels());
         let dropped = |reason: &str| {
             let [class, role] = labels();
             self.dropped.get_or_create(&[class, role, ("reason", reason.to_owned())]).clone()
@@ -294,12 +390,35 @@ impl ClassMetrics {
         ClassCounters {
             sent_bytes: self.sent_bytes.get_or_create(&labels()).clone(),
             sent_payloads: self.sent_payloads.get_or_create(&labels()).clone(),
-            dropped_queue: dropped("queue_full"),
-            dropped_expired: dropped("expired"),
-            dropped_sojourn: dropped("sojourn"),
+            dropped_queue: dropped(DROPS[0]),
+            dropped_expired: dropped(DROPS[1]),
+            dropped_sojourn: dropped(DROPS[2]),
             expired_streams: self.expired_streams.get_or_create(&labels()).clone(),
             late_payloads: self.late_payloads.get_or_create(&labels()).clone(),
             sojourn: self.sojourn.get_or_create(&labels()).clone(),
+            sojourn_ns: self.sojourn_ns.get_or_create(&labels()).clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_for_classes_that_are_gone_is_forgotten_and_the_rest_is_kept() {
+        let metrics = ClassMetrics::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        for number in 0..1_000 {
+            let policy = Policy::from_toml(&format!("[class.c{number}]\n[class.kept]\n")).unwrap();
+            let classes = Classes::new(policy.clone(), Role::Relay, &metrics, None);
+            classes.named(Some("kept")).counters.note_sent(1, None);
+            metrics.retain(&policy);
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("class_payloads_total{class=\"kept\",role=\"relay\"} 1000"), "{text}");
+        assert!(text.contains("c999") && !text.contains("c998"));
     }
 }

@@ -29,14 +29,13 @@ use futures::task::AtomicWaker;
 use masque::{
     capsule::Capsule,
     datagram::{self, UDP_CONTEXT},
-    priority::Priority,
     tunnel::{Form, Ignored, Tunnel, TunnelError},
 };
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::datagram as provider;
 
 use self::outbox::{Filled, Outbox};
-pub use super::schedule::Schedule;
+pub use super::schedule::{Schedule, Schedules};
 use super::{class::Terms, clock::Clock, dispatch, ledger::Ledger, turns::Turns};
 use crate::segments::Segments;
 
@@ -89,7 +88,7 @@ pub struct Datagrams {
     /// The largest DATAGRAM frame accepted, in bytes; 0 switches the extension off.
     pub max_frame_bytes: u64,
     /// The order in which payloads, and the bytes of streams, leave.
-    pub schedule: Schedule,
+    pub schedules: Schedules,
 }
 
 impl provider::Endpoint for Datagrams {
@@ -97,6 +96,7 @@ impl provider::Endpoint for Datagrams {
     type Receiver = Receiver;
 
     fn create_connection(&mut self, info: &provider::ConnectionInfo) -> (Sender, Receiver) {
+        let schedule = self.schedules.get();
         let hub = Arc::new(Hub {
             peer_accepts: info.max_datagram_payload > 0,
             connection: info.waker.clone(),
@@ -105,10 +105,10 @@ impl provider::Endpoint for Datagrams {
             pending: AtomicBool::new(false),
             violation: AtomicBool::new(false),
             driver: AtomicWaker::new(),
-            outbox: Mutex::new(Outbox::new(&self.schedule)),
+            outbox: Mutex::new(Outbox::new(&schedule)),
             inbox: Mutex::default(),
-            clock: self.schedule.clock,
-            terms: self.schedule.terms.clone(),
+            clock: schedule.clock,
+            terms: schedule.terms.clone(),
             dispatcher: OnceLock::new(),
         });
         (Sender(hub.clone()), Receiver(hub))
@@ -203,12 +203,17 @@ impl Hub {
         Flow { hub: self.clone(), stream_id, slot, arrivals }
     }
 
-    /// Moves the flow of a stream within what its class allows, if there is one.
-    pub fn signal(&self, stream_id: u64, signal: &Priority) {
+    /// Changes the terms of the flow of a stream, if there is one.
+    pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
         let slot = lock(&self.inbox).flows.get(&stream_id).map(|(slot, _)| *slot);
         if let Some(slot) = slot {
-            lock(&self.outbox).set_terms(slot, |terms| terms.moved(signal));
+            lock(&self.outbox).set_terms(slot, change);
         }
+    }
+
+    /// Has another discipline decide what leaves next; bytes that were handed over already leave as they were.
+    pub fn reorder(&self, schedule: &Schedule) {
+        self.turns().reorder(schedule.discipline, schedule.seed);
     }
 
     /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297

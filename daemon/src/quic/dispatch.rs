@@ -24,7 +24,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use masque::priority::Priority;
 use s2n_quic::connection::Handle;
 
 use super::{
@@ -144,13 +143,13 @@ impl Dispatcher {
         SendStream::new(self.0.clone(), name, id)
     }
 
-    /// Moves a stream within what its class allows, if there is one of this ID.
-    pub fn signal(&self, stream_id: u64, signal: &Priority) {
+    /// Changes the terms of a stream, if there is one of this ID.
+    pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
         let mut state = self.0.state();
         if let Some(&name) = state.names.get(&stream_id)
             && let Some(slot) = state.slot(name)
         {
-            slot.set_terms(&self.0, name, slot.terms.moved(signal));
+            slot.set_terms(&self.0, name, change(&slot.terms));
         }
     }
 

@@ -233,7 +233,7 @@ pub fn serve<I: io::Provider>(
     admission: Admission,
     issuer: &Issuer,
 ) -> Result<Server> {
-    let events = Events { handshakes: admission.handshakes.clone(), binding: datagrams.schedule.binding };
+    let events = Events { handshakes: admission.handshakes.clone(), schedules: datagrams.schedules.clone() };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -258,7 +258,7 @@ pub fn connect<I: io::Provider>(
     tls: s2n_quic_rustls::Client,
     datagrams: Datagrams,
 ) -> Result<Client> {
-    let events = Events { binding: datagrams.schedule.binding, ..Events::default() };
+    let events = Events { schedules: datagrams.schedules.clone(), ..Events::default() };
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?

@@ -15,7 +15,7 @@ use s2n_quic::provider::event::{
     },
 };
 
-use super::ledger::{Account, Binding};
+use super::{ledger::Account, schedule::Schedules};
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -39,8 +39,8 @@ pub struct HandshakeCounters {
 pub struct Events {
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
-    /// How early bytes are handed to the transport.
-    pub binding: Binding,
+    /// Which say how early bytes are handed to the transport.
+    pub schedules: Schedules,
 }
 
 /// What is remembered per connection; the application asks with `Handle::query_event_context`.
@@ -92,7 +92,7 @@ impl Subscriber for Events {
         self.handshakes.started.inc();
         self.handshakes.open.inc();
         let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
-        let account = Account::new(is_server, self.binding);
+        let account = Account::new(is_server, self.schedules.get().binding);
         ConnectionState { peer_certificate: None, packets: PacketSize::default(), account, completed: false }
     }
 

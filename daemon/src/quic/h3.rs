@@ -41,8 +41,8 @@ use self::{
     signal::Signals,
 };
 use super::{
-    class::Terms,
-    datagrams::{Flow, Hub, Sender},
+    class::{Class, Terms},
+    datagrams::{Flow, Hub, Schedule, Sender},
     dispatch::Dispatcher,
 };
 
@@ -242,8 +242,7 @@ impl Connection {
     fn on_priority_update(&mut self, stream_id: u64, value: &[u8]) {
         let Some(signal) = Priority::parse(value) else { return };
         if stream_id < self.next_request {
-            self.client.hub.signal(stream_id, &signal);
-            self.client.dispatcher.signal(stream_id, &signal);
+            self.client.change_terms(stream_id, |terms| terms.moved(&signal));
             return;
         }
         self.early_signals.put(stream_id, signal);
@@ -381,6 +380,21 @@ impl Client {
         let (recv, mut send) = self.split(stream, Role::Client);
         send.stream.push(head);
         Ok(Request { stream_id, recv, send, flow, signal: None })
+    }
+
+    /// Has what is sent on a request's stream, and in its datagrams, belong to another class.
+    pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
+        self.change_terms(stream_id, |terms| terms.reclassed(class));
+    }
+
+    /// Has another discipline decide what leaves next on the connection.
+    pub fn reorder(&self, schedule: &Schedule) {
+        self.hub.reorder(schedule);
+    }
+
+    fn change_terms(&self, stream_id: u64, change: impl Fn(&Terms) -> Terms) {
+        self.hub.change_terms(stream_id, &change);
+        self.dispatcher.change_terms(stream_id, &change);
     }
 
     /// Asks the peer to move what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). It is advice: of many

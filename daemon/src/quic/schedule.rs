@@ -1,5 +1,8 @@
 //! How an endpoint orders what it sends.
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use sched::stream::Discipline;
 
 use super::{
@@ -21,6 +24,29 @@ pub struct Schedule {
     pub seed: u64,
     /// The terms of whatever was given no others.
     pub terms: Terms,
+}
+
+/// The schedule of the connections that an endpoint makes, which may be replaced. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Schedules(Arc<ArcSwap<Schedule>>);
+
+impl Schedules {
+    /// Returns the schedule of the next connection.
+    #[must_use]
+    pub fn get(&self) -> Arc<Schedule> {
+        self.0.load_full()
+    }
+
+    /// Gives connections from the next one on another schedule.
+    pub fn set(&self, schedule: Schedule) {
+        self.0.store(Arc::new(schedule));
+    }
+}
+
+impl From<Schedule> for Schedules {
+    fn from(schedule: Schedule) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(schedule)))
+    }
 }
 
 impl From<&Classes> for Schedule {

@@ -46,6 +46,19 @@ impl Turns {
         }
     }
 
+    /// Has another discipline decide from now on; does nothing where it is the same.
+    pub fn reorder(&mut self, discipline: Discipline, seed: u64) {
+        if discipline == self.discipline {
+            return;
+        }
+        self.discipline = discipline;
+        self.clock = stream::Clock::new(discipline, seed);
+        self.streams.reorder(&mut self.clock);
+        self.flows.reorder(&mut self.clock);
+        // Ranks of before do not compare with those of now.
+        self.handed.clear();
+    }
+
     /// What becomes of those whose deadline has passed.
     #[must_use]
     pub fn expiry(&self) -> Expiry {

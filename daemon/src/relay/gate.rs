@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::quic::{
-    class::Class,
+    class::{Class, Membership},
     clock::{Clock, Sleep},
 };
 
@@ -15,6 +15,7 @@ const CHUNK_BYTES: usize = 4 * 1024;
 
 /// Where bytes wait for the departure time that their class gives them.
 pub struct Gate {
+    membership: Membership,
     class: Arc<Class>,
     clock: Clock,
     state: State,
@@ -27,10 +28,17 @@ enum State {
 }
 
 impl Gate {
-    /// Returns the gate of a tunnel of `class`.
+    /// Returns the gate of a tunnel.
     #[must_use]
-    pub fn new(class: Arc<Class>) -> Self {
-        Self { class, clock: Clock::system(), state: State::Shut }
+    pub fn new(membership: Membership) -> Self {
+        Self { class: membership.get(), membership, clock: Clock::system(), state: State::Shut }
+    }
+
+    /// Holds to the rate of the class that the tunnel is of by now; where that is another, returns the one before and it.
+    /// What was reserved already leaves as it was.
+    pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
+        let before = self.membership.update(&mut self.class)?;
+        Some((before, &self.class))
     }
 
     /// How many bytes should leave at once where the class has a rate; `None` where it has none.

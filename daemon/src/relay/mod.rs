@@ -11,14 +11,16 @@ pub mod gate;
 mod limits;
 mod request;
 pub mod tcp;
+pub mod tunnels;
 mod udp;
 
 use std::{
     net::SocketAddr,
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
+use arc_swap::ArcSwap;
 use config::relay::{Auth, Limits};
 use masque::{
     h3::{Code, Part, ResponseHead, Role},
@@ -34,6 +36,7 @@ use self::{
     limits::{Gauge, PerUser},
     request::{Admitted, Target},
     tcp::TcpPump,
+    tunnels::{Table, Tunnel},
     udp::UdpPump,
 };
 use crate::{
@@ -41,9 +44,10 @@ use crate::{
     host_addresses::HostAddresses,
     metrics::Metrics,
     quic::{
-        class::{Classes, Since},
+        class::{Classes, Membership, Since},
         events::ConnectionState,
         h3::{self, Error, MessageLimits, Request},
+        schedule::{Schedule, Schedules},
     },
     resolve::Resolver,
     tunnel::UdpTunnel,
@@ -64,21 +68,18 @@ pub struct Rules {
     pub targets: config::targets::TargetRules,
     /// How much of everything there may be.
     pub limits: Limits,
-    /// Which class of traffic a request belongs to.
-    pub classes: Arc<Classes>,
 }
 
 impl Rules {
     /// Takes over a configuration.
     #[must_use]
-    pub fn new(relay: &config::relay::Relay, classes: Arc<Classes>) -> Self {
+    pub fn new(relay: &config::relay::Relay) -> Self {
         Self {
             name: ProxyName::new(&relay.proxy_status_name).unwrap_or_default(),
             templates: relay.templates.clone(),
             users: Users::new(&relay.tokens, &relay.certificates, relay.limits.tunnels_per_user),
             targets: relay.targets.clone(),
             limits: relay.limits.clone(),
-            classes,
         }
     }
 }
@@ -86,6 +87,14 @@ impl Rules {
 /// What all connections of the relay share.
 pub struct Relay {
     rules: RwLock<Arc<Rules>>,
+    /// Which class of traffic a tunnel is of.
+    classes: ArcSwap<Classes>,
+    /// How connections order what they send.
+    schedules: Schedules,
+    /// The connections that are open.
+    pub connections: Table<Caller>,
+    /// The tunnels that are open.
+    pub tunnels: Table<Tunnel>,
     resolver: Resolver,
     host_addresses: HostAddresses,
     metrics: Arc<Metrics>,
@@ -105,27 +114,78 @@ pub enum Phase {
 }
 
 /// The client at the other end of a connection.
-struct Caller {
+pub struct Caller {
+    /// Its ID, of no meaning on the wire.
+    pub id: u64,
+    /// Its address when it connected, if that is known.
+    pub address: Option<SocketAddr>,
+    /// When it connected.
+    pub since: SystemTime,
     /// The address of the listener, as configured.
-    listener: SocketAddr,
+    pub listener: SocketAddr,
     auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
 }
 
+impl Caller {
+    /// How many tunnels it has.
+    #[must_use]
+    pub fn tunnels(&self) -> usize {
+        self.tunnels.count()
+    }
+}
+
 impl Relay {
     /// Creates a relay that serves nobody yet.
     #[must_use]
-    pub fn new(rules: Rules, resolver: Resolver, host_addresses: HostAddresses, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(
+        rules: Rules,
+        classes: Arc<Classes>,
+        resolver: Resolver,
+        host_addresses: HostAddresses,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
+            schedules: Schedule::from(&*classes).into(),
+            classes: ArcSwap::new(classes),
+            connections: Table::default(),
+            tunnels: Table::default(),
             resolver,
             host_addresses,
             metrics,
             users: PerUser::default(),
             phase: watch::Sender::new(Phase::Serving),
         })
+    }
+
+    /// The classes of the policy in force.
+    #[must_use]
+    pub fn classes(&self) -> Arc<Classes> {
+        self.classes.load_full()
+    }
+
+    /// How connections order what they send.
+    #[must_use]
+    pub fn schedules(&self) -> &Schedules {
+        &self.schedules
+    }
+
+    /// Puts the classes and the schedule of another policy in force, for what is open as well.
+    pub fn replace_classes(&self, classes: Arc<Classes>) {
+        let schedule = Schedule::from(&*classes);
+        self.schedules.set(schedule.clone());
+        self.classes.store(classes.clone());
+        let mut connection = None;
+        for tunnel in self.tunnels.all() {
+            // Once for each connection would do; most have few.
+            if connection.replace(tunnel.caller.id) != Some(tunnel.caller.id) {
+                tunnel.reorder(&schedule);
+            }
+            tunnel.follow(&classes);
+        }
     }
 
     /// Puts `rules` in force for requests to come; tunnels that are open keep what they have.
@@ -163,11 +223,13 @@ impl Relay {
     async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
         let certificate = connection.query_event_context(|state: &ConnectionState| state.peer_certificate.clone());
         let certificate = certificate.ok().flatten();
-        let caller = Arc::new(Caller { listener, auth, certificate, tunnels: Gauge::default() });
+        let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
+        let caller = self.connections.insert(|id| Caller { id, address, since, listener, auth, certificate, tunnels });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
-        let ended = self.clone().serve_requests(connection, caller, limits).await;
+        let ended = self.clone().serve_requests(connection, caller.clone(), limits).await;
         self.metrics.connections.dec();
+        self.connections.remove(caller.id);
         tracing::debug!(reason = %ended, "connection ended");
     }
 
@@ -237,7 +299,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             return;
         }
     };
-    let Admitted { target, next_hop, places, mut terms } = admitted;
+    let Admitted { target, asked, places, mut terms } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
         Target::Udp(_) => Protocol::Udp,
@@ -247,25 +309,35 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         }
     };
     request.set_terms(&terms);
-    if let Err(error) = request.send.respond(&accepted(protocol, next_hop, &rules.name)).await {
+    if let Err(error) = request.send.respond(&accepted(protocol, asked.next_hop, &rules.name)).await {
         tracing::debug!(%error, "client left before its tunnel was open");
         return;
     }
     drop(rules);
-    let metrics = relay.metrics.clone();
+    let (metrics, membership) = (relay.metrics.clone(), Membership::new(terms.class));
     metrics.opened(protocol);
-    let end = match target {
-        Target::Udp(target) => {
-            let queue_bytes = limits.queue_bytes_per_tunnel as usize;
-            let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
-            let gate = Gate::new(terms.class);
-            let pump = UdpPump::new(tunnel, target, gate, queue_bytes, limits.tunnel_idle, metrics.clone());
-            pump.run(&client).await
-        }
-        Target::Tcp(target) => {
-            TcpPump::new(request, target, Gate::new(terms.class)).run(limits.tunnel_idle, &metrics).await
+    let (end, member, stream_id) = ((caller, client.clone()), membership.clone(), request.stream_id);
+    let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream_id, member));
+    // There may have come another policy since it was admitted; from here on, those that come find it.
+    tunnel.follow(&relay.classes());
+    let (gate, traffic) = (Gate::new(membership), tunnel.traffic.clone());
+    let pump = async {
+        match target {
+            Target::Udp(target) => {
+                let queue_bytes = limits.queue_bytes_per_tunnel as usize;
+                let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+                let (idle, metrics) = (limits.tunnel_idle, metrics.clone());
+                UdpPump::new(udp, target, gate, traffic, queue_bytes, idle, metrics).run(&client).await
+            }
+            Target::Tcp(target) => TcpPump::new(request, target, gate, traffic).run(limits.tunnel_idle, &metrics).await,
         }
     };
+    let end = tokio::select! {
+        biased;
+        end = pump => end,
+        () = tunnel.closed() => "operator",
+    };
+    relay.tunnels.remove(tunnel.id);
     metrics.closed(protocol, end);
     drop(places);
 }

@@ -2,10 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use config::{
-    policy::Subject,
-    targets::{Denied, Protocol, judged_by},
-};
+use config::targets::{Denied, Protocol, judged_by};
 use masque::{
     h3::RequestHead,
     priority::Priority,
@@ -14,10 +11,11 @@ use masque::{
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use super::{Caller, Relay, Rules, limits::Place};
+use super::{Caller, Relay, Rules, limits::Place, tunnels::Asked};
 use crate::{
     auth::{AuthError, User},
-    quic::class::Terms,
+    metrics::Metrics,
+    quic::class::{Class, Terms},
     resolve::ResolveError,
     target::{SocketBuffers, TargetError, UdpTarget},
 };
@@ -26,8 +24,8 @@ use crate::{
 pub struct Admitted {
     /// The connected target.
     pub target: Target,
-    /// The address it is connected to.
-    pub next_hop: SocketAddr,
+    /// What it was asked for with, and the address it is connected to.
+    pub asked: Asked,
     /// The places that the tunnel takes among those its connection and its user may have.
     pub places: Places,
     /// The terms on which what comes from the target is served.
@@ -102,19 +100,12 @@ pub async fn admit(
         };
         match connected {
             Ok(target) => {
-                let (user, listener) = (user.as_ref().map(|user| &user.name[..]), caller.listener);
-                let subject = Subject { user, name, address: next_hop, protocol, listener };
+                let (user, name) = (user.map(|user| user.name), name.map(Into::into));
+                let asked = Asked { user, name, next_hop, protocol, listener: caller.listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
-                let terms = rules.classes.classify(&subject).terms(signal.as_ref());
-                if let Some(dscp) = terms.class.policy().dscp {
-                    set_dscp(&target.socket(), next_hop, dscp);
-                }
-                if let Some(mark) = terms.class.mark_to_targets
-                    && target.socket().set_mark(mark).is_err()
-                {
-                    relay.metrics.kernel.unmarked_sockets.inc();
-                }
-                return Ok(Admitted { target, next_hop, places, terms });
+                let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
+                mark(&target.socket(), None, &terms.class, &relay.metrics);
+                return Ok(Admitted { target, asked, places, terms });
             }
             Err(error) => refusal = error,
         }
@@ -184,15 +175,29 @@ fn refuse_unresolved(error: ResolveError) -> Refusal {
     }
 }
 
+/// Gives all packets to a target the DSCP and the mark of their class, which were those of another one before, or none.
+pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics: &Metrics) {
+    let [dscp_before, dscp] = [before, Some(class)].map(|class| class.and_then(|class| class.policy().dscp));
+    if dscp != dscp_before {
+        set_dscp(socket, dscp.unwrap_or_default());
+    }
+    if let Some(mark) = class.mark_to_targets
+        && before.and_then(|before| before.mark_to_targets) != Some(mark)
+        && socket.set_mark(mark).is_err()
+    {
+        metrics.kernel.unmarked_sockets.inc();
+    }
+}
+
 /// Gives all packets to a target a DSCP (RFC 2474 §3).
-fn set_dscp(socket: &SockRef<'_>, next_hop: SocketAddr, dscp: u8) {
+fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
     // The kernel keeps the ECN bits of TCP as it needs them (`ip_sock_set_tos`).
     let traffic_class = u32::from(dscp) << 2;
-    let marked = if next_hop.ip().to_canonical().is_ipv4() {
-        socket.set_tos_v4(traffic_class)
-    } else {
-        socket.set_tclass_v6(traffic_class)
-    };
+    let peer = socket.peer_addr().map(|peer| peer.as_socket());
+    let marked = peer.and_then(|peer| match peer.is_some_and(|peer| peer.ip().to_canonical().is_ipv4()) {
+        true => socket.set_tos_v4(traffic_class),
+        false => socket.set_tclass_v6(traffic_class),
+    });
     if let Err(error) = marked {
         tracing::warn!(%error, dscp, "failed to set the DSCP of packets to a target");
     }

@@ -7,19 +7,21 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use masque::h3::{self, Code, Part};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
     net::TcpStream,
     time::timeout,
 };
 
-use super::gate::Gate;
+use super::{gate::Gate, request::mark, tunnels::Traffic};
 use crate::{
     metrics::Metrics,
     quic::h3::{Error, Request},
@@ -48,33 +50,24 @@ pub struct TcpPump {
     up: Bytes,
     client_finished: bool,
     target_finished: bool,
-    bytes_up: u64,
-    bytes_down: u64,
+    traffic: Arc<Traffic>,
 }
 
 impl TcpPump {
-    /// Joins an accepted request to the connection to its target, through the gate of its class.
+    /// Joins an accepted request to the connection to its target, through the gate of its class; what is moved is noted in
+    /// `traffic`.
     #[must_use]
-    pub fn new(mut request: Request, target: TcpStream, gate: Gate) -> Self {
+    pub fn new(mut request: Request, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
         request.recv.set_connect();
-        Self {
-            request,
-            target,
-            gate,
-            up: Bytes::new(),
-            client_finished: false,
-            target_finished: false,
-            bytes_up: 0,
-            bytes_down: 0,
-        }
+        Self { request, target, gate, up: Bytes::new(), client_finished: false, target_finished: false, traffic }
     }
 
     /// Relays until both sides have ended, one has failed, or nothing has moved for `idle`; returns a word for what
     /// ended the tunnel.
     pub async fn run(mut self, idle: Duration, metrics: &Metrics) -> &'static str {
-        let mut moved = 0;
+        let mut moved = self.traffic.total();
         let end = loop {
-            match timeout(idle, poll_fn(|cx| self.poll(cx))).await {
+            match timeout(idle, poll_fn(|cx| self.poll(cx, metrics))).await {
                 Ok(Ok(())) => break "finished",
                 Ok(Err(error)) => {
                     tracing::debug!(%error, "tunnel failed");
@@ -84,11 +77,11 @@ impl TcpPump {
                         TcpError::Target(_) => "target_failed",
                     };
                 }
-                Err(_) if self.bytes_up + self.bytes_down == moved => break "idle",
-                Err(_) => moved = self.bytes_up + self.bytes_down,
+                Err(_) if self.traffic.total() == moved => break "idle",
+                Err(_) => moved = self.traffic.total(),
             }
         };
-        metrics.add_tcp(self.bytes_up, self.bytes_down);
+        metrics.add_tcp(self.traffic.up_bytes.load(Relaxed), self.traffic.down_bytes.load(Relaxed));
         if end != "finished" {
             // RFC 9114 §4.4.
             self.request.send.reset(Code::ConnectError);
@@ -98,7 +91,10 @@ impl TcpPump {
     }
 
     /// Moves what can be moved; ready when both directions have ended.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+    fn poll(&mut self, cx: &mut Context<'_>, metrics: &Metrics) -> Poll<Result<(), TcpError>> {
+        if let Some((before, class)) = self.gate.follow() {
+            mark(&SockRef::from(&self.target), Some(&before), class, metrics);
+        }
         let up = self.poll_up(cx)?;
         let down = self.poll_down(cx)?;
         if up.is_ready() && down.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
@@ -110,7 +106,7 @@ impl TcpPump {
                 ready!(self.gate.poll(cx, self.up.len()));
                 let written = ready!(Pin::new(&mut self.target).poll_write(cx, &self.up))?;
                 self.up.advance(written);
-                self.bytes_up += written as u64;
+                self.traffic.up_bytes.fetch_add(written as u64, Relaxed);
             }
             self.gate.passed();
             if self.client_finished {
@@ -150,7 +146,7 @@ impl TcpPump {
         if bytes.is_empty() {
             return Poll::Ready(Ok(Bytes::new()));
         }
-        self.bytes_down += bytes.len() as u64;
+        self.traffic.down_bytes.fetch_add(bytes.len() as u64, Relaxed);
         let (header, header_len) = h3::data_frame_header(bytes.len() as u64);
         let mut frame = BytesMut::with_capacity(header_len + bytes.len());
         frame.put_slice(&header[..header_len]);

@@ -3,7 +3,7 @@
 use std::{
     future::{Future as _, poll_fn},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use masque::h3::Code;
 use tokio::time::{Instant, Sleep};
 
-use super::gate::Gate;
+use super::{gate::Gate, request::mark, tunnels::Traffic};
 use crate::{
     metrics::Metrics,
     quic::h3,
@@ -66,17 +66,19 @@ pub struct UdpPump {
     idle: Duration,
     last_moved: Instant,
     idle_timer: Pin<Box<Sleep>>,
+    traffic: Arc<Traffic>,
     metrics: Arc<Metrics>,
 }
 
 impl UdpPump {
     /// Joins an accepted tunnel to its target's socket, through the gate of its class; `queue_bytes` bounds what waits
-    /// for either.
+    /// for either, and what is moved is noted in `traffic`.
     #[must_use]
     pub fn new(
         tunnel: UdpTunnel,
         target: UdpTarget,
         gate: Gate,
+        traffic: Arc<Traffic>,
         queue_bytes: usize,
         idle: Duration,
         metrics: Arc<Metrics>,
@@ -84,7 +86,8 @@ impl UdpPump {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
-        Self { tunnel, target, gate, uplink, chunk, datagrams_settled: false, idle, last_moved, idle_timer, metrics }
+        let datagrams_settled = false;
+        Self { tunnel, target, gate, uplink, chunk, datagrams_settled, idle, last_moved, idle_timer, traffic, metrics }
     }
 
     /// Relays until either side ends; returns a word for what ended the tunnel.
@@ -107,6 +110,9 @@ impl UdpPump {
             // The client's settings may arrive after its first request.
             self.datagrams_settled = true;
             self.tunnel.set_datagrams_usable(client.datagrams_allowed());
+        }
+        if let Some((before, class)) = self.gate.follow() {
+            mark(&self.target.socket(), Some(&before), class, &self.metrics);
         }
         match self.try_poll(cx) {
             Ok(poll) => poll,
@@ -158,9 +164,9 @@ impl UdpPump {
                 }
             }
             let leaving = match self.gate.chunk_bytes() {
-                None => &mut self.uplink,
                 // What was reserved leaves as it is.
-                Some(_) if !self.chunk.is_empty() => &mut self.chunk,
+                _ if !self.chunk.is_empty() => &mut self.chunk,
+                None => &mut self.uplink,
                 Some(bytes) => {
                     while let Some(payload) = self.uplink.front().filter(|_| self.chunk.bytes() < bytes) {
                         self.chunk.push(payload);
@@ -189,6 +195,9 @@ impl UdpPump {
             }
         };
         up.moved = counters.sent > 0;
+        if up.moved {
+            self.traffic.up_bytes.fetch_add(counters.sent_bytes, Relaxed);
+        }
         self.metrics.add_uplink(&counters);
         outcome.map(|()| up)
     }
@@ -219,6 +228,9 @@ impl UdpPump {
                 }
             }
         };
+        if bytes > 0 {
+            self.traffic.down_bytes.fetch_add(bytes, Relaxed);
+        }
         self.metrics.add_downlink(packets, bytes);
         outcome.map(|()| packets > 0)
     }

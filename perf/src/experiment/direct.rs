@@ -178,7 +178,7 @@ impl Ends {
             .with_tls(tls)?
             .with_datagram(self.datagrams())?
             .with_limits(self.transport.limits()?)?
-            .with_event((Events { binding: self.schedule.binding, ..Events::default() }, observer))?
+            .with_event((Events { schedules: self.schedule.clone().into(), ..Events::default() }, observer))?
             .with_congestion_controller(congestion)
             .map_err(|error| anyhow!("{error}"))?;
         Ok(builder.start()?)
@@ -187,7 +187,7 @@ impl Ends {
     /// No datagrams are sent.
     fn datagrams(&self) -> Datagrams {
         let limits = QueueLimits { flow_bytes: 0, connection_bytes: 0 };
-        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedule: self.schedule.clone() }
+        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 0, schedules: self.schedule.clone().into() }
     }
 }
 

@@ -10,7 +10,7 @@ use paced::{
     client::endpoint::Endpoint,
     edge::{Counters, local::Local, uplink::Uplink},
     metrics::Metrics,
-    quic::datagrams::Schedule,
+    quic::{class::Membership, datagrams::Schedules},
     relay::{gate::Gate, tcp::TcpPump},
 };
 use tokio::{
@@ -55,7 +55,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let access = arguments.relay.access()?;
     let counters = Arc::new(Counters::default());
     let endpoint =
-        Endpoint::new(access.clone(), options::transport(), counters.datagrams.clone(), Schedule::default())?;
+        Endpoint::new(access.clone(), options::transport(), counters.datagrams.clone(), Schedules::default())?;
     let uplink = Uplink::new(endpoint);
     let runner = uplink.clone();
     let runner = tokio::spawn(async move { runner.run(BACKOFF).await });
@@ -85,7 +85,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             idle: IDLE,
             backoff: BACKOFF,
         };
-        let local = Local::bind(&forward, &Arc::default(), uplink.clone(), counters).await.with_context(bind_failed)?;
+        let local =
+            Local::bind(&forward, Membership::default(), uplink.clone(), counters).await.with_context(bind_failed)?;
         ready("UDP", local.address()?, arguments, &uplink);
         tokio::select! {
             outcome = local.run() => outcome.context("the local socket failed")?,
@@ -141,7 +142,7 @@ async fn carry(stream: TcpStream, uplink: &Uplink, target: &Target, metrics: &Me
     stream.set_nodelay(true)?;
     let link = uplink.link().await.map_err(anyhow::Error::new)?;
     let request = link.relay.open_tcp(target).await.context("no connection")?;
-    match TcpPump::new(request, stream, Gate::new(Arc::default())).run(TCP_IDLE, metrics).await {
+    match TcpPump::new(request, stream, Gate::new(Membership::default()), Arc::default()).run(TCP_IDLE, metrics).await {
         "finished" => Ok(()),
         end => bail!("connection ended early: {end}"),
     }

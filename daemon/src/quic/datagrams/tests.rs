@@ -62,7 +62,7 @@ fn hub(flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCou
     let counters = Arc::<DatagramCounters>::default();
     let limits = QueueLimits { flow_bytes, connection_bytes };
     let mut endpoint =
-        Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedule: Schedule::default() };
+        Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedules: Schedules::default() };
     let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
     (sender.hub(), counters)
 }
@@ -297,7 +297,8 @@ fn hub_in_time(discipline: Discipline) -> (Arc<Hub>, Arc<DatagramCounters>) {
     let limits = QueueLimits { flow_bytes: 100_000, connection_bytes: 100_000 };
     let clock = Clock { now_ns: || NOW_MS.get() * 1_000_000, sleep_until: |_| Box::pin(std::future::pending()) };
     let schedule = Schedule { discipline, clock, ..Schedule::default() };
-    let mut endpoint = Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedule };
+    let mut endpoint =
+        Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedules: schedule.into() };
     let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
     NOW_MS.set(0);
     (sender.hub(), counters)

@@ -1,0 +1,18 @@
+//! Compiles the definition of the control plane's protocol.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const FILE: &str = "paced/v1/control.proto";
+    println!("cargo:rerun-if-changed=proto");
+    let set = protox::compile([FILE], ["proto"])?;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    // For reflection.
+    std::fs::write(out.join("paced.bin"), protox::prost::Message::encode_to_vec(&set))?;
+    let mut build = tonic_prost_build::configure();
+    // For `pacectl --json`. What is no type of our own is written as people read it.
+    build = build.message_attribute(".", "#[derive(serde::Serialize)]");
+    for field in ["since", "started", "confirm_by", "time", "sojourn", "interval", "confirm_within"] {
+        build = build.field_attribute(field, "#[serde(serialize_with = \"super::shown\")]");
+    }
+    build.compile_fds(set)?;
+    Ok(())
+}

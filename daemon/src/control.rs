@@ -1,0 +1,432 @@
+//! What can be asked of paced while it runs, and by whom. Doors are adapters over one [`Control`]; they hold no logic.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`caller`] | who asks, and what they may |
+//! | [`grpc`] | the door for gRPC, on a Unix socket |
+//! | [`dbus`] | the door for D-Bus |
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, SystemTime},
+};
+
+use config::{Config, forward::Forward, policy};
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+pub use self::caller::{Caller, Writers};
+use crate::{
+    metrics::Metrics,
+    policy::{Accepted, Policies, Refusal, Revision, Submission},
+    quic::class::{ClassCounters, Role},
+    relay::{self, Relay, tunnels::Tunnel},
+};
+
+pub mod caller;
+pub mod dbus;
+pub mod grpc;
+
+/// What does not change while paced runs.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// When it started.
+    pub started: SystemTime,
+    /// Where the relay listens.
+    pub listeners: Vec<String>,
+    /// What the edge forwards.
+    pub forwards: Vec<String>,
+    /// How many threads move packets.
+    pub workers: u8,
+    /// What the kernel and the rights of this process allow.
+    pub features: bpf::Capabilities,
+}
+
+impl Facts {
+    /// Takes from a configuration what is worth knowing, and looks what the kernel allows.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+        let forward =
+            |forward: &Forward| format!("{} to {} through {}", forward.listen, forward.target, forward.relay.origin());
+        Self {
+            started: SystemTime::now(),
+            listeners: listeners.map(|listener| listener.address.to_string()).collect(),
+            forwards: config.forwards.iter().map(forward).collect(),
+            workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
+            features: bpf::probe(),
+        }
+    }
+}
+
+/// Asks the daemon to read its configuration again.
+#[derive(Debug)]
+pub struct Reload {
+    /// Who asks.
+    pub author: String,
+    /// Where the outcome goes.
+    pub done: oneshot::Sender<Result<(), String>>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When.
+    pub time: SystemTime,
+    /// What it is about: "policy", "reload" or "tunnel".
+    pub kind: &'static str,
+    /// What happened, for people.
+    pub message: String,
+}
+
+/// How many events wait for those who are slow; beyond, they miss some and are told so.
+const EVENTS: usize = 256;
+
+/// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
+const MESSAGE_BYTES: usize = 4096;
+
+/// Why something asked for was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// They may not.
+    #[error("{caller} may not change anything; root may, and who is named in `writers` of [control]")]
+    Denied {
+        /// Who asked.
+        caller: String,
+    },
+    /// The policy was refused.
+    #[error(transparent)]
+    Policy(#[from] Refusal),
+    /// There is no such thing.
+    #[error("there is no {what} {name}")]
+    Unknown {
+        /// "tunnel" or "class".
+        what: &'static str,
+        /// Its ID or name.
+        name: String,
+    },
+    /// The configuration was refused.
+    #[error("{0}")]
+    Reload(String),
+    /// The daemon ends.
+    #[error("paced is ending")]
+    Ending,
+}
+
+impl Error {
+    /// The error as text of bounded length.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let mut message = self.to_string();
+        if message.len() > MESSAGE_BYTES {
+            let end = (0..=MESSAGE_BYTES).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
+            message.truncate(end);
+            message.push_str("\n…");
+        }
+        message
+    }
+}
+
+/// What became of the traffic of a class in one role, since the start.
+#[derive(Clone, Debug)]
+pub struct ClassStats {
+    /// The class.
+    pub class: String,
+    /// The role, as metrics name it.
+    pub role: Role,
+    /// Counters of what left for peers, and of what did not.
+    pub counters: ClassCounters,
+    /// Tunnels that are open.
+    pub tunnels: u64,
+}
+
+/// A page of a list.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// What is on it.
+    pub rows: Vec<Arc<T>>,
+    /// Where the next one begins, if there is one.
+    pub next: Option<u64>,
+}
+
+/// Which tunnels are meant.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Of this class.
+    pub class: Option<String>,
+    /// Of this user.
+    pub user: Option<String>,
+    /// Over this connection.
+    pub connection: Option<u64>,
+}
+
+/// Everything that can be asked.
+pub struct Control {
+    policies: Arc<Policies>,
+    relay: Option<Arc<Relay>>,
+    metrics: Arc<Metrics>,
+    facts: Facts,
+    reloads: mpsc::Sender<Reload>,
+    events: broadcast::Sender<Event>,
+}
+
+/// Rows of one page at most.
+pub const PAGE: usize = 1000;
+
+impl Control {
+    /// Returns the control plane of a daemon, which reads its configuration again when it is asked by `reloads`.
+    #[must_use]
+    pub fn new(
+        policies: Arc<Policies>,
+        relay: Option<Arc<Relay>>,
+        metrics: Arc<Metrics>,
+        facts: Facts,
+        reloads: mpsc::Sender<Reload>,
+    ) -> Arc<Self> {
+        Arc::new(Self { policies, relay, metrics, facts, reloads, events: broadcast::channel(EVENTS).0 })
+    }
+
+    /// Tells of policies as they come into force, whoever set them; never returns.
+    pub async fn follow_policies(&self) {
+        let mut policies = self.policies.watch();
+        while policies.changed().await.is_ok() {
+            let revision = policies.borrow_and_update().clone();
+            let Revision { number, author, origin, .. } = &*revision;
+            self.tell("policy", format!("revision {number} is in force ({origin}, by {author})"));
+        }
+    }
+
+    fn tell(&self, kind: &'static str, message: String) {
+        // Nobody may be listening.
+        _ = self.events.send(Event { time: SystemTime::now(), kind, message });
+    }
+
+    /// Tells what happens from now on.
+    #[must_use]
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// The policies.
+    #[must_use]
+    pub fn policies(&self) -> &Policies {
+        &self.policies
+    }
+
+    /// What does not change.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Sets the policy.
+    ///
+    /// # Errors
+    /// The caller may not, or it is refused.
+    pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Accepted, Error> {
+        let author = caller.to_write()?;
+        let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
+        let submission = Submission { author, ..submission };
+        let accepted = self.work(move |policies| policies.submit(submission)).await?;
+        if is_trial {
+            self.expire_later(&accepted);
+        }
+        Ok(accepted)
+    }
+
+    fn expire_later(self: &Arc<Self>, accepted: &Accepted) {
+        let Some(by) = accepted.confirm_by else { return };
+        let (policies, number) = (self.policies.clone(), accepted.revision.number);
+        tokio::spawn(async move {
+            // The machine's clock may be set meanwhile.
+            while policies.confirm_by() == Some(by) && policies.current().number == number {
+                let wait = by.duration_since(SystemTime::now()).unwrap_or_default();
+                tokio::time::sleep(wait.min(Duration::from_secs(1))).await;
+                if policies.expire(number) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Confirms the policy on trial.
+    ///
+    /// # Errors
+    /// The caller may not, or there is none.
+    pub async fn confirm_policy(&self, caller: &Caller, number: u64, save: bool) -> Result<Arc<Revision>, Error> {
+        let author = caller.to_write()?;
+        let revision = self.work(move |policies| policies.confirm(number, save)).await?;
+        self.tell("policy", format!("revision {number} was confirmed by {author}"));
+        Ok(revision)
+    }
+
+    /// Goes back to a former policy.
+    ///
+    /// # Errors
+    /// The caller may not, or there is none.
+    pub async fn roll_back(&self, caller: &Caller, to: Option<u64>, save: bool) -> Result<Accepted, Error> {
+        let author = caller.to_write()?;
+        self.work(move |policies| policies.roll_back(to, &author, save)).await
+    }
+
+    /// Forgets the saved policy; returns whether there was one.
+    ///
+    /// # Errors
+    /// The caller may not, or the state folder does not allow it.
+    pub async fn forget_saved(&self, caller: &Caller) -> Result<bool, Error> {
+        caller.to_write()?;
+        self.work(Policies::forget_saved).await
+    }
+
+    /// Does something with the policies on a thread that may wait: for the disk, the kernel, or another writer.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Policies) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Error> {
+        let policies = self.policies.clone();
+        let done = tokio::task::spawn_blocking(move || work(&policies)).await;
+        Ok(done.map_err(|_| Error::Ending)??)
+    }
+
+    /// Has the configuration read again; returns the revision in force.
+    ///
+    /// # Errors
+    /// The caller may not, or it is refused.
+    pub async fn reload(&self, caller: &Caller) -> Result<u64, Error> {
+        let author = caller.to_write()?;
+        let (done, outcome) = oneshot::channel();
+        self.reloads.send(Reload { author: author.clone(), done }).await.map_err(|_| Error::Ending)?;
+        let outcome = outcome.await.map_err(|_| Error::Ending)?;
+        self.tell(
+            "reload",
+            match &outcome {
+                Ok(()) => format!("the configuration was read again, for {author}"),
+                Err(_) => format!("the configuration was refused, for {author}"),
+            },
+        );
+        outcome.map_err(Error::Reload)?;
+        Ok(self.policies.current().number)
+    }
+
+    /// Lists tunnels behind an ID.
+    #[must_use]
+    pub fn tunnels(&self, filter: &Filter, after: u64, limit: usize) -> Page<Tunnel> {
+        let is_wanted = |tunnel: &Tunnel| {
+            filter.connection.is_none_or(|id| tunnel.caller.id == id)
+                && filter.user.as_deref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
+                && filter.class.as_deref().is_none_or(|class| tunnel.class().policy().name == class)
+        };
+        page(self.relay.as_ref().map(|relay| &relay.tunnels), after, limit, is_wanted, |tunnel| tunnel.id)
+    }
+
+    /// Lists connections behind an ID.
+    #[must_use]
+    pub fn connections(&self, after: u64, limit: usize) -> Page<relay::Caller> {
+        page(self.relay.as_ref().map(|relay| &relay.connections), after, limit, |_| true, |caller| caller.id)
+    }
+
+    fn tunnel(&self, id: u64) -> Result<Arc<Tunnel>, Error> {
+        let found = self.relay.as_ref().and_then(|relay| relay.tunnels.get(id));
+        found.ok_or_else(|| Error::Unknown { what: "tunnel", name: id.to_string() })
+    }
+
+    /// Ends a tunnel.
+    ///
+    /// # Errors
+    /// The caller may not, or there is none.
+    pub fn close_tunnel(&self, caller: &Caller, id: u64) -> Result<(), Error> {
+        let author = caller.to_write()?;
+        self.tunnel(id)?.close();
+        tracing::info!(tunnel = id, author, "tunnel closed by operator");
+        self.tell("tunnel", format!("tunnel {id} was closed by {author}"));
+        Ok(())
+    }
+
+    /// Gives a tunnel a class whatever the rules say; `None` has rules decide again.
+    ///
+    /// # Errors
+    /// The caller may not, or there is no such tunnel or class.
+    pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<Arc<Tunnel>, Error> {
+        let author = caller.to_write()?;
+        let tunnel = self.tunnel(id)?;
+        let Some(relay) = &self.relay else { return Err(Error::Ending) };
+        let classes = relay.classes();
+        if let Some(class) = &class
+            && classes.get(class).is_none()
+        {
+            return Err(Error::Unknown { what: "class", name: class.clone() });
+        }
+        tunnel.set_pin(class, &classes);
+        let class = tunnel.class().policy().name.clone();
+        tracing::info!(tunnel = id, class, author, "class of a tunnel set by operator");
+        self.tell("tunnel", format!("tunnel {id} was given the class {class} by {author}"));
+        Ok(tunnel)
+    }
+
+    /// How many connections and tunnels there are.
+    #[must_use]
+    pub fn open(&self) -> (u64, u64) {
+        let of = |relay: &Arc<Relay>| (relay.connections.len() as u64, relay.tunnels.len() as u64);
+        self.relay.as_ref().map(of).unwrap_or_default()
+    }
+
+    /// What became of each class's traffic.
+    #[must_use]
+    pub fn classes(&self) -> Vec<ClassStats> {
+        let mut tunnels = HashMap::<String, u64>::new();
+        for tunnel in self.relay.iter().flat_map(|relay| relay.tunnels.all()) {
+            *tunnels.entry(tunnel.class().policy().name.clone()).or_default() += 1;
+        }
+        let roles =
+            [self.relay.is_some().then_some(Role::Relay), (!self.facts.forwards.is_empty()).then_some(Role::Edge)];
+        let policy = self.policies.current();
+        let classes = policy.policy.classes.iter();
+        let of = |(role, class): (Role, &policy::Class)| ClassStats {
+            class: class.name.clone(),
+            role,
+            counters: self.metrics.classes.of(role, &class.name),
+            tunnels: if role == Role::Relay { tunnels.get(&class.name).copied().unwrap_or(0) } else { 0 },
+        };
+        roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
+    }
+
+    /// How many packets left late.
+    #[must_use]
+    pub fn late_packets(&self) -> u64 {
+        self.metrics.io.late.get()
+    }
+}
+
+fn page<T>(
+    table: Option<&relay::tunnels::Table<T>>,
+    after: u64,
+    limit: usize,
+    is_wanted: impl Fn(&T) -> bool,
+    id: impl Fn(&T) -> u64,
+) -> Page<T> {
+    let limit = if limit == 0 { PAGE } else { limit.min(PAGE) };
+    // One more, to know whether that was all.
+    let mut rows = table.map(|table| table.page(after, limit + 1, is_wanted)).unwrap_or_default();
+    let is_last = rows.len() <= limit;
+    rows.truncate(limit);
+    Page { next: if is_last { None } else { rows.last().map(|row| id(row)) }, rows }
+}
+
+/// A time in microseconds since 1970, as D-Bus interfaces have it.
+#[must_use]
+pub fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What went through a tunnel to and from its target, in bytes.
+#[must_use]
+pub fn traffic(tunnel: &Tunnel) -> (u64, u64) {
+    (tunnel.traffic.up_bytes.load(Relaxed), tunnel.traffic.down_bytes.load(Relaxed))
+}

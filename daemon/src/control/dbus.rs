@@ -1,0 +1,326 @@
+//! The door for D-Bus: the interface `org.paced.Control1` of the object `/org/paced/Paced1`, under the name
+//! `org.paced.Paced1`.
+//!
+//! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and tells
+//! who calls.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use config::control::Bus;
+use tokio::sync::broadcast::error::RecvError;
+use zbus::{
+    Connection, DBusError, OwnedVariant, connection,
+    fdo::{DBusProxy, RequestNameFlags},
+    interface,
+    message::Header,
+    object_server::SignalEmitter,
+};
+
+use super::{Caller, Control, Error, Filter, PAGE, Page, Writers, micros, traffic};
+use crate::{
+    policy::{Refusal, Submission},
+    relay::tunnels::Tunnel,
+};
+
+const NAME: &str = "org.paced.Paced1";
+const PATH: &str = "/org/paced/Paced1";
+
+/// How long a door that was shut stays so, and an open one is not looked at.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// The interface.
+struct Door {
+    control: Arc<Control>,
+    writers: Writers,
+}
+
+/// Why something asked for was not done, as callers see it: the name is for programs, the text for people.
+#[derive(Debug, DBusError)]
+#[zbus(prefix = "org.paced.Error")]
+enum Denial {
+    #[zbus(error)]
+    ZBus(zbus::Error),
+    /// The caller may not.
+    AccessDenied(String),
+    /// The policy or the configuration is not valid, or an argument is not.
+    Invalid(String),
+    /// Another revision is in force than the caller thought, or it is on trial.
+    Conflict(String),
+    /// No such tunnel, class or revision.
+    NotFound(String),
+    /// It could not be done.
+    Failed(String),
+}
+
+impl From<Error> for Denial {
+    fn from(error: Error) -> Self {
+        let message = error.message();
+        match error {
+            Error::Denied { .. } => Self::AccessDenied(message),
+            Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Self::NotFound(message),
+            Error::Policy(Refusal::Stale { .. } | Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => {
+                Self::Conflict(message)
+            }
+            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) | Error::Ending => Self::Failed(message),
+            Error::Policy(_) | Error::Reload(_) => Self::Invalid(message),
+        }
+    }
+}
+
+/// A tunnel: ID, connection, user, class, protocol, target (empty for readers), and bytes to it and from it.
+type Row = (u64, u64, String, String, String, String, u64, u64);
+
+/// Keeps the door open on a bus; never returns. Where there is no such bus, or it does not let this process have the name,
+/// that is logged once, and tried again.
+pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
+    let mut told = None;
+    loop {
+        let error = match serve(&control, &bus, &writers).await {
+            Ok(()) => "the bus is gone".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        if told.as_ref() != Some(&error) {
+            tracing::warn!("the D-Bus door is shut: {error}");
+            told = Some(error);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Serves on a bus until it is gone.
+async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<()> {
+    let builder = match bus {
+        Bus::System => connection::Builder::system(),
+        Bus::Address(address) => connection::Builder::address(address.as_str()),
+    };
+    let door = Door { control: control.clone(), writers: writers.clone() };
+    let failed = || format!("failed to become {NAME} on the bus {bus}");
+    let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
+    // Whoever waits in line for a name would not know that another has it.
+    connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
+    tracing::info!(%bus, name = NAME, "on D-Bus");
+    let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
+    let mut events = control.events();
+    loop {
+        let (kind, message) = tokio::select! {
+            event = events.recv() => match event {
+                Ok(event) => (event.kind, event.message),
+                Err(RecvError::Lagged(count)) => ("lost", format!("{count} events came faster than they were sent")),
+                Err(RecvError::Closed) => return Ok(()),
+            },
+            () = tokio::time::sleep(PAUSE) => {
+                // Whoever is not answered any more has no bus.
+                DBusProxy::new(&connection).await?.get_id().await?;
+                continue;
+            }
+        };
+        let (door, emitter) = (door.get().await, door.signal_emitter());
+        Door::event(emitter, kind, &message).await?;
+        if kind != "tunnel" {
+            door.revision_changed(emitter).await?;
+            door.policy_changed(emitter).await?;
+            door.saved_changed(emitter).await?;
+        }
+    }
+}
+
+impl Door {
+    /// Who calls, by what the bus knows of them.
+    async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
+        let sender = header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))?;
+        let bus = DBusProxy::new(connection).await?;
+        let uid = bus.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
+        let writers = self.writers.clone();
+        let found = tokio::task::spawn_blocking(move || writers.caller(uid)).await;
+        found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
+    }
+}
+
+#[interface(name = "org.paced.Control1")]
+impl Door {
+    /// Returns a revision of the policy, 0 for the one in force: its number, its TOML text, who wanted it, where it comes
+    /// from, and when it came into force, in microseconds since 1970.
+    #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
+    async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
+        let policies = self.control.policies();
+        let found = match revision {
+            0 => policies.current(),
+            number => policies.revision(number).map_err(Error::from)?,
+        };
+        let since_us = micros(found.since);
+        Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
+    }
+
+    /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and what it changed, as a
+    /// unified diff. Options: `expected_revision` (t), `dry_run` (b), `confirm_within_s` (t), `save` (b).
+    #[zbus(out_args("revision", "diff"))]
+    async fn set_policy(
+        &self,
+        text: String,
+        options: HashMap<String, OwnedVariant>,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(u64, String), Denial> {
+        let caller = self.caller(&header, connection).await?;
+        let submission = submission(text, options)?;
+        let accepted = self.control.set_policy(&caller, submission).await?;
+        Ok((accepted.revision.number, accepted.revision.diff.clone()))
+    }
+
+    /// Ends the trial of a revision: it stays in force.
+    async fn confirm_policy(
+        &self,
+        revision: u64,
+        save: bool,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(), Denial> {
+        let caller = self.caller(&header, connection).await?;
+        self.control.confirm_policy(&caller, revision, save).await?;
+        Ok(())
+    }
+
+    /// Puts a former revision in force again, 0 for the one before; returns its new number.
+    #[zbus(out_args("revision"))]
+    async fn rollback_policy(
+        &self,
+        revision: u64,
+        save: bool,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<u64, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        let to = Some(revision).filter(|number| *number > 0);
+        Ok(self.control.roll_back(&caller, to, save).await?.revision.number)
+    }
+
+    /// Forgets the saved policy; returns whether there was one.
+    #[zbus(out_args("forgotten"))]
+    async fn forget_saved_policy(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<bool, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        Ok(self.control.forget_saved(&caller).await?)
+    }
+
+    /// Reads the configuration's files again, and returns the revision in force once they are.
+    #[zbus(out_args("revision"))]
+    async fn reload(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<u64, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        Ok(self.control.reload(&caller).await?)
+    }
+
+    /// Lists at most 1000 tunnels with an ID above `after`.
+    #[zbus(out_args("tunnels"))]
+    async fn list_tunnels(
+        &self,
+        after: u64,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Vec<Row>, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        let Page { rows, .. } = self.control.tunnels(&Filter::default(), after, PAGE);
+        Ok(rows.iter().map(|found| row(found, &caller)).collect())
+    }
+
+    /// Ends a tunnel.
+    async fn close_tunnel(
+        &self,
+        tunnel: u64,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(), Denial> {
+        let caller = self.caller(&header, connection).await?;
+        Ok(self.control.close_tunnel(&caller, tunnel)?)
+    }
+
+    /// Gives a tunnel a class whatever the rules say; an empty one has rules decide again.
+    async fn set_tunnel_class(
+        &self,
+        tunnel: u64,
+        class: String,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(), Denial> {
+        let caller = self.caller(&header, connection).await?;
+        self.control.set_tunnel_class(&caller, tunnel, Some(class).filter(|class| !class.is_empty()))?;
+        Ok(())
+    }
+
+    /// The version of paced.
+    #[zbus(property(emits_changed_signal = "const"))]
+    async fn version(&self) -> &'static str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    /// The revision in force.
+    #[zbus(property)]
+    async fn revision(&self) -> u64 {
+        self.control.policies().current().number
+    }
+
+    /// The policy in force, in TOML.
+    #[zbus(property)]
+    async fn policy(&self) -> String {
+        self.control.policies().current().text.clone()
+    }
+
+    /// Whether a saved policy takes precedence over the files.
+    #[zbus(property)]
+    async fn saved(&self) -> bool {
+        self.control.policies().is_saved()
+    }
+
+    /// How many connections of clients are open.
+    #[zbus(property(emits_changed_signal = "false"))]
+    async fn connections(&self) -> u64 {
+        self.control.open().0
+    }
+
+    /// How many tunnels are open.
+    #[zbus(property(emits_changed_signal = "false"))]
+    async fn tunnels(&self) -> u64 {
+        self.control.open().1
+    }
+
+    /// Something happened: "policy", "reload", "tunnel", or "lost" for events that there were too many of.
+    #[zbus(signal)]
+    async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
+}
+
+/// Reads the options of `SetPolicy`.
+fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Submission, Denial> {
+    let mut submission = Submission { text, ..Submission::default() };
+    for (key, value) in options {
+        let unfit = |_| Denial::Invalid(format!("the option {key} is of another type"));
+        match key.as_str() {
+            "expected_revision" => submission.expected = Some(u64::try_from(value).map_err(unfit)?),
+            "dry_run" => submission.dry_run = bool::try_from(value).map_err(unfit)?,
+            "confirm_within_s" => {
+                submission.confirm_within = Some(Duration::from_secs(u64::try_from(value).map_err(unfit)?));
+            }
+            "save" => submission.save = bool::try_from(value).map_err(unfit)?,
+            _ => {
+                return Err(Denial::Invalid(format!(
+                    "there is no option {key}; known: expected_revision, dry_run, confirm_within_s, save"
+                )));
+            }
+        }
+    }
+    Ok(submission)
+}
+
+fn row(found: &Tunnel, caller: &Caller) -> Row {
+    let (up_bytes, down_bytes) = traffic(found);
+    let asked = &found.asked;
+    let target = if caller.may_write { asked.next_hop.to_string() } else { String::new() };
+    let (user, class) = (asked.user.as_deref().unwrap_or_default(), found.class().policy().name.clone());
+    (found.id, found.caller.id, user.to_owned(), class, asked.protocol.to_string(), target, up_bytes, down_bytes)
+}

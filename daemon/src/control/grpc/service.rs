@@ -1,0 +1,340 @@
+//! Each call of the protocol as a call of [`Control`], and its outcome as a message.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::sync::broadcast;
+use tokio_stream::Stream;
+use tonic::{Code, Request, Response, Status};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
+
+use super::{
+    super::{Caller, Control, Error, Filter, Page, traffic},
+    timestamp, v1,
+};
+use crate::{
+    policy::{Refusal, Revision, Submission},
+    relay::{self, tunnels::Tunnel},
+};
+
+/// How many of the errors in a text are told one by one.
+const VIOLATIONS: usize = 16;
+
+/// Statistics are not sent more often.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The protocol's service.
+pub struct Service(Arc<Control>);
+
+impl Service {
+    pub(super) fn new(control: Arc<Control>) -> Self {
+        Self(control)
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+type Sent<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::control_service_server::ControlService for Service {
+    type WatchStatsStream = Sent<v1::WatchStatsResponse>;
+    type WatchEventsStream = Sent<v1::WatchEventsResponse>;
+
+    async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
+        let policies = self.0.policies();
+        let wanted = Some(request.into_inner().revision).filter(|number| *number > 0);
+        let found = match wanted {
+            None => policies.current(),
+            Some(number) => policies.revision(number).map_err(|refusal| status(&refusal.into()))?,
+        };
+        let revision = Some(revision(&found, policies.confirm_by().filter(|_| wanted.is_none())));
+        answer(v1::GetPolicyResponse { revision, saved: policies.is_saved() })
+    }
+
+    async fn list_revisions(&self, _: Request<v1::ListRevisionsRequest>) -> Answer<v1::ListRevisionsResponse> {
+        let listed = |found: &Arc<Revision>| v1::Revision { text: String::new(), ..revision(found, None) };
+        answer(v1::ListRevisionsResponse { revisions: self.0.policies().revisions().iter().map(listed).collect() })
+    }
+
+    async fn set_policy(&self, request: Request<v1::SetPolicyRequest>) -> Answer<v1::SetPolicyResponse> {
+        let caller = caller(&request)?;
+        let v1::SetPolicyRequest { text, expected_revision, dry_run, confirm_within, save } = request.into_inner();
+        let confirm_within = confirm_within.map(Duration::try_from).transpose();
+        let confirm_within = confirm_within.map_err(|_| Status::invalid_argument("confirm_within is negative"))?;
+        let expected = Some(expected_revision).filter(|number| *number > 0);
+        let submission = Submission { text, author: String::new(), expected, dry_run, confirm_within, save };
+        let accepted = self.0.set_policy(&caller, submission).await.map_err(|error| status(&error))?;
+        answer(v1::SetPolicyResponse { revision: Some(revision(&accepted.revision, accepted.confirm_by)) })
+    }
+
+    async fn confirm_policy(&self, request: Request<v1::ConfirmPolicyRequest>) -> Answer<v1::ConfirmPolicyResponse> {
+        let caller = caller(&request)?;
+        let v1::ConfirmPolicyRequest { revision: number, save } = request.into_inner();
+        let confirmed = self.0.confirm_policy(&caller, number, save).await.map_err(|error| status(&error))?;
+        answer(v1::ConfirmPolicyResponse { revision: Some(revision(&confirmed, None)) })
+    }
+
+    async fn rollback_policy(&self, request: Request<v1::RollbackPolicyRequest>) -> Answer<v1::RollbackPolicyResponse> {
+        let caller = caller(&request)?;
+        let v1::RollbackPolicyRequest { revision: number, save } = request.into_inner();
+        let to = Some(number).filter(|number| *number > 0);
+        let accepted = self.0.roll_back(&caller, to, save).await.map_err(|error| status(&error))?;
+        answer(v1::RollbackPolicyResponse { revision: Some(revision(&accepted.revision, None)) })
+    }
+
+    async fn forget_saved_policy(
+        &self,
+        request: Request<v1::ForgetSavedPolicyRequest>,
+    ) -> Answer<v1::ForgetSavedPolicyResponse> {
+        let forgotten = self.0.forget_saved(&caller(&request)?).await.map_err(|error| status(&error))?;
+        answer(v1::ForgetSavedPolicyResponse { forgotten })
+    }
+
+    async fn reload(&self, request: Request<v1::ReloadRequest>) -> Answer<v1::ReloadResponse> {
+        let revision = self.0.reload(&caller(&request)?).await.map_err(|error| status(&error))?;
+        answer(v1::ReloadResponse { revision })
+    }
+
+    async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
+        let (facts, policies) = (self.0.facts(), self.0.policies());
+        let (connections, tunnels) = self.0.open();
+        let enforcement = self.0.metrics().kernel.enforced().into_iter().map(|((device, part), outcome)| {
+            let enforced = outcome.is_ok();
+            let (Ok(detail) | Err(detail)) = outcome;
+            v1::Enforcement { device, part: part.to_owned(), enforced, detail }
+        });
+        let features = facts.features.rows().into_iter().map(|(name, found)| v1::Feature {
+            name: name.to_owned(),
+            state: found.state.to_string(),
+            detail: found.why.to_string(),
+        });
+        answer(v1::GetStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: Some(timestamp(facts.started)),
+            revision: policies.current().number,
+            saved: policies.is_saved(),
+            confirm_by: policies.confirm_by().map(timestamp),
+            listeners: facts.listeners.clone(),
+            forwards: facts.forwards.clone(),
+            workers: facts.workers.into(),
+            connections,
+            tunnels,
+            enforcement: enforcement.collect(),
+            features: features.collect(),
+            writable: caller(&request)?.may_write,
+        })
+    }
+
+    async fn list_tunnels(&self, request: Request<v1::ListTunnelsRequest>) -> Answer<v1::ListTunnelsResponse> {
+        let caller = caller(&request)?;
+        let v1::ListTunnelsRequest { page_size, page_token, class, user, connection } = request.into_inner();
+        let filter = Filter {
+            class: Some(class).filter(|class| !class.is_empty()),
+            user: Some(user).filter(|user| !user.is_empty()),
+            connection: Some(connection).filter(|id| *id > 0),
+        };
+        let Page { rows, next } = self.0.tunnels(&filter, after(&page_token)?, page_size as usize);
+        let tunnels = rows.iter().map(|row| tunnel(row, &caller)).collect();
+        answer(v1::ListTunnelsResponse { tunnels, next_page_token: token(next) })
+    }
+
+    async fn list_connections(
+        &self,
+        request: Request<v1::ListConnectionsRequest>,
+    ) -> Answer<v1::ListConnectionsResponse> {
+        let caller = caller(&request)?;
+        let v1::ListConnectionsRequest { page_size, page_token } = request.into_inner();
+        let Page { rows, next } = self.0.connections(after(&page_token)?, page_size as usize);
+        let connections = rows.iter().map(|row| connection(row, &caller)).collect();
+        answer(v1::ListConnectionsResponse { connections, next_page_token: token(next) })
+    }
+
+    async fn close_tunnel(&self, request: Request<v1::CloseTunnelRequest>) -> Answer<v1::CloseTunnelResponse> {
+        let caller = caller(&request)?;
+        self.0.close_tunnel(&caller, request.into_inner().tunnel).map_err(|error| status(&error))?;
+        answer(v1::CloseTunnelResponse {})
+    }
+
+    async fn set_tunnel_class(
+        &self,
+        request: Request<v1::SetTunnelClassRequest>,
+    ) -> Answer<v1::SetTunnelClassResponse> {
+        let caller = caller(&request)?;
+        let v1::SetTunnelClassRequest { tunnel: id, class } = request.into_inner();
+        let class = Some(class).filter(|class| !class.is_empty());
+        let changed = self.0.set_tunnel_class(&caller, id, class).map_err(|error| status(&error))?;
+        answer(v1::SetTunnelClassResponse { tunnel: Some(tunnel(&changed, &caller)) })
+    }
+
+    async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
+        let interval = request.into_inner().interval.map_or(Ok(Duration::from_secs(1)), Duration::try_from);
+        let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?.max(SHORTEST_INTERVAL);
+        let mut ticks = tokio::time::interval(interval);
+        // Whoever reads slowly gets fewer, not later ones.
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let control = self.0.clone();
+        let sent = futures::stream::unfold((ticks, control), |(mut ticks, control)| async {
+            ticks.tick().await;
+            Some((Ok(stats(&control)), (ticks, control)))
+        });
+        answer(Box::pin(sent))
+    }
+
+    async fn watch_events(&self, _: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
+        let sent = futures::stream::unfold(self.0.events(), |mut events| async {
+            let (time, kind, message) = match events.recv().await {
+                Ok(event) => (event.time, event.kind, event.message),
+                Err(broadcast::error::RecvError::Lagged(count)) => {
+                    (SystemTime::now(), "lost", format!("{count} events came faster than they were read"))
+                }
+                Err(broadcast::error::RecvError::Closed) => return None,
+            };
+            let event = v1::WatchEventsResponse { time: Some(timestamp(time)), kind: kind.to_owned(), message };
+            Some((Ok(event), events))
+        });
+        answer(Box::pin(sent))
+    }
+}
+
+fn answer<T>(message: T) -> Answer<T> {
+    Ok(Response::new(message))
+}
+
+fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+}
+
+fn after(page_token: &str) -> Result<u64, Status> {
+    if page_token.is_empty() {
+        return Ok(0);
+    }
+    page_token.parse().map_err(|_| Status::invalid_argument("the page token is not of this list; leave it out"))
+}
+
+fn token(next: Option<u64>) -> String {
+    next.map(|next| next.to_string()).unwrap_or_default()
+}
+
+fn revision(found: &Revision, confirm_by: Option<SystemTime>) -> v1::Revision {
+    v1::Revision {
+        number: found.number,
+        text: found.text.clone(),
+        author: found.author.clone(),
+        origin: found.origin.to_string(),
+        since: Some(timestamp(found.since)),
+        diff: found.diff.clone(),
+        confirm_by: confirm_by.map(timestamp),
+    }
+}
+
+/// What `show` says, to those who may see it.
+fn shown(caller: &Caller, show: impl FnOnce() -> String) -> String {
+    if caller.may_write { show() } else { String::new() }
+}
+
+fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
+    let (up_bytes, down_bytes) = traffic(found);
+    let asked = &found.asked;
+    let target = || {
+        let name = asked.name.as_deref().map(|name| format!("{name}:{}", asked.next_hop.port()));
+        name.unwrap_or_else(|| asked.next_hop.to_string())
+    };
+    v1::Tunnel {
+        id: found.id,
+        connection: found.caller.id,
+        user: asked.user.as_deref().unwrap_or_default().to_owned(),
+        class: found.class().policy().name.clone(),
+        pinned: found.pin().is_some(),
+        protocol: asked.protocol.to_string(),
+        target: shown(caller, target),
+        next_hop: shown(caller, || asked.next_hop.to_string()),
+        since: Some(timestamp(found.since)),
+        up_bytes,
+        down_bytes,
+    }
+}
+
+fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
+    v1::Connection {
+        id: found.id,
+        client: shown(caller, || found.address.map(|address| address.to_string()).unwrap_or_default()),
+        listener: found.listener.to_string(),
+        since: Some(timestamp(found.since)),
+        tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),
+    }
+}
+
+fn stats(control: &Control) -> v1::WatchStatsResponse {
+    let (connections, tunnels) = control.open();
+    let classes = control.classes().into_iter().map(|of| v1::ClassStats {
+        class: of.class,
+        role: of.role.as_str().to_owned(),
+        sent_bytes: of.counters.sent_bytes.get(),
+        sent_payloads: of.counters.sent_payloads.get(),
+        sojourn: Duration::from_nanos(of.counters.sojourn_ns.get()).try_into().ok(),
+        late_payloads: of.counters.late_payloads.get(),
+        dropped_full: of.counters.dropped_queue.get(),
+        dropped_late: of.counters.dropped_expired.get(),
+        dropped_sojourn: of.counters.dropped_sojourn.get(),
+        expired_streams: of.counters.expired_streams.get(),
+        tunnels: of.tunnels,
+    });
+    v1::WatchStatsResponse {
+        time: Some(timestamp(SystemTime::now())),
+        revision: control.policies().current().number,
+        connections,
+        tunnels,
+        classes: classes.collect(),
+        late_packets: control.late_packets(),
+    }
+}
+
+fn status(error: &Error) -> Status {
+    let code = match error {
+        Error::Denied { .. } => Code::PermissionDenied,
+        Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Code::NotFound,
+        Error::Ending => Code::Unavailable,
+        Error::Policy(Refusal::Stale { .. }) => Code::Aborted,
+        Error::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Code::FailedPrecondition,
+        Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Code::Internal,
+        Error::Policy(_) | Error::Reload(_) => Code::InvalidArgument,
+    };
+    let details = match error {
+        Error::Policy(Refusal::Invalid(errors)) => {
+            let violation = |error: &config::error::Error| FieldViolation {
+                field: format!("{}:{} {}", error.line, error.column, error.key),
+                description: error.problem.to_string(),
+                ..FieldViolation::default()
+            };
+            ErrorDetails::with_bad_request(errors.iter().take(VIOLATIONS).map(violation).collect::<Vec<_>>())
+        }
+        _ => ErrorDetails::with_error_info(label(error), "paced.org", std::collections::HashMap::new()),
+    };
+    Status::with_error_details(code, error.message(), details)
+}
+
+/// The reason as one word, which does not change with the words for people.
+const fn label(error: &Error) -> &'static str {
+    match error {
+        Error::Denied { .. } => "NOT_A_WRITER",
+        Error::Unknown { .. } => "UNKNOWN_NAME",
+        Error::Ending => "ENDING",
+        Error::Reload(_) => "CONFIGURATION_REFUSED",
+        Error::Policy(refusal) => match refusal {
+            Refusal::TooLong { .. } => "POLICY_TOO_LONG",
+            Refusal::Invalid(_) => "POLICY_INVALID",
+            Refusal::MissingClass { .. } => "CLASS_MISSING",
+            Refusal::Stale { .. } => "REVISION_STALE",
+            Refusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
+            Refusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
+            Refusal::Unknown { .. } => "REVISION_UNKNOWN",
+            Refusal::LongTrial { .. } => "TRIAL_TOO_LONG",
+            Refusal::SavedTrial => "TRIAL_SAVED",
+            Refusal::Enforcement(_) => "NOT_ENFORCED",
+            Refusal::NotSaved { .. } => "NOT_SAVED",
+        },
+    }
+}

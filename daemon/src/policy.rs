@@ -1,0 +1,401 @@
+//! The policy in force: one value with one writer, whichever door it comes by.
+//!
+//! ```text
+//! file, gRPC, D-Bus → Policies::submit → History::check → enforce (kernel, then roles; can fail) → History::adopt → watch
+//! ```
+//!
+//! **Invariant:** what is refused, at whatever step, changes nothing anywhere, and is refused in the same words at each
+//! door. Whoever asks for the policy sees one that is in force as a whole.
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use config::{error::Errors, policy::Policy};
+use tokio::sync::watch;
+
+pub use self::history::{History, Origin, Revision};
+
+mod history;
+#[cfg(test)]
+mod tests;
+
+/// The longest text of a policy, in bytes: some thousand classes and rules.
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
+
+/// The longest that a policy may wait to be confirmed.
+pub const MAX_CONFIRM: Duration = Duration::from_secs(3600);
+
+/// The file in the state folder that holds a saved policy.
+const SAVED: &str = "policy.toml";
+
+/// What somebody wants the policy to be.
+#[derive(Clone, Debug, Default)]
+pub struct Submission {
+    /// The policy, in TOML.
+    pub text: String,
+    /// Who wants it.
+    pub author: String,
+    /// The revision that it was made from; another one in force refuses it.
+    pub expected: Option<u64>,
+    /// Only looks whether it would be accepted.
+    pub dry_run: bool,
+    /// Goes back to what was before, unless it is confirmed within this time.
+    pub confirm_within: Option<Duration>,
+    /// Keeps it in the state folder, where it takes precedence over the files from then on.
+    pub save: bool,
+}
+
+/// Why a policy did not come into force. The one that was in force still is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// More text than anybody writes.
+    #[error("the policy has {bytes} bytes; write at most {MAX_TEXT_BYTES}")]
+    TooLong {
+        /// What it has.
+        bytes: usize,
+    },
+    /// The text is not valid.
+    #[error("the policy is not valid:\n{0}")]
+    Invalid(Errors),
+    /// A class is gone that the configuration names.
+    #[error("the policy lacks the class \"{class}\", which the forward on {forward} is of; add [class.{class}]")]
+    MissingClass {
+        /// The class.
+        class: String,
+        /// The local address of the forward.
+        forward: String,
+    },
+    /// Somebody else was faster.
+    #[error(
+        "the policy was made from revision {expected}, but revision {current} is in force; look at it and try again"
+    )]
+    Stale {
+        /// What the author knew.
+        expected: u64,
+        /// What is in force.
+        current: u64,
+    },
+    /// The policy in force is on trial.
+    #[error("revision {number} by {author} waits to be confirmed; confirm it, roll it back, or wait {seconds} s")]
+    Unconfirmed {
+        /// The revision in force.
+        number: u64,
+        /// Who set it.
+        author: String,
+        /// After how many seconds it goes by itself.
+        seconds: u64,
+    },
+    /// Nothing is on trial, or something else.
+    #[error("revision {number} does not wait to be confirmed")]
+    NothingToConfirm {
+        /// What was to be confirmed.
+        number: u64,
+    },
+    /// No such revision.
+    #[error("there is no revision {number}; the oldest that is still known is {oldest}")]
+    Unknown {
+        /// What was asked for.
+        number: u64,
+        /// The oldest known.
+        oldest: u64,
+    },
+    /// Too long a trial.
+    #[error("a policy cannot wait {seconds} s to be confirmed; write at most {}", MAX_CONFIRM.as_secs())]
+    LongTrial {
+        /// What was asked for.
+        seconds: u64,
+    },
+    /// A trial that survives a restart is none.
+    #[error("a policy that waits to be confirmed cannot be saved; confirm it and save it then")]
+    SavedTrial,
+    /// The kernel, or a role, does not take it.
+    #[error("the policy was not put in force: {0}")]
+    Enforcement(String),
+    /// The state folder does not take it.
+    #[error("the policy could not be saved in {file}, and is not in force: {error}")]
+    NotSaved {
+        /// The file.
+        file: String,
+        /// What the system says.
+        error: String,
+    },
+}
+
+/// What became of a submission.
+#[derive(Clone, Debug)]
+pub struct Accepted {
+    /// The revision that is in force now; for a dry run, the one that would be.
+    pub revision: Arc<Revision>,
+    /// When it goes by itself, if it is not confirmed.
+    pub confirm_by: Option<SystemTime>,
+}
+
+/// Puts a policy in force everywhere, or says why nothing of it is.
+pub type Enforce = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
+
+/// The writer of the policy.
+pub struct Policies {
+    state: Mutex<State>,
+    current: watch::Sender<Arc<Revision>>,
+    saved: PathBuf,
+}
+
+struct State {
+    history: History,
+    enforce: Enforce,
+    /// Classes that have to be there, and the forwards that name them.
+    needed: Vec<(String, String)>,
+    /// What takes precedence over the files.
+    saved: Option<String>,
+}
+
+/// What is kept in the state folder, if anything was saved there.
+///
+/// # Errors
+/// The file is there, but cannot be read.
+pub fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(state_dir.join(SAVED)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Policies {
+    /// Takes charge of a policy that is in force already. `enforce` replaces it; forwards with a class need theirs.
+    #[must_use]
+    pub fn new(policy: Policy, origin: Origin, config: &config::Config, enforce: Enforce) -> Arc<Self> {
+        let history = History::new(policy, origin, SystemTime::now());
+        let current = watch::Sender::new(history.current().clone());
+        let saved = (origin == Origin::Saved).then(|| history.current().text.clone());
+        let state = State { history, enforce, needed: needed(config), saved };
+        Arc::new(Self { state: Mutex::new(state), current, saved: config.state_dir.join(SAVED) })
+    }
+
+    /// The revision in force.
+    #[must_use]
+    pub fn current(&self) -> Arc<Revision> {
+        self.current.borrow().clone()
+    }
+
+    /// Tells of each revision that comes into force; who is slow misses some, but not the last.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Arc<Revision>> {
+        self.current.subscribe()
+    }
+
+    /// The revisions that can be gone back to, oldest first.
+    #[must_use]
+    pub fn revisions(&self) -> Vec<Arc<Revision>> {
+        self.state().history.revisions().cloned().collect()
+    }
+
+    /// Returns a revision by its number.
+    ///
+    /// # Errors
+    /// It is not known any more, or never was.
+    pub fn revision(&self, number: u64) -> Result<Arc<Revision>, Refusal> {
+        self.state().history.former(Some(number))
+    }
+
+    /// Whether a saved policy takes precedence over the files at the next start or reload.
+    #[must_use]
+    pub fn is_saved(&self) -> bool {
+        self.state().saved.is_some()
+    }
+
+    /// When the revision in force goes by itself, if it waits to be confirmed.
+    #[must_use]
+    pub fn confirm_by(&self) -> Option<SystemTime> {
+        self.state().history.confirm_by()
+    }
+
+    /// Puts a policy in force, or looks whether it could be.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the policy in force stays there.
+    pub fn submit(&self, submission: Submission) -> Result<Accepted, Refusal> {
+        let mut state = self.state();
+        let now = SystemTime::now();
+        let Submission { text, author, expected, dry_run, confirm_within, save } = submission;
+        let policy = check(&text, &state.needed)?;
+        state.history.admit(expected, now)?;
+        if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
+            return Err(Refusal::LongTrial { seconds: time.as_secs() });
+        }
+        if save && confirm_within.is_some() {
+            return Err(Refusal::SavedTrial);
+        }
+        let revision = state.history.next(policy, text, Origin::Set, &author, now);
+        if dry_run {
+            return Ok(Accepted { revision: Arc::new(revision), confirm_by: None });
+        }
+        self.adopt(&mut state, revision, confirm_within, save)
+    }
+
+    /// Goes back to a former revision, which then has a new number; without a number, to the one before. That is also
+    /// how a revision on trial is given up.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the policy in force stays there.
+    pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Accepted, Refusal> {
+        let mut state = self.state();
+        let former = state.history.former(to)?;
+        // What a forward needs may have changed since.
+        let policy = check(&former.text, &state.needed)?;
+        let origin = Origin::Rollback { to: former.number };
+        let revision = state.history.next(policy, former.text.clone(), origin, author, SystemTime::now());
+        self.adopt(&mut state, revision, None, save)
+    }
+
+    /// Ends the trial of the revision in force: it stays.
+    ///
+    /// # Errors
+    /// It is not on trial; or it could not be saved, in which case it still is.
+    pub fn confirm(&self, number: u64, save: bool) -> Result<Arc<Revision>, Refusal> {
+        let mut state = self.state();
+        if !state.history.awaits(number) {
+            return Err(Refusal::NothingToConfirm { number });
+        }
+        if save {
+            let text = state.history.current().text.clone();
+            self.stage(&text).and_then(|()| self.replace_saved()).map_err(|error| self.not_saved(&error))?;
+            state.saved = Some(text);
+        }
+        state.history.confirm();
+        Ok(state.history.current().clone())
+    }
+
+    /// Gives up the revision `number` if it is still on trial and its time is over; returns whether it did.
+    pub fn expire(&self, number: u64) -> bool {
+        let mut state = self.state();
+        if !state.history.awaits(number) || state.history.confirm_by().is_some_and(|by| by > SystemTime::now()) {
+            return false;
+        }
+        let Ok(former) = state.history.former(None) else { return false };
+        let origin = Origin::Unconfirmed { number };
+        let policy = former.policy.clone();
+        let revision = state.history.next(policy, former.text.clone(), origin, "paced", SystemTime::now());
+        match self.adopt(&mut state, revision, None, false) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::error!("revision {number} was not confirmed and stays in force all the same: {error}");
+                false
+            }
+        }
+    }
+
+    /// Puts what the files say in force, or what was saved, which takes precedence.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the policy in force stays there.
+    pub fn reload(&self, config: &config::Config, author: &str) -> Result<(), Refusal> {
+        let mut state = self.state();
+        let (needed, now) = (needed(config), SystemTime::now());
+        let (text, origin) = match &state.saved {
+            Some(saved) => (saved.clone(), Origin::Saved),
+            None => (config.policy.to_toml(), Origin::Files),
+        };
+        let policy = check(&text, &needed)?;
+        state.history.admit(None, now)?;
+        if policy != state.history.current().policy {
+            let revision = state.history.next(policy, text, origin, author, now);
+            self.adopt(&mut state, revision, None, false)?;
+        }
+        state.needed = needed;
+        Ok(())
+    }
+
+    /// Forgets the saved policy, so that the files count again from the next reload or restart on; returns whether there
+    /// was one.
+    ///
+    /// # Errors
+    /// The state folder does not allow it.
+    pub fn forget_saved(&self) -> Result<bool, Refusal> {
+        let mut state = self.state();
+        match fs::remove_file(&self.saved) {
+            Ok(()) => {
+                state.saved = None;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(state.saved.take().is_some()),
+            Err(error) => Err(self.not_saved(&error)),
+        }
+    }
+
+    fn adopt(
+        &self,
+        state: &mut State,
+        revision: Revision,
+        confirm_within: Option<Duration>,
+        save: bool,
+    ) -> Result<Accepted, Refusal> {
+        if save {
+            self.stage(&revision.text).map_err(|error| self.not_saved(&error))?;
+        }
+        (state.enforce)(&revision.policy).map_err(Refusal::Enforcement)?;
+        if save {
+            if let Err(error) = self.replace_saved() {
+                // It was in force a moment ago.
+                if let Err(back) = (state.enforce)(&state.history.current().policy.clone()) {
+                    tracing::error!("the former policy could not be put back in force: {back}");
+                }
+                return Err(self.not_saved(&error));
+            }
+            state.saved = Some(revision.text.clone());
+        }
+        let revision = state.history.adopt(revision, confirm_within);
+        self.current.send_replace(revision.clone());
+        tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
+        Ok(Accepted { revision, confirm_by: state.history.confirm_by() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn staged(&self) -> PathBuf {
+        self.saved.with_extension("toml.new")
+    }
+
+    fn stage(&self, text: &str) -> io::Result<()> {
+        use io::Write as _;
+        let mut file = fs::File::create(self.staged())?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    }
+
+    fn replace_saved(&self) -> io::Result<()> {
+        fs::rename(self.staged(), &self.saved)
+    }
+
+    fn not_saved(&self, error: &io::Error) -> Refusal {
+        Refusal::NotSaved { file: self.saved.display().to_string(), error: error.to_string() }
+    }
+}
+
+/// Returns the classes that a configuration names, each with the forward that does.
+#[must_use]
+pub fn needed(config: &config::Config) -> Vec<(String, String)> {
+    let of = |forward: &config::forward::Forward| Some((forward.class.clone()?, forward.listen.to_string()));
+    config.forwards.iter().filter_map(of).collect()
+}
+
+/// Reads a policy, and looks whether it has the classes that are `needed`, each with the forward that names it.
+///
+/// # Errors
+/// It is too long, is not valid, or lacks one.
+pub fn check(text: &str, needed: &[(String, String)]) -> Result<Policy, Refusal> {
+    if text.len() > MAX_TEXT_BYTES {
+        return Err(Refusal::TooLong { bytes: text.len() });
+    }
+    let policy = Policy::from_toml(text).map_err(Refusal::Invalid)?;
+    match needed.iter().find(|(class, _)| policy.id_of(class).is_none()) {
+        None => Ok(policy),
+        Some((class, forward)) => Err(Refusal::MissingClass { class: class.clone(), forward: forward.clone() }),
+    }
+}

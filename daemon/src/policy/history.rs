@@ -1,0 +1,177 @@
+//! Which policy is in force, and which ones were. State, event and now in; decision out.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use config::policy::Policy;
+use similar::TextDiff;
+
+use super::Refusal;
+
+/// How many revisions are remembered.
+const REVISIONS: usize = 64;
+
+/// How many bytes they may take, texts and differences; the one in force and the one before are kept in any case.
+const BYTES: usize = 8 << 20;
+
+/// How long comparing two texts may take. What is not compared by then shows as replaced.
+const COMPARING: Duration = Duration::from_millis(100);
+
+/// Where a revision comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration's files.
+    Files,
+    /// The state folder, where it was saved.
+    Saved,
+    /// Somebody set it while paced ran.
+    Set,
+    /// Somebody went back to a former one.
+    Rollback {
+        /// The former one.
+        to: u64,
+    },
+    /// Nobody confirmed the one before.
+    Unconfirmed {
+        /// The one before.
+        number: u64,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files => f.write_str("files"),
+            Self::Saved => f.write_str("saved"),
+            Self::Set => f.write_str("set"),
+            Self::Rollback { to } => write!(f, "rollback to {to}"),
+            Self::Unconfirmed { number } => write!(f, "{number} was not confirmed"),
+        }
+    }
+}
+
+/// A policy that is, was, or could be in force.
+#[derive(Clone, Debug)]
+pub struct Revision {
+    /// Counts from 1 with each start of the daemon.
+    pub number: u64,
+    /// The policy.
+    pub policy: Policy,
+    /// The text it was read from.
+    pub text: String,
+    /// Who wanted it.
+    pub author: String,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// When it came into force.
+    pub since: SystemTime,
+    /// What it changed of the one before, as a unified diff; empty where texts are the same.
+    pub diff: String,
+}
+
+/// The revisions of one life of the daemon.
+#[derive(Debug)]
+pub struct History {
+    /// Never empty; the last one is in force.
+    revisions: VecDeque<Arc<Revision>>,
+    /// When the one in force goes by itself.
+    confirm_by: Option<SystemTime>,
+}
+
+impl History {
+    /// Begins with revision 1, which is in force.
+    #[must_use]
+    pub fn new(policy: Policy, origin: Origin, now: SystemTime) -> Self {
+        let (text, author) = (policy.to_toml(), "paced".to_owned());
+        let first = Revision { number: 1, policy, text, author, origin, since: now, diff: String::new() };
+        Self { revisions: VecDeque::from([Arc::new(first)]), confirm_by: None }
+    }
+
+    /// The revision in force.
+    #[must_use]
+    pub fn current(&self) -> &Arc<Revision> {
+        // Never empty: the last one is not forgotten.
+        &self.revisions[self.revisions.len() - 1]
+    }
+
+    /// Those that can be gone back to, and the one in force; oldest first.
+    pub fn revisions(&self) -> impl Iterator<Item = &Arc<Revision>> {
+        self.revisions.iter()
+    }
+
+    /// When the revision in force goes by itself, if it is on trial.
+    #[must_use]
+    pub fn confirm_by(&self) -> Option<SystemTime> {
+        self.confirm_by
+    }
+
+    /// Whether revision `number` is in force, on trial.
+    #[must_use]
+    pub fn awaits(&self, number: u64) -> bool {
+        self.confirm_by.is_some() && self.current().number == number
+    }
+
+    /// Decides whether somebody who knew revision `expected` may set another one.
+    ///
+    /// # Errors
+    /// The one in force is on trial, or is not the expected one.
+    pub fn admit(&self, expected: Option<u64>, now: SystemTime) -> Result<(), Refusal> {
+        let current = self.current();
+        if let Some(by) = self.confirm_by {
+            let seconds = by.duration_since(now).unwrap_or_default().as_secs();
+            return Err(Refusal::Unconfirmed { number: current.number, author: current.author.clone(), seconds });
+        }
+        match expected {
+            Some(expected) if expected != current.number => Err(Refusal::Stale { expected, current: current.number }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the revision that would follow.
+    #[must_use]
+    pub fn next(&self, policy: Policy, text: String, origin: Origin, author: &str, now: SystemTime) -> Revision {
+        let current = self.current();
+        let number = current.number + 1;
+        let diff = diff(&current.text, &text, [current.number, number].map(|number| format!("revision {number}")));
+        Revision { number, policy, text, author: author.to_owned(), origin, since: now, diff }
+    }
+
+    /// Returns a revision to go back to; the one before the one in force without a number.
+    ///
+    /// # Errors
+    /// There is none of this number any more, or never was.
+    pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, Refusal> {
+        let (number, oldest) = (number.unwrap_or(self.current().number - 1), self.revisions[0].number);
+        let found = self.revisions.iter().find(|revision| revision.number == number);
+        found.cloned().ok_or(Refusal::Unknown { number, oldest })
+    }
+
+    /// Notes that a revision is in force now, on trial for a while if it is to be confirmed.
+    pub fn adopt(&mut self, revision: Revision, confirm_within: Option<Duration>) -> Arc<Revision> {
+        self.confirm_by = confirm_within.and_then(|time| revision.since.checked_add(time));
+        let revision = Arc::new(revision);
+        self.revisions.push_back(revision.clone());
+        let size = |revision: &Arc<Revision>| revision.text.len() + revision.diff.len();
+        let mut bytes: usize = self.revisions.iter().map(size).sum();
+        while self.revisions.len() > 2 && (self.revisions.len() > REVISIONS || bytes > BYTES) {
+            bytes -= self.revisions.pop_front().as_ref().map_or(0, size);
+        }
+        revision
+    }
+
+    /// Notes that the revision in force stays.
+    pub fn confirm(&mut self) {
+        self.confirm_by = None;
+    }
+}
+
+/// Returns what changes from one text to another, as a unified diff.
+#[must_use]
+pub fn diff(old: &str, new: &str, [old_name, new_name]: [String; 2]) -> String {
+    let diff = TextDiff::configure().timeout(COMPARING).diff_lines(old, new);
+    diff.unified_diff().context_radius(3).header(&old_name, &new_name).to_string()
+}

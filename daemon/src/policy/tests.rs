@@ -1,0 +1,200 @@
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use config::Config;
+
+use super::*;
+
+const ONE: &str = "[class.one]\nweight = 1\n";
+const TWO: &str = "[class.two]\nweight = 2\n";
+
+/// Policies in a folder of their own, what was put in force, and whether that is refused.
+struct Bench {
+    policies: Arc<Policies>,
+    enforced: Arc<Mutex<Vec<usize>>>,
+    refuses: Arc<AtomicBool>,
+    config: Config,
+}
+
+impl Bench {
+    fn new(name: &str, text: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("paced-policy-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let config = Config::from_toml(&format!("state_dir = \"{}\"\n{text}", folder.display())).unwrap();
+        let (enforced, refuses) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::<AtomicBool>::default());
+        let (noted, asked) = (enforced.clone(), refuses.clone());
+        let enforce = move |policy: &Policy| {
+            if asked.load(Relaxed) {
+                return Err("the kernel is full".to_owned());
+            }
+            noted.lock().unwrap().push(policy.classes.len());
+            Ok(())
+        };
+        let policies = Policies::new(config.policy.clone(), Origin::Files, &config, Box::new(enforce));
+        Self { policies, enforced, refuses, config }
+    }
+
+    fn set(&self, text: &str) -> Result<Accepted, Refusal> {
+        self.submit(Submission { text: text.into(), ..Submission::default() })
+    }
+
+    fn submit(&self, submission: Submission) -> Result<Accepted, Refusal> {
+        self.policies.submit(Submission { author: "alice".into(), ..submission })
+    }
+
+    fn saved(&self) -> Option<String> {
+        read_saved(&self.config.state_dir).unwrap()
+    }
+
+    /// Number, text and origin of what is in force.
+    fn current(&self) -> (u64, String, Origin) {
+        let current = self.policies.current();
+        (current.number, current.text.clone(), current.origin)
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.config.state_dir);
+    }
+}
+
+#[test]
+fn what_is_set_is_in_force_with_its_author_and_what_it_changed() {
+    let bench = Bench::new("set", ONE);
+    let told = bench.policies.watch();
+    let accepted = bench.set(TWO).unwrap().revision;
+    assert_eq!((accepted.number, &accepted.author[..], accepted.origin), (2, "alice", Origin::Set));
+    assert!(accepted.diff.contains("-[class.one]") && accepted.diff.contains("+[class.two]"), "{}", accepted.diff);
+    assert_eq!(bench.current(), (2, TWO.into(), Origin::Set));
+    assert_eq!((told.borrow().number, bench.enforced.lock().unwrap().len()), (2, 1));
+}
+
+#[test]
+fn what_is_refused_changes_nothing_and_says_what_to_do() {
+    let forward = "[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\nclass = \"one\"\n\
+                   relay = \"https://relay.example/{target_host}/{target_port}/\"\n";
+    let bench = Bench::new("refused", &format!("{forward}{ONE}"));
+    let submission = |text: &str| Submission { text: text.into(), ..Submission::default() };
+    let rows = [
+        (submission("[class.one]\nwait = 1"), "line 2, column 1: class.one.wait: unknown key"),
+        (submission(&" ".repeat(MAX_TEXT_BYTES + 1)), "write at most 1048576"),
+        (submission(TWO), "forward on 127.0.0.1:1 is of; add [class.one]"),
+        (submission("[relay]\nlisten = []"), "unknown key"),
+        (Submission { expected: Some(7), ..submission(ONE) }, "made from revision 7, but revision 1 is in force"),
+        (Submission { confirm_within: Some(Duration::from_secs(4000)), ..submission(ONE) }, "at most 3600"),
+        (
+            Submission { confirm_within: Some(Duration::from_secs(4)), save: true, ..submission(ONE) },
+            "confirm it and save it then",
+        ),
+    ];
+    for (submission, why) in rows {
+        let refusal = bench.submit(submission).unwrap_err().to_string();
+        assert!(refusal.contains(why), "{refusal}\nlacks\n{why}");
+    }
+    bench.refuses.store(true, Relaxed);
+    let refusal = bench.submit(Submission { save: true, ..submission(ONE) }).unwrap_err();
+    assert_eq!(refusal, Refusal::Enforcement("the kernel is full".into()));
+    assert_eq!((bench.current().0, bench.enforced.lock().unwrap().len(), bench.saved()), (1, 0, None));
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_and_does_not_do_it() {
+    let bench = Bench::new("dry", ONE);
+    let would = bench.submit(Submission { text: TWO.into(), dry_run: true, ..Submission::default() }).unwrap();
+    assert_eq!((would.revision.number, bench.current().0), (2, 1));
+    assert!(bench.enforced.lock().unwrap().is_empty());
+}
+
+#[test]
+fn going_back_makes_a_new_revision_of_an_old_text() {
+    let bench = Bench::new("back", "");
+    let first = bench.current().1;
+    bench.set(ONE).unwrap();
+    bench.set(TWO).unwrap();
+    assert_eq!(bench.policies.roll_back(None, "bob", false).unwrap().revision.text, ONE);
+    assert_eq!(bench.policies.roll_back(Some(1), "bob", false).unwrap().revision.number, 5);
+    assert_eq!(bench.current(), (5, first, Origin::Rollback { to: 1 }));
+    let refusal = bench.policies.roll_back(Some(9), "bob", false).unwrap_err();
+    assert_eq!(refusal, Refusal::Unknown { number: 9, oldest: 1 });
+}
+
+#[test]
+fn a_trial_that_nobody_confirms_ends_where_it_began() {
+    let bench = Bench::new("trial", ONE);
+    let trial = |text: &str, seconds| Submission {
+        text: text.into(),
+        confirm_within: Some(Duration::from_secs(seconds)),
+        ..Submission::default()
+    };
+    assert!(bench.submit(trial(TWO, 3_600)).unwrap().confirm_by.is_some());
+    assert!(!bench.policies.expire(2), "its time is not over");
+    assert!(matches!(bench.set(ONE), Err(Refusal::Unconfirmed { number: 2, .. })));
+    assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(Refusal::Unconfirmed { .. })));
+    assert_eq!(bench.policies.confirm(1, false).unwrap_err(), Refusal::NothingToConfirm { number: 1 });
+    bench.policies.confirm(2, false).unwrap();
+    assert_eq!(bench.policies.confirm_by(), None);
+
+    bench.submit(trial(ONE, 0)).unwrap();
+    assert!(bench.policies.expire(3));
+    assert_eq!(bench.current(), (4, TWO.into(), Origin::Unconfirmed { number: 3 }));
+    assert!(!bench.policies.expire(3) && !bench.policies.expire(4));
+}
+
+#[test]
+fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
+    let bench = Bench::new("saved", ONE);
+    bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
+    assert_eq!((bench.saved().as_deref(), bench.policies.is_saved()), (Some(TWO), true));
+    bench.set("[class.three]\n").unwrap();
+    bench.policies.reload(&bench.config, "root").unwrap();
+    assert_eq!(bench.current(), (4, TWO.into(), Origin::Saved), "what was only set is gone");
+    assert_eq!((bench.policies.forget_saved(), bench.policies.forget_saved()), (Ok(true), Ok(false)));
+    bench.policies.reload(&bench.config, "root").unwrap();
+    assert_eq!((bench.current().2, bench.saved()), (Origin::Files, None));
+    bench.policies.reload(&bench.config, "root").unwrap();
+    assert_eq!(bench.current().0, 5, "nothing new");
+}
+
+#[test]
+fn what_cannot_be_saved_is_not_in_force_either() {
+    let bench = Bench::new("unsaved", ONE);
+    // A folder where the file should be.
+    fs::create_dir(bench.config.state_dir.join(SAVED)).unwrap();
+    let save = Submission { text: TWO.into(), save: true, ..Submission::default() };
+    assert!(matches!(bench.submit(save), Err(Refusal::NotSaved { .. })));
+    assert_eq!(bench.current().0, 1);
+    assert_eq!(*bench.enforced.lock().unwrap(), [2, 2], "the former is put back in force");
+}
+
+#[test]
+fn a_hundred_writers_at_once_leave_one_history() {
+    let bench = Bench::new("writers", ONE);
+    std::thread::scope(|scope| {
+        for writer in 0..100 {
+            let bench = &bench;
+            scope.spawn(move || {
+                let text = format!("[class.w{writer}]\n");
+                let expected = (writer % 2 == 0).then_some(1);
+                let set = bench.submit(Submission { text, expected, ..Submission::default() });
+                assert!(matches!(set, Ok(_) | Err(Refusal::Stale { expected: 1, .. })), "{set:?}");
+            });
+        }
+    });
+    let numbers: Vec<_> = bench.policies.revisions().iter().map(|revision| revision.number).collect();
+    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
+    assert!(numbers.len() <= 64 && bench.current().0 >= 51);
+    assert_eq!(bench.enforced.lock().unwrap().len() as u64, bench.current().0 - 1);
+}
+
+#[test]
+fn history_is_bounded_in_bytes_and_keeps_two() {
+    let bench = Bench::new("bounded", "");
+    for number in 0..20 {
+        let comment = format!("# {number} {}\n", "x".repeat(MAX_TEXT_BYTES / 2));
+        bench.set(&comment).unwrap();
+    }
+    let revisions = bench.policies.revisions();
+    let bytes: usize = revisions.iter().map(|revision| revision.text.len() + revision.diff.len()).sum();
+    assert!(revisions.len() >= 2 && bytes <= 8 << 20, "{} with {bytes}", revisions.len());
+    assert!(matches!(bench.policies.roll_back(Some(1), "bob", false), Err(Refusal::Unknown { number: 1, .. })));
+}
