@@ -1,36 +1,90 @@
-//! `pacectl`: the hand tool of paced. Makes tokens, probes relays, forwards ports through them.
+//! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
+//! forwards ports through them.
 
+mod door;
 mod forward;
 mod options;
+mod policy;
 mod probe;
+mod status;
+mod table;
 mod token;
+mod top;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use anyhow::Result;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage.\n\
+use self::door::Door;
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (the message says why), 4 this user may \
+    not, 5 no daemon answers.\n\
     Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
 
+/// Looks at a running paced and changes its policy; makes tokens, probes relays, forwards ports through them
 #[derive(Parser)]
-#[command(name = "pacectl", version, about = "Makes tokens, probes relays, forwards ports through them", after_help = EXIT_CODES)]
+#[command(name = "pacectl", version, about, after_help = EXIT_CODES)]
 struct Arguments {
+    #[command(flatten)]
+    door: Door,
+    /// Prints JSON
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// What runs, and what the kernel enforces
+    Status,
+    /// What each class gets
+    Classes,
+    /// Which classes there are, and what each deserves
+    #[command(subcommand)]
+    Policy(policy::Command),
+    /// Has the daemon read its configuration again, and waits until it is in force
+    Reload,
+    /// Lists open tunnels
+    Tunnels(status::Tunnels),
+    /// Lists open connections of clients
+    Connections,
+    /// Ends a tunnel
+    Close {
+        /// Its ID, from `pacectl tunnels`
+        tunnel: u64,
+    },
+    /// Gives a tunnel a class whatever the rules say; without a class, has rules decide again
+    Class {
+        /// Its ID, from `pacectl tunnels`
+        tunnel: u64,
+        /// The class
+        class: Option<String>,
+    },
+    /// Shows what each class and tunnel gets, as it happens
+    Top,
+    /// Prints what happens, until interrupted
+    Events,
     /// Bearer tokens, by which a relay knows its users
-    #[command(subcommand, after_help = EXIT_CODES)]
+    #[command(subcommand)]
     Token(token::Command),
     /// Opens a UDP tunnel to an echo and measures set-up time, round trips and loss
-    #[command(after_help = EXIT_CODES)]
     Probe(probe::Arguments),
     /// Forwards a local UDP address, or a TCP one, to a target through a relay, until interrupted
-    #[command(after_help = EXIT_CODES)]
     Forward(forward::Arguments),
+    /// Prints what a shell completes commands with
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Writes the manual pages of pacectl and its commands
+    Man {
+        /// Where to
+        folder: PathBuf,
+    },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -41,16 +95,40 @@ async fn main() -> ExitCode {
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
     let filter = filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| format!("paced={quiet}")));
     tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).init();
-    let outcome = match arguments.command {
-        Command::Token(command) => token::run(&command),
-        Command::Probe(arguments) => probe::run(&arguments).await,
-        Command::Forward(arguments) => forward::run(&arguments).await,
-    };
-    match outcome {
+    match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pacectl: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("pacectl: {}", door::message(&error));
+            ExitCode::from(door::exit_code(&error))
         }
     }
+}
+
+async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
+    match command {
+        Command::Status => status::status(&mut door.open().await?, json).await,
+        Command::Classes => status::classes(&mut door.open().await?, json).await,
+        Command::Policy(command) => policy::run(&mut door.open().await?, command, json).await,
+        Command::Reload => status::reload(&mut door.open().await?, json).await,
+        Command::Tunnels(arguments) => status::tunnels(&mut door.open().await?, arguments, json).await,
+        Command::Connections => status::connections(&mut door.open().await?, json).await,
+        Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
+        Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
+        Command::Top => top::run(&mut door.open().await?).await,
+        Command::Events => status::events(&mut door.open().await?, json).await,
+        Command::Token(command) => token::run(&command, json),
+        Command::Probe(arguments) => probe::run(&arguments, json).await,
+        Command::Forward(arguments) => forward::run(&arguments).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { folder } => man(&folder),
+    }
+}
+
+/// Writes a page for `pacectl` and one for each of its commands.
+fn man(folder: &std::path::Path) -> Result<()> {
+    clap_mangen::generate_to(Arguments::command(), folder)?;
+    Ok(())
 }

@@ -48,9 +48,6 @@ pub(crate) struct Arguments {
     /// Milliseconds between two payloads
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     interval_ms: u64,
-    /// Prints JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// What was found out. Times are in microseconds.
@@ -78,7 +75,7 @@ struct RoundTrips {
     max: u64,
 }
 
-pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     let target = match &arguments.target {
         Some(target) => target.clone(),
         None if arguments.relay.is_development() => Target { host: Host::Ip([127, 0, 0, 1].into()), port: 4_434 },
@@ -122,7 +119,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         loss_percent: 100.0 * (1.0 - received as f64 / f64::from(arguments.count)),
         rtt_us: RoundTrips::of(round_trips),
     };
-    if arguments.json {
+    if as_json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         report.print();

@@ -11,17 +11,14 @@ pub(crate) enum Command {
         /// Whom it is for
         #[arg(default_value = "user")]
         name: String,
-        /// Prints JSON
-        #[arg(long)]
-        json: bool,
     },
 }
 
-pub(crate) fn run(command: &Command) -> Result<()> {
-    let Command::New { name, json } = command;
+pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
+    let Command::New { name } = command;
     let (token, sha256) = auth::generate_token().map_err(|_| anyhow!("the system has no randomness to give"))?;
     let sha256 = auth::hex(&sha256);
-    if *json {
+    if as_json {
         println!("{}", serde_json::json!({ "name": name, "token": token, "sha256": sha256 }));
         return Ok(());
     }

@@ -1,0 +1,187 @@
+//! What the daemon does: `pacectl status`, `classes`, `tunnels`, `connections`, `close`, `class`, `events`, `reload`.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use paced::control::grpc::{Client, v1};
+
+use super::table::{age, bytes, json, or_dash, rate, table};
+
+#[derive(Args)]
+pub(crate) struct Tunnels {
+    /// Only those of this class
+    #[arg(long, value_name = "NAME")]
+    class: Option<String>,
+    /// Only those of this user
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Only those over this connection
+    #[arg(long, value_name = "ID")]
+    connection: Option<u64>,
+}
+
+pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
+    let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
+    if as_json {
+        return json(&status);
+    }
+    println!("paced {}, up for {}", status.version, age(status.started.as_ref()));
+    let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
+    println!("policy        revision {}{saved}", status.revision);
+    if let Some(by) = &status.confirm_by {
+        println!("              until {by}, unless it is confirmed: pacectl policy confirm");
+    }
+    for listener in &status.listeners {
+        println!("listens on    {listener}");
+    }
+    for forward in &status.forwards {
+        println!("forwards      {forward}");
+    }
+    println!("workers       {}", status.workers);
+    println!("open          {} connections, {} tunnels", status.connections, status.tunnels);
+    println!("you           may {}", if status.writable { "read and write" } else { "read" });
+    if !status.enforcement.is_empty() {
+        println!();
+        let row =
+            |of: v1::Enforcement| [of.device, of.part, if of.enforced { "yes" } else { "no" }.to_owned(), of.detail];
+        table(["device", "part", "enforced", "how, or why not"], status.enforcement.into_iter().map(row));
+    }
+    println!();
+    let row = |of: v1::Feature| [of.name, of.state, of.detail];
+    table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
+    Ok(())
+}
+
+/// Shows what became of each class over a while.
+pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
+    const WHILE: Duration = Duration::from_secs(1);
+    let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
+    let mut stats = client.watch_stats(request).await?.into_inner();
+    let Some(before) = stats.message().await? else { bail!("the daemon ended") };
+    if as_json {
+        return json(&before);
+    }
+    let Some(after) = stats.message().await? else { bail!("the daemon ended") };
+    let row = |of: v1::ClassStats| {
+        let was = before.classes.iter().find(|was| was.class == of.class && was.role == of.role);
+        let sent_bytes = of.sent_bytes.saturating_sub(was.map_or(0, |was| was.sent_bytes));
+        let dropped = of.dropped_full + of.dropped_late + of.dropped_sojourn;
+        [
+            of.class,
+            of.role,
+            of.tunnels.to_string(),
+            rate(sent_bytes as f64 * 8.0 / WHILE.as_secs_f64()),
+            bytes(of.sent_bytes),
+            dropped.to_string(),
+            of.late_payloads.to_string(),
+            of.expired_streams.to_string(),
+        ]
+    };
+    let heads = ["class", "role", "tunnels", "rate", "sent", "dropped", "late", "expired"];
+    table(heads, after.classes.into_iter().map(row));
+    Ok(())
+}
+
+pub(crate) async fn tunnels(client: &mut Client, arguments: Tunnels, as_json: bool) -> Result<()> {
+    let Tunnels { class, user, connection } = arguments;
+    let mut request = v1::ListTunnelsRequest {
+        class: class.unwrap_or_default(),
+        user: user.unwrap_or_default(),
+        connection: connection.unwrap_or(0),
+        ..v1::ListTunnelsRequest::default()
+    };
+    let mut tunnels = Vec::new();
+    loop {
+        let page = client.list_tunnels(request.clone()).await?.into_inner();
+        tunnels.extend(page.tunnels);
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    if as_json {
+        return json(&tunnels);
+    }
+    table(TUNNEL, tunnels.into_iter().map(tunnel));
+    Ok(())
+}
+
+const TUNNEL: [&str; 9] = ["id", "conn", "user", "class", "proto", "target", "open for", "up", "down"];
+
+fn tunnel(of: v1::Tunnel) -> [String; 9] {
+    [
+        of.id.to_string(),
+        of.connection.to_string(),
+        or_dash(&of.user),
+        if of.pinned { format!("{} (set)", of.class) } else { of.class },
+        of.protocol,
+        or_dash(&of.target),
+        age(of.since.as_ref()),
+        bytes(of.up_bytes),
+        bytes(of.down_bytes),
+    ]
+}
+
+pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()> {
+    let mut request = v1::ListConnectionsRequest::default();
+    let mut connections = Vec::new();
+    loop {
+        let page = client.list_connections(request.clone()).await?.into_inner();
+        connections.extend(page.connections);
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    if as_json {
+        return json(&connections);
+    }
+    let row = |of: v1::Connection| {
+        [of.id.to_string(), or_dash(&of.client), of.listener, age(of.since.as_ref()), of.tunnels.to_string()]
+    };
+    table(["id", "client", "listener", "open for", "tunnels"], connections.into_iter().map(row));
+    Ok(())
+}
+
+pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
+    let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
+    if as_json {
+        return json(&answer);
+    }
+    println!("tunnel {tunnel} is closed");
+    Ok(())
+}
+
+/// Gives a tunnel a class; without one, has rules decide again.
+pub(crate) async fn class(client: &mut Client, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
+    let request = v1::SetTunnelClassRequest { tunnel, class: class.unwrap_or_default() };
+    let answer = client.set_tunnel_class(request).await?.into_inner();
+    if as_json {
+        return json(&answer);
+    }
+    table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel));
+    Ok(())
+}
+
+pub(crate) async fn events(client: &mut Client, as_json: bool) -> Result<()> {
+    let mut events = client.watch_events(v1::WatchEventsRequest {}).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        if as_json {
+            json(&event)?;
+        } else {
+            let time = event.time.map(|time| time.to_string()).unwrap_or_default();
+            println!("{time}  {}: {}", event.kind, event.message);
+        }
+    }
+    bail!("the daemon ended")
+}
+
+pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
+    let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
+    if as_json {
+        return json(&answer);
+    }
+    println!("reloaded; revision {} is in force", answer.revision);
+    Ok(())
+}
