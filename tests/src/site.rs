@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -37,6 +38,8 @@ pub struct Terms<'a> {
     pub targets: &'a str,
     /// Of `[relay.limits]`.
     pub limits: &'a str,
+    /// Of `[control]`.
+    pub control: &'a str,
     /// Sections at the end.
     pub sections: &'a str,
 }
@@ -46,7 +49,7 @@ impl Default for Terms<'_> {
     fn default() -> Self {
         let targets = r#"
             allow = [{ to = "10.0.0.0/8", ports = ["1-65535"] }, { to = "fd00::/8", ports = ["1-65535"] }]"#;
-        Self { relay: "auth = \"none\"", targets, limits: "", sections: "" }
+        Self { relay: "auth = \"none\"", targets, limits: "", control: "", sections: "" }
     }
 }
 
@@ -189,6 +192,23 @@ impl Site {
         if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
     }
 
+    /// Runs `pacectl` against the relay's control socket, with `input` as its standard input; returns its exit code and what
+    /// it said, on either output.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn pacectl(&self, arguments: &[&str], input: &str) -> Result<(Option<i32>, String)> {
+        let mut command = Command::new(crate::program("pacectl")?);
+        command.arg("--socket").arg(self.path("control.sock")).args(arguments);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        // Who does not read it, does not want it.
+        let _ = child.stdin.take().context("a pipe")?.write_all(input.as_bytes());
+        let output = child.wait_with_output()?;
+        let said = [output.stdout, output.stderr].concat();
+        Ok((output.status.code(), String::from_utf8(said)?))
+    }
+
     /// Asks the relay for its metrics.
     ///
     /// # Errors
@@ -262,7 +282,7 @@ fn template(chain: &Chain, family: Family) -> String {
 }
 
 fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
-    let Terms { relay, targets, limits, sections } = terms;
+    let Terms { relay, targets, limits, control, sections } = terms;
     let (v4, v6) = (template(chain, Family::V4), template(chain, Family::V6));
     let folder = folder.0.display();
     format!(
@@ -277,6 +297,9 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
         {targets}
         [relay.limits]
         {limits}
+        [control]
+        socket = "{folder}/control.sock"
+        {control}
         [metrics]
         listen = "{METRICS}"
         [log]

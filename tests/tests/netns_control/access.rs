@@ -1,0 +1,94 @@
+//! Who may do what.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::{VOICE, connect, in_force, json};
+
+/// `pacectl` as another user and group: its exit code and what it said.
+fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Option<i32>, String) {
+    // Programs of a build lie where other users may not look.
+    let copy = site.path("pacectl");
+    if !copy.exists() {
+        std::fs::copy(tests::program("pacectl").unwrap(), &copy).unwrap();
+    }
+    let mut command = Command::new(&copy);
+    command.arg("--socket").arg(site.path("control.sock")).args(arguments).uid(uid).gid(gid);
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let policy = site.write("policy.toml", "").unwrap().display().to_string();
+    site.client(async || {
+        let client = connect(&site).await;
+        let _tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        // The socket is root's: of that group, nobody may connect.
+        let reader = |arguments: &[&str]| pacectl_as(&site, (NOBODY, 0), arguments);
+        for arguments in [&["policy", "get"][..], &["status"], &["policy", "list"]] {
+            let (code, said) = reader(arguments);
+            assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        }
+        for list in ["tunnels", "connections"] {
+            let (code, said) = reader(&[list]);
+            assert!(code == Some(0) && !said.contains("10.0."), "{said}");
+            assert!(json(&site, &[list]).to_string().contains("10.0."));
+        }
+        for arguments in [
+            &["policy", "set", &policy][..],
+            &["policy", "check", &policy],
+            &["policy", "rollback"],
+            &["policy", "confirm", "1"],
+            &["policy", "forget"],
+            &["reload"],
+            &["close", "1"],
+            &["class", "1", "default"],
+        ] {
+            let (code, said) = reader(arguments);
+            assert!(code == Some(4) && said.contains("may not change anything"), "{arguments:?}: {code:?} {said}");
+        }
+        // Of no such group, nobody may not even connect.
+        let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);
+        assert!(code == Some(5) && said.contains("may this user connect"), "{code:?} {said}");
+        assert_eq!((in_force(&site).1, json(&site, &["tunnels"])[0]["class"].as_str()), (1, Some("voice")));
+    })
+    .unwrap();
+}
+
+#[test]
+fn who_is_named_may_write() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { control: "writers = [\"nobody\"]", ..Terms::default() }).unwrap();
+    let policy = site.write("policy.toml", VOICE).unwrap().display().to_string();
+    let (code, said) = pacectl_as(&site, (NOBODY, 0), &["policy", "set", &policy]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(json(&site, &["policy", "list"])["revisions"][1]["author"], "nobody");
+}
+
+#[test]
+fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_not() {
+    tests::ring!(Netns);
+    let mut site = Site::new(Terms::default()).unwrap();
+    let second = || {
+        let (paced, file) = (tests::program("paced").unwrap(), site.path("paced.toml"));
+        site.chain.target.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap()
+    };
+    let other = second();
+    other.wait_for_line("is served by another process; give each its own `socket`", SOON).unwrap();
+    drop(other);
+    assert_eq!(json(&site, &["status"])["revision"], 1);
+    site.relay.signal(libc::SIGKILL).unwrap();
+    site.relay.wait(SOON).unwrap();
+    assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(5));
+    let (paced, file) = (tests::program("paced").unwrap(), site.path("paced.toml"));
+    let _again = site.chain.relay.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap();
+    wait_for("the next daemon", SOON, || (site.pacectl(&["status"], "").unwrap().0 == Some(0)).then_some(())).unwrap();
+}

@@ -1,0 +1,163 @@
+//! The door for D-Bus, through a bus of the test's own and clients that are none of ours.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use tests::process::{Process, wait_for};
+use tests::site::{SOON, Site, Terms};
+
+use super::{VOICE, in_force, json};
+
+const OBJECT: [&str; 3] = ["org.paced.Paced1", "/org/paced/Paced1", "org.paced.Control1"];
+
+/// A bus, and a relay on it.
+struct Bus {
+    site: Site,
+    address: String,
+    _daemon: Process,
+    folder: PathBuf,
+}
+
+impl Bus {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("paced-bus-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("bus");
+        let address = format!("unix:path={}", socket.display());
+        // Every user may connect, as to the bus of a system.
+        let configuration = format!(
+            r#"<busconfig><type>session</type><listen>{address}</listen><auth>EXTERNAL</auth><policy context="default">
+               <allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy></busconfig>"#
+        );
+        let file = folder.join("bus.conf");
+        std::fs::write(&file, configuration).unwrap();
+        let mut command = Command::new("dbus-daemon");
+        command.args(["--nofork", "--nopidfile", "--config-file"]).arg(&file);
+        let daemon = Process::start(command).unwrap();
+        wait_for("the bus", SOON, || socket.exists().then_some(())).unwrap();
+        let control = format!("bus = \"{address}\"\nwriters = [\"nobody\"]");
+        let site = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();
+        let bus = Self { site, address, _daemon: daemon, folder };
+        wait_for("the name on the bus", SOON, || bus.busctl(&["introspect", OBJECT[0], OBJECT[1]]).ok()).unwrap();
+        bus
+    }
+
+    fn busctl(&self, arguments: &[&str]) -> Result<String, String> {
+        self.busctl_as(0, arguments)
+    }
+
+    fn busctl_as(&self, uid: u32, arguments: &[&str]) -> Result<String, String> {
+        let mut command = Command::new("busctl");
+        let command = command.arg(format!("--address={}", self.address)).arg("--no-pager").args(arguments);
+        let output = command.uid(uid).output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        if output.status.success() { Ok(said) } else { Err(said) }
+    }
+
+    fn call(&self, method: &str, arguments: &[&str]) -> Result<String, String> {
+        self.busctl(&[&["call"], &OBJECT[..], &[method], arguments].concat())
+    }
+
+    fn property(&self, name: &str) -> String {
+        self.busctl(&[&["get-property"], &OBJECT[..], &[name]].concat()).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        // What stays in the folder for temporary files harms nobody.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
+    tests::ring!(Netns);
+    let bus = Bus::new("policy");
+    let introspected = bus.busctl(&["introspect", OBJECT[0], OBJECT[1], OBJECT[2]]).unwrap();
+    for member in [".GetPolicy", ".SetPolicy", ".Reload", ".CloseTunnel", ".Revision", ".Event"] {
+        assert!(introspected.contains(member), "{member} in\n{introspected}");
+    }
+    assert_eq!(bus.property("Revision"), "t 1");
+    let said = bus.call("SetPolicy", &["sa{sv}", VOICE, "1", "expected_revision", "t", "1"]).unwrap();
+    assert!(said.starts_with("ts 2 ") && said.contains("+[class.voice]"), "{said}");
+    assert_eq!((in_force(&bus.site).0, &bus.property("Revision")[..]), (VOICE.into(), "t 2"));
+    assert!(bus.property("Policy").contains("class.voice"));
+    assert_eq!(bus.call("RollbackPolicy", &["tb", "1", "false"]).unwrap().trim(), "t 3");
+    assert_eq!(in_force(&bus.site).2, "rollback to 1");
+    assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "root");
+}
+
+#[test]
+fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
+    tests::ring!(Netns);
+    let bus = Bus::new("refusals");
+    let wrong = "[class.voice]\nlevle = \"high\"\n";
+    let (_, words) = bus.site.pacectl(&["policy", "set", "-"], wrong).unwrap();
+    let words = words.lines().last().unwrap().to_owned();
+    assert!(words.contains("line 2") && words.contains("did you mean level?"), "{words}");
+    for (method, arguments, why) in [
+        ("SetPolicy", &["sa{sv}", wrong, "0"][..], &words[..]),
+        ("SetPolicy", &["sa{sv}", "", "1", "expected_revision", "t", "7"], "revision 1 is in force"),
+        ("SetPolicy", &["sa{sv}", "", "1", "expect", "t", "7"], "known: expected_revision"),
+        ("SetPolicy", &["sa{sv}", "", "1", "save", "s", "yes"], "of another type"),
+        ("RollbackPolicy", &["tb", "9", "false"], "there is no revision 9"),
+        ("CloseTunnel", &["t", "3"], "there is no tunnel 3"),
+    ] {
+        let said = bus.call(method, arguments).unwrap_err();
+        assert!(said.contains(why), "{method} {arguments:?}: {said}");
+    }
+    assert_eq!(bus.property("Revision"), "t 1");
+}
+
+#[test]
+fn over_the_bus_too_only_writers_write() {
+    tests::ring!(Netns);
+    let bus = Bus::new("writers");
+    // Every Debian has both users; the second is named in the configuration.
+    let (daemon, nobody) = (1, 65_534);
+    let call =
+        |uid, method, arguments: &[&str]| bus.busctl_as(uid, &[&["call"], &OBJECT[..], &[method], arguments].concat());
+    assert!(call(daemon, "GetPolicy", &["t", "0"]).unwrap().contains("discipline"));
+    for (method, arguments) in [
+        ("SetPolicy", &["sa{sv}", VOICE, "0"][..]),
+        ("RollbackPolicy", &["tb", "1", "false"]),
+        ("ConfirmPolicy", &["tb", "1", "false"]),
+        ("ForgetSavedPolicy", &[]),
+        ("Reload", &[]),
+        ("CloseTunnel", &["t", "1"]),
+        ("SetTunnelClass", &["ts", "1", ""]),
+    ] {
+        let said = call(daemon, method, arguments).unwrap_err();
+        assert!(said.contains("daemon may not change anything"), "{method}: {said}");
+    }
+    assert_eq!(bus.property("Revision"), "t 1");
+    call(nobody, "SetPolicy", &["sa{sv}", VOICE, "0"]).unwrap();
+    assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "nobody");
+}
+
+#[test]
+fn who_listens_hears_of_changes_whichever_door_they_come_by() {
+    tests::ring!(Netns);
+    let bus = Bus::new("signals");
+    let mut command = Command::new("gdbus");
+    command.args(["monitor", "--address", &bus.address, "--dest", OBJECT[0], "--object-path", OBJECT[1]]);
+    let monitor = Process::start(command).unwrap();
+    monitor.wait_for_line("is owned by", SOON).unwrap();
+    super::set(&bus.site, VOICE, &[]);
+    monitor
+        .wait_for_line("org.paced.Control1.Event ('policy', 'revision 2 is in force (set, by root)')", SOON)
+        .unwrap();
+    monitor.wait_for_line("'Revision': <uint64 2>", SOON).unwrap();
+}
+
+#[test]
+fn a_name_that_is_taken_is_reported_and_the_relay_serves() {
+    tests::ring!(Netns);
+    let bus = Bus::new("taken");
+    let control = format!("bus = \"{}\"", bus.address);
+    let second = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();
+    second.relay.wait_for_line("failed to become org.paced.Paced1 on the bus", SOON).unwrap();
+    assert_eq!(json(&second, &["status"])["revision"], 1);
+}

@@ -1,0 +1,42 @@
+//! The control plane of a relay at work: policy that changes under load, what is refused and to whom.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+
+mod abuse;
+mod access;
+mod dbus;
+mod policy;
+mod tunnels;
+
+use serde_json::Value;
+use tests::client::Client;
+use tests::site::{Family, Site};
+
+/// A class for everything to port 7.
+const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
+
+/// What a command of `pacectl` that does not fail prints as JSON.
+fn json(site: &Site, arguments: &[&str]) -> Value {
+    let (code, said) = site.pacectl(&[&["--json"], arguments].concat(), "").unwrap();
+    assert_eq!(code, Some(0), "{arguments:?}: {said}");
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {said}"))
+}
+
+/// Sets a policy, which has to be accepted; returns what `pacectl` said.
+fn set(site: &Site, text: &str, options: &[&str]) -> String {
+    let (code, said) = site.pacectl(&[&["policy", "set", "-"], options].concat(), text).unwrap();
+    assert_eq!(code, Some(0), "{text}\n{said}");
+    said
+}
+
+/// The text, number and origin of the policy in force.
+fn in_force(site: &Site) -> (String, u64, String) {
+    let found = json(site, &["policy", "get"]);
+    let of = |key: &str| found["revision"][key].clone();
+    (of("text").as_str().unwrap().into(), of("number").as_u64().unwrap(), of("origin").as_str().unwrap().into())
+}
+
+/// A client, connected over IPv4.
+async fn connect(site: &Site) -> Client {
+    Client::connect(site.access(Family::V4).unwrap()).await.unwrap()
+}

@@ -1,0 +1,176 @@
+//! How the policy changes, and how it does not.
+
+use std::time::Duration;
+
+use masque::tunnel::Form;
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::{VOICE, connect, in_force, json, set};
+
+#[test]
+fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let class = || json(&site, &["tunnels"]).as_array().unwrap().last().unwrap()["class"].clone();
+    site.client(async || {
+        let client = connect(&site).await;
+        for form in [Form::Datagram, Form::Capsule] {
+            let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            let sent = |class: &str| {
+                site.counts().unwrap().of(&format!("class_payloads_total{{class=\"{class}\",role=\"relay\"}}"))
+            };
+            tunnel.send(form, b"before").await.unwrap();
+            assert_eq!(tunnel.recv().await.unwrap().unwrap(), b"before");
+            let sent_before = sent("voice");
+            assert_eq!(class(), "default");
+
+            let said = set(&site, VOICE, &[]);
+            assert!(said.contains("+[class.voice]") && said.contains("is in force"), "{said}");
+            assert_eq!(class(), "voice");
+            tunnel.send(form, b"voice").await.unwrap();
+            assert_eq!(tunnel.recv().await.unwrap().unwrap(), b"voice");
+            assert_eq!(sent("voice"), sent_before + 1, "{form:?}");
+
+            let (code, said) = site.pacectl(&["policy", "rollback"], "").unwrap();
+            assert_eq!(code, Some(0), "{said}");
+            assert_eq!(class(), "default");
+            tunnel.send(form, b"after").await.unwrap();
+            assert_eq!(tunnel.recv().await.unwrap().unwrap(), b"after");
+            assert_eq!(sent("voice"), 0, "{form:?}: with the class, its counters are gone");
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_refused_says_where_and_why_and_changes_nothing() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let before = in_force(&site);
+    assert_eq!((before.1, &before.2[..]), (1, "files"));
+    for (arguments, text, why) in [
+        (
+            &["set", "-"][..],
+            "[class.voice]\nlevle = \"high\"\n",
+            "line 2, column 1: class.voice.levle: unknown key; did you mean level?",
+        ),
+        (&["check", "-"], "[class.voice]\nlevel = 3\n", "line 2"),
+        (&["diff", "-"], "[relay]\n", "unknown key"),
+        (&["set", "-", "--expect", "7"], "", "made from revision 7, but revision 1 is in force"),
+        (&["confirm"], "", "does not wait to be confirmed"),
+        (&["rollback", "9"], "", "there is no revision 9"),
+    ] {
+        let (code, said) = site.pacectl(&[&["policy"], arguments].concat(), text).unwrap();
+        assert!(code == Some(3) && said.contains(why), "{arguments:?}: {code:?}: {said}");
+    }
+    let (code, said) = site.pacectl(&["policy", "check", "-"], "").unwrap();
+    assert!(code == Some(0) && said.contains("revision 2"), "{said}");
+    assert_eq!(in_force(&site), before);
+}
+
+#[test]
+fn a_trial_that_nobody_confirms_ends_by_itself() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let said = set(&site, VOICE, &["--confirm-within", "1"]);
+    assert!(said.contains("unless it is confirmed"), "{said}");
+    let gone = || Some(in_force(&site)).filter(|(_, number, _)| *number == 3);
+    let (_, _, origin) = wait_for("the end of the trial", SOON, gone).unwrap();
+    assert_eq!(origin, "2 was not confirmed");
+    set(&site, VOICE, &["--confirm-within", "3600"]);
+    let (code, said) = site.pacectl(&["policy", "set", "-"], "").unwrap();
+    assert!(code == Some(3) && said.contains("revision 4 by") && said.contains("waits to be confirmed"), "{said}");
+    assert_eq!(site.pacectl(&["policy", "confirm"], "").unwrap().0, Some(0));
+    set(&site, "", &[]);
+}
+
+#[test]
+fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.configure(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    assert!(json(&site, &["reload"])["revision"] == 2);
+    assert!(in_force(&site).0.contains("[class.voice]"));
+    site.configure(Terms { sections: "[class.voice]\nlevel = \"middle\"", ..Terms::default() }).unwrap();
+    let (code, said) = site.pacectl(&["reload"], "").unwrap();
+    assert!(code == Some(3) && said.contains("class.voice.level") && said.contains("\"low\""), "{code:?} {said}");
+    assert_eq!(in_force(&site).1, 2, "nothing changed");
+
+    let saved = "[class.saved]\n";
+    set(&site, saved, &["--save"]);
+    site.configure(Terms::default()).unwrap();
+    json(&site, &["reload"]);
+    assert_eq!(in_force(&site), (saved.into(), 3, "set".into()));
+    assert_eq!(json(&site, &["status"])["saved"], true);
+    json(&site, &["policy", "forget"]);
+    json(&site, &["reload"]);
+    assert_eq!(in_force(&site).2, "files");
+}
+
+/// Which classes there are, by the parity of the round: a reader that sees one of either kind without the other, or
+/// terms in the kernel that are of neither, has seen half of a policy.
+fn round(number: u32) -> String {
+    let (even, rate) = if number.is_multiple_of(2) { ("even", 10) } else { ("odd", 20) };
+    format!(
+        "[class.{even}-a]\nrate_down = \"{rate} Mbit/s\"\n[class.{even}-b]\n[[rule]]\nclass = \"{even}-a\"\nports = 7\n\
+         [[rule]]\nclass = \"{even}-b\"\n"
+    )
+}
+
+#[test]
+fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in 0..100 {
+                set(&site, &round(number), &[]);
+            }
+            done.store(true, relaxed);
+        });
+        let reader = scope.spawn(|| {
+            let mut seen = 0;
+            while !done.load(relaxed) {
+                let (text, number, _) = in_force(&site);
+                // Revision 1 is of the files; the first that was set is round 0.
+                assert!(number == 1 || text == round(u32::try_from(number).unwrap() - 2), "{number}: {text}");
+                let stats = json(&site, &["classes"]);
+                let names: Vec<_> =
+                    stats["classes"].as_array().unwrap().iter().map(|of| of["class"].as_str().unwrap()).collect();
+                let whole = [&["default"][..], &["default", "even-a", "even-b"], &["default", "odd-a", "odd-b"]];
+                assert!(whole.contains(&&names[..]), "{names:?}");
+                seen += 1;
+            }
+            seen
+        });
+        site.client(async || {
+            let client = connect(&site).await;
+            let mut tunnels = Vec::new();
+            for _ in 0..8 {
+                tunnels.push(client.open(site.target(Family::V4, 7)).await.unwrap());
+            }
+            let mut number = 0_u32;
+            while !done.load(relaxed) {
+                for (tunnel, form) in tunnels.iter_mut().zip([Form::Datagram, Form::Capsule].into_iter().cycle()) {
+                    tunnel.send(form, &number.to_be_bytes()).await.unwrap();
+                }
+                for tunnel in &mut tunnels {
+                    let back = tokio::time::timeout(Duration::from_secs(20), tunnel.recv()).await;
+                    assert_eq!(back.expect("nothing is lost").unwrap().unwrap(), number.to_be_bytes());
+                }
+                number += 1;
+            }
+            assert!(number > 0);
+        })
+        .unwrap();
+        writer.join().unwrap();
+        assert!(reader.join().unwrap() > 0);
+    });
+    assert_eq!(in_force(&site).1, 101);
+    assert_eq!(site.counts().unwrap().sum("dropped_packets_total"), 0);
+}

@@ -1,0 +1,95 @@
+//! What is open, and what an operator does to it.
+
+use masque::tunnel::Form;
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::{VOICE, connect, json, set};
+
+#[test]
+fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut voice = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let _other = client.open(site.target(Family::V6, 9)).await.unwrap();
+        voice.send(Form::Datagram, b"eight by").await.unwrap();
+        voice.recv().await.unwrap();
+        let all = json(&site, &["tunnels"]);
+        let of = |index: usize, key: &str| all[index][key].clone();
+        assert_eq!(all.as_array().unwrap().len(), 2);
+        assert_eq!((of(0, "class"), of(0, "up_bytes"), of(0, "down_bytes")), ("voice".into(), 8.into(), 8.into()));
+        assert_eq!(
+            (of(0, "target"), of(1, "class")),
+            (site.target(Family::V4, 7).to_string().into(), "default".into())
+        );
+        let ids = |arguments: &[&str]| {
+            let listed = json(&site, &[&["tunnels"], arguments].concat());
+            listed.as_array().unwrap().iter().map(|of| of["id"].as_u64().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!((ids(&["--class", "voice"]), ids(&["--connection", "1"])), (vec![1], vec![1, 2]));
+        assert_eq!((ids(&["--user", "alice"]), ids(&["--connection", "2"])), (vec![], vec![]));
+        let connections = json(&site, &["connections"]);
+        assert_eq!((connections[0]["tunnels"].clone(), connections.as_array().unwrap().len()), (2.into(), 1));
+        assert!(connections[0]["client"].as_str().unwrap().starts_with("10."));
+        client.close().await;
+    })
+    .unwrap();
+    wait_for("no connection", SOON, || json(&site, &["connections"]).as_array().unwrap().is_empty().then_some(()))
+        .unwrap();
+    assert_eq!(json(&site, &["tunnels"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_tunnel_has_the_class_that_an_operator_gave_it_over_policies_until_the_class_is_gone() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(9).unwrap();
+    let class = || json(&site, &["tunnels"])[0]["class"].clone();
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
+        assert_eq!(class(), "default");
+        json(&site, &["class", "1", "voice"]);
+        set(&site, &format!("{VOICE}[class.more]\n"), &[]);
+        assert_eq!(class(), "voice");
+        tunnel.send(Form::Datagram, b"x").await.unwrap();
+        tunnel.recv().await.unwrap();
+        let sent = site.counts().unwrap().of("class_payloads_total{class=\"voice\",role=\"relay\"}");
+        assert_eq!(sent, 1);
+        json(&site, &["class", "1"]);
+        assert_eq!(class(), "default", "rules decide again");
+        json(&site, &["class", "1", "voice"]);
+        set(&site, "", &[]);
+        assert_eq!(class(), "default");
+        for (arguments, why) in
+            [(["class", "1", "voice"], "no class voice"), (["class", "7", "default"], "no tunnel 7")]
+        {
+            let (code, said) = site.pacectl(&arguments, "").unwrap();
+            assert!(code == Some(3) && said.contains(why), "{said}");
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_tunnel_that_an_operator_closes_ends_alone() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut first = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let mut second = client.open(site.target(Family::V4, 7)).await.unwrap();
+        json(&site, &["close", "1"]);
+        assert!(first.recv().await.map(|payload| payload.is_none()).unwrap_or(true), "it has ended");
+        second.send(Form::Datagram, b"x").await.unwrap();
+        assert_eq!(second.recv().await.unwrap().unwrap(), b"x");
+        assert_eq!(json(&site, &["tunnels"])[0]["id"], 2);
+        assert_eq!(site.counts().unwrap().closed("operator"), 1);
+        assert_eq!(site.pacectl(&["close", "1"], "").unwrap().0, Some(3));
+    })
+    .unwrap();
+}
