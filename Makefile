@@ -32,11 +32,12 @@ bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--q
 	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
-install: ## Binaries, unit, user and sample configuration below DESTDIR.
+install: ## Binaries, unit, user, bus policy and sample configuration below DESTDIR.
 	@tests/setup build
 	cargo build --release --bins
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(CARGO_TARGET_DIR)/release/paced $(CARGO_TARGET_DIR)/release/pacectl
 	install -D -m 644 systemd/paced.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/paced.conf
+	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system.d -m 644 systemd/org.paced.Paced1.conf
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 644 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
