@@ -214,7 +214,7 @@ impl Screen {
                 bytes(tunnel.up_bytes + tunnel.down_bytes),
             ])
         };
-        let widths = [6, 8, 14, 18, 10, 10, 9].map(Constraint::Length);
+        let widths = [6, 8, 12, 16, 11, 11, 9].map(Constraint::Length);
         let heads = ["tunnel", "user", "class", "target", "up", "down", "moved"];
         let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
         frame.render_widget(table(heads, rows, widths, "busiest tunnels"), lower);
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(words("voice"), "voice relay 1 10.0 Mbit/s 2.0 ms 3 5 -");
         assert!(words("2 ").starts_with("2 - voice 192.0.2.1:443 10.0 Mbit/s"), "{shown:#?}");
         let place = |part: &str| shown.iter().position(|line| line.starts_with(part));
-        assert!(place("2 ") < place("1 "), "{shown:#?}");
+        assert!(place("2  ") < place("1  "), "{shown:#?}");
         assert!(shown[23].starts_with("q quit"));
     }
 

@@ -332,6 +332,33 @@ fn the_high_level_leaves_first_by_deadline_and_the_low_one_takes_turns_behind_it
 }
 
 #[test]
+fn another_discipline_orders_payloads_that_wait_already() {
+    for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
+        let (hub, _) = hub_in_time(Discipline::Fcfs);
+        let (first, second) = (hub.open(0), hub.open(4));
+        second.set_terms(terms("priority = 255"));
+        send(&first, &[b"1"]);
+        send(&second, &[b"2"]);
+        hub.reorder(&Schedule { discipline, ..Schedule::default() });
+        let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(order, expected, "{discipline:?}");
+    }
+}
+
+#[test]
+fn what_is_of_another_class_by_now_keeps_what_was_asked_for_within_its_bounds() {
+    let asked = masque::priority::Priority::parse(b"u=0, dl=50").unwrap();
+    let before = terms("priority = 100\npriorities = [0, 255]\ndeadline_ms = 90\nshortest_deadline_ms = 10");
+    let moved = before.moved(&asked);
+    assert_eq!((moved.service.priority, moved.deadline_ns), (255, Some(50_000_000)));
+    let after = terms("priority = 20\npriorities = [0, 40]\ndeadline_ms = 900\nshortest_deadline_ms = 70").class;
+    let reclassed = moved.reclassed(&after);
+    assert_eq!((reclassed.service.priority, reclassed.deadline_ns), (40, Some(70_000_000)));
+    let never_moved = before.reclassed(&after);
+    assert_eq!((never_moved.service.priority, never_moved.deadline_ns), (20, Some(900_000_000)));
+}
+
+#[test]
 fn a_change_of_terms_counts_for_payloads_that_wait_already() {
     let (hub, _) = hub_in_time(ML);
     let (first, second) = (hub.open(0), hub.open(4));
