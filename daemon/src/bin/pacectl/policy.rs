@@ -9,7 +9,7 @@ use paced::{
     policy::MAX_TEXT_BYTES,
 };
 
-use super::table::{age, json, table};
+use super::table::{age, show, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -72,20 +72,14 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
         Command::Get { revision } => {
             let request = v1::GetPolicyRequest { revision: revision.unwrap_or(0) };
             let answer = client.get_policy(request).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            print!("{}", answer.revision.unwrap_or_default().text);
-            Ok(())
+            show(as_json, answer, |answer| print!("{}", answer.revision.unwrap_or_default().text))
         }
         Command::List => {
             let answer = client.list_revisions(v1::ListRevisionsRequest {}).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            let row = |of: v1::Revision| [of.number.to_string(), age(of.since.as_ref()), of.author, of.origin];
-            table(["revision", "in force since", "by", "from"], answer.revisions.into_iter().map(row));
-            Ok(())
+            show(as_json, answer, |answer| {
+                let row = |of: v1::Revision| [of.number.to_string(), age(of.since.as_ref()), of.author, of.origin];
+                table(["revision", "in force since", "by", "from"], answer.revisions.into_iter().map(row));
+            })
         }
         Command::Set(Set { file, expect, confirm_within, save }) => {
             let confirm_within = confirm_within.map(|seconds| Duration::from_secs(seconds).try_into()).transpose()?;
@@ -93,27 +87,17 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
             let request =
                 v1::SetPolicyRequest { text: read(&file)?, expected_revision, dry_run: false, confirm_within, save };
             let answer = client.set_policy(request).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            in_force(&answer.revision.unwrap_or_default());
-            Ok(())
+            show(as_json, answer, |answer| in_force(&answer.revision.unwrap_or_default()))
         }
         Command::Diff { file } => {
             let answer = try_out(client, &file).await?;
-            if as_json {
-                return json(&answer);
-            }
-            print!("{}", answer.revision.unwrap_or_default().diff);
-            Ok(())
+            show(as_json, answer, |answer| print!("{}", answer.revision.unwrap_or_default().diff))
         }
         Command::Check { file } => {
             let answer = try_out(client, &file).await?;
-            if as_json {
-                return json(&answer);
-            }
-            println!("valid; it would be revision {}", answer.revision.unwrap_or_default().number);
-            Ok(())
+            show(as_json, answer, |answer| {
+                println!("valid; it would be revision {}", answer.revision.unwrap_or_default().number)
+            })
         }
         Command::Confirm { revision, save } => {
             let revision = match revision {
@@ -121,28 +105,18 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
                 None => client.get_status(v1::GetStatusRequest {}).await?.into_inner().revision,
             };
             let answer = client.confirm_policy(v1::ConfirmPolicyRequest { revision, save }).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            println!("revision {revision} stays in force");
-            Ok(())
+            show(as_json, answer, |_| println!("revision {revision} stays in force"))
         }
         Command::Rollback { revision, save } => {
             let request = v1::RollbackPolicyRequest { revision: revision.unwrap_or(0), save };
             let answer = client.rollback_policy(request).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            in_force(&answer.revision.unwrap_or_default());
-            Ok(())
+            show(as_json, answer, |answer| in_force(&answer.revision.unwrap_or_default()))
         }
         Command::Forget => {
             let answer = client.forget_saved_policy(v1::ForgetSavedPolicyRequest {}).await?.into_inner();
-            if as_json {
-                return json(&answer);
-            }
-            println!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" });
-            Ok(())
+            show(as_json, answer, |answer| {
+                println!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" })
+            })
         }
     }
 }

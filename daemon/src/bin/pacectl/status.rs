@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use paced::control::grpc::{Client, v1};
 
-use super::table::{age, bytes, json, or_dash, rate, table};
+use super::table::{age, bytes, or_dash, rate, show, table};
 
 #[derive(Args)]
 pub(crate) struct Tunnels {
@@ -23,9 +23,10 @@ pub(crate) struct Tunnels {
 
 pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
     let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
-    if as_json {
-        return json(&status);
-    }
+    show(as_json, status, people)
+}
+
+fn people(status: v1::GetStatusResponse) {
     println!("paced {}, up for {}", status.version, age(status.started.as_ref()));
     let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
     println!("policy        revision {}{saved}", status.revision);
@@ -50,7 +51,6 @@ pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
     println!();
     let row = |of: v1::Feature| [of.name, of.state, of.detail];
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
-    Ok(())
 }
 
 /// Shows what became of each class over a while.
@@ -60,7 +60,7 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
     let mut stats = client.watch_stats(request).await?.into_inner();
     let Some(before) = stats.message().await? else { bail!("the daemon ended") };
     if as_json {
-        return json(&before);
+        return show(as_json, before, |_| {});
     }
     let Some(after) = stats.message().await? else { bail!("the daemon ended") };
     let row = |of: v1::ClassStats| {
@@ -91,20 +91,25 @@ pub(crate) async fn tunnels(client: &mut Client, arguments: Tunnels, as_json: bo
         connection: connection.unwrap_or(0),
         ..v1::ListTunnelsRequest::default()
     };
-    let mut tunnels = Vec::new();
-    loop {
+    let tunnels = pages(async |token| {
+        request.page_token = token;
         let page = client.list_tunnels(request.clone()).await?.into_inner();
-        tunnels.extend(page.tunnels);
-        if page.next_page_token.is_empty() {
-            break;
+        Ok((page.tunnels, page.next_page_token))
+    });
+    show(as_json, tunnels.await?, |tunnels| table(TUNNEL, tunnels.into_iter().map(tunnel)))
+}
+
+/// Fetches all rows of a list, page by page: each by the token of the one before.
+async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+    let (mut all, mut token) = (Vec::new(), String::new());
+    loop {
+        let (rows, next) = page(token).await?;
+        all.extend(rows);
+        if next.is_empty() {
+            return Ok(all);
         }
-        request.page_token = page.next_page_token;
+        token = next;
     }
-    if as_json {
-        return json(&tunnels);
-    }
-    table(TUNNEL, tunnels.into_iter().map(tunnel));
-    Ok(())
 }
 
 const TUNNEL: [&str; 9] = ["id", "conn", "user", "class", "proto", "target", "open for", "up", "down"];
@@ -124,64 +129,42 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
 }
 
 pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()> {
-    let mut request = v1::ListConnectionsRequest::default();
-    let mut connections = Vec::new();
-    loop {
-        let page = client.list_connections(request.clone()).await?.into_inner();
-        connections.extend(page.connections);
-        if page.next_page_token.is_empty() {
-            break;
-        }
-        request.page_token = page.next_page_token;
-    }
-    if as_json {
-        return json(&connections);
-    }
+    let connections = pages(async |page_token| {
+        let request = v1::ListConnectionsRequest { page_token, ..v1::ListConnectionsRequest::default() };
+        let page = client.list_connections(request).await?.into_inner();
+        Ok((page.connections, page.next_page_token))
+    });
     let row = |of: v1::Connection| {
         [of.id.to_string(), or_dash(&of.client), of.listener, age(of.since.as_ref()), of.tunnels.to_string()]
     };
-    table(["id", "client", "listener", "open for", "tunnels"], connections.into_iter().map(row));
-    Ok(())
+    let heads = ["id", "client", "listener", "open for", "tunnels"];
+    show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
 pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
     let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
-    if as_json {
-        return json(&answer);
-    }
-    println!("tunnel {tunnel} is closed");
-    Ok(())
+    show(as_json, answer, |_| println!("tunnel {tunnel} is closed"))
 }
 
 /// Gives a tunnel a class; without one, has rules decide again.
 pub(crate) async fn class(client: &mut Client, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
     let request = v1::SetTunnelClassRequest { tunnel, class: class.unwrap_or_default() };
     let answer = client.set_tunnel_class(request).await?.into_inner();
-    if as_json {
-        return json(&answer);
-    }
-    table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel));
-    Ok(())
+    show(as_json, answer, |answer| table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel)))
 }
 
 pub(crate) async fn events(client: &mut Client, as_json: bool) -> Result<()> {
     let mut events = client.watch_events(v1::WatchEventsRequest {}).await?.into_inner();
     while let Some(event) = events.message().await? {
-        if as_json {
-            json(&event)?;
-        } else {
+        show(as_json, event, |event| {
             let time = event.time.map(|time| time.to_string()).unwrap_or_default();
             println!("{time}  {}: {}", event.kind, event.message);
-        }
+        })?;
     }
     bail!("the daemon ended")
 }
 
 pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
     let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
-    if as_json {
-        return json(&answer);
-    }
-    println!("reloaded; revision {} is in force", answer.revision);
-    Ok(())
+    show(as_json, answer, |answer| println!("reloaded; revision {} is in force", answer.revision))
 }

@@ -5,9 +5,13 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-/// Prints as JSON.
-pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(value)?);
+/// Prints an answer: as JSON, or as `people` read it.
+pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T)) -> Result<()> {
+    if as_json {
+        println!("{}", serde_json::to_string(&answer)?);
+    } else {
+        people(answer);
+    }
     Ok(())
 }
 
