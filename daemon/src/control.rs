@@ -8,17 +8,21 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use config::{Config, forward::Forward, policy};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::{
+    sync::{Semaphore, broadcast, mpsc, oneshot},
+    task::spawn_blocking,
+    time::sleep,
+};
 
 pub use self::caller::{Caller, Writers};
 use crate::{
     metrics::Metrics,
-    policy::{Accepted, Policies, Refusal, Revision, Submission},
+    policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
     quic::class::{ClassCounters, Role},
     relay::{self, Relay, tunnels::Tunnel},
 };
@@ -82,6 +86,9 @@ pub struct Event {
 /// How many events wait for those who are slow; beyond, they miss some and are told so.
 const EVENTS: usize = 256;
 
+/// How often a policy on trial is looked at.
+const STEP: Duration = Duration::from_secs(1);
+
 /// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
 const MESSAGE_BYTES: usize = 4096;
 
@@ -108,6 +115,9 @@ pub enum Error {
     /// The configuration was refused.
     #[error("{0}")]
     Reload(String),
+    /// Too many want something at once.
+    #[error("too many want to look at policies or change them at once; try again")]
+    Busy,
     /// The daemon ends.
     #[error("paced is ending")]
     Ending,
@@ -168,7 +178,12 @@ pub struct Control {
     facts: Facts,
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
+    /// Among those that work with policies.
+    places: Semaphore,
 }
+
+/// Those that work with policies at once.
+const PLACES: usize = 128;
 
 /// Rows of one page at most.
 pub const PAGE: usize = 1000;
@@ -183,16 +198,28 @@ impl Control {
         facts: Facts,
         reloads: mpsc::Sender<Reload>,
     ) -> Arc<Self> {
-        Arc::new(Self { policies, relay, metrics, facts, reloads, events: broadcast::channel(EVENTS).0 })
+        Arc::new(Self {
+            policies,
+            relay,
+            metrics,
+            facts,
+            reloads,
+            events: broadcast::channel(EVENTS).0,
+            places: Semaphore::new(PLACES),
+        })
     }
 
     /// Tells of policies as they come into force, whoever set them; never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
+        let mut last = policies.borrow_and_update().revision.number;
         while policies.changed().await.is_ok() {
-            let revision = policies.borrow_and_update().clone();
+            let revision = policies.borrow_and_update().revision.clone();
             let Revision { number, author, origin, .. } = &*revision;
-            self.tell("policy", format!("revision {number} is in force ({origin}, by {author})"));
+            let told = std::mem::replace(&mut last, *number);
+            if told != *number {
+                self.tell("policy", format!("revision {number} is in force ({origin}, by {author})"));
+            }
         }
     }
 
@@ -207,10 +234,26 @@ impl Control {
         self.events.subscribe()
     }
 
-    /// The policies.
+    /// What is in force.
     #[must_use]
-    pub fn policies(&self) -> &Policies {
-        &self.policies
+    pub fn in_force(&self) -> InForce {
+        self.policies.in_force()
+    }
+
+    /// The revision of a number.
+    ///
+    /// # Errors
+    /// There is none any more, or never was.
+    pub async fn revision(&self, number: u64) -> Result<Arc<Revision>, Error> {
+        self.work(move |policies| policies.revision(number)).await
+    }
+
+    /// The revisions that can be gone back to, and the one in force, oldest first.
+    ///
+    /// # Errors
+    /// The daemon ends.
+    pub async fn revisions(&self) -> Result<Vec<Arc<Revision>>, Error> {
+        self.work(|policies| Ok(policies.revisions())).await
     }
 
     /// What does not change.
@@ -244,13 +287,12 @@ impl Control {
         let Some(by) = accepted.confirm_by else { return };
         let (policies, number) = (self.policies.clone(), accepted.revision.number);
         tokio::spawn(async move {
-            // The machine's clock may be set meanwhile.
-            while policies.confirm_by() == Some(by) && policies.current().number == number {
-                let wait = by.duration_since(SystemTime::now()).unwrap_or_default();
-                tokio::time::sleep(wait.min(Duration::from_secs(1))).await;
-                if policies.expire(number) {
-                    return;
-                }
+            let mut is_over = false;
+            while !is_over && policies.in_force().confirm_by == Some(by) {
+                // In steps, because the machine's clock may be set; and what refuses the former policy may not always.
+                sleep(by.duration_since(SystemTime::now()).unwrap_or(STEP).min(STEP)).await;
+                let policies = policies.clone();
+                is_over = spawn_blocking(move || policies.expire(number)).await.unwrap_or(true);
             }
         });
     }
@@ -284,13 +326,15 @@ impl Control {
         self.work(Policies::forget_saved).await
     }
 
-    /// Does something with the policies on a thread that may wait: for the disk, the kernel, or another writer.
+    /// Does something with the policies on a thread that may wait: for the disk, the kernel, or another writer. So many may
+    /// be at it at once; of each, the text of a policy may be in memory.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Policies) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Error> {
+        let _place = self.places.try_acquire().map_err(|_| Error::Busy)?;
         let policies = self.policies.clone();
-        let done = tokio::task::spawn_blocking(move || work(&policies)).await;
+        let done = spawn_blocking(move || work(&policies)).await;
         Ok(done.map_err(|_| Error::Ending)??)
     }
 
@@ -371,7 +415,7 @@ impl Control {
 
     /// How many connections and tunnels there are.
     #[must_use]
-    pub fn open(&self) -> (u64, u64) {
+    pub fn counts(&self) -> (u64, u64) {
         let of = |relay: &Arc<Relay>| (relay.connections.len() as u64, relay.tunnels.len() as u64);
         self.relay.as_ref().map(of).unwrap_or_default()
     }
@@ -416,17 +460,4 @@ fn page<T>(
     let is_last = rows.len() <= limit;
     rows.truncate(limit);
     Page { next: if is_last { None } else { rows.last().map(|row| id(row)) }, rows }
-}
-
-/// A time in microseconds since 1970, as D-Bus interfaces have it.
-#[must_use]
-pub fn micros(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// What went through a tunnel to and from its target, in bytes.
-#[must_use]
-pub fn traffic(tunnel: &Tunnel) -> (u64, u64) {
-    (tunnel.traffic.up_bytes.load(Relaxed), tunnel.traffic.down_bytes.load(Relaxed))
 }

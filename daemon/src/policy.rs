@@ -137,11 +137,23 @@ pub struct Accepted {
 /// Puts a policy in force everywhere, or says why nothing of it is.
 pub type Enforce = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
 
-/// The writer of the policy.
+/// What is in force, and for how long.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    /// The policy.
+    pub revision: Arc<Revision>,
+    /// When it goes by itself, if it waits to be confirmed.
+    pub confirm_by: Option<SystemTime>,
+    /// Whether a saved policy takes precedence over the files at the next start or reload.
+    pub is_saved: bool,
+}
+
+/// The writer of the policy. Whoever changes something waits for the disk, the kernel, and other writers; to look at what
+/// is in force costs nobody anything.
 pub struct Policies {
     state: Mutex<State>,
-    current: watch::Sender<Arc<Revision>>,
-    saved: PathBuf,
+    in_force: watch::Sender<InForce>,
+    saved_file: PathBuf,
 }
 
 struct State {
@@ -151,6 +163,13 @@ struct State {
     needed: Vec<(String, String)>,
     /// What takes precedence over the files.
     saved: Option<String>,
+}
+
+impl State {
+    fn in_force(&self) -> InForce {
+        let (revision, confirm_by) = (self.history.current().clone(), self.history.confirm_by());
+        InForce { revision, confirm_by, is_saved: self.saved.is_some() }
+    }
 }
 
 /// What is kept in the state folder, if anything was saved there.
@@ -166,26 +185,36 @@ pub fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
 }
 
 impl Policies {
-    /// Takes charge of a policy that is in force already. `enforce` replaces it; forwards with a class need theirs.
+    /// Takes charge of the policy of a configuration, which is in force already; of the text that was `saved`, if it was.
+    /// `enforce` replaces it; forwards with a class need theirs.
     #[must_use]
-    pub fn new(policy: Policy, origin: Origin, config: &config::Config, enforce: Enforce) -> Arc<Self> {
-        let history = History::new(policy, origin, SystemTime::now());
-        let current = watch::Sender::new(history.current().clone());
-        let saved = (origin == Origin::Saved).then(|| history.current().text.clone());
+    pub fn new(config: &config::Config, saved: Option<String>, enforce: Enforce) -> Arc<Self> {
+        let (policy, now) = (config.policy.clone(), SystemTime::now());
+        let history = match &saved {
+            Some(text) => History::new(policy, text.clone(), Origin::Saved, now),
+            None => History::new(policy, config.policy.to_toml(), Origin::Files, now),
+        };
         let state = State { history, enforce, needed: needed(config), saved };
-        Arc::new(Self { state: Mutex::new(state), current, saved: config.state_dir.join(SAVED) })
+        let in_force = watch::Sender::new(state.in_force());
+        Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED) })
+    }
+
+    /// What is in force.
+    #[must_use]
+    pub fn in_force(&self) -> InForce {
+        self.in_force.borrow().clone()
     }
 
     /// The revision in force.
     #[must_use]
     pub fn current(&self) -> Arc<Revision> {
-        self.current.borrow().clone()
+        self.in_force().revision
     }
 
-    /// Tells of each revision that comes into force; who is slow misses some, but not the last.
+    /// Tells of each change of what is in force; who is slow misses some, but not the last.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Arc<Revision>> {
-        self.current.subscribe()
+    pub fn watch(&self) -> watch::Receiver<InForce> {
+        self.in_force.subscribe()
     }
 
     /// The revisions that can be gone back to, oldest first.
@@ -200,18 +229,6 @@ impl Policies {
     /// It is not known any more, or never was.
     pub fn revision(&self, number: u64) -> Result<Arc<Revision>, Refusal> {
         self.state().history.former(Some(number))
-    }
-
-    /// Whether a saved policy takes precedence over the files at the next start or reload.
-    #[must_use]
-    pub fn is_saved(&self) -> bool {
-        self.state().saved.is_some()
-    }
-
-    /// When the revision in force goes by itself, if it waits to be confirmed.
-    #[must_use]
-    pub fn confirm_by(&self) -> Option<SystemTime> {
-        self.state().history.confirm_by()
     }
 
     /// Puts a policy in force, or looks whether it could be.
@@ -267,6 +284,7 @@ impl Policies {
             state.saved = Some(text);
         }
         state.history.confirm();
+        self.publish(&state);
         Ok(state.history.current().clone())
     }
 
@@ -317,14 +335,14 @@ impl Policies {
     /// The state folder does not allow it.
     pub fn forget_saved(&self) -> Result<bool, Refusal> {
         let mut state = self.state();
-        match fs::remove_file(&self.saved) {
-            Ok(()) => {
-                state.saved = None;
-                Ok(true)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(state.saved.take().is_some()),
-            Err(error) => Err(self.not_saved(&error)),
-        }
+        let removed = match fs::remove_file(&self.saved_file) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(self.not_saved(&error)),
+        };
+        let was_known = state.saved.take().is_some();
+        self.publish(&state);
+        Ok(removed || was_known)
     }
 
     fn adopt(
@@ -349,9 +367,13 @@ impl Policies {
             state.saved = Some(revision.text.clone());
         }
         let revision = state.history.adopt(revision, confirm_within);
-        self.current.send_replace(revision.clone());
+        self.publish(state);
         tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
         Ok(Accepted { revision, confirm_by: state.history.confirm_by() })
+    }
+
+    fn publish(&self, state: &State) {
+        self.in_force.send_replace(state.in_force());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -359,7 +381,7 @@ impl Policies {
     }
 
     fn staged(&self) -> PathBuf {
-        self.saved.with_extension("toml.new")
+        self.saved_file.with_extension("toml.new")
     }
 
     fn stage(&self, text: &str) -> io::Result<()> {
@@ -370,11 +392,11 @@ impl Policies {
     }
 
     fn replace_saved(&self) -> io::Result<()> {
-        fs::rename(self.staged(), &self.saved)
+        fs::rename(self.staged(), &self.saved_file)
     }
 
     fn not_saved(&self, error: &io::Error) -> Refusal {
-        Refusal::NotSaved { file: self.saved.display().to_string(), error: error.to_string() }
+        Refusal::NotSaved { file: self.saved_file.display().to_string(), error: error.to_string() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The daemon's life: roles are started, signals obeyed, and everything is brought to an end.
 //!
 //! Two threads: the main one moves data and nothing else; `control` resolves names, listens to netlink and answers
-//! scrapes, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
+//! scrapes and the control plane, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ use crate::{
     enforcement::Enforcement,
     host_addresses::HostAddresses,
     metrics::{self, Metrics},
-    policy::{self, Origin, Policies},
+    policy::{self, Policies},
     quic::{
         class::{Classes, Membership, Role},
         connection_id::Secret,
@@ -101,22 +101,18 @@ fn classes(policy: &Policy, role: Role, metrics: &Metrics) -> Arc<Classes> {
     Arc::new(Classes::new(policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
 }
 
-/// Puts the policy that was saved in place of that of the files, if there is one that can be used; returns where the
-/// policy is from.
-fn prefer_saved(config: &mut Config) -> Origin {
-    let saved = match policy::read_saved(&config.state_dir) {
-        Ok(None) => return Origin::Files,
-        Ok(Some(text)) => policy::check(&text, &policy::needed(config)).map_err(|refusal| refusal.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match saved {
-        Ok(policy) => {
+/// Puts the policy that was saved in place of that of the files, if there is one that can be used; returns its text.
+fn prefer_saved(config: &mut Config) -> Option<String> {
+    let usable = |text: String| -> Result<_> { Ok((policy::check(&text, &policy::needed(config))?, text)) };
+    let saved = policy::read_saved(&config.state_dir).map_err(Into::into);
+    match saved.and_then(|saved| saved.map(usable).transpose()) {
+        Ok(saved) => saved.map(|(policy, text)| {
             config.policy = policy;
-            Origin::Saved
-        }
+            text
+        }),
         Err(error) => {
-            tracing::error!("the saved policy cannot be used, that of the files is in force: {error}");
-            Origin::Files
+            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
+            None
         }
     }
 }
@@ -142,6 +138,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let mut enforcement = Enforcement::start(&config.kernel, metrics.kernel.clone());
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
+        // For what may wait: for the disk, the kernel, or whoever knows the names of users.
+        .max_blocking_threads(16)
         .thread_name("control")
         .enable_all()
         .build()
@@ -201,7 +199,7 @@ impl Daemon {
         let mut hangup = listen(SignalKind::hangup())?;
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
         let kernel = metrics.kernel.clone();
-        let origin = prefer_saved(&mut config);
+        let saved = prefer_saved(&mut config);
         let published = kernel.publish(&config.policy);
         published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         kernel.limit(&config.kernel);
@@ -220,9 +218,10 @@ impl Daemon {
         if !config.forwards.is_empty() {
             daemon.start_edge(&config, &metrics);
         }
-        let policies = Policies::new(config.policy.clone(), origin, &config, daemon.enforce());
+        let policies = Policies::new(&config, saved, daemon.enforce());
         let (reloads, mut reload_wanted) = mpsc::channel(1);
-        daemon.start_control(&config, &policies, reloads, control).await;
+        let facts = Facts::new(&config);
+        daemon.start_control(&config, &policies, facts.clone(), reloads, control).await;
         if let Some(address) = config.metrics {
             let bound = control.spawn(metrics::bind(address)).await?;
             let listener = bound.with_context(|| format!("failed to listen on {address} for metrics"))?;
@@ -236,7 +235,7 @@ impl Daemon {
         }
         // Whoever hears that the relay is ready finds it guarded.
         daemon.refresh_guard();
-        daemon.announce(&config, file)?;
+        daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
         let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
         loop {
@@ -246,12 +245,12 @@ impl Daemon {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {
                     if let Some(file) = file {
-                        _ = daemon.reload(file, &policies, "SIGHUP");
+                        _ = daemon.reload(file, &policies, "SIGHUP", control).await;
                     }
                 }
                 Some(Reload { author, done }) = reload_wanted.recv() => {
                     let outcome = match file {
-                        Some(file) => daemon.reload(file, &policies, &author),
+                        Some(file) => daemon.reload(file, &policies, &author, control).await,
                         None => Err("development mode has no configuration to read".into()),
                     };
                     // Whoever asked may have gone.
@@ -374,11 +373,12 @@ impl Daemon {
         &self,
         config: &Config,
         policies: &Arc<Policies>,
+        facts: Facts,
         reloads: mpsc::Sender<Reload>,
         runtime: &Handle,
     ) {
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        let control = Control::new(policies.clone(), relay, self.metrics.clone(), Facts::new(config), reloads);
+        let control = Control::new(policies.clone(), relay, self.metrics.clone(), facts, reloads);
         let doors = config.control.clone();
         let opened = runtime.spawn(async move {
             let writers = Writers::new(&doors.writers);
@@ -400,7 +400,7 @@ impl Daemon {
     }
 
     /// Says what is served and how to try it.
-    fn announce(&self, config: &Config, file: Option<&Path>) -> Result<()> {
+    fn announce(&self, config: &Config, file: Option<&Path>, facts: &Facts) -> Result<()> {
         for warning in config.warnings() {
             tracing::warn!("{warning}");
         }
@@ -420,7 +420,7 @@ impl Daemon {
         println!("UDP echo             {DEVELOPMENT_ECHO}");
         let socket = config.control.socket.as_ref().map(|socket| socket.display().to_string());
         println!("control socket       {}\n", socket.unwrap_or_default());
-        println!("{}\n", bpf::probe());
+        println!("{}\n", facts.features);
         let pacectl = std::env::current_exe()?.with_file_name("pacectl");
         println!("Try, in another terminal:  {} probe", pacectl.display());
         Ok(())
@@ -437,8 +437,14 @@ impl Daemon {
     }
 
     /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
-    fn reload(&mut self, file: &Path, policies: &Policies, author: &str) -> Result<(), String> {
-        let outcome = self.try_reload(file, policies, author).map_err(|error| format!("{error:#}"));
+    async fn reload(
+        &mut self,
+        file: &Path,
+        policies: &Arc<Policies>,
+        author: &str,
+        control: &Handle,
+    ) -> Result<(), String> {
+        let outcome = self.try_reload(file, policies, author, control).await.map_err(|error| format!("{error:#}"));
         match &outcome {
             Ok(()) => tracing::info!("configuration reloaded"),
             Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error}"),
@@ -446,8 +452,14 @@ impl Daemon {
         outcome
     }
 
-    fn try_reload(&mut self, file: &Path, policies: &Policies, author: &str) -> Result<()> {
-        let config = read(file)?;
+    async fn try_reload(
+        &mut self,
+        file: &Path,
+        policies: &Arc<Policies>,
+        author: &str,
+        control: &Handle,
+    ) -> Result<()> {
+        let config = Arc::new(read(file)?);
         let mut identities = Vec::new();
         match (&self.relay, &config.relay) {
             (None, None) => {}
@@ -470,7 +482,9 @@ impl Daemon {
             }
             _ => anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it"),
         }
-        policies.reload(&config, author)?;
+        // It waits for other writers of the policy, which may wait for the disk.
+        let (policies, wanted, author) = (policies.clone(), config.clone(), author.to_owned());
+        control.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
         // Everything has been checked; from here on nothing fails.
         self.metrics.kernel.limit(&config.kernel);
         if let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) {

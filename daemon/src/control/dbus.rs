@@ -4,7 +4,11 @@
 //! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and tells
 //! who calls.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
@@ -17,7 +21,7 @@ use zbus::{
     object_server::SignalEmitter,
 };
 
-use super::{Caller, Control, Error, Filter, PAGE, Page, Writers, micros, traffic};
+use super::{Caller, Control, Error, Filter, PAGE, Page, Writers};
 use crate::{
     policy::{Refusal, Submission},
     relay::tunnels::Tunnel,
@@ -62,7 +66,9 @@ impl From<Error> for Denial {
             Error::Policy(Refusal::Stale { .. } | Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => {
                 Self::Conflict(message)
             }
-            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) | Error::Ending => Self::Failed(message),
+            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) | Error::Busy | Error::Ending => {
+                Self::Failed(message)
+            }
             Error::Policy(_) | Error::Reload(_) => Self::Invalid(message),
         }
     }
@@ -143,10 +149,9 @@ impl Door {
     /// from, and when it came into force, in microseconds since 1970.
     #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
     async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
-        let policies = self.control.policies();
         let found = match revision {
-            0 => policies.current(),
-            number => policies.revision(number).map_err(Error::from)?,
+            0 => self.control.in_force().revision,
+            number => self.control.revision(number).await?,
         };
         let since_us = micros(found.since);
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
@@ -263,31 +268,31 @@ impl Door {
     /// The revision in force.
     #[zbus(property)]
     async fn revision(&self) -> u64 {
-        self.control.policies().current().number
+        self.control.in_force().revision.number
     }
 
     /// The policy in force, in TOML.
     #[zbus(property)]
     async fn policy(&self) -> String {
-        self.control.policies().current().text.clone()
+        self.control.in_force().revision.text.clone()
     }
 
     /// Whether a saved policy takes precedence over the files.
     #[zbus(property)]
     async fn saved(&self) -> bool {
-        self.control.policies().is_saved()
+        self.control.in_force().is_saved
     }
 
     /// How many connections of clients are open.
     #[zbus(property(emits_changed_signal = "false"))]
     async fn connections(&self) -> u64 {
-        self.control.open().0
+        self.control.counts().0
     }
 
     /// How many tunnels are open.
     #[zbus(property(emits_changed_signal = "false"))]
     async fn tunnels(&self) -> u64 {
-        self.control.open().1
+        self.control.counts().1
     }
 
     /// Something happened: "policy", "reload", "tunnel", or "lost" for events that there were too many of.
@@ -317,8 +322,14 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     Ok(submission)
 }
 
+/// A time in microseconds since 1970, as D-Bus interfaces have it.
+fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
 fn row(found: &Tunnel, caller: &Caller) -> Row {
-    let (up_bytes, down_bytes) = traffic(found);
+    let (up_bytes, down_bytes) = found.traffic.bytes();
     let asked = &found.asked;
     let target = if caller.may_write { asked.next_hop.to_string() } else { String::new() };
     let (user, class) = (asked.user.as_deref().unwrap_or_default(), found.class().policy().name.clone());

@@ -14,7 +14,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -194,9 +194,4 @@ impl AsyncWrite for Door {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
-}
-
-/// A time as the protocol has it.
-fn timestamp(time: SystemTime) -> prost_types::Timestamp {
-    time.into()
 }

@@ -85,8 +85,8 @@ pub struct History {
 impl History {
     /// Begins with revision 1, which is in force.
     #[must_use]
-    pub fn new(policy: Policy, origin: Origin, now: SystemTime) -> Self {
-        let (text, author) = (policy.to_toml(), "paced".to_owned());
+    pub fn new(policy: Policy, text: String, origin: Origin, now: SystemTime) -> Self {
+        let author = "paced".to_owned();
         let first = Revision { number: 1, policy, text, author, origin, since: now, diff: String::new() };
         Self { revisions: VecDeque::from([Arc::new(first)]), confirm_by: None }
     }

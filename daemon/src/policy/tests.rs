@@ -29,7 +29,7 @@ impl Bench {
             noted.lock().unwrap().push(policy.classes.len());
             Ok(())
         };
-        let policies = Policies::new(config.policy.clone(), Origin::Files, &config, Box::new(enforce));
+        let policies = Policies::new(&config, None, Box::new(enforce));
         Self { policies, enforced, refuses, config }
     }
 
@@ -66,7 +66,7 @@ fn what_is_set_is_in_force_with_its_author_and_what_it_changed() {
     assert_eq!((accepted.number, &accepted.author[..], accepted.origin), (2, "alice", Origin::Set));
     assert!(accepted.diff.contains("-[class.one]") && accepted.diff.contains("+[class.two]"), "{}", accepted.diff);
     assert_eq!(bench.current(), (2, TWO.into(), Origin::Set));
-    assert_eq!((told.borrow().number, bench.enforced.lock().unwrap().len()), (2, 1));
+    assert_eq!((told.borrow().revision.number, bench.enforced.lock().unwrap().len()), (2, 1));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
     assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(Refusal::Unconfirmed { .. })));
     assert_eq!(bench.policies.confirm(1, false).unwrap_err(), Refusal::NothingToConfirm { number: 1 });
     bench.policies.confirm(2, false).unwrap();
-    assert_eq!(bench.policies.confirm_by(), None);
+    assert_eq!(bench.policies.in_force().confirm_by, None);
 
     bench.submit(trial(ONE, 0)).unwrap();
     assert!(bench.policies.expire(3));
@@ -144,7 +144,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
 fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
     let bench = Bench::new("saved", ONE);
     bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
-    assert_eq!((bench.saved().as_deref(), bench.policies.is_saved()), (Some(TWO), true));
+    assert_eq!((bench.saved().as_deref(), bench.policies.in_force().is_saved), (Some(TWO), true));
     bench.set("[class.three]\n").unwrap();
     bench.policies.reload(&bench.config, "root").unwrap();
     assert_eq!(bench.current(), (4, TWO.into(), Origin::Saved), "what was only set is gone");

@@ -85,12 +85,6 @@ impl Classes {
         self.policy.id_of(name).map(|id| self.class(id))
     }
 
-    /// All classes, in the order of the policy.
-    #[must_use]
-    pub fn all(&self) -> &[Arc<Class>] {
-        &self.classes
-    }
-
     fn class(&self, id: ClassId) -> &Arc<Class> {
         // Every policy has a default class.
         self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])

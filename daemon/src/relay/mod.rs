@@ -178,12 +178,9 @@ impl Relay {
         let schedule = Schedule::from(&*classes);
         self.schedules.set(schedule.clone());
         self.classes.store(classes.clone());
-        let mut connection = None;
         for tunnel in self.tunnels.all() {
-            // Once for each connection would do; most have few.
-            if connection.replace(tunnel.caller.id) != Some(tunnel.caller.id) {
-                tunnel.reorder(&schedule);
-            }
+            // Does nothing but for the first tunnel of each connection.
+            tunnel.reorder(&schedule);
             tunnel.follow(&classes);
         }
     }

@@ -65,7 +65,7 @@ impl TcpPump {
     /// Relays until both sides have ended, one has failed, or nothing has moved for `idle`; returns a word for what
     /// ended the tunnel.
     pub async fn run(mut self, idle: Duration, metrics: &Metrics) -> &'static str {
-        let mut moved = self.traffic.total();
+        let mut moved = self.traffic.bytes();
         let end = loop {
             match timeout(idle, poll_fn(|cx| self.poll(cx, metrics))).await {
                 Ok(Ok(())) => break "finished",
@@ -77,11 +77,12 @@ impl TcpPump {
                         TcpError::Target(_) => "target_failed",
                     };
                 }
-                Err(_) if self.traffic.total() == moved => break "idle",
-                Err(_) => moved = self.traffic.total(),
+                Err(_) if self.traffic.bytes() == moved => break "idle",
+                Err(_) => moved = self.traffic.bytes(),
             }
         };
-        metrics.add_tcp(self.traffic.up_bytes.load(Relaxed), self.traffic.down_bytes.load(Relaxed));
+        let (up_bytes, down_bytes) = self.traffic.bytes();
+        metrics.add_tcp(up_bytes, down_bytes);
         if end != "finished" {
             // RFC 9114 §4.4.
             self.request.send.reset(Code::ConnectError);

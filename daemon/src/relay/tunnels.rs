@@ -129,10 +129,10 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Both directions together.
+    /// What went to the target, and what came from it, in bytes.
     #[must_use]
-    pub fn total(&self) -> u64 {
-        self.up_bytes.load(Relaxed) + self.down_bytes.load(Relaxed)
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.up_bytes.load(Relaxed), self.down_bytes.load(Relaxed))
     }
 }
 
@@ -146,10 +146,9 @@ pub struct Tunnel {
     pub asked: Asked,
     /// When it was opened.
     pub since: SystemTime,
-    /// The class that it is of.
-    pub class: Membership,
     /// What went through it.
     pub traffic: Arc<Traffic>,
+    class: Membership,
     /// The class that the operator gave it, whatever the rules say.
     pinned: Mutex<Option<String>>,
     client: h3::Client,

@@ -12,19 +12,19 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, Filter, Page, traffic},
-    timestamp, v1,
+    super::{Caller, Control, Error, Filter, Page},
+    v1,
 };
 use crate::{
-    policy::{Refusal, Revision, Submission},
+    policy::{InForce, Refusal, Revision, Submission},
     relay::{self, tunnels::Tunnel},
 };
 
 /// How many of the errors in a text are told one by one.
 const VIOLATIONS: usize = 16;
 
-/// Statistics are not sent more often.
-const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Statistics are sent neither more often nor less.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
 /// The protocol's service.
 pub struct Service(Arc<Control>);
@@ -44,19 +44,18 @@ impl v1::control_service_server::ControlService for Service {
     type WatchEventsStream = Sent<v1::WatchEventsResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
-        let policies = self.0.policies();
-        let wanted = Some(request.into_inner().revision).filter(|number| *number > 0);
-        let found = match wanted {
-            None => policies.current(),
-            Some(number) => policies.revision(number).map_err(|refusal| status(&refusal.into()))?,
+        let InForce { revision: current, confirm_by, is_saved: saved } = self.0.in_force();
+        let (found, confirm_by) = match request.into_inner().revision {
+            0 => (current, confirm_by),
+            number => (self.0.revision(number).await.map_err(|error| status(&error))?, None),
         };
-        let revision = Some(revision(&found, policies.confirm_by().filter(|_| wanted.is_none())));
-        answer(v1::GetPolicyResponse { revision, saved: policies.is_saved() })
+        answer(v1::GetPolicyResponse { revision: Some(revision(&found, confirm_by)), saved })
     }
 
     async fn list_revisions(&self, _: Request<v1::ListRevisionsRequest>) -> Answer<v1::ListRevisionsResponse> {
         let listed = |found: &Arc<Revision>| v1::Revision { text: String::new(), ..revision(found, None) };
-        answer(v1::ListRevisionsResponse { revisions: self.0.policies().revisions().iter().map(listed).collect() })
+        let found = self.0.revisions().await.map_err(|error| status(&error))?;
+        answer(v1::ListRevisionsResponse { revisions: found.iter().map(listed).collect() })
     }
 
     async fn set_policy(&self, request: Request<v1::SetPolicyRequest>) -> Answer<v1::SetPolicyResponse> {
@@ -99,8 +98,8 @@ impl v1::control_service_server::ControlService for Service {
     }
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
-        let (facts, policies) = (self.0.facts(), self.0.policies());
-        let (connections, tunnels) = self.0.open();
+        let (facts, in_force) = (self.0.facts(), self.0.in_force());
+        let (connections, tunnels) = self.0.counts();
         let enforcement = self.0.metrics().kernel.enforced().into_iter().map(|((device, part), outcome)| {
             let enforced = outcome.is_ok();
             let (Ok(detail) | Err(detail)) = outcome;
@@ -113,10 +112,10 @@ impl v1::control_service_server::ControlService for Service {
         });
         answer(v1::GetStatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            started: Some(timestamp(facts.started)),
-            revision: policies.current().number,
-            saved: policies.is_saved(),
-            confirm_by: policies.confirm_by().map(timestamp),
+            started: Some(facts.started.into()),
+            revision: in_force.revision.number,
+            saved: in_force.is_saved,
+            confirm_by: in_force.confirm_by.map(Into::into),
             listeners: facts.listeners.clone(),
             forwards: facts.forwards.clone(),
             workers: facts.workers.into(),
@@ -171,7 +170,8 @@ impl v1::control_service_server::ControlService for Service {
 
     async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
         let interval = request.into_inner().interval.map_or(Ok(Duration::from_secs(1)), Duration::try_from);
-        let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?.max(SHORTEST_INTERVAL);
+        let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
+        let interval = interval.clamp(INTERVALS[0], INTERVALS[1]);
         let mut ticks = tokio::time::interval(interval);
         // Whoever reads slowly gets fewer, not later ones.
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -192,7 +192,7 @@ impl v1::control_service_server::ControlService for Service {
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
             };
-            let event = v1::WatchEventsResponse { time: Some(timestamp(time)), kind: kind.to_owned(), message };
+            let event = v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message };
             Some((Ok(event), events))
         });
         answer(Box::pin(sent))
@@ -224,9 +224,9 @@ fn revision(found: &Revision, confirm_by: Option<SystemTime>) -> v1::Revision {
         text: found.text.clone(),
         author: found.author.clone(),
         origin: found.origin.to_string(),
-        since: Some(timestamp(found.since)),
+        since: Some(found.since.into()),
         diff: found.diff.clone(),
-        confirm_by: confirm_by.map(timestamp),
+        confirm_by: confirm_by.map(Into::into),
     }
 }
 
@@ -236,7 +236,7 @@ fn shown(caller: &Caller, show: impl FnOnce() -> String) -> String {
 }
 
 fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
-    let (up_bytes, down_bytes) = traffic(found);
+    let (up_bytes, down_bytes) = found.traffic.bytes();
     let asked = &found.asked;
     let target = || {
         let name = asked.name.as_deref().map(|name| format!("{name}:{}", asked.next_hop.port()));
@@ -251,7 +251,7 @@ fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
         protocol: asked.protocol.to_string(),
         target: shown(caller, target),
         next_hop: shown(caller, || asked.next_hop.to_string()),
-        since: Some(timestamp(found.since)),
+        since: Some(found.since.into()),
         up_bytes,
         down_bytes,
     }
@@ -262,13 +262,13 @@ fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
         id: found.id,
         client: shown(caller, || found.address.map(|address| address.to_string()).unwrap_or_default()),
         listener: found.listener.to_string(),
-        since: Some(timestamp(found.since)),
+        since: Some(found.since.into()),
         tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),
     }
 }
 
 fn stats(control: &Control) -> v1::WatchStatsResponse {
-    let (connections, tunnels) = control.open();
+    let (connections, tunnels) = control.counts();
     let classes = control.classes().into_iter().map(|of| v1::ClassStats {
         class: of.class,
         role: of.role.as_str().to_owned(),
@@ -283,8 +283,8 @@ fn stats(control: &Control) -> v1::WatchStatsResponse {
         tunnels: of.tunnels,
     });
     v1::WatchStatsResponse {
-        time: Some(timestamp(SystemTime::now())),
-        revision: control.policies().current().number,
+        time: Some(SystemTime::now().into()),
+        revision: control.in_force().revision.number,
         connections,
         tunnels,
         classes: classes.collect(),
@@ -296,6 +296,7 @@ fn status(error: &Error) -> Status {
     let code = match error {
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Code::NotFound,
+        Error::Busy => Code::ResourceExhausted,
         Error::Ending => Code::Unavailable,
         Error::Policy(Refusal::Stale { .. }) => Code::Aborted,
         Error::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Code::FailedPrecondition,
@@ -321,6 +322,7 @@ const fn label(error: &Error) -> &'static str {
     match error {
         Error::Denied { .. } => "NOT_A_WRITER",
         Error::Unknown { .. } => "UNKNOWN_NAME",
+        Error::Busy => "BUSY",
         Error::Ending => "ENDING",
         Error::Reload(_) => "CONFIGURATION_REFUSED",
         Error::Policy(refusal) => match refusal {
