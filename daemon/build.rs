@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut build = tonic_prost_build::configure();
     // For `pacectl --json`. What is no type of our own is written as people read it.
     build = build.message_attribute(".", "#[derive(serde::Serialize)]");
-    for field in ["since", "started", "confirm_by", "time", "sojourn", "interval", "confirm_within"] {
+    for field in ["since", "started", "confirm_by", "time", "sojourn", "interval", "confirm_within", "duration"] {
         build = build.field_attribute(field, "#[serde(serialize_with = \"super::shown\")]");
     }
     build.compile_fds(set)?;

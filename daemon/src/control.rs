@@ -23,7 +23,10 @@ pub use self::caller::{Caller, Writers};
 use crate::{
     metrics::Metrics,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
-    quic::class::{ClassCounters, Role},
+    quic::{
+        class::{ClassCounters, Role},
+        io::{label::ClassKey, recorder::Recording},
+    },
     relay::{self, Relay, tunnels::Tunnel},
 };
 
@@ -118,6 +121,9 @@ pub enum Error {
     /// Too many want something at once.
     #[error("too many want to look at policies or change them at once; try again")]
     Busy,
+    /// Departures are recorded for somebody else.
+    #[error("departures are being recorded for somebody else; try again in a minute")]
+    Recorded,
     /// The daemon ends.
     #[error("paced is ending")]
     Ending,
@@ -184,6 +190,9 @@ pub struct Control {
 
 /// Those that work with policies at once.
 const PLACES: usize = 128;
+
+/// How long departures are recorded for one who asks, at most.
+const LONGEST_RECORDING: Duration = Duration::from_secs(60);
 
 /// Rows of one page at most.
 pub const PAGE: usize = 1000;
@@ -438,6 +447,24 @@ impl Control {
             tunnels: if role == Role::Relay { tunnels.get(&class.name).copied().unwrap_or(0) } else { 0 },
         };
         roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
+    }
+
+    /// Records departures of packets for `span`, or a minute if that is less.
+    ///
+    /// # Errors
+    /// The caller may not, or they are being recorded for somebody else.
+    pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
+        let author = caller.to_write()?;
+        let recording = self.metrics.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        tracing::info!(author, "departures are recorded");
+        Ok(recording)
+    }
+
+    /// The names of all classes, by what records call them.
+    #[must_use]
+    pub fn class_names(&self) -> HashMap<ClassKey, String> {
+        let policy = self.policies.current();
+        policy.policy.classes.iter().map(|class| (ClassKey::of(&class.name), class.name.clone())).collect()
     }
 
     /// How many packets left late.

@@ -66,9 +66,10 @@ impl From<Error> for Denial {
             Error::Policy(Refusal::Stale { .. } | Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => {
                 Self::Conflict(message)
             }
-            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) | Error::Busy | Error::Ending => {
-                Self::Failed(message)
-            }
+            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. })
+            | Error::Busy
+            | Error::Recorded
+            | Error::Ending => Self::Failed(message),
             Error::Policy(_) | Error::Reload(_) => Self::Invalid(message),
         }
     }

@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use sched::{pace::Pace, stream::Service};
 
-use super::mark::Marks;
+use super::{io::label::ClassKey, mark::Marks};
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +95,8 @@ impl Classes {
 #[derive(Debug)]
 pub struct Class {
     policy: policy::Class,
+    /// What packets' records call it.
+    pub key: ClassKey,
     /// The rate toward the other end of QUIC connections.
     pub to_peers: Option<Cap>,
     /// The rate toward targets.
@@ -119,6 +121,7 @@ impl Class {
             mark_to_peers: marks.and_then(|marks| marks.of_packets(&policy.name, toward_peers)),
             mark_to_targets: marks.and_then(|marks| marks.of_sockets(&policy.name, Direction::Up)),
             counters,
+            key: ClassKey::of(&policy.name),
             policy,
         }
     }

@@ -38,12 +38,14 @@ pub mod label;
 pub mod message;
 pub mod qdisc;
 pub mod queue;
+pub mod recorder;
 
 use self::{
     clock::Clock,
     device::Devices,
     message::Message,
     queue::{Forming, Outlet, Tx},
+    recorder::Recorder,
 };
 
 /// What became of packets on their way to the kernel.
@@ -63,6 +65,8 @@ pub struct Counters {
     pub refused: Counter,
     /// Devices that refused messages of several packets.
     pub segmentation_refused: Counter,
+    /// Records of single packets, while somebody wants them.
+    pub recorder: Arc<Recorder>,
 }
 
 impl Counters {

@@ -17,7 +17,10 @@ use std::{
 use futures::task::AtomicWaker;
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
-use super::io::label;
+use super::{
+    class::Class,
+    io::label::{self, ClassKey},
+};
 
 /// How much may be handed over and not yet sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +199,8 @@ impl Ledger {
 #[derive(Debug)]
 pub struct StreamLedger {
     name: u32,
-    /// The mark of its class; 0 is none.
+    /// The key of its class, and the mark; 0 is none.
+    class: AtomicU64,
     mark: AtomicU32,
     sent: AtomicU64,
     /// The stream's flow-control limit (RFC 9000 §4.1).
@@ -211,6 +215,7 @@ impl StreamLedger {
     fn new(name: u32, limit: u64) -> Arc<Self> {
         Arc::new(Self {
             name,
+            class: AtomicU64::new(0),
             mark: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             max_data: AtomicU64::new(limit),
@@ -225,9 +230,10 @@ impl StreamLedger {
         Self::new(name, 0)
     }
 
-    /// Says which mark packets get for bytes of the stream, from now on.
-    pub fn set_mark(&self, mark: Option<u32>) {
-        self.mark.store(mark.unwrap_or_default(), Relaxed);
+    /// Says of which class packets are for bytes of the stream, from now on.
+    pub fn set_class(&self, class: &Class) {
+        self.class.store(class.key.get(), Relaxed);
+        self.mark.store(class.mark_to_peers.unwrap_or_default(), Relaxed);
     }
 
     /// How many bytes of the stream have been sent at least once.
@@ -329,7 +335,8 @@ impl Account {
     pub fn on_frame_sent(&mut self, frame: &Frame) {
         let &Frame::Stream { id, offset, len, .. } = frame else { return };
         let Some(stream) = self.streams.get(&id) else { return };
-        label::carry(Some(stream.mark.load(Relaxed)).filter(|mark| *mark != 0));
+        let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));
+        label::carry(ClassKey::from_number(class), Some(mark).filter(|mark| *mark != 0));
         let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
         // A frame holds either bytes that are new or bytes that were lost, and new ones leave in order.
         if end > sent {

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     policy::{InForce, Refusal, Revision, Submission},
+    quic::io::recorder::{self, Records},
     relay::{self, tunnels::Tunnel},
 };
 
@@ -25,6 +26,9 @@ const VIOLATIONS: usize = 16;
 
 /// Statistics are sent neither more often nor less.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
+
+/// How often records of departures are sent: what waits between is a small part of what there is room for.
+const RECORDS: Duration = Duration::from_millis(50);
 
 /// The protocol's service.
 pub struct Service(Arc<Control>);
@@ -42,6 +46,7 @@ type Sent<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl v1::control_service_server::ControlService for Service {
     type WatchStatsStream = Sent<v1::WatchStatsResponse>;
     type WatchEventsStream = Sent<v1::WatchEventsResponse>;
+    type WatchDeparturesStream = Sent<v1::WatchDeparturesResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
         let InForce { revision: current, confirm_by, is_saved: saved } = self.0.in_force();
@@ -124,6 +129,7 @@ impl v1::control_service_server::ControlService for Service {
             enforcement: enforcement.collect(),
             features: features.collect(),
             writable: caller(&request)?.may_write,
+            pid: std::process::id(),
         })
     }
 
@@ -194,6 +200,29 @@ impl v1::control_service_server::ControlService for Service {
             };
             let event = v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message };
             Some((Ok(event), events))
+        });
+        answer(Box::pin(sent))
+    }
+
+    async fn watch_departures(
+        &self,
+        request: Request<v1::WatchDeparturesRequest>,
+    ) -> Answer<Self::WatchDeparturesStream> {
+        let caller = caller(&request)?;
+        let span = request.into_inner().duration.map_or(Ok(Duration::from_secs(10)), Duration::try_from);
+        let span = span.map_err(|_| Status::invalid_argument("duration is negative"))?;
+        let recording = self.0.record_departures(&caller, span).map_err(|error| status(&error))?;
+        let (control, ticks) = (self.0.clone(), tokio::time::interval(RECORDS));
+        let sent = futures::stream::unfold(Some((recording, ticks)), move |state| {
+            let control = control.clone();
+            async move {
+                let (recording, mut ticks) = state?;
+                ticks.tick().await;
+                // Looked at first, so that the last answer has all that there is.
+                let is_over = recording.is_over();
+                let records = departures(&control, recording.take());
+                Some((Ok(records), (!is_over).then_some((recording, ticks))))
+            }
         });
         answer(Box::pin(sent))
     }
@@ -292,12 +321,39 @@ fn stats(control: &Control) -> v1::WatchStatsResponse {
     }
 }
 
+fn departures(control: &Control, records: Records) -> v1::WatchDeparturesResponse {
+    let names = control.class_names();
+    let packet = |packet: &recorder::Packet| v1::SentPacket {
+        decided_ns: packet.decided_ns,
+        wanted_ns: packet.wanted_ns,
+        class: packet.class.and_then(|key| names.get(&key)).cloned().unwrap_or_default(),
+    };
+    let message = |message: recorder::Message| v1::SentMessage {
+        thread: message.thread,
+        handed_ns: message.handed_ns,
+        returned_ns: message.returned_ns,
+        departure_ns: message.departure_ns,
+        from: message.from.to_string(),
+        to: message.to.to_string(),
+        // A message has less than 2^16 bytes.
+        bytes: message.bytes as u32,
+        segment_bytes: message.segment_bytes as u32,
+        packets: message.packets.iter().map(packet).collect(),
+        device: message.device,
+    };
+    v1::WatchDeparturesResponse {
+        messages: records.messages.into_iter().map(message).collect(),
+        lost_packets: records.lost_packets,
+    }
+}
+
 fn status(error: &Error) -> Status {
     let code = match error {
         Error::Denied { .. } => Code::PermissionDenied,
         Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Code::NotFound,
         Error::Busy => Code::ResourceExhausted,
         Error::Ending => Code::Unavailable,
+        Error::Recorded => Code::FailedPrecondition,
         Error::Policy(Refusal::Stale { .. }) => Code::Aborted,
         Error::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Code::FailedPrecondition,
         Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Code::Internal,
@@ -324,6 +380,7 @@ const fn label(error: &Error) -> &'static str {
         Error::Unknown { .. } => "UNKNOWN_NAME",
         Error::Busy => "BUSY",
         Error::Ending => "ENDING",
+        Error::Recorded => "RECORDED",
         Error::Reload(_) => "CONFIGURATION_REFUSED",
         Error::Policy(refusal) => match refusal {
             Refusal::TooLong { .. } => "POLICY_TOO_LONG",

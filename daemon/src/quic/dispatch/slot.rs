@@ -50,7 +50,7 @@ pub(super) enum End {
 
 impl Slot {
     pub(super) fn new(stream: SendStream, ledger: Arc<StreamLedger>, terms: Terms) -> Self {
-        ledger.set_mark(terms.class.mark_to_peers);
+        ledger.set_class(&terms.class);
         Self {
             stream,
             ledger,
@@ -74,7 +74,7 @@ impl Slot {
     }
 
     pub(super) fn set_terms(&mut self, shared: &Shared, name: u32, terms: Terms) {
-        self.ledger.set_mark(terms.class.mark_to_peers);
+        self.ledger.set_class(&terms.class);
         self.terms = terms;
         shared.hub.turns().set(Kind::Stream, name, self.service());
     }

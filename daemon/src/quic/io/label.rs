@@ -4,7 +4,38 @@
 //! Neither call carries what the other needs. So the queue lays out a label for its thread, the transport's parts write
 //! on it, and the queue picks it up: exact for every packet, however many connections share the socket.
 
-use std::cell::Cell;
+use std::{
+    cell::Cell,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    num::NonZeroU64,
+};
+
+/// Stands for a class where its name would be in the way. It is made of the name alone: there is no table of them to be
+/// bounded, and a class has the same under all policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClassKey(NonZeroU64);
+
+impl ClassKey {
+    /// The key of the class of a name.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        Self(NonZeroU64::MIN | hasher.finish())
+    }
+
+    /// The key as a number, which is not 0.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    /// The key of a number; there is none for 0.
+    #[must_use]
+    pub fn from_number(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+}
 
 /// What the queue needs to know about one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +44,8 @@ pub struct Label {
     pub departure_ns: Option<u64>,
     /// The packet's mark (`SO_MARK`); `None` for the socket's own.
     pub mark: Option<u32>,
+    /// The class of the first thing in it that has one.
+    pub class: Option<ClassKey>,
 }
 
 thread_local! {
@@ -37,10 +70,14 @@ pub fn write(change: impl FnOnce(&mut Label)) -> bool {
     label.is_some()
 }
 
-/// Notes that the packet that is being written carries something with a mark. The first such thing decides.
-pub fn carry(mark: Option<u32>) {
-    if mark.is_some() {
-        write(|label| label.mark = label.mark.or(mark));
+/// Notes that the packet that is being written carries something of a class, with its mark. The first such thing decides.
+pub fn carry(class: Option<ClassKey>, mark: Option<u32>) {
+    if class.is_some() {
+        write(|label| {
+            if label.class.is_none() {
+                (label.class, label.mark) = (class, mark);
+            }
+        });
     }
 }
 
@@ -53,10 +90,12 @@ mod tests {
         assert!(!write(|label| label.mark = Some(1)), "nothing is being written");
         let (written, label) = collect(|| write(|label| label.departure_ns = Some(7)));
         assert!(written);
-        assert_eq!(label, Label { departure_ns: Some(7), mark: None });
+        assert_eq!(label, Label { departure_ns: Some(7), ..Label::default() });
         assert_eq!(collect(|| ()).1, Label::default());
-        let (_, label) = collect(|| [None, Some(3), None, Some(4)].map(carry));
-        assert_eq!(label.mark, Some(3), "the first that has one");
+        let [voice, bulk] = ["voice", "bulk"].map(|name| Some(ClassKey::of(name)));
+        let (_, label) =
+            collect(|| [(None, None), (voice, Some(3)), (bulk, Some(4))].map(|(class, mark)| carry(class, mark)));
+        assert_eq!((label.class, label.mark), (voice, Some(3)), "the first that has one");
         assert!(!write(|_| {}));
     }
 }

@@ -46,6 +46,13 @@ pub fn enable_departures(socket: &impl AsFd) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The number of this thread, as the kernel's tracepoints call it.
+pub fn thread() -> u32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    let thread = unsafe { libc::gettid() };
+    thread.unsigned_abs()
+}
+
 /// Sends up to [`BATCH`] messages in one system call, and returns how many left: at least one.
 ///
 /// # Errors

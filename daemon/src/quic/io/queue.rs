@@ -25,6 +25,7 @@ use super::{
     device::{Device, Devices},
     label,
     message::{self, Message},
+    recorder::{self, Recorder},
 };
 use crate::quic::{
     hold::Hold,
@@ -90,6 +91,7 @@ impl<O: Outlet> Tx<O> {
             messages: Vec::new(),
             is_open: false,
             is_blocked: false,
+            is_recorded: false,
             now_ns: 0,
             last: HashMap::new(),
             device: devices.unknown(),
@@ -140,10 +142,15 @@ impl<O: Outlet> Tx<O> {
             let forming = &self.batch.forming;
             let messages: Vec<_> =
                 self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
+            let handed_ns = self.counters.recorder.is_on().then(clock::now_ns);
             match self.outlet.send(&messages) {
                 Ok(sent) => {
                     self.counters.messages.inc_by(sent as u64);
-                    self.pending.drain(..sent.min(self.pending.len()));
+                    let sent = self.pending.drain(..sent.min(self.pending.len()));
+                    if let Some(handed_ns) = handed_ns {
+                        let forming = &self.batch.forming;
+                        sent.for_each(|sent| sent.record(&self.counters.recorder, forming, handed_ns));
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -160,12 +167,17 @@ impl<O: Outlet> Tx<O> {
         match error.raw_os_error() {
             Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if refused.group.packets > 1 => {
                 let packets = refused.taken_apart();
-                let first = packets.first().map(|first| first.message(&self.batch.arena, &self.batch.forming));
+                let forming = &self.batch.forming;
+                let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
+                let handed_ns = self.counters.recorder.is_on().then(clock::now_ns);
                 // Packets that do not pass alone either are too large for the device, which is nothing that it cannot do.
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
                     Some(Ok(_)) => {
                         self.counters.messages.inc();
+                        if let (Some(handed_ns), Some(first)) = (handed_ns, packets.first()) {
+                            first.clone().record(&self.counters.recorder, forming, handed_ns);
+                        }
                         if refused.device.refuse_segmentation() {
                             self.counters.segmentation_refused.inc();
                             tracing::warn!(device = refused.device.name(), %error, "no segmentation offload");
@@ -200,7 +212,7 @@ impl<O: Outlet> tx::Tx for Tx<O> {
         if self.batch.is_blocked {
             self.flush();
         }
-        self.batch.begin(clock::now_ns());
+        self.batch.begin(clock::now_ns(), self.counters.recorder.is_on());
         write(&mut self.batch);
         self.is_full = tx::Queue::capacity(&self.batch) == 0;
         self.flush();
@@ -220,6 +232,8 @@ pub struct Batch {
     is_open: bool,
     /// Whether messages of the last batch still lie in the arena.
     is_blocked: bool,
+    /// Whether packets are recorded.
+    is_recorded: bool,
     now_ns: u64,
     /// The latest departure toward each peer, while it is to come.
     last: HashMap<SocketAddress, u64>,
@@ -230,8 +244,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn begin(&mut self, now_ns: u64) {
+    fn begin(&mut self, now_ns: u64, is_recorded: bool) {
         self.now_ns = now_ns;
+        self.is_recorded = is_recorded;
         self.is_open = false;
         // Devices may have been told apart meanwhile.
         self.path = None;
@@ -294,11 +309,17 @@ impl tx::Queue for Batch {
 
         let departure_ns = self.departure_ns(path.remote_address.0, label.departure_ns);
         let (limits, mark) = (self.limits(), label.mark.or(self.forming.mark));
+        let decided = self.is_recorded.then(|| recorder::Packet {
+            decided_ns: clock::now_ns(),
+            wanted_ns: departure_ns,
+            class: label.class,
+        });
         let last = self.messages.last_mut().filter(|last| joins && last.mark == mark);
         if let Some(last) = last
             && last.group.join(len, departure_ns, limits)
         {
             last.payload = Payload::Arena(begin + len - last.group.bytes..begin + len);
+            last.decided.extend(decided);
         } else {
             self.messages.push(Formed {
                 payload: Payload::Arena(begin..begin + len),
@@ -307,6 +328,7 @@ impl tx::Queue for Batch {
                 ecn,
                 mark,
                 device: self.device.clone(),
+                decided: decided.into_iter().collect(),
             });
         }
         self.is_open = !is_probe;
@@ -331,6 +353,8 @@ struct Formed {
     ecn: ExplicitCongestionNotification,
     mark: Option<u32>,
     device: Arc<Device>,
+    /// Its packets one by one, if they are recorded.
+    decided: Vec<recorder::Packet>,
 }
 
 /// Where the packets of a message lie.
@@ -363,10 +387,34 @@ impl Formed {
             segment_bytes: self.group.segment_bytes,
             path: &self.path,
             ecn: self.ecn,
-            // Elsewhere nobody looks at it, or somebody goes by another clock.
-            departure_ns: self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures()),
+            departure_ns: self.stamp_ns(forming),
             mark: self.mark,
         }
+    }
+
+    /// The departure that the kernel is told. Elsewhere nobody looks at it, or somebody goes by another clock.
+    fn stamp_ns(&self, forming: &Forming) -> Option<u64> {
+        self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
+    }
+
+    /// Records the message, now that it has been sent.
+    fn record(self, recorder: &Recorder, forming: &Forming, handed_ns: u64) {
+        if self.decided.is_empty() {
+            // It was formed before somebody wanted it.
+            return;
+        }
+        recorder.note(recorder::Message {
+            thread: message::thread(),
+            handed_ns,
+            returned_ns: clock::now_ns(),
+            departure_ns: self.stamp_ns(forming),
+            from: self.path.local_address.0.into(),
+            to: self.path.remote_address.0.into(),
+            device: self.device.name().to_owned(),
+            bytes: self.group.bytes,
+            segment_bytes: self.group.segment_bytes,
+            packets: self.decided,
+        });
     }
 
     /// The same packets, each in a message of its own.
@@ -374,9 +422,11 @@ impl Formed {
         let Group { departure_ns, segment_bytes, bytes, .. } = self.group;
         let ranges = (0..bytes).step_by(segment_bytes).map(|begin| begin..bytes.min(begin + segment_bytes));
         ranges
-            .map(|range| Self {
+            .enumerate()
+            .map(|(number, range)| Self {
                 group: Group::new(range.len(), departure_ns),
                 payload: self.payload.slice(range),
+                decided: self.decided.get(number).copied().into_iter().collect(),
                 ..self.clone()
             })
             .collect()

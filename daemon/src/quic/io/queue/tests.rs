@@ -113,10 +113,15 @@ impl tx::Message for Packet {
     }
 
     fn write_payload(&mut self, mut buffer: PayloadBuffer<'_>, _: usize) -> Result<usize, tx::Error> {
-        label::carry(self.mark);
+        label::carry(self.mark.map(class), self.mark);
         label::write(|label| label.departure_ns = self.departure_ns);
         buffer.write(&vec![self.fill; self.bytes])
     }
+}
+
+/// The class of a mark.
+fn class(mark: u32) -> label::ClassKey {
+    label::ClassKey::of(&mark.to_string())
 }
 
 fn queue(devices: &Devices) -> (Double, Tx<Double>, Arc<Counters>) {
@@ -150,6 +155,36 @@ async fn packets_of_different_classes_share_no_message() {
         [(2, Some(1)), (1, Some(2)), (2, Some(7)), (1, Some(1))],
         "7 is what packets have without their own"
     );
+}
+
+#[tokio::test]
+async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_it() {
+    let devices = Devices::default();
+    let (double, mut tx, counters) = queue(&devices);
+    push(&mut tx, [packet(1_200, 0, None)]);
+    let recording = counters.recorder.record(Duration::from_secs(3_600)).unwrap();
+    let begun_ns = clock::now_ns();
+    let at_ns = soon_ns() + 1_000 * MS;
+    let marked = |mark: u32, departure_ns| Packet { mark: Some(mark), ..packet(1_200, 0, departure_ns) };
+    push(&mut tx, [marked(1, at_ns), marked(1, at_ns + 1), marked(2, at_ns + 2)]);
+    let messages = recording.take().messages;
+    let sizes: Vec<_> = messages.iter().map(|message| (message.packets.len(), message.bytes)).collect();
+    assert_eq!((sizes, messages[0].departure_ns), (vec![(2, 2_400), (1, 1_200)], Some(at_ns)));
+    let packets: Vec<_> = messages.iter().flat_map(|message| &message.packets).collect();
+    assert!(packets.iter().map(|packet| packet.wanted_ns).eq([0, 1, 2].map(|ns| Some(at_ns + ns))));
+    assert!(packets.iter().map(|packet| packet.class).eq([1, 1, 2].map(|mark| Some(class(mark)))));
+    let times =
+        [begun_ns, packets[0].decided_ns, packets[2].decided_ns, messages[0].handed_ns, messages[0].returned_ns];
+    assert!(times.is_sorted(), "{times:?}");
+
+    // Taken apart, each packet keeps what was recorded of it.
+    double.wire().verdict = Some(|message| (message.payload.len() > message.segment_bytes).then_some(libc::EIO));
+    push(&mut tx, [marked(3, at_ns), marked(3, at_ns + 1), marked(3, at_ns + 2)]);
+    let wanted_ns = |message: &recorder::Message| message.packets[0].wanted_ns;
+    assert!(recording.take().messages.iter().map(wanted_ns).eq([0, 1, 2].map(|ns| Some(at_ns + ns))));
+    drop(recording);
+    push(&mut tx, [packet(1_200, 0, None)]);
+    assert!(!counters.recorder.is_on());
 }
 
 #[tokio::test]
