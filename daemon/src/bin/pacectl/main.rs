@@ -4,12 +4,14 @@
 mod door;
 mod forward;
 mod options;
+mod perf;
 mod policy;
 mod probe;
 mod status;
 mod table;
 mod token;
 mod top;
+mod trace;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -68,6 +70,8 @@ enum Command {
     Top,
     /// Prints what happens, until interrupted
     Events,
+    /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
+    Trace(trace::Arguments),
     /// Bearer tokens, by which a relay knows its users
     #[command(subcommand)]
     Token(token::Command),
@@ -116,6 +120,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
         Command::Top => top::run(&mut door.open().await?).await,
         Command::Events => status::events(&mut door.open().await?, json).await,
+        Command::Trace(arguments) => trace::run(&mut door.open().await?, &arguments, json).await,
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,
         Command::Forward(arguments) => forward::run(&arguments).await,

@@ -15,15 +15,23 @@ pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T
     Ok(())
 }
 
-/// Prints rows under their heads, each column as wide as it has to be.
+/// Prints rows under their heads.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
+    lines(heads, rows).for_each(|line| println!("{line}"));
+}
+
+/// Returns rows under their heads as lines, each column as wide as it has to be.
+pub(crate) fn lines<const N: usize>(
+    heads: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> impl Iterator<Item = String> {
     let rows: Vec<_> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
-    for row in &rows {
+    rows.into_iter().map(move |row| {
         let line: String = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  ")).collect();
-        println!("{}", line.trim_end());
-    }
+        line.trim_end().to_owned()
+    })
 }
 
 /// Shows a number of bytes.

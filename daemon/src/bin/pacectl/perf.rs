@@ -1,0 +1,164 @@
+//! Recordings of `perf`, for a while: what of it there is on this machine, and what it recorded.
+
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use self::script::{Event, Lines};
+
+pub(crate) mod script;
+
+/// What a recording may fill, in MiB; `perf` ends it there.
+const FILE_MIB: u64 = 256;
+
+/// Where the kernel shows its tracepoints, if it does.
+const TRACEPOINTS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
+
+/// Of the tracepoints that are wanted, those that this kernel has; says in `left_out` what it lacks.
+pub(crate) fn tracepoints<'a>(wanted: &[&'a str], left_out: &mut Vec<String>) -> Vec<&'a str> {
+    let Some(folder) = TRACEPOINTS.into_iter().map(Path::new).find(|folder| folder.join("sched").exists()) else {
+        left_out.push(
+            "tracepoints: tracefs is not mounted, or this user may not read it; as root, \
+             `mount -t tracefs none /sys/kernel/tracing`"
+                .into(),
+        );
+        return Vec::new();
+    };
+    let exists = |name: &&str| folder.join(name.replace(':', "/")).exists();
+    let (found, missing): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(exists);
+    left_out.extend(missing.into_iter().map(|name| format!("{name}: this kernel has no such tracepoint")));
+    found
+}
+
+/// What `perf` is told of a process's threads, so that it looks at no others when they get the CPU and lose it.
+pub(crate) fn switches(pid: u32) -> io::Result<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))?;
+    let of = |thread: &str| format!("prev_pid == {thread} || next_pid == {thread}");
+    let filters = threads.map(|thread| Ok(of(&thread?.file_name().to_string_lossy())));
+    Ok(filters.collect::<io::Result<Vec<_>>>()?.join(" || "))
+}
+
+/// A folder for recordings, which are as secret as what the machine does; removed when dropped.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("pacectl-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("failed to make {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays in the folder for temporary files harms nobody.
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `perf`, recording; ended when dropped.
+pub(crate) struct Recording {
+    perf: Child,
+    file: PathBuf,
+}
+
+impl Recording {
+    /// Has `perf record` begin with these arguments, and returns when it has. Times are of CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    /// There is no `perf`, or it may or can not; the message says what to do.
+    pub(crate) fn start(folder: &Folder, name: &str, arguments: &[&str]) -> Result<Self> {
+        let file = folder.0.join(name);
+        let mut command = Command::new("perf");
+        // It starts when it is told so over its standard input, and says on its standard output that it has.
+        command.args(["record", "--delay=-1", "--control=fd:0,1", "--clockid=CLOCK_MONOTONIC", "--sample-cpu"]);
+        command.arg(format!("--max-size={FILE_MIB}M")).arg("--output").arg(&file).args(arguments);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let perf = command.spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => anyhow::anyhow!("perf is not installed: `apt install linux-perf`"),
+            _ => error.into(),
+        })?;
+        let mut recording = Self { perf, file };
+        if recording.tell("enable").is_err() {
+            bail!("{}", recording.complaint());
+        }
+        Ok(recording)
+    }
+
+    fn tell(&mut self, what: &str) -> Result<()> {
+        let (Some(input), Some(output)) = (&mut self.perf.stdin, &mut self.perf.stdout) else { bail!("no pipes") };
+        writeln!(input, "{what}")?;
+        let mut answer = String::new();
+        BufReader::new(output).read_line(&mut answer)?;
+        ensure!(answer.contains("ack"), "perf ended");
+        Ok(())
+    }
+
+    /// What `perf` says of why it ended.
+    fn complaint(&mut self) -> String {
+        _ = self.perf.kill();
+        let said = self.said();
+        if ["ermission", "paranoid", "EACCES"].iter().any(|word| said.contains(word)) {
+            return "perf may not look at this as this user: be root, or see kernel.perf_event_paranoid".into();
+        }
+        let line = said.lines().find(|line| !line.is_empty() && *line != "Error:").unwrap_or("it does not say why");
+        format!("perf failed: {line}")
+    }
+
+    fn said(&mut self) -> String {
+        let mut said = Vec::new();
+        if let Some(errors) = &mut self.perf.stderr {
+            _ = errors.read_to_end(&mut said);
+        }
+        _ = self.perf.wait();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// Ends the recording; says in `left_out` if it had ended before.
+    pub(crate) fn stop(mut self, left_out: &mut Vec<String>) -> Recorded {
+        // Whoever was interrupted from the terminal has ended by itself.
+        _ = self.tell("stop");
+        let said = self.said();
+        if let Some(line) = said.lines().find(|line| line.contains("limit reached")) {
+            left_out.push(format!("what came after {FILE_MIB} MiB of recording ({line})"));
+        }
+        Recorded(self.file.clone())
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // Neither fails but for a process that has ended.
+        _ = self.perf.kill();
+        _ = self.perf.wait();
+    }
+}
+
+/// What `perf` recorded.
+pub(crate) struct Recorded(PathBuf);
+
+impl Recorded {
+    /// Gives every event to `each`, with its stack if `stacks` were recorded; returns how many were lost.
+    ///
+    /// # Errors
+    /// `perf script` failed.
+    pub(crate) fn read(&self, stacks: bool, mut each: impl FnMut(&Event<'_>)) -> Result<u64> {
+        let fields = if stacks { "comm,tid,cpu,time,event,trace,ip,sym" } else { "comm,tid,cpu,time,event,trace" };
+        let mut command = Command::new("perf");
+        command
+            .args(["script", "--ns", "--no-inline", "--show-lost-events", "--fields", fields, "--input"])
+            .arg(&self.0);
+        let mut perf = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let output = perf.stdout.take().context("no pipe")?;
+        let lost = Lines::new(BufReader::new(output)).read(&mut each);
+        let status = perf.wait()?;
+        ensure!(status.success(), "perf script failed");
+        Ok(lost?)
+    }
+}
