@@ -12,8 +12,12 @@ pub struct Errors(Vec<Error>);
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}, column {column}: {}{problem}", Prefix(key))]
+#[error("{}line {line}, column {column}: {}{problem}", Prefix(file.as_deref().unwrap_or_default()), Prefix(key))]
 pub struct Error {
+    /// Which of several files it is in.
+    pub file: Option<String>,
+    /// The place of the file among them.
+    pub(crate) part: usize,
     /// The line, counted from 1.
     pub line: usize,
     /// The column, counted in characters from 1.
@@ -106,7 +110,7 @@ pub enum Problem {
 impl Errors {
     /// Sorts by position, so that a report reads like the file.
     pub(crate) fn new(mut errors: Vec<Error>) -> Self {
-        errors.sort_by_key(|error| (error.line, error.column));
+        errors.sort_by_key(|error| (error.part, error.line, error.column));
         Self(errors)
     }
 

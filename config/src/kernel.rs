@@ -1,5 +1,7 @@
 //! What the kernel is asked to enforce, and on which devices.
 
+use std::fmt;
+
 use toml::de::DeValue;
 
 use crate::error::Problem;
@@ -47,6 +49,12 @@ impl Device {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

@@ -34,14 +34,18 @@ pub mod error;
 mod explain;
 pub mod forward;
 pub mod kernel;
+mod manual;
 pub mod policy;
 pub mod relay;
 mod section;
 pub mod targets;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use explain::explain;
+pub use manual::{SAMPLE, manual};
+pub use section::Part;
 
 /// Everything that one configuration file says.
 #[derive(Clone, Debug)]
@@ -172,7 +176,17 @@ impl Config {
     /// # Errors
     /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
-        read_document(text, |root| {
+        Self::from_parts(&[text.into()])
+    }
+
+    /// Reads a configuration from a file and its drop-ins, in the order in which they are laid over each other: sections
+    /// are joined key by key, `[[sections]]` of a later part follow those of earlier ones, and what else it says replaces
+    /// what they say.
+    ///
+    /// # Errors
+    /// As [`Config::from_toml`], each error with its file.
+    pub fn from_parts(parts: &[Part]) -> Result<Self, Errors> {
+        read_document(parts, |root| {
             let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
             let relay = root.optional_section("relay", relay::read);
             let policy = policy::read(root);

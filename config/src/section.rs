@@ -19,7 +19,10 @@ use toml::de::{DeTable, DeValue};
 use crate::error::{Error, Errors, Problem};
 use crate::targets::Pattern;
 
+mod merge;
 mod named;
+
+pub use self::merge::Part;
 
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
@@ -202,22 +205,32 @@ pub(crate) struct Section<'a> {
 
 /// Collects what is wrong, for all sections.
 struct Report<'a> {
+    /// All parts, one behind the other.
     text: &'a str,
+    /// Where each begins.
+    starts: &'a [usize],
+    parts: &'a [Part],
     errors: RefCell<Vec<Error>>,
 }
 
-/// Reads a whole document with `read`, which returns `None` only after something was refused.
-pub(crate) fn read_document<T>(text: &str, read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Errors> {
-    let (document, syntax) = DeTable::parse_recoverable(text);
-    let report = Report { text, errors: RefCell::default() };
-    if !syntax.is_empty() {
+/// Reads a whole document with `read`, which returns `None` only after something was refused. Of several parts, the later
+/// have the last word.
+pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Errors> {
+    let (text, starts) = merge::join(parts);
+    let report = Report { text: &text, starts: &starts, parts, errors: RefCell::default() };
+    let mut document = DeTable::new();
+    for (part, start) in parts.iter().zip(&starts) {
+        let (table, syntax) = DeTable::parse_recoverable(&part.text);
         for error in syntax {
             let offset = error.span().map_or(0, |span| span.start);
-            report.add(offset, String::new(), Problem::Syntax(error.message().to_owned()));
+            report.add(start + offset, String::new(), Problem::Syntax(error.message().to_owned()));
         }
+        merge::overlay(&mut document, merge::shift(table.into_inner(), *start), &text);
+    }
+    if !report.errors.borrow().is_empty() {
         return Err(Errors::new(report.errors.into_inner()));
     }
-    let value = Section::open(&report, String::new(), 0, Some(document.get_ref()), read);
+    let value = Section::open(&report, String::new(), 0, Some(&document), read);
     match (value, report.errors.into_inner()) {
         (Some(value), errors) if errors.is_empty() => Ok(value),
         (_, errors) => Err(Errors::new(errors)),
@@ -232,11 +245,15 @@ impl Report<'_> {
         if self.errors.borrow().len() == MAX_ERRORS {
             return;
         }
-        let before = self.text.get(..offset).unwrap_or(self.text);
+        let part = self.starts.partition_point(|start| *start <= offset).saturating_sub(1);
+        let start = self.starts.get(part).copied().unwrap_or(0);
+        let before = self.text.get(start..offset).unwrap_or(self.text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before[line_start..].chars().count() + 1;
-        self.errors.borrow_mut().push(Error { line, column, key, problem });
+        // Of a single one, whoever asks knows which it is.
+        let file = self.parts.get(part).filter(|_| self.parts.len() > 1).map(|part| part.name.clone());
+        self.errors.borrow_mut().push(Error { file, part, line, column, key, problem });
     }
 }
 

@@ -1,7 +1,9 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
+pub mod activation;
 pub mod auth;
 pub mod client;
+pub mod configuration;
 pub mod control;
 pub mod echo;
 pub mod edge;
@@ -18,4 +20,5 @@ pub mod segments;
 pub mod state;
 pub mod target;
 pub mod tunnel;
+pub mod watchdog;
 pub mod workers;

@@ -1,11 +1,14 @@
 //! `paced`: the daemon's command line.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, Subcommand};
-use config::Config;
-use paced::{monitor, run, state};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use paced::{configuration, monitor, policy, run, state};
 
 /// Relays UDP and TCP by MASQUE over HTTP/3.
 #[derive(Parser)]
@@ -31,9 +34,30 @@ enum Command {
         /// The configuration (TOML).
         file: PathBuf,
     },
+    /// Looks at configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Writes the manual pages of paced and of its configuration.
+    Man {
+        /// Where to.
+        folder: PathBuf,
+    },
     /// The privileged half, which `run` starts.
     #[command(name = monitor::SUBCOMMAND, hide = true)]
     Monitor,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Prints a configuration with its drop-ins as one text, defaults included.
+    Show {
+        /// The configuration (TOML).
+        #[arg(default_value = "/etc/paced/paced.toml")]
+        file: PathBuf,
+        /// With the saved policy, if there is one that takes precedence: what a daemon started now would use.
+        #[arg(long)]
+        effective: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -41,6 +65,8 @@ fn main() -> ExitCode {
         Command::Run { config: Some(file), .. } => run::production(&file),
         Command::Run { config: None, state_dir } => run::development(&state_dir.unwrap_or_else(state::development_dir)),
         Command::Check { file } => check(&file),
+        Command::Config(ConfigCommand::Show { file, effective }) => show(&file, effective),
+        Command::Man { folder } => man(&folder),
         Command::Monitor => monitor::serve(),
     };
     match outcome {
@@ -52,10 +78,31 @@ fn main() -> ExitCode {
     }
 }
 
-fn check(file: &PathBuf) -> Result<()> {
-    let text = fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
-    let config = Config::from_toml(&text).with_context(|| format!("{} is not valid", file.display()))?;
-    run::read_identities(&config)?;
+fn check(file: &Path) -> Result<()> {
+    let config = configuration::read(file)?;
+    configuration::read_identities(&config)?;
     println!("{}", config::explain(&config));
+    Ok(())
+}
+
+fn show(file: &Path, effective: bool) -> Result<()> {
+    let mut config = configuration::read(file)?;
+    if effective {
+        policy::prefer_saved(&mut config)?;
+    }
+    print!("{}", config.to_toml());
+    Ok(())
+}
+
+/// Writes paced(8) and paced.toml(5).
+fn man(folder: &Path) -> Result<()> {
+    let page = clap_mangen::Man::new(Arguments::command()).section("8");
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    let pages = [("paced.8", text), ("paced.toml.5", config::manual().into_bytes())];
+    for (name, text) in pages {
+        let file = folder.join(name);
+        fs::write(&file, text).with_context(|| format!("failed to write {}", file.display()))?;
+    }
     Ok(())
 }

@@ -172,11 +172,17 @@ impl State {
     }
 }
 
-/// What is kept in the state folder, if anything was saved there.
+/// Puts the policy that was saved in the state folder in place of that of the files, if there is one; returns its text.
 ///
 /// # Errors
-/// The file is there, but cannot be read.
-pub fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
+/// It cannot be read or is no policy of this configuration, which is as it was.
+pub fn prefer_saved(config: &mut config::Config) -> anyhow::Result<Option<String>> {
+    let Some(text) = read_saved(&config.state_dir)? else { return Ok(None) };
+    config.policy = check(&text, &needed(config))?;
+    Ok(Some(text))
+}
+
+fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
     match fs::read_to_string(state_dir.join(SAVED)) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

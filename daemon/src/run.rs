@@ -4,7 +4,7 @@
 //! scrapes and the control plane, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
 
 use std::{
-    fs,
+    os::unix::net::UnixListener,
     path::Path,
     sync::{
         Arc,
@@ -14,12 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{
-    Config,
-    forward::Forward,
-    policy::Policy,
-    relay::{Identity, Listener},
-};
+use config::{Config, forward::Forward, policy::Policy, relay::Listener};
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
@@ -30,7 +25,9 @@ use tokio::{
 };
 
 use crate::{
+    activation::Activation,
     auth::hex,
+    configuration::{self, identity},
     control::{Control, Facts, Reload, Writers, dbus, grpc},
     echo, edge,
     enforcement::Enforcement,
@@ -47,6 +44,7 @@ use crate::{
     },
     relay::{Phase, Relay, Rules},
     resolve::{Resolver, ResolverSettings},
+    watchdog::Watchdog,
     workers::{self, Endpoints, Sockets, Steering},
 };
 
@@ -58,7 +56,7 @@ pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 /// # Errors
 /// The configuration is not valid, or something it names is missing or taken.
 pub fn production(file: &Path) -> Result<()> {
-    let config = read(file)?;
+    let config = configuration::read(file)?;
     start(config, Some(file))
 }
 
@@ -71,50 +69,9 @@ pub fn development(state_dir: &Path) -> Result<()> {
     start(Config::development(state_dir.to_owned()), None)
 }
 
-/// Reads all certificates and keys that a configuration names, to see that they can be used.
-///
-/// # Errors
-/// One cannot be read, or does not fit its key.
-pub fn read_identities(config: &Config) -> Result<()> {
-    for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
-        identity(listener, &config.state_dir)?.prepare()?;
-    }
-    Ok(())
-}
-
-fn read(file: &Path) -> Result<Config> {
-    let text = fs::read_to_string(file).with_context(|| format!("failed to read {}", file.display()))?;
-    Config::from_toml(&text).with_context(|| format!("{} is not valid", file.display()))
-}
-
-fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
-    match &listener.identity {
-        Identity::SelfSigned => tls::development_identity(state_dir),
-        Identity::Files { certificate, private_key } => {
-            tls::Identity::read(certificate, private_key, listener.client_ca.as_deref())
-        }
-    }
-}
-
 /// What the policy calls classes, for one role.
 fn classes(policy: &Policy, role: Role, metrics: &Metrics) -> Arc<Classes> {
     Arc::new(Classes::new(policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
-}
-
-/// Puts the policy that was saved in place of that of the files, if there is one that can be used; returns its text.
-fn prefer_saved(config: &mut Config) -> Option<String> {
-    let usable = |text: String| -> Result<_> { Ok((policy::check(&text, &policy::needed(config))?, text)) };
-    let saved = policy::read_saved(&config.state_dir).map_err(Into::into);
-    match saved.and_then(|saved| saved.map(usable).transpose()) {
-        Ok(saved) => saved.map(|(policy, text)| {
-            config.policy = policy;
-            text
-        }),
-        Err(error) => {
-            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
-            None
-        }
-    }
 }
 
 /// The secret of the state folder; where there can be none, one that ends with the process.
@@ -127,9 +84,14 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     init_log(&config);
+    let Activation { listeners: opened, control: door } = Activation::take()?;
+    anyhow::ensure!(
+        config.relay.is_some() || opened.is_empty(),
+        "paced.socket opens UDP sockets, but there is no [relay]: remove its ListenDatagram= lines"
+    );
     let places = config.relay.as_ref().map(|relay| -> Result<_> {
         let secret = secret(&config.state_dir)?;
-        let (sockets, steering) = workers::bind(&relay.listeners, relay.workers, &secret)?;
+        let (sockets, steering) = workers::bind(&relay.listeners, relay.workers, &secret, opened)?;
         Ok((sockets, steering, secret))
     });
     let places = places.transpose()?;
@@ -146,7 +108,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places, door));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -173,6 +135,7 @@ struct Daemon {
     roles: JoinSet<Result<()>>,
     /// Ends the edge role.
     stop: watch::Sender<bool>,
+    watchdog: Option<Arc<Watchdog>>,
 }
 
 struct RelayRole {
@@ -193,13 +156,17 @@ impl Daemon {
         control: &Handle,
         metrics: Arc<Metrics>,
         places: Option<(Sockets, Steering, Secret)>,
+        door: Option<UnixListener>,
     ) -> Result<()> {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
         let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
         let kernel = metrics.kernel.clone();
-        let saved = prefer_saved(&mut config);
+        let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
+            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
+            None
+        });
         let published = kernel.publish(&config.policy);
         published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         kernel.limit(&config.kernel);
@@ -211,7 +178,9 @@ impl Daemon {
             }
         };
         let (forwards, edge_schedules) = (Vec::new(), Schedules::default());
-        let mut daemon = Self { metrics: metrics.clone(), devices, relay, forwards, edge_schedules, roles, stop };
+        let watchdog = Watchdog::wanted();
+        let mut daemon =
+            Self { metrics: metrics.clone(), devices, relay, forwards, edge_schedules, roles, stop, watchdog };
         if let Some(places) = places {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
@@ -221,7 +190,7 @@ impl Daemon {
         let policies = Policies::new(&config, saved, daemon.enforce());
         let (reloads, mut reload_wanted) = mpsc::channel(1);
         let facts = Facts::new(&config);
-        daemon.start_control(&config, &policies, facts.clone(), reloads, control).await;
+        daemon.start_control(&config, &policies, facts.clone(), reloads, door, control).await;
         if let Some(address) = config.metrics {
             let bound = control.spawn(metrics::bind(address)).await?;
             let listener = bound.with_context(|| format!("failed to listen on {address} for metrics"))?;
@@ -237,6 +206,9 @@ impl Daemon {
         daemon.refresh_guard();
         daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
+        if let Some(watchdog) = &daemon.watchdog {
+            tokio::spawn(watchdog.clone().feed());
+        }
         let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
         loop {
             tokio::select! {
@@ -313,6 +285,7 @@ impl Daemon {
             metrics: metrics.clone(),
             secret: secret.clone(),
             open: open.clone(),
+            watchdog: self.watchdog.clone(),
         });
         for (worker, sockets) in (0..).zip(workers) {
             if worker > 0 {
@@ -375,6 +348,7 @@ impl Daemon {
         policies: &Arc<Policies>,
         facts: Facts,
         reloads: mpsc::Sender<Reload>,
+        door: Option<UnixListener>,
         runtime: &Handle,
     ) {
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
@@ -383,7 +357,7 @@ impl Daemon {
         let opened = runtime.spawn(async move {
             let writers = Writers::new(&doors.writers);
             if let Some(socket) = &doors.socket {
-                match grpc::bind(socket) {
+                match door.map_or_else(|| grpc::bind(socket), |door| Ok(door.try_into()?)) {
                     Ok(listener) => _ = tokio::spawn(grpc::serve(control.clone(), listener, writers.clone())),
                     Err(error) => tracing::warn!("the control socket is shut: {error:#}"),
                 }
@@ -459,7 +433,7 @@ impl Daemon {
         author: &str,
         control: &Handle,
     ) -> Result<()> {
-        let config = Arc::new(read(file)?);
+        let config = Arc::new(configuration::read(file)?);
         let mut identities = Vec::new();
         match (&self.relay, &config.relay) {
             (None, None) => {}

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
 use config::relay::{Limits, Listener};
 use s2n_quic_platform::syscall::bind_udp;
@@ -23,9 +23,11 @@ use crate::{
         connection_id::{Issuer, Secret},
         datagrams::{Datagrams, QueueLimits},
         endpoint::{self, Admission, Transport},
+        events::Turns,
         tls::ServerTls,
     },
     relay::Relay,
+    watchdog::{Watchdog, Watched},
 };
 
 /// The sockets of a relay: of each worker, one for each listener.
@@ -35,12 +37,23 @@ pub type Sockets = Vec<Vec<UdpSocket>>;
 #[derive(Default)]
 pub struct Steering(Vec<Steer>);
 
-/// Binds the sockets of `workers` workers, or of a single one where packets cannot be steered, which is logged. To be
-/// called while the process has its rights.
+/// Takes the sockets of `workers` workers that the service manager `opened`, if any, or binds them: those of a single one
+/// where packets cannot be steered, which is logged. To be called while the process has its rights.
 ///
 /// # Errors
-/// An address is in use or not ours.
-pub fn bind(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Sockets, Steering)> {
+/// An address is in use or not ours. Of sockets that were opened: they are others than the listeners, or not as many at each
+/// as there are workers, or packets cannot be steered; the message says what to change.
+pub fn bind(
+    listeners: &[Listener],
+    workers: u8,
+    secret: &Secret,
+    opened: Vec<UdpSocket>,
+) -> Result<(Sockets, Steering)> {
+    if !opened.is_empty() {
+        let why =
+            "no program can steer packets to the sockets of paced.socket; write each once, and workers = 1 in [relay]";
+        return spread(adopt(listeners, workers, opened)?, secret).context(why);
+    }
     // By itself first, even if it will be shared: that would hide that somebody else has it.
     let one = || listeners.iter().map(|listener| socket(listener.address, false)).collect::<Result<_>>();
     let alone = vec![one()?];
@@ -55,16 +68,45 @@ pub fn bind(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Soc
 }
 
 fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Sockets, Steering)> {
-    let mut sockets: Sockets = (0..workers).map(|_| Vec::new()).collect();
-    let mut steering = Steering::default();
-    for listener in listeners {
+    let group = |listener: &Listener| -> Result<Vec<_>> {
         let first = socket(listener.address, true)?;
         let address = first.local_addr()?;
-        let mut group = vec![first];
-        for _ in 1..workers {
-            group.push(socket(address, true)?);
+        std::iter::once(Ok(first)).chain((1..workers).map(|_| socket(address, true))).collect()
+    };
+    spread(listeners.iter().map(group).collect::<Result<_>>()?, secret)
+}
+
+/// Sorts sockets that were opened for the listeners: of each as many as there are workers.
+fn adopt(listeners: &[Listener], workers: u8, mut opened: Vec<UdpSocket>) -> Result<Sockets> {
+    let mut groups = Vec::new();
+    for Listener { address, .. } in listeners {
+        let group: Vec<_> =
+            opened.extract_if(.., |socket| socket.local_addr().is_ok_and(|at| at == *address)).collect();
+        ensure!(
+            group.len() == usize::from(workers),
+            "paced.socket opens {} sockets at {address}, and [relay] has workers = {workers}: write \
+             ListenDatagram={address} as many times, with ReusePort=yes where there are several",
+            group.len()
+        );
+        groups.push(group);
+    }
+    if let Some(other) = opened.first() {
+        bail!(
+            "paced.socket opens {}, which is no listener of [relay]; remove it there or add it here",
+            other.local_addr()?
+        );
+    }
+    Ok(groups)
+}
+
+/// Gives each worker a socket of each group, all of which are at one address, and has packets steered if there are several.
+fn spread(groups: Sockets, secret: &Secret) -> Result<(Sockets, Steering)> {
+    let (mut sockets, mut steering) = (Sockets::new(), Steering::default());
+    for group in groups {
+        if group.len() > 1 {
+            steering.0.push(Steer::attach(&group, &secret.connection_id_keys())?);
         }
-        steering.0.push(Steer::attach(&group, &secret.connection_id_keys())?);
+        sockets.resize_with(group.len(), Vec::new);
         sockets.iter_mut().zip(group).for_each(|(of_worker, socket)| of_worker.push(socket));
     }
     Ok((sockets, steering))
@@ -104,6 +146,8 @@ pub struct Endpoints {
     pub secret: Secret,
     /// Whether new connections are let in.
     pub open: Arc<AtomicBool>,
+    /// Who wants to know whether they still serve.
+    pub watchdog: Option<Arc<Watchdog>>,
 }
 
 impl Endpoints {
@@ -112,7 +156,7 @@ impl Endpoints {
     /// # Errors
     /// The settings are invalid.
     pub fn start(&self, worker: u8, sockets: Vec<UdpSocket>) -> Result<JoinSet<()>> {
-        let mut serving = JoinSet::new();
+        let (mut serving, mut watched) = (JoinSet::new(), Vec::new());
         let limits = &self.limits;
         for ((listener, tls), socket) in self.listeners.iter().zip(sockets) {
             let datagrams = Datagrams {
@@ -129,6 +173,7 @@ impl Endpoints {
                 max_handshakes: limits.handshakes_in_flight,
                 open: self.open.clone(),
                 handshakes: self.metrics.handshakes.clone(),
+                turns: Turns::default(),
                 ports: Default::default(),
             };
             let issuer = Issuer::new(self.secret.clone(), listener.address, worker);
@@ -136,10 +181,17 @@ impl Endpoints {
                 1 => issuer,
                 _ => issuer.counting_misdirected(self.metrics.misdirected_packets.clone()),
             };
+            if self.watchdog.is_some() {
+                watched.push(Watched::new(&socket, admission.turns.clone())?);
+            }
             let sockets = self.transport.sockets_on(socket)?;
             let server = endpoint::serve(sockets, &self.transport, tls.clone(), datagrams, admission, &issuer)
                 .with_context(|| format!("failed to listen on {}", listener.address))?;
             serving.spawn(self.relay.clone().serve(server, listener.address, listener.auth));
+        }
+        if let Some(watchdog) = &self.watchdog {
+            // Ends with the thread's runtime.
+            tokio::spawn(watchdog.pulse(format!("worker-{worker}"), watched));
         }
         Ok(serving)
     }

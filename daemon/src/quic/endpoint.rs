@@ -26,7 +26,7 @@ pub use super::congestion::Congestion;
 use super::{
     connection_id::Issuer,
     datagrams::Datagrams,
-    events::{Events, HandshakeCounters},
+    events::{Events, HandshakeCounters, Turns},
     io::{Counters, Provider, Settings, device::Devices},
     tls::ServerTls,
 };
@@ -233,7 +233,8 @@ pub fn serve<I: io::Provider>(
     admission: Admission,
     issuer: &Issuer,
 ) -> Result<Server> {
-    let events = Events { handshakes: admission.handshakes.clone(), schedules: datagrams.schedules.clone() };
+    let (handshakes, turns) = (admission.handshakes.clone(), admission.turns.clone());
+    let events = Events { handshakes, turns, schedules: datagrams.schedules.clone() };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -281,6 +282,8 @@ pub struct Admission {
     pub open: Arc<AtomicBool>,
     /// Where results are counted.
     pub handshakes: Arc<HandshakeCounters>,
+    /// Where the endpoint counts the turns in which it received.
+    pub turns: Turns,
     /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
     pub ports: endpoint_limits::Default,
 }
@@ -294,6 +297,7 @@ impl Default for Admission {
             max_handshakes: limits.handshakes_in_flight,
             open: Arc::new(AtomicBool::new(true)),
             handshakes: Arc::default(),
+            turns: Turns::default(),
             ports: endpoint_limits::Default::default(),
         }
     }

@@ -3,15 +3,16 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU16, Ordering::Relaxed},
+    atomic::{AtomicU16, AtomicU64, Ordering::Relaxed},
 };
 
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
-        ConnectionClosed, EndpointType, FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated, MtuUpdated,
-        PacketLost, RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+        ConnectionClosed, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus,
+        HandshakeStatusUpdated, MtuUpdated, PacketLost, PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady,
+        TransportParametersReceived, TxStreamProgress,
     },
 };
 
@@ -34,9 +35,29 @@ pub struct HandshakeCounters {
     pub refused: Counter,
 }
 
+/// The turns of an endpoint's event loop that began because something was received. Clones follow the same endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Turns(Arc<AtomicU64>);
+
+impl Turns {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Counts one.
+    pub fn count_one(&self) {
+        // Only its event loop writes.
+        self.0.store(self.count().wrapping_add(1), Relaxed);
+    }
+}
+
 /// The event subscriber of an endpoint.
 #[derive(Debug, Default)]
 pub struct Events {
+    /// Of this endpoint only.
+    pub turns: Turns,
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
     /// Which say how early bytes are handed to the transport.
@@ -94,6 +115,12 @@ impl Subscriber for Events {
         let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
         let account = Account::new(is_server, self.schedules.get().binding);
         ConnectionState { peer_certificate: None, packets: PacketSize::default(), account, completed: false }
+    }
+
+    fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
+        if event.rx_ready {
+            self.turns.count_one();
+        }
     }
 
     fn on_transport_parameters_received(

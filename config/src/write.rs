@@ -1,0 +1,268 @@
+//! How a configuration is written as text that reads back as the same.
+
+use std::fmt::{Display, Write as _};
+use std::time::Duration;
+
+use toml::Value;
+
+use crate::control::Control;
+use crate::forward::{Forward, Trust};
+use crate::kernel::Kernel;
+use crate::relay::{Identity, Limits, Listener, Relay};
+use crate::section::Word;
+use crate::targets::{Ports, Rule, TargetRules};
+use crate::{Config, Transport};
+
+impl Config {
+    /// Writes the whole configuration as TOML: every key that has a value, defaults included, and listeners and classes with
+    /// all that they take from elsewhere. A certificate that paced makes itself cannot be named, and is left out.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let mut text = Text::whole();
+        text.keys(|root| root.text("state_dir", &self.state_dir.display()));
+        if let Some(relay) = &self.relay {
+            self::relay(relay, &mut text);
+        }
+        text.section("[transport]", |section| transport(&self.transport, section));
+        text.section("[kernel]", |section| kernel(&self.kernel, section));
+        for forward in &self.forwards {
+            text.section("[[forward]]", |section| self::forward(forward, section));
+        }
+        self.policy.write(&mut text);
+        text.section("[control]", |section| control(&self.control, section));
+        text.section("[metrics]", |section| section.optional_text("listen", self.metrics.as_ref()));
+        text.section("[log]", |section| section.word("level", self.log));
+        text.into_string()
+    }
+}
+
+fn relay(relay: &Relay, text: &mut Text) {
+    text.section("[relay]", |section| {
+        section.list("templates", Some(&relay.templates));
+        section.text("proxy_status_name", &relay.proxy_status_name);
+        section.seconds("drain_seconds", relay.drain);
+        section.number("workers", Some(relay.workers));
+    });
+    for listener in &relay.listeners {
+        text.section("[[relay.listener]]", |section| self::listener(listener, section));
+    }
+    for token in &relay.tokens {
+        text.section("[[relay.token]]", |section| {
+            section.text("name", &token.name);
+            section.hash("sha256", &token.sha256);
+            section.number("max_tunnels", Some(token.max_tunnels));
+        });
+    }
+    for user in &relay.certificates {
+        text.section("[[relay.client_certificate]]", |section| {
+            section.text("name", &user.name);
+            section.text("san", &user.san);
+            section.number("max_tunnels", Some(user.max_tunnels));
+        });
+    }
+    text.section("[relay.targets]", |section| targets(&relay.targets, section));
+    text.section("[relay.limits]", |section| limits(&relay.limits, section));
+}
+
+fn listener(listener: &Listener, section: &mut Section<'_>) {
+    section.text("address", &listener.address);
+    if let Identity::Files { certificate, private_key } = &listener.identity {
+        section.text("certificate", &certificate.display());
+        section.text("private_key", &private_key.display());
+    }
+    section.optional_text("client_ca", listener.client_ca.as_ref().map(|path| path.display()));
+    section.word("auth", listener.auth);
+}
+
+fn targets(targets: &TargetRules, section: &mut Section<'_>) {
+    for (key, rules) in [("allow", &targets.allow), ("deny", &targets.deny)] {
+        section.number(key, Some(format!("[{}]", rules.iter().map(rule).collect::<Vec<_>>().join(", "))));
+    }
+    section.word("unlisted", targets.unlisted);
+    section.ports("udp_ports", Some(&targets.udp_ports));
+    section.ports("tcp_ports", Some(&targets.tcp_ports));
+}
+
+fn rule(rule: &Rule) -> String {
+    let protocol = rule.protocol.map(|protocol| format!(", protocol = {}", quoted(&protocol)));
+    let ports = rule.ports.as_ref().map(|ports| format!(", ports = {}", self::ports(ports)));
+    format!("{{ to = {}{}{} }}", quoted(&rule.to), protocol.unwrap_or_default(), ports.unwrap_or_default())
+}
+
+fn limits(limits: &Limits, section: &mut Section<'_>) {
+    section.number("connections", Some(limits.connections));
+    section.number("handshakes_in_flight", Some(limits.handshakes_in_flight));
+    section.number("tunnels_per_connection", Some(limits.tunnels_per_connection));
+    section.number("tunnels_per_user", Some(limits.tunnels_per_user));
+    section.number("queue_bytes_per_tunnel", Some(limits.queue_bytes_per_tunnel));
+    section.number("queue_bytes_per_connection", Some(limits.queue_bytes_per_connection));
+    section.seconds("tunnel_idle_seconds", limits.tunnel_idle);
+    section.seconds("connection_idle_seconds", limits.connection_idle);
+    section.number("dns_lookups_in_flight", Some(limits.dns_lookups_in_flight));
+    section.millis("dns_timeout_ms", Some(limits.dns_timeout));
+    section.millis("connect_timeout_ms", Some(limits.connect_timeout));
+    section.number("field_section_bytes", Some(limits.field_section_bytes));
+    section.number("udp_buffer_bytes", Some(limits.udp_buffer_bytes));
+}
+
+fn transport(transport: &Transport, section: &mut Section<'_>) {
+    section.number("initial_mtu", Some(transport.initial_mtu));
+    section.number("max_mtu", Some(transport.max_mtu));
+    section.word("congestion", transport.congestion);
+    section.word("io", transport.io);
+    section.number("quantum_us", Some(transport.quantum.as_micros()));
+    section.seconds("keep_alive_seconds", transport.keep_alive.unwrap_or_default());
+}
+
+fn kernel(kernel: &Kernel, section: &mut Section<'_>) {
+    section.list("devices", Some(&kernel.devices));
+    section.number("egress", Some(kernel.egress));
+    section.number("ingress", Some(kernel.ingress));
+    section.number("initials_per_second_from_prefix", Some(kernel.initials_per_second_from_prefix));
+    section.number("initials_per_second", Some(kernel.initials_per_second));
+    section.number("manage_qdisc", Some(kernel.manage_qdisc));
+    section.number("mark_tag", Some(format!("{:#x}", kernel.mark_tag)));
+}
+
+fn forward(forward: &Forward, section: &mut Section<'_>) {
+    section.text("listen", &forward.listen);
+    section.text("relay", &forward.relay);
+    section.text("target", &forward.target);
+    section.word("mode", forward.mode);
+    section.optional_text("class", forward.class.as_ref());
+    section.optional_text("token_file", forward.token_file.as_ref().map(|path| path.display()));
+    if let Some(client) = &forward.client {
+        section.text("client_certificate", &client.certificate.display());
+        section.text("client_key", &client.private_key.display());
+    }
+    match &forward.trust {
+        Trust::System => {}
+        Trust::Authority(path) => section.text("ca", &path.display()),
+        Trust::Pinned(hash) => section.hash("certificate_sha256", hash),
+    }
+    section.seconds("idle_seconds", forward.idle);
+    section.millis("backoff_first_ms", Some(forward.backoff.0));
+    section.seconds("backoff_longest_seconds", forward.backoff.1);
+}
+
+fn control(control: &Control, section: &mut Section<'_>) {
+    section.number("enabled", Some(control.socket.is_some()));
+    section.optional_text("socket", control.socket.as_ref().map(|path| path.display()));
+    section.optional_text("bus", control.bus.as_ref());
+    section.list("writers", Some(&control.writers));
+}
+
+/// A text that is being written.
+pub(crate) struct Text {
+    text: String,
+    is_whole: bool,
+}
+
+impl Text {
+    /// One without what goes without saying.
+    pub(crate) const fn brief() -> Self {
+        Self { text: String::new(), is_whole: false }
+    }
+
+    /// One that says everything.
+    const fn whole() -> Self {
+        Self { text: String::new(), is_whole: true }
+    }
+
+    /// Tells whether it says everything.
+    pub(crate) const fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    pub(crate) fn into_string(self) -> String {
+        self.text
+    }
+
+    /// Writes a section behind a header.
+    pub(crate) fn section(&mut self, header: &str, fill: impl FnOnce(&mut Section<'_>)) {
+        let gap = if self.text.is_empty() { "" } else { "\n" };
+        // Writing to a string cannot fail.
+        _ = writeln!(self.text, "{gap}{header}");
+        self.keys(fill);
+    }
+
+    fn keys(&mut self, fill: impl FnOnce(&mut Section<'_>)) {
+        fill(&mut Section(self));
+    }
+}
+
+/// One table, key by key.
+pub(crate) struct Section<'a>(&'a mut Text);
+
+impl Section<'_> {
+    fn line(&mut self, key: &str, value: impl Display) {
+        _ = writeln!(self.0.text, "{key} = {value}");
+    }
+
+    /// Writes what a reader would take for granted only into a text that says everything.
+    pub(crate) fn unless(&mut self, is_granted: bool, write: impl FnOnce(&mut Self)) {
+        if !is_granted || self.0.is_whole {
+            write(self);
+        }
+    }
+
+    pub(crate) fn text(&mut self, key: &str, text: &(impl Display + ?Sized)) {
+        self.line(key, quoted(text));
+    }
+
+    fn optional_text(&mut self, key: &str, text: Option<impl Display>) {
+        if let Some(text) = text {
+            self.text(key, &text);
+        }
+    }
+
+    pub(crate) fn word(&mut self, key: &str, word: impl Word) {
+        self.text(key, word.word());
+    }
+
+    /// Writes what needs no quotes.
+    pub(crate) fn number(&mut self, key: &str, number: Option<impl Display>) {
+        if let Some(number) = number {
+            self.line(key, number);
+        }
+    }
+
+    fn seconds(&mut self, key: &str, time: Duration) {
+        self.line(key, time.as_secs());
+    }
+
+    pub(crate) fn millis(&mut self, key: &str, time: Option<Duration>) {
+        self.number(key, time.map(|time| time.as_millis()));
+    }
+
+    fn hash(&mut self, key: &str, hash: &[u8; 32]) {
+        self.text(key, &hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    }
+
+    /// A rate in bytes per second, in the largest unit that it is a whole number of.
+    pub(crate) fn rate(&mut self, key: &str, bytes_per_sec: Option<u64>) {
+        let Some(bits) = bytes_per_sec.map(|rate| rate * 8) else { return };
+        let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s"), (1_000, "kbit/s")];
+        if let Some((unit, name)) = units.into_iter().find(|(unit, _)| bits % unit == 0) {
+            self.text(key, &format!("{} {name}", bits / unit));
+        }
+    }
+
+    pub(crate) fn list(&mut self, key: &str, items: Option<&Vec<impl Display>>) {
+        let of = |items: &Vec<_>| items.iter().map(quoted).collect::<Vec<_>>().join(", ");
+        self.number(key, items.map(|items| format!("[{}]", of(items))));
+    }
+
+    pub(crate) fn ports(&mut self, key: &str, ports: Option<&Ports>) {
+        self.number(key, ports.map(self::ports));
+    }
+}
+
+fn ports(Ports(ports): &Ports) -> String {
+    let range = |range: &std::ops::RangeInclusive<u16>| format!("\"{}-{}\"", range.start(), range.end());
+    format!("[{}]", ports.iter().map(range).collect::<Vec<_>>().join(", "))
+}
+
+fn quoted(text: &(impl Display + ?Sized)) -> String {
+    Value::String(text.to_string()).to_string()
+}

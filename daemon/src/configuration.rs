@@ -1,0 +1,136 @@
+//! The configuration's files: the main one, its drop-ins, and the certificates and keys that they name.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use config::{
+    Config, Part,
+    relay::{Identity, Listener},
+};
+
+use crate::quic::tls;
+
+/// The folder of drop-ins, beside the main file.
+const DROP_INS: &str = "conf.d";
+
+/// Reads a configuration: `file`, and over it `conf.d/*.toml` beside it, in the order of their names.
+///
+/// # Errors
+/// A file cannot be read, or what they say together is not valid.
+pub fn read(file: &Path) -> Result<Config> {
+    let mut parts = vec![part(file.to_owned())?];
+    for drop_in in drop_ins(&file.with_file_name(DROP_INS))? {
+        parts.push(part(drop_in)?);
+    }
+    Config::from_parts(&parts).with_context(|| format!("{} is not valid", file.display()))
+}
+
+fn part(file: PathBuf) -> Result<Part> {
+    let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;
+    Ok(Part { name: file.display().to_string(), text })
+}
+
+fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>> {
+    let why = || format!("failed to read the folder {}", folder.display());
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(why)?,
+    };
+    let files: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut files = files.with_context(why)?;
+    // Editors leave files of other names.
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "toml") && !is_hidden(file));
+    files.sort();
+    Ok(files)
+}
+
+fn is_hidden(file: &Path) -> bool {
+    file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+/// Reads the certificate and the key of a listener; those of development mode are made where there are none.
+///
+/// # Errors
+/// A file cannot be read, or is none of its kind.
+pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
+    match &listener.identity {
+        Identity::SelfSigned => tls::development_identity(state_dir),
+        Identity::Files { certificate, private_key } => {
+            tls::Identity::read(certificate, private_key, listener.client_ca.as_deref())
+        }
+    }
+}
+
+/// Reads all certificates and keys that a configuration names, to see that they can be used.
+///
+/// # Errors
+/// One cannot be read, or does not fit its key.
+pub fn read_identities(config: &Config) -> Result<()> {
+    for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
+        identity(listener, &config.state_dir)?.prepare()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("paced-configuration-{}-{name}", std::process::id()));
+            fs::create_dir_all(folder.join(DROP_INS)).unwrap();
+            Self(folder)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.0.join(name), text).unwrap();
+        }
+
+        fn read(&self) -> Result<Config> {
+            read(&self.0.join("paced.toml"))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn drop_ins_are_laid_over_the_file_in_the_order_of_their_names_and_other_files_are_none() {
+        let folder = Folder::new("order");
+        folder.write("paced.toml", "state_dir = \"/0\"\n[log]\nlevel = \"error\"");
+        for (name, text) in [
+            ("20-last.toml", "state_dir = \"/20\""),
+            ("10-first.toml", "state_dir = \"/10\"\n[log]\nlevel = \"debug\""),
+            ("30-old.toml~", "state_dir = \"/30\""),
+            (".40-hidden.toml", "state_dir = \"/40\""),
+        ] {
+            folder.write(&format!("{DROP_INS}/{name}"), text);
+        }
+        let config = folder.read().unwrap();
+        assert_eq!((config.state_dir.to_str().unwrap(), config.log), ("/20", config::Level::Debug));
+        fs::remove_dir_all(folder.0.join(DROP_INS)).unwrap();
+        assert_eq!(folder.read().unwrap().state_dir.to_str(), Some("/0"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_file_and_bytes_that_are_no_text_are_no_configuration() {
+        let folder = Folder::new("wrong");
+        folder.write("paced.toml", "");
+        folder.write("conf.d/a.toml", "\nlogg = 1");
+        let refusal = format!("{:#}", folder.read().unwrap_err());
+        assert!(refusal.contains("conf.d/a.toml: line 2, column 1: logg: unknown key; did you mean log?"), "{refusal}");
+        fs::write(folder.0.join("conf.d/a.toml"), b"state_dir = \"/\xff\"").unwrap();
+        let refusal = format!("{:#}", folder.read().unwrap_err());
+        assert!(refusal.contains("a.toml") && refusal.contains("UTF-8"), "{refusal}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Tells the service manager that packets still move (sd_watchdog_enabled(3)), so that a relay that is stuck is restarted.
+//!
+//! Each thread that moves packets gives signs of life of its own: it gets to run, and what waits in the sockets of its
+//! endpoints is received. The service manager hears of it only while all of them do. Where it does not ask, none of this
+//! runs.
+
+use std::{
+    net::UdpSocket,
+    os::fd::AsRawFd as _,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use sd_notify::NotifyState;
+use tokio::time::interval;
+
+use crate::quic::events::Turns;
+
+/// Signs of life of one thread.
+#[derive(Debug)]
+struct Pulse {
+    thread: String,
+    beats: AtomicU64,
+}
+
+/// The watch over all threads.
+#[derive(Debug)]
+pub struct Watchdog {
+    /// Within which the service manager wants to hear.
+    patience: Duration,
+    pulses: Mutex<Vec<Arc<Pulse>>>,
+}
+
+/// An endpoint's socket, and what its event loop does about it.
+#[derive(Debug)]
+pub struct Watched {
+    socket: UdpSocket,
+    turns: Turns,
+    /// At the last look: whether something waited, and how many turns there had been.
+    last: (bool, u64),
+}
+
+impl Watchdog {
+    /// Returns the watch, if the service manager asks for it.
+    #[must_use]
+    pub fn wanted() -> Option<Arc<Self>> {
+        let patience = sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero())?;
+        Some(Arc::new(Self { patience, pulses: Mutex::default() }))
+    }
+
+    /// Gives a thread's signs of life. To be run by it, beside its endpoints; never completes.
+    pub fn pulse(&self, thread: String, mut watched: Vec<Watched>) -> impl Future<Output = ()> + Send + use<> {
+        let pulse = Arc::new(Pulse { thread, beats: AtomicU64::new(0) });
+        self.pulses.lock().unwrap_or_else(PoisonError::into_inner).push(pulse.clone());
+        // Twice as often as they are looked for.
+        let mut ticks = interval(self.patience / 8);
+        async move {
+            loop {
+                ticks.tick().await;
+                pulse.beat(&mut watched);
+            }
+        }
+    }
+
+    /// Tells the service manager for as long as every thread gives signs of life. Never completes.
+    pub async fn feed(self: Arc<Self>) {
+        let mut ticks = interval(self.patience / 4);
+        let mut last = Vec::new();
+        loop {
+            ticks.tick().await;
+            let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let beats: Vec<_> = pulses.iter().map(|pulse| pulse.beats.load(Relaxed)).collect();
+            let stuck: Vec<_> = beats.iter().zip(&last).zip(&pulses).filter(|((now, last), _)| now == last).collect();
+            if stuck.is_empty() {
+                // Without a service manager there is nobody to tell.
+                _ = sd_notify::notify(&[NotifyState::Watchdog]);
+            }
+            for (_, pulse) in stuck {
+                tracing::error!(
+                    thread = pulse.thread,
+                    "no packets move: if that lasts, the service manager restarts paced"
+                );
+            }
+            last = beats;
+        }
+    }
+}
+
+impl Pulse {
+    fn beat(&self, watched: &mut [Watched]) {
+        // Each of them has to be looked at.
+        if watched.iter_mut().map(Watched::is_stuck).filter(|is_stuck| *is_stuck).count() == 0 {
+            self.beats.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Watched {
+    /// Watches a socket whose endpoint counts its turns.
+    ///
+    /// # Errors
+    /// There are too many descriptors.
+    pub fn new(socket: &UdpSocket, turns: Turns) -> std::io::Result<Self> {
+        Ok(Self { socket: socket.try_clone()?, turns, last: (false, 0) })
+    }
+
+    /// Tells whether something waits, as it did at the last look, and nothing was received between.
+    fn is_stuck(&mut self) -> bool {
+        let now = (waits(&self.socket), self.turns.count());
+        let last = std::mem::replace(&mut self.last, now);
+        now.0 && now == last
+    }
+}
+
+/// Tells whether a datagram waits to be received (FIONREAD, udp(7)).
+fn waits(socket: &UdpSocket) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+    asked == 0 && bytes > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket() -> UdpSocket {
+        UdpSocket::bind("127.0.0.1:0").unwrap()
+    }
+
+    #[test]
+    fn an_endpoint_is_stuck_while_something_waits_and_it_takes_no_turn() {
+        let (socket, turns) = (socket(), Turns::default());
+        let mut watched = Watched::new(&socket, turns.clone()).unwrap();
+        assert!(!watched.is_stuck() && !watched.is_stuck(), "nothing waits");
+        socket.send_to(b"1", socket.local_addr().unwrap()).unwrap();
+        assert!(!watched.is_stuck(), "it may just have come");
+        assert!(watched.is_stuck() && watched.is_stuck());
+        turns.count_one();
+        assert!(!watched.is_stuck(), "the endpoint is busy with others");
+        assert!(watched.is_stuck());
+        socket.recv(&mut [0; 1]).unwrap();
+        assert!(!watched.is_stuck());
+    }
+
+    #[test]
+    fn a_thread_gives_no_sign_of_life_while_one_of_its_endpoints_is_stuck() {
+        let pulse = Pulse { thread: "one".into(), beats: AtomicU64::new(0) };
+        let sockets = [socket(), socket()];
+        let turns = Turns::default();
+        let mut watched = sockets.each_ref().map(|socket| Watched::new(socket, turns.clone()).unwrap());
+        for socket in &sockets {
+            socket.send_to(b"1", socket.local_addr().unwrap()).unwrap();
+        }
+        let mut beats = || {
+            pulse.beat(&mut watched);
+            pulse.beats.load(Relaxed)
+        };
+        assert_eq!((beats(), beats(), beats()), (1, 1, 1));
+        sockets[0].recv(&mut [0; 1]).unwrap();
+        assert_eq!(beats(), 1, "the other still is");
+        turns.count_one();
+        assert_eq!((beats(), beats()), (2, 2));
+    }
+}
