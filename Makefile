@@ -4,8 +4,11 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 RINGS ?= pure netns vm
 PREFIX ?= /usr
 DESTDIR ?=
+PROFILE ?= release
+programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
+share := $(programs)/share
 
-.PHONY: run demo test lint bench install
+.PHONY: run demo test lint bench programs documents install deb
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
@@ -32,12 +35,35 @@ bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--q
 	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
-install: ## Binaries, unit, user, bus policy and sample configuration below DESTDIR.
+programs:
 	@tests/setup build
-	cargo build --release --bins
-	install -D -t $(DESTDIR)$(PREFIX)/bin $(CARGO_TARGET_DIR)/release/paced $(CARGO_TARGET_DIR)/release/pacectl
+	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace) --bins
+
+documents: programs
+	@rm -rf $(share) && mkdir -p $(share)/man
+	@$(programs)/pacectl man $(share)/man && $(programs)/paced man $(share)/man
+	@$(programs)/pacectl completions bash > $(share)/pacectl.bash
+	@$(programs)/pacectl completions zsh > $(share)/_pacectl
+	@$(programs)/pacectl completions fish > $(share)/pacectl.fish
+
+install: documents ## Binaries, documents, units, user, bus policy and sample configuration below DESTDIR.
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(programs)/paced $(programs)/pacectl
+	for section in 1 5 8; do install -D -t $(DESTDIR)$(PREFIX)/share/man/man$$section -m 644 $(share)/man/*.$$section; done
+	install -D -m 644 $(share)/pacectl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/pacectl
+	install -D -t $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions -m 644 $(share)/_pacectl
+	install -D -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d -m 644 $(share)/pacectl.fish
 	install -D -m 644 systemd/paced.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/paced.conf
+	install -D -m 644 systemd/paced.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/paced.conf
 	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system.d -m 644 systemd/org.paced.Paced1.conf
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system-services -m 644 systemd/org.paced.Paced1.service
+	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 systemd/kernel.conf systemd/80-paced.network
+	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 644 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
+	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; }
+
+deb: documents ## The same as a Debian package: $(programs)/paced.deb.
+	@tests/setup deb
+	@test -x $(CARGO_TARGET_DIR)/tools/bin/cargo-deb || \
+		cargo install --quiet --locked --root $(CARGO_TARGET_DIR)/tools --target-dir $(CARGO_TARGET_DIR)/tools cargo-deb@3.8.0
+	PATH=$(CARGO_TARGET_DIR)/tools/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb

@@ -1,0 +1,369 @@
+//! The package and its units under systemd: installed, started, reloaded, killed, stuck, and taken away again. One test
+//! after the other, in a guest whose first process is systemd.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use config::forward::Trust;
+use masque::template::Template;
+use masque::tunnel::Form;
+use paced::client::endpoint::Access;
+use tests::authority::Authority;
+use tests::client::Client;
+use tests::process::wait_for;
+use tokio::time::timeout;
+
+/// How long anything may take that systemd does, on an emulated machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Where units can be changed by the administrator.
+const UNITS: &str = "/etc/systemd/system";
+
+/// Runs a command; returns whether it succeeded, and what it said.
+fn try_run(command: &str) -> (bool, String) {
+    let output = Command::new("bash").args(["-c", &format!("{command} 2>&1")]).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs a command, which has to succeed; returns what it said.
+fn run(command: &str) -> String {
+    let (succeeded, said) = try_run(command);
+    assert!(succeeded, "{command}: {said}\n{}", try_run("journalctl -b --no-pager -n 60 -u paced -u paced.socket").1);
+    said
+}
+
+fn write(path: &str, text: &str) {
+    fs::create_dir_all(Path::new(path).parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// What systemd knows of the service.
+fn property(name: &str) -> String {
+    let output = Command::new("systemctl").args(["show", "paced.service", "--value", "-p", name]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn main_pid() -> i32 {
+    property("MainPID").parse().unwrap()
+}
+
+/// The service, installed from the package. Stopped and without the administrator's changes when dropped.
+struct Service {
+    authority: Authority,
+}
+
+impl Service {
+    /// Installs the package if it is not, with a certificate that only root can read.
+    fn install() -> Self {
+        if !try_run("dpkg -s paced").0 {
+            let package = tests::program("paced").unwrap().with_file_name("paced.deb");
+            run(&format!("dpkg --force-depends -i {}", package.display()));
+        }
+        let authority = Authority::new().unwrap();
+        let issued = authority.issue(&["127.0.0.1"]).unwrap();
+        write("/etc/paced/tls/relay.pem", &issued.certificate);
+        write("/etc/paced/tls/relay.key", &issued.private_key);
+        run("chmod 600 /etc/paced/tls/*");
+        write("/tmp/authority.pem", &authority.pem());
+        Self { authority }
+    }
+
+    /// Configures a relay on 127.0.0.1:443 that serves everybody, toward this machine.
+    fn configure(&self, relay: &str, sections: &str) {
+        let credentials = "/run/credentials/paced.service/tls_relay";
+        let text = format!(
+            r#"
+            [relay]
+            listen = ["127.0.0.1:443"]
+            certificate = "{credentials}.pem"
+            private_key = "{credentials}.key"
+            templates = ["https://127.0.0.1/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
+            auth = "none"
+            drain_seconds = 0
+            {relay}
+            [relay.targets]
+            allow = [{{ to = "127.0.0.0/8", ports = ["1-65535"] }}]
+            {sections}
+            "#
+        );
+        write("/etc/paced/paced.toml", &text);
+    }
+
+    /// Has systemd open the sockets: `workers` at the listener.
+    fn open_sockets(&self, workers: usize) {
+        let lines = "ListenDatagram=127.0.0.1:443\n".repeat(workers);
+        let lists = "[Socket]\nListenDatagram=\n";
+        write(&format!("{UNITS}/paced.socket.d/listeners.conf"), &format!("{lists}{lines}ReusePort={}\n", workers > 1));
+        // An empty assignment clears streams as well.
+        write(&format!("{UNITS}/paced.socket.d/control.conf"), "[Socket]\nListenStream=/run/paced/control.sock\n");
+        run("systemctl daemon-reload && systemctl start paced.socket");
+    }
+
+    /// Gives the unit the rights that enforcement in the kernel takes.
+    fn grant_rights(&self) {
+        run(&format!("install -D -t {UNITS}/paced.service.d /usr/share/paced/kernel.conf && systemctl daemon-reload"));
+    }
+
+    /// Sends a payload through the relay and back.
+    fn relay(&self) {
+        let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let target = echo.local_addr().unwrap();
+        echo.set_read_timeout(Some(SOON)).unwrap();
+        let echoing = std::thread::spawn(move || {
+            let mut payload = [0; 64];
+            let (len, from) = echo.recv_from(&mut payload).unwrap();
+            echo.send_to(&payload[..len], from).unwrap();
+        });
+        let template = "https://127.0.0.1/.well-known/masque/udp/{target_host}/{target_port}/";
+        let trust = Trust::Authority("/tmp/authority.pem".into());
+        let access = Access { template: Template::parse(template).unwrap(), trust, token: None, identity: None };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let relayed = runtime.block_on(timeout(SOON, async {
+            let client = Client::connect(access).await.unwrap();
+            let mut tunnel = client.open(target).await.unwrap();
+            tunnel.send(Form::Datagram, b"there and back").await.unwrap();
+            tunnel.recv().await.unwrap().unwrap()
+        }));
+        assert_eq!(relayed.expect("the payload comes back"), b"there and back");
+        echoing.join().unwrap();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        try_run("systemctl disable --now paced.socket paced.service; systemctl reset-failed paced.service");
+        try_run(&format!("rm -rf {UNITS}/paced.*.d /var/lib/paced/policy.toml; systemctl daemon-reload"));
+        _ = &self.authority;
+    }
+}
+
+/// The capabilities of a process that are in force, as a mask.
+fn capabilities(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    u64::from_str_radix(line.trim(), 16).unwrap()
+}
+
+const BIND_AND_RAW: u64 = 1 << 10 | 1 << 13;
+
+#[test]
+fn a_relay_starts_from_the_package_with_a_key_that_only_root_can_read_and_no_right_but_one() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    assert_eq!(run("systemctl is-enabled paced.service paced.socket || true"), "disabled\ndisabled\n");
+    service.configure("", "");
+    run("systemctl enable --now paced.service");
+    service.relay();
+    let pid = main_pid();
+    assert_eq!(capabilities(pid), 1 << 10, "CAP_NET_BIND_SERVICE");
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+    assert_eq!(run(&format!("ps -o user= -p {pid}")).trim(), "paced");
+    // The group's members may look.
+    assert_eq!(run("stat -c '%a %U:%G' /run/paced /run/paced/control.sock"), "750 paced:paced\n660 paced:paced\n");
+    run("setpriv --reuid=nobody --regid=paced --clear-groups pacectl status");
+    let (allowed, said) = try_run("setpriv --reuid=nobody --regid=paced --clear-groups pacectl policy rollback 1");
+    assert!(!allowed && said.contains("may not change anything"), "{said}");
+    assert!(!try_run("setpriv --reuid=nobody --regid=nogroup --clear-groups pacectl status").0);
+}
+
+#[test]
+fn the_unit_is_exposed_as_little_as_is_said() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    run("systemd-analyze security --offline=true --threshold=15 paced.service");
+    service.grant_rights();
+    run("systemd-analyze security --offline=true --threshold=20 paced.service");
+}
+
+#[test]
+fn with_rights_for_the_kernel_its_programs_are_in_force_and_the_process_that_meets_packets_has_none_of_them() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    run("modprobe -a veth sch_fq sch_ingress cls_bpf");
+    run("ip link add outside type veth peer name inside && ip link set outside up && ip link set inside up");
+    service.grant_rights();
+    service.configure("", "[kernel]\ndevices = [\"outside\"]\nmanage_qdisc = true");
+    run("systemctl start paced.service");
+    let status = run("pacectl status");
+    let enforced = |part: &str| status.lines().any(|line| line.contains("outside") && line.contains(part));
+    assert!(["egress", "ingress", "fq", "rates"].iter().all(|part| enforced(part)), "{status}");
+    assert!(!status.contains("not enforced"), "{status}");
+    assert_eq!(capabilities(main_pid()), BIND_AND_RAW);
+    service.relay();
+    run("systemctl stop paced.service");
+    assert!(!run("tc qdisc show dev outside").contains(" fq "));
+    assert!(!run("ip -d link show dev outside").contains("xdp"));
+    run("ip link del outside");
+}
+
+#[test]
+fn a_reload_waits_for_its_outcome_and_one_that_is_refused_fails_and_changes_nothing() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "");
+    run("systemctl start paced.service");
+    let pid = main_pid();
+    service.configure("", "[class.voice]\nlevel = \"high\"");
+    run("systemctl reload paced.service");
+    assert!(run("pacectl classes").contains("voice"));
+    service.configure("", "[class.voice]\nlevle = \"high\"");
+    let (reloaded, _) = try_run("systemctl reload paced.service");
+    assert!(!reloaded, "a reload that is refused fails");
+    let said = run("journalctl -b --no-pager -u paced");
+    assert!(said.contains("did you mean level?"), "{said}");
+    assert!(run("pacectl policy get").contains("level = \"high\""));
+    assert_eq!((main_pid(), property("ActiveState")), (pid, "active".into()));
+    service.relay();
+}
+
+/// Sends to the listener until `done`, which has to be soon; returns whether the port was ever closed. Each of a closed
+/// port's answers is told by the next call.
+fn is_ever_closed(mut done: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.connect(SocketAddr::from(([127, 0, 0, 1], 443))).unwrap();
+    let mut closed = false;
+    while !done() {
+        assert!(begin.elapsed() < SOON, "{}", try_run("systemctl status paced.service paced.socket").1);
+        for _ in 0..50 {
+            closed |= socket.send(b"?").is_err();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    closed
+}
+
+#[test]
+fn a_killed_relay_is_restarted_and_with_the_socket_unit_no_packet_meets_a_closed_port() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "");
+    let kill = || {
+        let old = main_pid();
+        run(&format!("kill -9 {old}"));
+        let is_back = || property("ActiveState") == "active" && ![0, old].contains(&main_pid());
+        let closed = is_ever_closed(is_back);
+        assert_eq!(property("NRestarts"), "1");
+        service.relay();
+        closed
+    };
+    run("systemctl start paced.service");
+    assert!(kill(), "without it, some do");
+    run("systemctl stop paced.service && systemctl reset-failed paced.service");
+    service.open_sockets(1);
+    run("systemctl start paced.service");
+    assert!(!kill());
+    // Nor over a restart; and whoever connects meanwhile waits.
+    let restarting = std::thread::spawn(|| run("systemctl restart paced.service && pacectl status"));
+    assert!(!is_ever_closed(|| restarting.is_finished()));
+    restarting.join().unwrap();
+    service.relay();
+}
+
+#[test]
+fn sockets_that_are_not_those_of_the_configuration_are_refused_at_start_with_what_to_change() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    for (relay, sockets, remedy) in [
+        ("workers = 2", 1, "write ListenDatagram=127.0.0.1:443 as many times"),
+        ("workers = 1", 2, "write ListenDatagram=127.0.0.1:443 as many times"),
+        ("workers = 2", 2, "no program can steer packets"),
+    ] {
+        service.configure(relay, "");
+        run("systemctl stop paced.socket");
+        service.open_sockets(sockets);
+        // Once, not five times.
+        write(&format!("{UNITS}/paced.service.d/once.conf"), "[Service]\nRestart=no\n");
+        run("systemctl daemon-reload");
+        assert!(!try_run("systemctl start paced.service").0, "{relay}, {sockets} sockets");
+        let invocation = property("InvocationID");
+        let said = run(&format!("journalctl --no-pager _SYSTEMD_INVOCATION_ID={invocation}"));
+        assert!(said.contains(remedy), "{said}");
+        run("systemctl reset-failed paced.service paced.socket || true");
+    }
+}
+
+#[test]
+fn a_relay_with_a_worker_that_is_stuck_is_restarted() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.grant_rights();
+    service.configure("workers = 2", "");
+    service.open_sockets(2);
+    write(&format!("{UNITS}/paced.service.d/watchdog.conf"), "[Service]\nWatchdogSec=4\n");
+    run("systemctl daemon-reload && systemctl start paced.service");
+    service.relay();
+    let pid = main_pid();
+    // The watchdog is fed while all is well.
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!((main_pid(), property("NRestarts")), (pid, "0".into()));
+    let named = |thread: &fs::DirEntry| fs::read_to_string(thread.path().join("comm")).unwrap() == "worker-1\n";
+    let mut threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(Result::unwrap);
+    let worker: i32 = threads.find(named).unwrap().file_name().to_str().unwrap().parse().unwrap();
+    // SAFETY: these stop one thread of the other process, as a debugger does; no memory is touched.
+    let stopped = unsafe {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        libc::ptrace(libc::PTRACE_SEIZE, worker, none, none) + libc::ptrace(libc::PTRACE_INTERRUPT, worker, none, none)
+    };
+    assert_eq!(stopped, 0);
+    let is_back = || (![0, pid].contains(&main_pid()) && property("ActiveState") == "active").then_some(());
+    wait_for("the restart of a stuck relay", SOON, is_back).unwrap();
+    assert_eq!(property("NRestarts"), "1");
+    let said = run("journalctl -b --no-pager -u paced");
+    assert!(said.contains("no packets move") && said.contains("worker-1"), "{said}");
+    assert!(said.contains("Watchdog timeout"), "{said}");
+    service.relay();
+}
+
+#[test]
+fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allows() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "[control]\nbus = \"system\"");
+    run("systemctl enable paced.service");
+    assert_eq!(property("ActiveState"), "inactive");
+    let asked = "busctl get-property org.paced.Paced1 /org/paced/Paced1 org.paced.Control1 Revision";
+    assert_eq!(run(asked), "t 1\n");
+    assert_eq!(property("ActiveState"), "active");
+    let introspection = run("busctl introspect org.paced.Paced1 /org/paced/Paced1");
+    assert!(
+        ["SetPolicy", "Revision", "emits-change"].iter().all(|part| introspection.contains(part)),
+        "{introspection}"
+    );
+    let of_group = format!("setpriv --reuid=nobody --regid=paced --clear-groups {asked}");
+    assert_eq!(run(&of_group), "t 1\n");
+    let (answered, said) = try_run(&of_group.replace("regid=paced", "regid=nogroup"));
+    assert!(!answered && said.contains("denied"), "{said}");
+}
+
+#[test]
+fn a_purge_leaves_nothing() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "");
+    run("systemctl enable --now paced.service");
+    service.relay();
+    let pid = main_pid();
+    let files = run("dpkg -L paced");
+    run("dpkg --purge paced");
+    assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it runs no more");
+    let left =
+        files.lines().filter(|file| Path::new(file).is_file() || file.contains("paced") && Path::new(file).exists());
+    assert_eq!(left.collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(
+        try_run("ls -d /etc/paced /var/lib/paced /run/paced /var/lib/private/paced /etc/systemd/system/*/*paced*")
+            .1
+            .lines()
+            .filter(|line| !line.contains("No such file"))
+            .collect::<Vec<_>>(),
+        [""; 0]
+    );
+    assert!(!try_run("getent passwd paced").0 && !try_run("getent group paced").0);
+    assert!(!try_run("systemctl cat paced.service").0);
+}
