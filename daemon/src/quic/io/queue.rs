@@ -107,6 +107,7 @@ impl<O: Outlet> Tx<O> {
         let now_ns = clock::now_ns();
         // First those that waited, so that none of a connection's packets is overtaken.
         while let Some(held) = self.hold.pop(now_ns) {
+            self.counters.note(&held.group, now_ns);
             self.pending.push_back(held);
         }
         for message in self.batch.messages.drain(..) {
@@ -127,6 +128,7 @@ impl<O: Outlet> Tx<O> {
                 }
                 _ => {}
             }
+            self.counters.note(&message.group, now_ns);
             self.pending.push_back(message);
         }
         self.send();

@@ -319,4 +319,11 @@ async fn packets_far_behind_their_departure_are_late() {
     let (_, mut tx, counters) = queue(&Devices::default());
     push(&mut tx, [packet(1_200, 0, clock::now_ns() - 10 * MS), packet(1_200, 1, soon_ns())]);
     assert_eq!((counters.late.get(), counters.ahead.get()), (1, 1));
+    let mut registry = prometheus_client::registry::Registry::default();
+    counters.register(&mut registry);
+    let mut shown = String::new();
+    prometheus_client::encoding::text::encode(&mut shown, &registry).unwrap();
+    for line in ["lateness_seconds_count 2", "lateness_seconds_bucket{le=\"0.0025\"} 1", "train_packets_count 2"] {
+        assert!(shown.contains(&format!("transport_{line}")), "{line}: {shown}");
+    }
 }

@@ -1,0 +1,93 @@
+//! Histograms for what is counted per message: with bounds that are fixed when it is made, and no lock.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::MetricType,
+};
+
+/// How often whole numbers were how large. Clones count together; adding costs two relaxed additions.
+#[derive(Clone, Debug)]
+pub struct Distribution<const N: usize>(Arc<Buckets<N>>);
+
+#[derive(Debug)]
+struct Buckets<const N: usize> {
+    /// Ascending. A number counts in the first bucket whose bound it does not exceed.
+    bounds: [u64; N],
+    counts: [AtomicU64; N],
+    beyond: AtomicU64,
+    sum: AtomicU64,
+    /// How many of the numbers' unit make one of the metric's.
+    per_unit: f64,
+}
+
+impl<const N: usize> Distribution<N> {
+    /// Returns one of nothing yet, whose buckets end at `bounds`, ascending. The metric's unit is `per_unit` times that of
+    /// the numbers.
+    #[must_use]
+    pub fn new(bounds: [u64; N], per_unit: f64) -> Self {
+        let counts = std::array::from_fn(|_| AtomicU64::new(0));
+        Self(Arc::new(Buckets { bounds, counts, beyond: AtomicU64::new(0), sum: AtomicU64::new(0), per_unit }))
+    }
+
+    /// Counts a number, so many times.
+    pub fn add(&self, number: u64, times: u64) {
+        let Buckets { bounds, counts, beyond, sum, .. } = &*self.0;
+        let bucket = bounds.iter().position(|bound| number <= *bound).map_or(beyond, |bucket| &counts[bucket]);
+        bucket.fetch_add(times, Relaxed);
+        sum.fetch_add(number.saturating_mul(times), Relaxed);
+    }
+}
+
+impl<const N: usize> EncodeMetric for Distribution<N> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let Buckets { bounds, counts, beyond, sum, per_unit } = &*self.0;
+        let shown = |number: u64| number as f64 / per_unit;
+        let buckets = bounds.iter().zip(counts).map(|(bound, count)| (shown(*bound), count.load(Relaxed)));
+        let buckets: Vec<_> = buckets.chain([(f64::INFINITY, beyond.load(Relaxed))]).collect();
+        // Of the same reading, so that the last bucket has all there are.
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(shown(sum.load(Relaxed)), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::{encoding::text, registry::Registry};
+
+    use super::*;
+
+    #[test]
+    fn a_number_counts_in_all_buckets_that_it_does_not_exceed() {
+        let distribution = Distribution::new([0, 20_000, 5_000_000], 1e9);
+        let mut registry = Registry::default();
+        registry.register("late_seconds", "Late", distribution.clone());
+        for (number, times) in [(0, 3), (20_000, 1), (20_001, 2), (2_000_000_000, 1)] {
+            distribution.add(number, times);
+        }
+        let mut shown = String::new();
+        text::encode(&mut shown, &registry).unwrap();
+        let expected = r#"# HELP late_seconds Late.
+# TYPE late_seconds histogram
+late_seconds_sum 2.000060002
+late_seconds_count 7
+late_seconds_bucket{le="0.0"} 3
+late_seconds_bucket{le="0.00002"} 4
+late_seconds_bucket{le="0.005"} 6
+late_seconds_bucket{le="+Inf"} 7
+# EOF
+"#;
+        assert_eq!(shown, expected);
+    }
+}
