@@ -332,7 +332,8 @@ impl Counts {
         let samples = body.lines().filter(|line| !line.starts_with('#'));
         let counts = samples.filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
-            Some((name.strip_prefix("paced_")?.to_owned(), value.parse().ok()?))
+            // Sums of times have a fraction, about which nobody asks here.
+            Some((name.strip_prefix("paced_")?.to_owned(), value.parse::<f64>().ok()? as i64))
         });
         Ok(Self(counts.collect()))
     }
@@ -345,6 +346,11 @@ impl Counts {
     /// Returns the value of a sample, such as `packets_total{direction="up"}`; 0 where it has not been counted yet.
     pub fn of(&self, sample: &str) -> i64 {
         self.0.get(sample).copied().unwrap_or(0)
+    }
+
+    /// Tells whether there is a sample of this name, whatever its labels.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.keys().any(|sample| sample.split('{').next() == Some(name))
     }
 
     /// Returns how many requests were refused for a reason.

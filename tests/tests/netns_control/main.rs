@@ -4,6 +4,7 @@
 
 mod abuse;
 mod access;
+mod dashboard;
 mod dbus;
 mod policy;
 mod tunnels;
