@@ -9,7 +9,7 @@ use tests::site::{Family, SOON, Site, Terms};
 use super::{VOICE, connect, in_force, json};
 
 /// `pacectl` as another user and group: its exit code and what it said.
-fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Option<i32>, String) {
     // Programs of a build lie where other users may not look.
     let copy = site.path("pacectl");
     if !copy.exists() {
@@ -21,7 +21,7 @@ fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Optio
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
 
-const NOBODY: u32 = 65_534;
+pub(crate) const NOBODY: u32 = 65_534;
 
 #[test]
 fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {

@@ -7,6 +7,7 @@ mod access;
 mod dashboard;
 mod dbus;
 mod policy;
+mod trace;
 mod tunnels;
 
 use serde_json::Value;
