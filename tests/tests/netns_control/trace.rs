@@ -76,6 +76,26 @@ fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
 }
 
 #[test]
+fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let folder = site.path("pictures");
+    std::fs::create_dir(&folder).unwrap();
+    let mut script = script(&site, "flamegraph.sh");
+    let (printed, said) = under_load(&site, script.args(["--json", "--seconds", "2", "--output"]).arg(&folder));
+    let drawn: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}{said}"));
+    let picture = |name: &str| std::fs::read_to_string(folder.join(name));
+    let on_cpu = picture("on-cpu.svg").unwrap_or_else(|error| panic!("{error}: {drawn}"));
+    assert!(on_cpu.contains("Time on the CPU") && on_cpu.contains("relay"), "no function of the relay's is in it");
+    let left_out = drawn["left_out"].to_string();
+    if left_out.contains("tracepoints:") || left_out.contains("time without a CPU") {
+        tests::report::skipped("flame_graphs_show_where_a_relay_waits", &left_out);
+        return;
+    }
+    assert!(picture("off-cpu.svg").unwrap().contains("epoll_wait"), "{drawn}");
+}
+
+#[test]
 fn one_records_departures_at_a_time_and_readers_do_not() {
     tests::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();

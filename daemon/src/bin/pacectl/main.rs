@@ -2,6 +2,7 @@
 //! forwards ports through them.
 
 mod door;
+mod flamegraph;
 mod forward;
 mod options;
 mod perf;
@@ -72,6 +73,8 @@ enum Command {
     Events,
     /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
     Trace(trace::Arguments),
+    /// Draws where a process spends its time, on the CPU and waiting
+    Flamegraph(flamegraph::Arguments),
     /// Bearer tokens, by which a relay knows its users
     #[command(subcommand)]
     Token(token::Command),
@@ -121,6 +124,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Top => top::run(&mut door.open().await?).await,
         Command::Events => status::events(&mut door.open().await?, json).await,
         Command::Trace(arguments) => trace::run(&mut door.open().await?, &arguments, json).await,
+        Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,
         Command::Forward(arguments) => forward::run(&arguments).await,

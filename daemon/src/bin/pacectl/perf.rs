@@ -17,6 +17,9 @@ pub(crate) mod script;
 /// What a recording may fill, in MiB; `perf` ends it there.
 const FILE_MIB: u64 = 256;
 
+/// The tracepoint that tells which threads get the CPU, and which lose it.
+pub(crate) const SWITCH: &str = "sched:sched_switch";
+
 /// Where the kernel shows its tracepoints, if it does.
 const TRACEPOINTS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
@@ -36,12 +39,19 @@ pub(crate) fn tracepoints<'a>(wanted: &[&'a str], left_out: &mut Vec<String>) ->
     found
 }
 
-/// What `perf` is told of a process's threads, so that it looks at no others when they get the CPU and lose it.
-pub(crate) fn switches(pid: u32) -> io::Result<String> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"))?;
-    let of = |thread: &str| format!("prev_pid == {thread} || next_pid == {thread}");
-    let filters = threads.map(|thread| Ok(of(&thread?.file_name().to_string_lossy())));
-    Ok(filters.collect::<io::Result<Vec<_>>>()?.join(" || "))
+/// The threads of a process.
+///
+/// # Errors
+/// There is no such process, or it is not to be seen from here.
+pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
+    let number = |name: &str| name.parse().map_err(io::Error::other);
+    fs::read_dir(format!("/proc/{pid}/task"))?.map(|thread| number(&thread?.file_name().to_string_lossy())).collect()
+}
+
+/// What `perf` is told so that of [`SWITCH`] it records what is about these threads.
+pub(crate) fn switches(threads: &[u32]) -> String {
+    let of = |thread: &u32| format!("prev_pid == {thread} || next_pid == {thread}");
+    threads.iter().map(of).collect::<Vec<_>>().join(" || ")
 }
 
 /// A folder for recordings, which are as secret as what the machine does; removed when dropped.

@@ -16,7 +16,7 @@ use tokio::{signal::ctrl_c, time::sleep};
 
 use self::join::{Happening, Row, What, join};
 use super::{
-    perf::{self, Folder, Recording},
+    perf::{self, Folder, Recording, SWITCH},
     table::{lines, or_dash},
 };
 
@@ -32,8 +32,6 @@ pub(crate) const TRACEPOINTS: [&str; 6] = [
     "udp:udp_fail_queue_rcv_skb",
     SWITCH,
 ];
-
-pub(crate) const SWITCH: &str = "sched:sched_switch";
 
 /// Packets of which there are rows, at most; a row has a few hundred bytes.
 const ROWS: usize = 1_000_000;
@@ -115,7 +113,7 @@ pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: boo
 /// Has `perf` watch the kernel, as far as it can; returns which tracepoints it watches.
 fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recording, Vec<&'static str>)> {
     let mut tracepoints = perf::tracepoints(&TRACEPOINTS, left_out);
-    let filter = perf::switches(pid).unwrap_or_else(|error| {
+    let filter = perf::threads(pid).map(|threads| perf::switches(&threads)).unwrap_or_else(|error| {
         left_out.push(format!("when threads had no CPU: process {pid} is not seen from here ({error})"));
         tracepoints.retain(|name| *name != SWITCH);
         String::new()
