@@ -4,6 +4,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 RINGS ?= pure netns vm
 PREFIX ?= /usr
 DESTDIR ?=
+# With PROFILE=dev, what is documented and packed is what tests/run has built.
 PROFILE ?= release
 programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
@@ -36,8 +37,10 @@ bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--q
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
 programs:
+ifeq ($(PROFILE),release)
 	@tests/setup build
-	cargo build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace) --bins
+	cargo build --release --bins
+endif
 
 documents: programs
 	@rm -rf $(share) && mkdir -p $(share)/man
