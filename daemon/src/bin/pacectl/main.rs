@@ -123,7 +123,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
         Command::Top => top::run(&mut door.open().await?).await,
         Command::Events => status::events(&mut door.open().await?, json).await,
-        Command::Trace(arguments) => trace::run(&mut door.open().await?, &arguments, json).await,
+        Command::Trace(arguments) => trace::run(&door, &arguments, json).await,
         Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,

@@ -16,6 +16,7 @@ use tokio::{signal::ctrl_c, time::sleep};
 
 use self::join::{Happening, Row, What, join};
 use super::{
+    door::Door,
     perf::{self, Folder, Recording, SWITCH},
     table::{lines, or_dash},
 };
@@ -24,14 +25,10 @@ mod join;
 mod programs;
 
 /// The tracepoints that say what becomes of a packet.
-pub(crate) const TRACEPOINTS: [&str; 6] = [
-    "net:net_dev_queue",
-    "qdisc:qdisc_dequeue",
-    "net:net_dev_xmit",
-    "skb:kfree_skb",
-    "udp:udp_fail_queue_rcv_skb",
-    SWITCH,
-];
+pub(crate) const TRACEPOINTS: [&str; 6] =
+    ["net:net_dev_queue", "qdisc:qdisc_dequeue", "net:net_dev_xmit", "skb:kfree_skb", REFUSED, SWITCH];
+
+const REFUSED: &str = "udp:udp_fail_queue_rcv_skb";
 
 /// Packets of which there are rows, at most; a row has a few hundred bytes.
 const ROWS: usize = 1_000_000;
@@ -66,12 +63,14 @@ struct Trace {
     left_out: Vec<String>,
 }
 
-pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: bool) -> Result<()> {
-    let pid = client.get_status(v1::GetStatusRequest {}).await?.into_inner().pid;
+pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
+    let pid = door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid;
     let mut left_out = Vec::new();
     let folder = Folder::new()?;
     let watched = watch(pid, &folder, &mut left_out);
-    let (messages, lost_packets) = departures(client, Duration::from_secs(arguments.seconds)).await?;
+    // Anew: perf may have taken longer to begin than a daemon waits for a silent client.
+    let mut client = door.open().await?;
+    let (messages, lost_packets) = departures(&mut client, Duration::from_secs(arguments.seconds)).await?;
     sleep(LEAVING).await;
     let mut trace = Trace {
         rows: Vec::new(),
@@ -89,7 +88,7 @@ pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: boo
             trace.lost_events = recorded.read(false, |event| happened.extend(Happening::read(event)))?;
             let has = |name| tracepoints.contains(&name);
             let refused = || happened.iter().filter(|happening| happening.what == What::Refused).count() as u64;
-            trace.refused_payloads = has(TRACEPOINTS[4]).then(refused);
+            trace.refused_payloads = has(REFUSED).then(refused);
             trace.rows = join(&messages, Some(&happened), has(SWITCH));
         }
         None => trace.rows = join(&messages, None, false),
