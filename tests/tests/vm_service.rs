@@ -24,6 +24,9 @@ const SOON: Duration = Duration::from_secs(60);
 /// Where units can be changed by the administrator.
 const UNITS: &str = "/etc/systemd/system";
 
+/// A database of packages of the tests' own: to read the machine's takes an emulated one minutes.
+const DPKG: &str = "dpkg --admindir=/tmp/dpkg";
+
 /// Runs a command; returns whether it succeeded, and what it said.
 fn try_run(command: &str) -> (bool, String) {
     let output = Command::new("bash").args(["-c", &format!("{command} 2>&1")]).output().unwrap();
@@ -60,9 +63,10 @@ struct Service {
 impl Service {
     /// Installs the package if it is not, with a certificate that only root can read.
     fn install() -> Self {
-        if !try_run("dpkg -s paced").0 {
+        if !Path::new("/usr/bin/paced").exists() {
             let package = tests::program("paced").unwrap().with_file_name("paced.deb");
-            run(&format!("dpkg --force-depends -i {}", package.display()));
+            run("mkdir -p /tmp/dpkg/info /tmp/dpkg/updates && touch /tmp/dpkg/status");
+            run(&format!("{DPKG} --force-depends -i {}", package.display()));
         }
         let authority = Authority::new().unwrap();
         let issued = authority.issue(&["127.0.0.1"]).unwrap();
@@ -350,8 +354,8 @@ fn a_purge_leaves_nothing() {
     run("systemctl enable --now paced.service");
     service.relay();
     let pid = main_pid();
-    let files = run("dpkg -L paced");
-    run("dpkg --purge paced");
+    let files = run(&format!("{DPKG} -L paced"));
+    run(&format!("{DPKG} --purge paced"));
     assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it runs no more");
     let left =
         files.lines().filter(|file| Path::new(file).is_file() || file.contains("paced") && Path::new(file).exists());
