@@ -9,6 +9,7 @@ pub mod echo;
 pub mod edge;
 pub mod enforcement;
 pub mod host_addresses;
+pub mod log;
 pub mod metrics;
 pub mod monitor;
 pub mod policy;

@@ -32,6 +32,7 @@ use crate::{
     echo, edge,
     enforcement::Enforcement,
     host_addresses::HostAddresses,
+    log,
     metrics::{self, Metrics},
     policy::{self, Policies},
     quic::{
@@ -83,7 +84,7 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 }
 
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
-    init_log(&config);
+    log::start(&config);
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -111,15 +112,6 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places, door));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
-}
-
-fn init_log(config: &Config) {
-    let level = format!("{:?}", config.log).to_ascii_lowercase();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(format!("warn,paced={level}")));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Fails where a program that links this library has a log of its own.
-    _ = log.try_init();
 }
 
 /// What has to be kept at hand while the daemon runs.

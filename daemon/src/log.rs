@@ -1,0 +1,203 @@
+//! Where logs go: to systemd's journal with their fields, where the service manager has connected standard error to it; else
+//! to standard error.
+
+use std::{
+    fmt::{Debug, Write as _},
+    io,
+    os::{
+        fd::AsFd as _,
+        unix::{fs::MetadataExt as _, net::UnixDatagram},
+    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use config::Config;
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter, Layer,
+    layer::{Context, SubscriberExt as _},
+    util::SubscriberInitExt as _,
+};
+
+/// Where the journal takes entries (systemd, "Native Journal Protocol").
+const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// The longest entry in bytes; of a longer message the end is missing.
+const ENTRY_BYTES: usize = 32 << 10;
+
+/// Begins to log what a configuration, or else RUST_LOG, wants.
+pub fn start(config: &Config) {
+    let level = format!("{:?}", config.log).to_ascii_lowercase();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("warn,paced={level}")));
+    let journal = Journal::connected();
+    let text = journal.is_none().then(|| tracing_subscriber::fmt::layer().with_writer(io::stderr));
+    // Fails where a program that links this library has a log of its own.
+    _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
+}
+
+/// Sends entries to the journal. One that it has no room for is lost and counted: whoever logs never waits.
+#[derive(Debug)]
+struct Journal {
+    socket: UnixDatagram,
+    lost: AtomicU64,
+}
+
+impl Journal {
+    /// Returns the journal if standard error goes there (systemd.exec(5), `JOURNAL_STREAM`).
+    fn connected() -> Option<Self> {
+        let stream = std::env::var("JOURNAL_STREAM").ok()?;
+        let file = std::fs::File::from(io::stderr().as_fd().try_clone_to_owned().ok()?).metadata().ok()?;
+        if stream != format!("{}:{}", file.dev(), file.ino()) {
+            return None;
+        }
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.connect(JOURNAL).ok()?;
+        Self::over(socket).ok()
+    }
+
+    fn over(socket: UnixDatagram) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, lost: AtomicU64::new(0) })
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let lost = self.lost.swap(0, Relaxed);
+        if lost > 0 {
+            fields.add("lost_entries", &lost.to_string());
+        }
+        let mut entry = fields.entries;
+        field(&mut entry, "PRIORITY", priority(*event.metadata().level()));
+        field(&mut entry, "SYSLOG_IDENTIFIER", "paced");
+        field(&mut entry, "TARGET", event.metadata().target());
+        // The last one, because it is the one that may be cut.
+        field(&mut entry, "MESSAGE", &format!("{}{}", fields.message, fields.others));
+        if self.socket.send(&entry).is_err() {
+            self.lost.fetch_add(lost + 1, Relaxed);
+        }
+    }
+}
+
+/// As syslog counts (RFC 5424 §6.2.1).
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "3",
+        Level::WARN => "4",
+        Level::INFO => "6",
+        Level::DEBUG | Level::TRACE => "7",
+    }
+}
+
+/// Writes a field in the form in which its value may be anything: its length before it.
+fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
+    let room = ENTRY_BYTES.saturating_sub(entry.len() + name.len());
+    let value = &value.as_bytes()[..value.floor_char_boundary(room)];
+    entry.extend_from_slice(name.as_bytes());
+    entry.push(b'\n');
+    entry.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    entry.extend_from_slice(value);
+    entry.push(b'\n');
+}
+
+/// What an event says: its message, its other fields as people read them behind it, and those as fields of an entry.
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: String,
+    entries: Vec<u8>,
+}
+
+impl Fields {
+    fn add(&mut self, name: &str, value: &str) {
+        // Writing to a string cannot fail.
+        _ = write!(self.others, " {name}={value}");
+        let mut full = String::from("PACED_");
+        full.extend(
+            name.chars().map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' }),
+        );
+        field(&mut self.entries, &full, value);
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            value.clone_into(&mut self.message);
+        } else {
+            self.add(field.name(), value);
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// What arrives at the journal while something logs.
+    fn logged(journal: Journal, log: impl FnOnce()) {
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(journal), log);
+    }
+
+    fn received(socket: &UnixDatagram) -> HashMap<String, String> {
+        let mut entry = vec![0; 2 * ENTRY_BYTES];
+        let bytes = socket.recv(&mut entry).unwrap();
+        let (mut rest, mut found) = (&entry[..bytes], HashMap::new());
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let name = String::from_utf8(rest[..end].to_vec()).unwrap();
+            let length = u64::from_le_bytes(rest[end + 1..end + 9].try_into().unwrap()) as usize;
+            let value = String::from_utf8(rest[end + 9..end + 9 + length].to_vec()).unwrap();
+            assert_eq!(rest[end + 9 + length], b'\n');
+            assert!(found.insert(name, value).is_none());
+            rest = &rest[end + 10 + length..];
+        }
+        found
+    }
+
+    #[test]
+    fn an_entry_has_the_message_for_people_and_each_field_for_programs() {
+        let (ours, journal) = UnixDatagram::pair().unwrap();
+        logged(Journal::over(ours).unwrap(), || {
+            tracing::warn!(tunnel = 7, user = "alice\nMESSAGE=forged", address = %"::1", "closed");
+        });
+        let entry = received(&journal);
+        assert_eq!(entry["MESSAGE"], "closed tunnel=7 user=alice\nMESSAGE=forged address=::1");
+        let fields = ["PACED_TUNNEL", "PACED_USER", "PACED_ADDRESS", "PRIORITY", "SYSLOG_IDENTIFIER"];
+        let expected = ["7", "alice\nMESSAGE=forged", "::1", "4", "paced"];
+        assert_eq!(fields.map(|name| entry[name].as_str()), expected);
+        assert!(entry["TARGET"].starts_with("paced::log"));
+    }
+
+    #[test]
+    fn who_logs_never_waits_and_what_was_lost_is_counted_in_the_next_entry() {
+        let (ours, journal) = UnixDatagram::pair().unwrap();
+        logged(Journal::over(ours).unwrap(), || {
+            let long = "é".repeat(ENTRY_BYTES);
+            for number in 0..1_000 {
+                tracing::info!(number, "{long}");
+            }
+            let mut kept = 1;
+            assert!(received(&journal)["MESSAGE"].len() <= ENTRY_BYTES);
+            journal.set_nonblocking(true).unwrap();
+            while journal.recv(&mut [0]).is_ok() {
+                kept += 1;
+            }
+            tracing::info!("after");
+            journal.set_nonblocking(false).unwrap();
+            let entry = received(&journal);
+            assert_eq!(entry["PACED_LOST_ENTRIES"], (1_000 - kept).to_string());
+            assert!(kept < 1_000 && entry["MESSAGE"].starts_with("after lost_entries="));
+        });
+    }
+}
