@@ -162,6 +162,7 @@ impl Daemon {
         let published = kernel.publish(&config.policy);
         published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         kernel.limit(&config.kernel);
+        metrics.io.departures.set_policy(&config.policy);
         let devices = match config.transport.io {
             config::Io::Stock if kernel.marks().is_none() => Devices::default(),
             _ => {
@@ -329,6 +330,7 @@ impl Daemon {
                 forwards.iter().for_each(|(forward, membership)| membership.set(member(forward)));
             }
             metrics.classes.retain(policy);
+            metrics.io.departures.set_policy(policy);
             Ok(())
         })
     }

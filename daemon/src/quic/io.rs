@@ -33,6 +33,7 @@ use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
 pub mod clock;
+pub mod departures;
 pub mod device;
 pub mod distribution;
 pub mod label;
@@ -43,16 +44,15 @@ pub mod recorder;
 
 use self::{
     clock::Clock,
+    departures::Departures,
     device::Devices,
-    distribution::Distribution,
     message::Message,
     queue::{Forming, Outlet, Tx},
     recorder::Recorder,
 };
-use super::pacer::Group;
 
 /// What became of packets on their way to the kernel.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counters {
     /// Messages that left.
     pub messages: Counter,
@@ -68,36 +68,10 @@ pub struct Counters {
     pub refused: Counter,
     /// Devices that refused messages of several packets.
     pub segmentation_refused: Counter,
-    /// How long after their departures packets that have one were handed over: not at all, mostly.
-    pub lateness: Distribution<10>,
-    /// How many packets messages have.
-    pub trains: Distribution<7>,
+    /// How late messages leave, and of how many packets.
+    pub departures: Departures,
     /// Records of single packets, while somebody wants them.
     pub recorder: Arc<Recorder>,
-}
-
-/// Ends of the buckets of lateness, in nanoseconds.
-const LATENESS_NS: [u64; 10] =
-    [0, 20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000, 100_000_000];
-
-/// And of those of messages, in packets.
-const TRAINS: [u64; 7] = [1, 2, 4, 8, 16, 32, MAX_SEGMENTS as u64];
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self {
-            messages: Counter::default(),
-            packets: Counter::default(),
-            ahead: Counter::default(),
-            late: Counter::default(),
-            held: Counter::default(),
-            refused: Counter::default(),
-            segmentation_refused: Counter::default(),
-            lateness: Distribution::new(LATENESS_NS, 1e9),
-            trains: Distribution::new(TRAINS, 1.0),
-            recorder: Arc::default(),
-        }
-    }
 }
 
 impl Counters {
@@ -114,18 +88,7 @@ impl Counters {
         ] {
             registry.register(name, help, counter.clone());
         }
-        let help = "How long after their departures QUIC packets were handed to the kernel, of those that have one";
-        registry.register("transport_lateness_seconds", help, self.lateness.clone());
-        registry.register("transport_train_packets", "QUIC packets in one message", self.trains.clone());
-    }
-
-    /// Notes a message that is handed to the kernel at `now_ns`.
-    fn note(&self, group: &Group, now_ns: u64) {
-        let packets = group.packets as u64;
-        self.trains.add(packets, 1);
-        if let Some(departure_ns) = group.departure_ns {
-            self.lateness.add(now_ns.saturating_sub(departure_ns), packets);
-        }
+        self.departures.register(registry);
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::MetricType,
+    metrics::{MetricType, TypedMetric},
 };
 
 /// How often whole numbers were how large. Clones count together; adding costs two relaxed additions.
@@ -46,6 +46,10 @@ impl<const N: usize> Distribution<N> {
     }
 }
 
+impl<const N: usize> TypedMetric for Distribution<N> {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
 impl<const N: usize> EncodeMetric for Distribution<N> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let Buckets { bounds, counts, beyond, sum, per_unit } = &*self.0;
@@ -58,7 +62,7 @@ impl<const N: usize> EncodeMetric for Distribution<N> {
     }
 
     fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
+        Self::TYPE
     }
 }
 

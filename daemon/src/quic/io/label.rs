@@ -12,7 +12,7 @@ use std::{
 
 /// Stands for a class where its name would be in the way. It is made of the name alone: there is no table of them to be
 /// bounded, and a class has the same under all policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassKey(NonZeroU64);
 
 impl ClassKey {

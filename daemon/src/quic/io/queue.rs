@@ -23,7 +23,7 @@ use super::{
     Counters,
     clock::{self, Timer},
     device::{Device, Devices},
-    label,
+    label::{self, ClassKey},
     message::{self, Message},
     recorder::{self, Recorder},
 };
@@ -107,7 +107,7 @@ impl<O: Outlet> Tx<O> {
         let now_ns = clock::now_ns();
         // First those that waited, so that none of a connection's packets is overtaken.
         while let Some(held) = self.hold.pop(now_ns) {
-            self.counters.note(&held.group, now_ns);
+            self.counters.departures.note(held.class, &held.group, now_ns);
             self.pending.push_back(held);
         }
         for message in self.batch.messages.drain(..) {
@@ -128,7 +128,7 @@ impl<O: Outlet> Tx<O> {
                 }
                 _ => {}
             }
-            self.counters.note(&message.group, now_ns);
+            self.counters.departures.note(message.class, &message.group, now_ns);
             self.pending.push_back(message);
         }
         self.send();
@@ -321,6 +321,7 @@ impl tx::Queue for Batch {
             && last.group.join(len, departure_ns, limits)
         {
             last.payload = Payload::Arena(begin + len - last.group.bytes..begin + len);
+            last.class = last.class.or(label.class);
             last.decided.extend(decided);
         } else {
             self.messages.push(Formed {
@@ -329,6 +330,7 @@ impl tx::Queue for Batch {
                 path,
                 ecn,
                 mark,
+                class: label.class,
                 device: self.device.clone(),
                 decided: decided.into_iter().collect(),
             });
@@ -354,6 +356,8 @@ struct Formed {
     path: Handle,
     ecn: ExplicitCongestionNotification,
     mark: Option<u32>,
+    /// Of the first packet that has one.
+    class: Option<ClassKey>,
     device: Arc<Device>,
     /// Its packets one by one, if they are recorded.
     decided: Vec<recorder::Packet>,
