@@ -1,6 +1,7 @@
 //! Who may look at paced and change its policy while it runs, and where.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use toml::de::DeValue;
@@ -12,9 +13,26 @@ use crate::section::{Section, Value};
 pub struct Control {
     /// The Unix socket of the gRPC door, if it is open. Who may connect, by the socket's mode, may read.
     pub socket: Option<PathBuf>,
+    /// The TCP address of the gRPC door, if it is open there, too.
+    pub tcp: Option<Tcp>,
     /// The bus of the D-Bus door, if it is open.
     pub bus: Option<Bus>,
     /// The users of this machine who may write, besides root and the user that paced runs as. None occurs twice.
+    pub writers: Vec<String>,
+}
+
+/// A gRPC door for other machines: TLS in which both sides show a certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    /// The address to bind.
+    pub address: SocketAddr,
+    /// PEM file with the certificate chain, the daemon's own first.
+    pub certificate: PathBuf,
+    /// PEM file with the private key of the first certificate.
+    pub private_key: PathBuf,
+    /// PEM file with the authorities that sign the certificates of callers. Whoever shows one may read.
+    pub client_ca: PathBuf,
+    /// The subject alternative names whose bearers may write, too. None occurs twice.
     pub writers: Vec<String>,
 }
 
@@ -52,17 +70,36 @@ impl Value for Bus {
 impl Default for Control {
     /// gRPC at `/run/paced/control.sock`, no D-Bus; root and paced's own user may write.
     fn default() -> Self {
-        Self { socket: Some(PathBuf::from("/run/paced/control.sock")), bus: None, writers: Vec::new() }
+        Self { socket: Some(PathBuf::from("/run/paced/control.sock")), tcp: None, bus: None, writers: Vec::new() }
     }
 }
 
 pub(crate) fn read(section: &mut Section<'_>) -> Control {
     let default = Control::default();
     let (enabled, socket) = (section.get("enabled").unwrap_or(true), section.get("socket"));
+    let writers = writers(section);
+    let tcp = section.optional_section("tcp", tcp).filter(|_| enabled);
+    let bus = section.get("bus").filter(|_| enabled);
+    Control { socket: if enabled { socket.or(default.socket) } else { None }, tcp, bus, writers }
+}
+
+fn writers(section: &mut Section<'_>) -> Vec<String> {
     let writers: Vec<String> = section.list("writers").unwrap_or_default();
     section.refuse_shared("writers", &writers, String::clone, "a writer is named twice");
-    let bus = section.get("bus").filter(|_| enabled);
-    Control { socket: if enabled { socket.or(default.socket) } else { None }, bus, writers }
+    writers
+}
+
+fn tcp(section: &mut Section<'_>) -> Option<Tcp> {
+    let (address, client_ca) = (section.require("listen"), section.require("client_ca"));
+    let (certificate, private_key) = (section.require("certificate"), section.require("private_key"));
+    let writers = writers(section);
+    Some(Tcp {
+        address: address?,
+        certificate: certificate?,
+        private_key: private_key?,
+        client_ca: client_ca?,
+        writers,
+    })
 }
 
 #[cfg(test)]
@@ -80,10 +117,28 @@ mod tests {
         assert_eq!(control(""), Control::default());
         assert_eq!(control("enabled = false").socket, None);
         let writers = vec!["alice".into(), "bob".into()];
-        let expected = Control { socket: Some("/a/b".into()), bus: Some(Bus::System), writers };
+        let expected = Control { socket: Some("/a/b".into()), bus: Some(Bus::System), writers, ..Control::default() };
         assert_eq!(control("socket = \"/a/b\"\nbus = \"system\"\nwriters = [\"alice\", \"bob\"]"), expected);
         let own = Bus::Address("unix:path=/a".into());
         assert_eq!(control("bus = \"unix:path=/a\"").bus, Some(own));
+    }
+
+    #[test]
+    fn a_door_for_other_machines_has_all_it_takes_to_know_them() {
+        let lines = ["listen = \"[::1]:9443\"", "certificate = \"/c\"", "private_key = \"/k\"", "client_ca = \"/a\""];
+        let whole = format!("[control.tcp]\n{}\nwriters = [\"ops.example.org\"]", lines.join("\n"));
+        let found = control(&whole).tcp.expect("a door");
+        let files = [found.certificate, found.private_key, found.client_ca].map(|file| file.display().to_string());
+        assert_eq!((found.address.port(), files), (9443, ["/c", "/k", "/a"].map(String::from)));
+        assert_eq!(found.writers, ["ops.example.org"]);
+        assert_eq!(control(&format!("enabled = false\n{whole}")).tcp, None);
+        for line in lines {
+            let without = lines.iter().filter(|other| **other != line).copied().collect::<Vec<_>>().join("\n");
+            let text = format!("[control.tcp]\n{without}");
+            let refusals = Config::from_toml(&text).expect_err(&text).to_string();
+            let (key, _) = line.split_once(' ').expect("a key");
+            assert_refused(&text, &refusals, ["line 1", "control.tcp", key]);
+        }
     }
 
     #[test]

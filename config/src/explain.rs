@@ -156,11 +156,13 @@ fn kernel(kernel: &Kernel) -> String {
 fn control(control: &Control) -> String {
     let socket = control.socket.iter().map(|socket| socket.display().to_string());
     let bus = control.bus.iter().map(|bus| format!("D-Bus ({bus})"));
-    let doors: Vec<_> = socket.chain(bus).collect();
+    let tcp = control.tcp.iter().map(|tcp| format!("{} (TLS)", tcp.address));
+    let doors: Vec<_> = socket.chain(tcp).chain(bus).collect();
     if doors.is_empty() {
         return "control: off".into();
     }
-    let writers: Vec<_> = ["root"].into_iter().chain(control.writers.iter().map(String::as_str)).collect();
+    let named = control.writers.iter().chain(control.tcp.iter().flat_map(|tcp| &tcp.writers));
+    let writers: Vec<_> = ["root"].into_iter().chain(named.map(String::as_str)).collect();
     format!("control: {}; policy is written by {}", doors.join(" and "), writers.join(", "))
 }
 

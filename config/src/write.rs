@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use toml::Value;
 
-use crate::control::Control;
+use crate::control::{Control, Tcp};
 use crate::forward::{Forward, Trust};
 use crate::kernel::Kernel;
 use crate::relay::{Identity, Limits, Listener, Relay};
@@ -30,6 +30,9 @@ impl Config {
         }
         self.policy.write(&mut text);
         text.section("[control]", |section| control(&self.control, section));
+        if let Some(tcp) = &self.control.tcp {
+            text.section("[control.tcp]", |section| control_tcp(tcp, section));
+        }
         text.section("[metrics]", |section| section.optional_text("listen", self.metrics.as_ref()));
         text.section("[log]", |section| section.word("level", self.log));
         text.into_string()
@@ -150,6 +153,14 @@ fn control(control: &Control, section: &mut Section<'_>) {
     section.optional_text("socket", control.socket.as_ref().map(|path| path.display()));
     section.optional_text("bus", control.bus.as_ref());
     section.list("writers", Some(&control.writers));
+}
+
+fn control_tcp(tcp: &Tcp, section: &mut Section<'_>) {
+    section.text("listen", &tcp.address);
+    section.text("certificate", &tcp.certificate.display());
+    section.text("private_key", &tcp.private_key.display());
+    section.text("client_ca", &tcp.client_ca.display());
+    section.list("writers", Some(&tcp.writers));
 }
 
 /// A text that is being written.

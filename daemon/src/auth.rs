@@ -92,7 +92,7 @@ impl Users {
     pub fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<User, AuthError> {
         let der = CertificateDer::from(certificate.ok_or(AuthError::Missing)?);
         let certificate = EndEntityCert::try_from(&der).map_err(|_| AuthError::Invalid)?;
-        let mut names = certificate.valid_dns_names().chain(certificate.valid_uri_names());
+        let mut names = names_in(&certificate);
         if self.any_certificate {
             let name = names.next().unwrap_or("certificate").into();
             return Ok(User { name, max_tunnels: self.certificate_tunnels });
@@ -102,6 +102,17 @@ impl Users {
             .map(|(_, user)| user.clone())
             .ok_or(AuthError::Invalid)
     }
+}
+
+/// Returns the DNS names and URIs that a certificate is for (RFC 5280 §4.2.1.6).
+#[must_use]
+pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let parsed = EndEntityCert::try_from(certificate);
+    parsed.map(|certificate| names_in(&certificate).map(str::to_owned).collect()).unwrap_or_default()
+}
+
+fn names_in<'a>(certificate: &'a EndEntityCert<'_>) -> impl Iterator<Item = &'a str> {
+    certificate.valid_dns_names().chain(certificate.valid_uri_names())
 }
 
 /// Makes a token from the system's randomness; returns what the user is given and what the configuration holds.

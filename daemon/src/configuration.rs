@@ -4,13 +4,16 @@ use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, Result};
 use config::{
     Config, Part,
+    control::Tcp,
     relay::{Identity, Listener},
 };
+use rustls::ServerConfig;
 
 use crate::quic::tls;
 
@@ -65,6 +68,14 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> 
     }
 }
 
+/// Reads what the control plane shows to callers over TCP, and whom it believes.
+///
+/// # Errors
+/// A file cannot be read, is none of its kind, or does not fit the others.
+pub fn control_identity(tcp: &Tcp) -> Result<Arc<ServerConfig>> {
+    tls::Identity::read(&tcp.certificate, &tcp.private_key, Some(&tcp.client_ca))?.prepare_http2()
+}
+
 /// Reads all certificates and keys that a configuration names, to see that they can be used.
 ///
 /// # Errors
@@ -73,6 +84,7 @@ pub fn read_identities(config: &Config) -> Result<()> {
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
         identity(listener, &config.state_dir)?.prepare()?;
     }
+    config.control.tcp.as_ref().map(control_identity).transpose()?;
     Ok(())
 }
 

@@ -3,8 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`caller`] | who asks, and what they may |
-//! | [`grpc`] | the door for gRPC, on a Unix socket |
+//! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
+//! | [`doors`] | how those are opened that the configuration names |
 
 use std::{
     collections::HashMap,
@@ -19,7 +20,7 @@ use tokio::{
     time::sleep,
 };
 
-pub use self::caller::{Caller, Writers};
+pub use self::caller::{Bearers, Caller, Writers};
 use crate::{
     metrics::Metrics,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
@@ -32,6 +33,7 @@ use crate::{
 
 pub mod caller;
 pub mod dbus;
+pub mod doors;
 pub mod grpc;
 
 /// What does not change while paced runs.
@@ -99,7 +101,10 @@ const MESSAGE_BYTES: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// They may not.
-    #[error("{caller} may not change anything; root may, and who is named in `writers` of [control]")]
+    #[error(
+        "{caller} may not change anything; root may, and who is named in `writers` of [control], or of \
+             [control.tcp] by certificate"
+    )]
     Denied {
         /// Who asked.
         caller: String,

@@ -27,8 +27,8 @@ use tokio::{
 use crate::{
     activation::Activation,
     auth::hex,
-    configuration::{self, identity},
-    control::{Control, Facts, Reload, Writers, dbus, grpc},
+    configuration::{self, control_identity, identity},
+    control::{Control, Facts, Reload, doors, grpc::Certificates},
     echo, edge,
     enforcement::Enforcement,
     host_addresses::HostAddresses,
@@ -128,6 +128,8 @@ struct Daemon {
     /// Ends the edge role.
     stop: watch::Sender<bool>,
     watchdog: Option<Arc<Watchdog>>,
+    /// What the control plane shows over TCP.
+    certificates: Option<Certificates>,
 }
 
 struct RelayRole {
@@ -172,8 +174,18 @@ impl Daemon {
         };
         let (forwards, edge_schedules) = (Vec::new(), Schedules::default());
         let watchdog = Watchdog::wanted();
-        let mut daemon =
-            Self { metrics: metrics.clone(), devices, relay, forwards, edge_schedules, roles, stop, watchdog };
+        let certificates = config.control.tcp.as_ref().map(control_identity).transpose()?.map(Certificates::new);
+        let mut daemon = Self {
+            metrics: metrics.clone(),
+            devices,
+            relay,
+            forwards,
+            edge_schedules,
+            roles,
+            stop,
+            watchdog,
+            certificates,
+        };
         if let Some(places) = places {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
@@ -347,21 +359,7 @@ impl Daemon {
     ) {
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
         let control = Control::new(policies.clone(), relay, self.metrics.clone(), facts, reloads);
-        let doors = config.control.clone();
-        let opened = runtime.spawn(async move {
-            let writers = Writers::new(&doors.writers);
-            if let Some(socket) = &doors.socket {
-                match door.map_or_else(|| grpc::bind(socket), |door| Ok(door.try_into()?)) {
-                    Ok(listener) => _ = tokio::spawn(grpc::serve(control.clone(), listener, writers.clone())),
-                    Err(error) => tracing::warn!("the control socket is shut: {error:#}"),
-                }
-            }
-            if let Some(bus) = doors.bus {
-                // A bus that is slow keeps nobody waiting.
-                tokio::spawn(dbus::keep(control.clone(), bus, writers));
-            }
-            tokio::spawn(async move { control.follow_policies().await });
-        });
+        let opened = runtime.spawn(doors::open(control, config.control.clone(), door, self.certificates.clone()));
         if let Err(error) = opened.await {
             tracing::error!("the control plane did not start: {error}");
         }
@@ -450,11 +448,15 @@ impl Daemon {
             }
             _ => anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it"),
         }
+        let shown = config.control.tcp.as_ref().map(control_identity).transpose()?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (policies.clone(), config.clone(), author.to_owned());
         control.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
         // Everything has been checked; from here on nothing fails.
         self.metrics.kernel.limit(&config.kernel);
+        if let (Some(certificates), Some(shown)) = (&self.certificates, shown) {
+            certificates.replace(shown);
+        }
         if let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) {
             for ((_, tls), identity) in role.listeners.iter().zip(identities) {
                 tls.replace(identity);

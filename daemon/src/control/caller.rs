@@ -1,8 +1,10 @@
 //! Who asks, and what they may.
 
 use nix::unistd::{Uid, User};
+use rustls_pki_types::CertificateDer;
 
 use super::Error;
+use crate::auth;
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,27 @@ impl Writers {
     }
 }
 
+/// Who may change things among those that show a certificate: whose names the configuration has.
+#[derive(Clone, Debug)]
+pub struct Bearers(Vec<String>);
+
+impl Bearers {
+    /// Returns the writers that a configuration names, by subject alternative names.
+    #[must_use]
+    pub fn new(names: &[String]) -> Self {
+        Self(names.to_vec())
+    }
+
+    /// Returns the caller that a verified certificate stands for: by the name that may write, or else by its first.
+    #[must_use]
+    pub fn caller(&self, certificate: &CertificateDer<'_>) -> Caller {
+        let names = auth::names(certificate);
+        let writer = names.iter().find(|name| self.0.iter().any(|known| known.eq_ignore_ascii_case(name)));
+        let name = writer.or(names.first()).cloned().unwrap_or_else(|| "a certificate without a name".into());
+        Caller { may_write: writer.is_some(), name }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +96,20 @@ mod tests {
         }
         let refusal = writers.of(7, None).to_write().unwrap_err().to_string();
         assert!(refusal.contains("uid 7 may not") && refusal.contains("`writers` of [control]"), "{refusal}");
+    }
+
+    #[test]
+    fn a_certificate_may_write_by_any_of_its_names_and_is_called_by_that() {
+        let names = ["laptop.example.org", "Ops.example.org"].map(String::from);
+        let certificate = rcgen::generate_simple_self_signed(names).unwrap().cert;
+        let caller = |writers: &[&str]| {
+            Bearers::new(&writers.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).caller(certificate.der())
+        };
+        assert_eq!(caller(&["ops.example.org"]), Caller { name: "Ops.example.org".into(), may_write: true });
+        for writers in [&[][..], &["example.org"], &["a certificate without a name"]] {
+            assert_eq!(caller(writers), Caller { name: "laptop.example.org".into(), may_write: false });
+        }
+        let nameless = rcgen::generate_simple_self_signed([]).unwrap().cert;
+        assert!(!Bearers::new(&["a certificate without a name".into()]).caller(nameless.der()).may_write);
     }
 }

@@ -1,4 +1,4 @@
-//! The door for gRPC: a Unix socket, whose kernel tells who is at the other end (SO_PEERCRED, unix(7)).
+//! The door for gRPC, on a Unix socket and over TCP.
 //!
 //! | bound | what happens beyond |
 //! |---|---|
@@ -7,29 +7,26 @@
 //! | bytes of a request | refused, unread |
 //! | what a client that reads slowly is sent | nothing is made for it before it reads; of events it misses some, and is told |
 
-use std::{
-    fs, io,
-    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
-    path::Path,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    io,
+    net::{TcpStream, UnixStream},
+    sync::mpsc,
 };
+use tokio_rustls::TlsConnector;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint, Server, Uri, server::Connected};
+use tonic::transport::{Channel, Endpoint, Server, Uri};
 
+pub use self::listener::{Certificates, Listener, bind};
 use self::service::Service;
-use super::{Caller, Control, Writers};
+use super::Control;
 
+mod listener;
 mod service;
 
 /// The protocol, as its definition says.
@@ -55,36 +52,37 @@ fn shown<T: std::fmt::Display, S: serde::Serializer>(time: &Option<T>, to: S) ->
 /// The definition of the protocol, for reflection.
 pub const DEFINITION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paced.bin"));
 
-/// Connections at once.
-const CONNECTIONS: usize = 64;
-
 /// Requests at once over one connection.
 const REQUESTS: u32 = 64;
 
 /// The longest request in bytes: a policy and what goes with it.
 pub const REQUEST_BYTES: usize = crate::policy::MAX_TEXT_BYTES + 4096;
 
+/// How long connecting may take.
+const CONNECTING: Duration = Duration::from_secs(10);
+
 /// How long a client may say nothing before it is asked whether it is still there.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Serves the door until dropped, or until the socket fails for good, which is logged.
-pub async fn serve(control: Arc<Control>, listener: UnixListener, writers: Writers) {
-    if let Err(error) = try_serve(control, listener, writers).await {
-        tracing::error!("the control socket is shut: {error:#}");
+/// Serves on a listener until dropped, or until it fails for good, which is logged.
+pub async fn serve(control: Arc<Control>, listener: Listener) {
+    let name = listener.name();
+    if let Err(error) = try_serve(control, listener).await {
+        tracing::error!("the door for gRPC on {name} is shut: {error:#}");
     }
 }
 
-async fn try_serve(control: Arc<Control>, listener: UnixListener, writers: Writers) -> Result<()> {
+async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
     let service = v1::control_service_server::ControlServiceServer::new(Service::new(control))
         .max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<v1::control_service_server::ControlServiceServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DEFINITION)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .context("the definition of the protocol is not valid")?;
     let (accepted, doors) = mpsc::channel(1);
-    let accepting = accept(listener, writers, accepted);
     let serving = Server::builder()
         .max_concurrent_streams(REQUESTS)
         .http2_keepalive_interval(Some(SILENCE))
@@ -93,15 +91,15 @@ async fn try_serve(control: Arc<Control>, listener: UnixListener, writers: Write
         .add_service(reflection)
         .serve_with_incoming(ReceiverStream::new(doors));
     tokio::select! {
-        accepted = accepting => accepted.context("the control socket failed"),
-        served = serving => served.context("the control socket failed"),
+        () = listener.accept(accepted) => Ok(()),
+        served = serving => served.context("it failed"),
     }
 }
 
 /// A client of the door.
 pub type Client = v1::control_service_client::ControlServiceClient<Channel>;
 
-/// Connects to a daemon's door.
+/// Connects to a daemon's door on this machine.
 ///
 /// # Errors
 /// Nobody serves at `path`, or this user may not connect.
@@ -112,86 +110,93 @@ pub async fn connect(path: &Path) -> std::result::Result<Client, tonic::transpor
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The authority is of no meaning on a Unix socket.
-    let channel = Endpoint::from_static("http://paced").connect_with_connector(connector).await?;
-    // A list of revisions has the differences of all of them.
-    Ok(Client::new(channel).max_decoding_message_size(16 * REQUEST_BYTES))
+    Endpoint::from_static("http://paced").connect_with_connector(connector).await.map(client)
 }
 
-/// Opens the socket, whose owner and group may connect. One that a dead process left is replaced.
+/// Connects to a daemon's door on any machine, at `https://HOST:PORT`.
 ///
 /// # Errors
-/// Its folder is missing or not ours, or another process serves there.
-pub fn bind(path: &Path) -> Result<UnixListener> {
-    if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-        anyhow::ensure!(
-            std::os::unix::net::UnixStream::connect(path).is_err(),
-            "{} is served by another process; give each its own `socket` in [control]",
-            path.display()
-        );
-        fs::remove_file(path).with_context(|| format!("failed to remove the old {}", path.display()))?;
-    }
-    let why = || format!("failed to listen on {}; set `socket` in [control], or make its folder", path.display());
-    let listener = UnixListener::bind(path).with_context(why)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o660)).with_context(why)?;
-    Ok(listener)
+/// Nobody serves there, or one side does not trust the other's certificate.
+pub async fn connect_tcp(place: Uri, tls: Arc<ClientConfig>) -> std::result::Result<Client, tonic::transport::Error> {
+    let connector = tower::service_fn(move |place: Uri| {
+        let tls = TlsConnector::from(tls.clone());
+        async move {
+            let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "no host and port");
+            let (host, port) = place.host().zip(place.port_u16()).ok_or_else(unfit)?;
+            let host = host.trim_matches(['[', ']']).to_owned();
+            let name = ServerName::try_from(host.clone()).map_err(|_| unfit())?;
+            let stream = TcpStream::connect((host, port)).await?;
+            tls.connect(name, stream).await.map(TokioIo::new)
+        }
+    });
+    Endpoint::from(place).connect_timeout(CONNECTING).connect_with_connector(connector).await.map(client)
 }
 
-async fn accept(listener: UnixListener, writers: Writers, doors: mpsc::Sender<io::Result<Door>>) -> io::Result<()> {
-    let (places, writers) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(writers));
-    loop {
-        // Never closed.
-        let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            // Of descriptors there may be more in a while.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+fn client(channel: Channel) -> Client {
+    // A list of revisions has the differences of all of them.
+    Client::new(channel).max_decoding_message_size(16 * REQUEST_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use prost::Message as _;
+    use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
+
+    use super::DEFINITION;
+
+    fn definition() -> FileDescriptorProto {
+        let files = FileDescriptorSet::decode(DEFINITION).unwrap().file;
+        files.into_iter().find(|file| file.package() == "paced.v1").unwrap()
+    }
+
+    fn is_pascal(name: &str) -> bool {
+        name.starts_with(|first: char| first.is_ascii_uppercase())
+            && name.chars().all(|char| char.is_ascii_alphanumeric())
+    }
+
+    fn is_snake(name: &str) -> bool {
+        name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.chars().all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_')
+            && !name.contains("__")
+            && !name.ends_with('_')
+    }
+
+    /// The rules of buf's category STANDARD that concern a definition without enums, oneofs and extensions.
+    #[test]
+    fn the_definition_keeps_to_the_rules_of_the_trade() {
+        let file = definition();
+        assert_eq!((file.syntax(), file.name()), ("proto3", "paced/v1/control.proto"), "its folder is its package");
+        assert!(file.enum_type.is_empty() && file.extension.is_empty() && file.public_dependency.is_empty());
+        let mut used = HashSet::new();
+        for service in &file.service {
+            assert!(is_pascal(service.name()) && service.name().ends_with("Service"), "{}", service.name());
+            for method in &service.method {
+                assert!(is_pascal(method.name()), "{}", method.name());
+                for (kind, found) in [("Request", method.input_type()), ("Response", method.output_type())] {
+                    assert_eq!(found, format!(".paced.v1.{}{kind}", method.name()));
+                    assert!(used.insert(found.to_owned()), "{found} belongs to one method");
+                }
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-            Err(error) => return Err(error),
+        }
+        let check = |message: &DescriptorProto| {
+            assert!(is_pascal(message.name()), "{}", message.name());
+            for field in &message.field {
+                assert!(is_snake(field.name()), "{}.{}", message.name(), field.name());
+            }
         };
-        let (writers, doors) = (writers.clone(), doors.clone());
-        tokio::spawn(async move {
-            let Ok(peer) = stream.peer_cred() else { return };
-            // Whoever knows the names of users may be slow.
-            let Ok(caller) = tokio::task::spawn_blocking(move || writers.caller(peer.uid())).await else { return };
-            _ = doors.send(Ok(Door { stream, caller, _place: place })).await;
-        });
-    }
-}
-
-/// A connection to the door, and who is at its other end.
-struct Door {
-    stream: UnixStream,
-    caller: Caller,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Connected for Door {
-    type ConnectInfo = Caller;
-
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
-    }
-}
-
-impl AsyncRead for Door {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Door {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        file.message_type.iter().for_each(check);
+        let text =
+            file.message_type.iter().flat_map(|message| &message.field).map(|field| field.type_name().to_owned());
+        let text: HashSet<_> = text.chain(used).collect();
+        for import in ["duration", "timestamp"] {
+            assert!(file.dependency.contains(&format!("google/protobuf/{import}.proto")));
+            assert!(
+                text.iter().any(|name| name.to_lowercase() == format!(".google.protobuf.{import}")),
+                "{import} is used"
+            );
+        }
+        assert_eq!(file.dependency.len(), 2);
     }
 }

@@ -13,7 +13,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    server::WebPkiClientVerifier,
+    server::{ClientCertVerifierBuilder, WebPkiClientVerifier},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
 use s2n_quic::provider::tls;
@@ -21,8 +21,11 @@ use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// The only application protocol spoken (RFC 9114 §3.1).
-const ALPN: &[u8] = b"h3";
+/// The only application protocol spoken over QUIC (RFC 9114 §3.1).
+const H3: &[u8] = b"h3";
+
+/// The only one over TCP (RFC 9113 §3.2): gRPC's.
+const H2: &[u8] = b"h2";
 
 fn provider() -> Arc<CryptoProvider> {
     let provider = aws_lc_rs::default_provider();
@@ -99,7 +102,15 @@ impl Identity {
     /// # Errors
     /// Key and certificate do not belong together, or an authority is not usable as one.
     pub fn prepare(self) -> Result<Prepared> {
-        server_config(self).map(Prepared)
+        Ok(Prepared(Arc::new(server_config(self, H3, ClientCertVerifierBuilder::allow_unauthenticated)?).into()))
+    }
+
+    /// As [`Identity::prepare`], for HTTP/2 over TCP; a client without a certificate is not let in.
+    ///
+    /// # Errors
+    /// As [`Identity::prepare`].
+    pub fn prepare_http2(self) -> Result<Arc<ServerConfig>> {
+        server_config(self, H2, |verifier| verifier).map(Arc::new)
     }
 }
 
@@ -116,15 +127,18 @@ impl ServerTls {
     }
 }
 
-fn server_config(identity: Identity) -> Result<s2n_quic_rustls::Server> {
+fn server_config(
+    identity: Identity,
+    protocol: &[u8],
+    demand: fn(ClientCertVerifierBuilder) -> ClientCertVerifierBuilder,
+) -> Result<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .context("TLS 1.3 is not available")?;
     let builder = match identity.client_authorities {
         None => builder.with_no_client_auth(),
         Some(authorities) => builder.with_client_cert_verifier(
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider())
-                .allow_unauthenticated()
+            demand(WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider()))
                 .build()
                 .context("failed to use the client certificate authorities")?,
         ),
@@ -132,9 +146,9 @@ fn server_config(identity: Identity) -> Result<s2n_quic_rustls::Server> {
     let mut config = builder
         .with_single_cert(identity.chain, identity.key)
         .context("the certificate and the private key cannot be used together")?;
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     config.ignore_client_order = true;
-    Ok(Arc::new(config).into())
+    Ok(config)
 }
 
 fn roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore> {
@@ -197,6 +211,26 @@ pub enum Trust {
     Pinned([u8; 32]),
 }
 
+impl Trust {
+    fn verifier(self) -> Result<Arc<dyn ServerCertVerifier>> {
+        Ok(match self {
+            Self::System => {
+                let found = rustls_native_certs::load_native_certs();
+                let mut store = RootCertStore::empty();
+                store.add_parsable_certificates(found.certs);
+                if store.is_empty() {
+                    bail!(
+                        "the system has no certificate authorities: install ca-certificates, or name a `ca` file or a fingerprint"
+                    );
+                }
+                server_verifier(store)?
+            }
+            Self::Authorities(authorities) => server_verifier(roots(authorities)?)?,
+            Self::Pinned(fingerprint) => Arc::new(Pin { fingerprint, provider: provider() }),
+        })
+    }
+}
+
 /// Builds the TLS configuration of a client, with a certificate of its own if the relay asks for one.
 ///
 /// # Errors
@@ -214,34 +248,36 @@ pub fn client_reporting(
     identity: Option<ClientIdentity>,
     refusals: Refusals,
 ) -> Result<s2n_quic_rustls::Client> {
-    let verifier: Arc<dyn ServerCertVerifier> = match trust {
-        Trust::System => {
-            let found = rustls_native_certs::load_native_certs();
-            let mut store = RootCertStore::empty();
-            store.add_parsable_certificates(found.certs);
-            if store.is_empty() {
-                bail!(
-                    "the system has no certificate authorities: install ca-certificates, or name a `ca` file or a fingerprint"
-                );
-            }
-            server_verifier(store)?
-        }
-        Trust::Authorities(authorities) => server_verifier(roots(authorities)?)?,
-        Trust::Pinned(fingerprint) => Arc::new(Pin { fingerprint, provider: provider() }),
-    };
+    let verifier = Arc::new(Witness { verifier: trust.verifier()?, refusals });
+    Ok(Arc::new(client_config(verifier, identity, H3)?).into())
+}
+
+/// Builds the TLS configuration of a client of HTTP/2 over TCP.
+///
+/// # Errors
+/// As [`client`].
+pub fn client_http2(trust: Trust, identity: ClientIdentity) -> Result<Arc<ClientConfig>> {
+    client_config(trust.verifier()?, Some(identity), H2).map(Arc::new)
+}
+
+fn client_config(
+    verifier: Arc<dyn ServerCertVerifier>,
+    identity: Option<ClientIdentity>,
+    protocol: &[u8],
+) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .context("TLS 1.3 is not available")?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Witness { verifier, refusals }));
+        .with_custom_certificate_verifier(verifier);
     let mut config = match identity {
         None => builder.with_no_client_auth(),
         Some((chain, key)) => builder
             .with_client_auth_cert(chain, key)
             .context("the client certificate and its key cannot be used together")?,
     };
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Arc::new(config).into())
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Ok(config)
 }
 
 /// A client's certificate chain, its own first, and the key to that.

@@ -63,7 +63,10 @@ struct Picture {
 pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
     let pid = match arguments.pid {
         Some(pid) => pid,
-        None => door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid,
+        None => {
+            door.ensure_local()?;
+            door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid
+        }
     };
     let threads = perf::threads(pid).with_context(|| format!("process {pid} is not seen from here"))?;
     let mut left_out = Vec::new();

@@ -64,6 +64,7 @@ struct Trace {
 }
 
 pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
+    door.ensure_local()?;
     let pid = door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid;
     let mut left_out = Vec::new();
     let folder = Folder::new()?;
