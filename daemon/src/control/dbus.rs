@@ -2,7 +2,7 @@
 //! `org.paced.Paced1`.
 //!
 //! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and tells
-//! who calls.
+//! who calls. Whoever may not write by the configuration may by polkit(8), if it says so.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,10 @@ use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
     interface,
-    message::Header,
+    message::{Flags, Header},
     object_server::SignalEmitter,
 };
+use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 use super::{Caller, Control, Error, Filter, PAGE, Page, Writers};
 use crate::{
@@ -29,6 +30,9 @@ use crate::{
 
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";
+
+/// What polkit is asked for.
+const ACTION: &str = "org.paced.Paced1.write";
 
 /// How long a door that was shut stays so, and an open one is not looked at.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -142,6 +146,27 @@ impl Door {
         let found = tokio::task::spawn_blocking(move || writers.caller(uid)).await;
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
+
+    /// As [`Door::caller`], for one who wants to write.
+    async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
+        let mut caller = self.caller(header, connection).await?;
+        if !caller.may_write {
+            caller.may_write = is_authorized(header, connection).await.unwrap_or_else(|error| {
+                tracing::debug!("polkit allows {} nothing: {error:#}", caller.name);
+                false
+            });
+        }
+        Ok(caller)
+    }
+}
+
+/// Asks polkit whether a caller may write; it may ask them for a password, if they let it.
+async fn is_authorized(header: &Header<'_>, connection: &Connection) -> Result<bool> {
+    let subject = Subject::new_for_message_header(header)?;
+    let asks = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
+    let flags = if asks { CheckAuthorizationFlags::ALLOW_USER_INTERACTION } else { CheckAuthorizationFlags::empty() };
+    let polkit = AuthorityProxy::new(connection).await?;
+    Ok(polkit.check_authorization(&subject, ACTION, &HashMap::new(), flags, "").await?.is_authorized)
 }
 
 #[interface(name = "org.paced.Control1")]
@@ -168,7 +193,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(u64, String), Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         let submission = submission(text, options)?;
         let accepted = self.control.set_policy(&caller, submission).await?;
         Ok((accepted.revision.number, accepted.revision.diff.clone()))
@@ -182,7 +207,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(), Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         self.control.confirm_policy(&caller, revision, save).await?;
         Ok(())
     }
@@ -196,7 +221,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         let to = Some(revision).filter(|number| *number > 0);
         Ok(self.control.roll_back(&caller, to, save).await?.revision.number)
     }
@@ -208,7 +233,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<bool, Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         Ok(self.control.forget_saved(&caller).await?)
     }
 
@@ -219,7 +244,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         Ok(self.control.reload(&caller).await?)
     }
 
@@ -243,7 +268,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(), Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         Ok(self.control.close_tunnel(&caller, tunnel)?)
     }
 
@@ -255,7 +280,7 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(), Denial> {
-        let caller = self.caller(&header, connection).await?;
+        let caller = self.writer(&header, connection).await?;
         self.control.set_tunnel_class(&caller, tunnel, Some(class).filter(|class| !class.is_empty()))?;
         Ok(())
     }

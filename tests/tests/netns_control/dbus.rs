@@ -89,6 +89,22 @@ fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
     assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "root");
 }
 
+/// The interface in a description of it, without what only looks.
+fn interface(description: &str) -> Vec<&str> {
+    let (_, rest) = description.split_once("<interface name=\"org.paced.Control1\">").unwrap();
+    let (interface, _) = rest.split_once("</interface>").unwrap();
+    interface.lines().map(str::trim).filter(|line| !line.is_empty()).collect()
+}
+
+#[test]
+fn the_interface_is_the_one_whose_description_is_installed() {
+    tests::ring!(Netns);
+    let bus = Bus::new("interface");
+    let found = bus.busctl(&["introspect", "--xml-interface", OBJECT[0], OBJECT[1]]).unwrap();
+    let installed = include_str!("../../../systemd/org.paced.Control1.xml");
+    assert_eq!(interface(&found), interface(installed), "{found}");
+}
+
 #[test]
 fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
     tests::ring!(Netns);
