@@ -1,8 +1,11 @@
 //! How the policy changes, and how it does not.
 
+use std::collections::BTreeSet;
+use std::process::Command;
 use std::time::Duration;
 
 use masque::tunnel::Form;
+use serde_json::Value;
 use tests::process::wait_for;
 use tests::site::{Family, SOON, Site, Terms};
 
@@ -112,18 +115,56 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
 /// Which classes there are, by the parity of the round: a reader that sees one of either kind without the other, or
 /// terms in the kernel that are of neither, has seen half of a policy.
 fn round(number: u32) -> String {
-    let (even, rate) = if number.is_multiple_of(2) { ("even", 10) } else { ("odd", 20) };
+    let (even, rate, [a, b]) = if number.is_multiple_of(2) { ("even", 10, DSCPS[0]) } else { ("odd", 20, DSCPS[1]) };
     format!(
-        "[class.{even}-a]\nrate_down = \"{rate} Mbit/s\"\n[class.{even}-b]\n[[rule]]\nclass = \"{even}-a\"\nports = 7\n\
-         [[rule]]\nclass = \"{even}-b\"\n"
+        "[class.{even}-a]\nrate_down = \"{rate} Mbit/s\"\ndscp = {a}\n[class.{even}-b]\ndscp = {b}\n\
+         [[rule]]\nclass = \"{even}-a\"\nports = 7\n[[rule]]\nclass = \"{even}-b\"\n"
     )
+}
+
+/// The marks of both classes in even rounds and in odd ones.
+const DSCPS: [[u64; 2]; 2] = [[10, 12], [18, 20]];
+
+/// What `bpftool` says.
+fn bpftool(arguments: &[&str]) -> Value {
+    let output = Command::new("bpftool").arg("--json").args(["map"]).args(arguments).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {output:?}"))
+}
+
+/// The numbers of the maps of a name that the relay holds.
+fn map(site: &Site, name: &str) -> String {
+    let folder = format!("/proc/{}/fdinfo", site.relay.id());
+    let about =
+        std::fs::read_dir(folder).unwrap().filter_map(|file| std::fs::read_to_string(file.unwrap().path()).ok());
+    let ids: Vec<_> = about
+        .filter_map(|about| Some(about.lines().find_map(|line| line.strip_prefix("map_id:"))?.trim().to_owned()))
+        .collect();
+    let named = |id: &&String| bpftool(&["show", "id", id])["name"] == name;
+    ids.iter().find(named).unwrap_or_else(|| panic!("{name} among {ids:?}")).clone()
+}
+
+/// The DSCPs that the kernel writes, all classes together; `None` if other terms came into force meanwhile.
+fn dscps_in_kernel(site: &Site, [terms, half]: &[String; 2]) -> Option<BTreeSet<u64>> {
+    let entries = |id: &str| bpftool(&["dump", "id", id]).as_array().unwrap().clone();
+    let revision = || in_force(site).1;
+    let before = revision();
+    let half = entries(half)[0]["formatted"]["value"].as_u64().unwrap() as usize;
+    let terms = entries(terms);
+    let terms = &terms[half * terms.len() / 2..(half + 1) * terms.len() / 2];
+    // 64 and more: the packet keeps its own.
+    let dscps =
+        terms.iter().map(|entry| entry["formatted"]["value"]["dscp"].as_u64().unwrap()).filter(|dscp| *dscp < 64);
+    let dscps = dscps.collect();
+    (revision() == before).then_some(dscps)
 }
 
 #[test]
 fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
     tests::ring!(Netns);
-    let site = Site::new(Terms::default()).unwrap();
+    let kernel = "[kernel]\ndevices = [\"client\", \"target\"]";
+    let site = Site::new(Terms { sections: kernel, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
+    let maps = ["paced_terms", "paced_half"].map(|name| map(&site, name));
     let done = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     std::thread::scope(|scope| {
@@ -145,6 +186,17 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
                 let whole = [&["default"][..], &["default", "even-a", "even-b"], &["default", "odd-a", "odd-b"]];
                 assert!(whole.contains(&&names[..]), "{names:?}");
                 seen += 1;
+            }
+            seen
+        });
+        let kernel_reader = scope.spawn(|| {
+            let mut seen = 0;
+            while !done.load(relaxed) {
+                if let Some(found) = dscps_in_kernel(&site, &maps) {
+                    let whole = [BTreeSet::new(), DSCPS[0].into(), DSCPS[1].into()];
+                    assert!(whole.contains(&found), "{found:?}");
+                    seen += 1;
+                }
             }
             seen
         });
@@ -170,7 +222,10 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
         .unwrap();
         writer.join().unwrap();
         assert!(reader.join().unwrap() > 0);
+        kernel_reader.join().unwrap();
     });
+    // Now that nothing changes any more: those of the last round.
+    assert_eq!(dscps_in_kernel(&site, &maps), Some(DSCPS[1].into()));
     assert_eq!(in_force(&site).1, 101);
     assert_eq!(site.counts().unwrap().sum("dropped_packets_total"), 0);
 }

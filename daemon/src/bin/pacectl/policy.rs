@@ -37,7 +37,7 @@ pub(crate) enum Command {
         /// The revision on trial; the one in force without it
         revision: Option<u64>,
         /// Keeps it over restarts, before what the files say
-        #[arg(long)]
+        #[arg(long, visible_alias = "persist")]
         save: bool,
     },
     /// Puts a former policy in force again
@@ -45,7 +45,7 @@ pub(crate) enum Command {
         /// The revision; the one before without it
         revision: Option<u64>,
         /// Keeps it over restarts, before what the files say
-        #[arg(long)]
+        #[arg(long, visible_alias = "persist")]
         save: bool,
     },
     /// Forgets the saved policy: the files count again from the next reload on
