@@ -8,6 +8,7 @@ mod dashboard;
 mod dbus;
 mod policy;
 mod remote;
+mod top;
 mod trace;
 mod tunnels;
 

@@ -58,6 +58,9 @@ struct Moved {
 struct Change {
     of: v1::ClassStats,
     bits_per_sec: f64,
+    /// The payloads that waited, in the mean over time: as many as arrive in the time that each waits (Little's law, by
+    /// what was sent).
+    queue: f64,
     /// The mean wait of what was sent.
     sojourn: Option<Duration>,
     late: u64,
@@ -145,10 +148,12 @@ impl Screen {
             let since = u64::saturating_sub;
             let payloads = u32::try_from(since(of.sent_payloads, was.sent_payloads)).unwrap_or(u32::MAX);
             let dropped = |of: &v1::ClassStats| of.dropped_full + of.dropped_late + of.dropped_sojourn;
+            let waiting = waited(of).saturating_sub(waited(&was));
+            let per_second = |amount: f64| span.map_or(0.0, |span| amount / span.as_secs_f64());
             Change {
-                bits_per_sec: span
-                    .map_or(0.0, |span| since(of.sent_bytes, was.sent_bytes) as f64 * 8.0 / span.as_secs_f64()),
-                sojourn: waited(of).saturating_sub(waited(&was)).checked_div(payloads),
+                bits_per_sec: per_second(since(of.sent_bytes, was.sent_bytes) as f64 * 8.0),
+                queue: per_second(waiting.as_secs_f64()),
+                sojourn: waiting.checked_div(payloads),
                 late: since(of.late_payloads, was.late_payloads),
                 dropped: since(dropped(of), dropped(&was)),
                 expired: since(of.expired_streams, was.expired_streams),
@@ -192,14 +197,15 @@ impl Screen {
                 change.of.role,
                 change.of.tunnels.to_string(),
                 rate(change.bits_per_sec),
+                format!("{:.1}", change.queue),
                 sojourn,
                 number(change.late),
                 number(change.dropped),
                 number(change.expired),
             ])
         };
-        let widths = [18, 5, 7, 11, 9, 7, 7, 7].map(Constraint::Length);
-        let heads = ["class", "role", "tunnels", "rate", "waited", "late/s", "drops/s", "expired"];
+        let widths = [14, 5, 7, 11, 6, 8, 6, 7, 7].map(Constraint::Length);
+        let heads = ["class", "role", "tunnels", "rate", "queue", "waited", "late/s", "drops/s", "expired"];
         frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes"), upper);
 
         let shown = |of: &Moved| {
@@ -298,9 +304,9 @@ mod tests {
             shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"))
         };
         let words = |part: &str| row(part).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
-        // 125 payloads waited 250 ms together.
-        assert_eq!(words("default"), "default relay 1 1.0 Mbit/s 2.0 ms - 1 -");
-        assert_eq!(words("voice"), "voice relay 1 10.0 Mbit/s 2.0 ms 3 5 -");
+        // 125 payloads waited 250 ms together, within a second.
+        assert_eq!(words("default"), "default relay 1 1.0 Mbit/s 0.2 2.0 ms - 1 -");
+        assert_eq!(words("voice"), "voice relay 1 10.0 Mbit/s 2.5 2.0 ms 3 5 -");
         assert!(words("2 ").starts_with("2 - voice 192.0.2.1:443 10.0 Mbit/s"), "{shown:#?}");
         let place = |part: &str| shown.iter().position(|line| line.starts_with(part));
         assert!(place("2  ") < place("1  "), "{shown:#?}");

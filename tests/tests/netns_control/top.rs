@@ -1,0 +1,106 @@
+//! `pacectl top` on a terminal.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+
+use masque::tunnel::Form;
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::{VOICE, connect};
+
+/// A terminal of 80×24, as an emulator has it, and what runs in it.
+struct Terminal {
+    screen: Arc<Mutex<vt100::Parser>>,
+    keys: File,
+    program: Child,
+}
+
+impl Terminal {
+    fn start(mut command: Command) -> Self {
+        let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let (mut ours, mut theirs) = (-1, -1);
+        let none = std::ptr::null_mut::<libc::c_char>();
+        // SAFETY: openpty writes two descriptors, which nobody else has, and reads the size.
+        let (ours, theirs) = unsafe {
+            assert_eq!(libc::openpty(&raw mut ours, &raw mut theirs, none, std::ptr::null(), &raw const size), 0);
+            (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
+        };
+        let end = || theirs.try_clone().unwrap();
+        let program = command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(24.try_into().unwrap(), 80.try_into().unwrap(), 0)));
+        let (mut shown, emulated) = (File::from(ours.try_clone().unwrap()), screen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // Ends with an error when the program and we have closed the other end.
+            while let Ok(read) = shown.read(&mut bytes) {
+                emulated.lock().unwrap().process(&bytes[..read]);
+            }
+        });
+        Self { screen, keys: ours.into(), program }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.screen.lock().unwrap().screen().rows(0, 80).collect()
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn wait_for(&self, what: &str, mut is_shown: impl FnMut(&[String]) -> bool) {
+        let shown = || is_shown(&self.lines()).then_some(());
+        wait_for(what, SOON, shown).unwrap_or_else(|error| panic!("{error:#}: {:#?}", self.lines()));
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+#[test]
+fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let mut command = Command::new(tests::program("pacectl").unwrap());
+    command.arg("--socket").arg(site.path("control.sock")).arg("top");
+    site.client(async || {
+        let mut tunnel = connect(&site).await.open(site.target(Family::V4, 7)).await.unwrap();
+        let mut terminal = Terminal::start(command);
+        let mut exchange = async || {
+            tunnel.send(Form::Datagram, &[7; 1000]).await.unwrap();
+            assert_eq!(tunnel.recv().await.unwrap().unwrap(), [7; 1000][..]);
+        };
+        exchange().await;
+        let starts = |lines: &[String], part: &str| lines.iter().any(|line| line.starts_with(part));
+        terminal.wait_for("both classes, the tunnel and its target", |lines| {
+            starts(lines, "default") && starts(lines, "voice") && lines.iter().any(|line| line.contains("10.0.2."))
+        });
+        let lines = terminal.lines();
+        assert!(lines[0].contains("revision 1") && lines[1].contains("1 connections  1 tunnels"), "{lines:#?}");
+        assert!(lines[23].starts_with("q quit"), "{lines:#?}");
+        let head = lines.iter().find(|line| line.starts_with("class ")).unwrap();
+        for column in ["tunnels", "rate", "queue", "waited", "late/s", "drops/s", "expired"] {
+            assert!(head.contains(column), "{column}: {head}");
+        }
+        terminal.press(" ");
+        terminal.wait_for("that it pauses", |lines| lines[0].contains("PAUSED"));
+        terminal.press(" b");
+        terminal.wait_for("that it goes on", |lines| !lines[0].contains("PAUSED"));
+        terminal.press("q");
+        let ended = wait_for("the end of top", SOON, || terminal.program.try_wait().unwrap()).unwrap();
+        assert!(ended.success(), "{ended}");
+        terminal.wait_for("the screen that was before", |lines| lines.iter().all(String::is_empty));
+        let parser = terminal.screen.lock().unwrap();
+        assert!(!parser.screen().alternate_screen() && !parser.screen().hide_cursor());
+    })
+    .unwrap();
+}
