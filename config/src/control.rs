@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use serde_json::Value as Json;
 use toml::de::DeValue;
 
-use crate::section::{Section, Value};
+use crate::section::{Section, Value, text};
 
 /// The doors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +66,10 @@ impl Value for Bus {
             }
         }
     }
+
+    fn schema() -> Json {
+        text(r"^system$|:[\s\S]*=")
+    }
 }
 
 impl Default for Control {
@@ -106,10 +111,10 @@ fn tcp(section: &mut Section<'_>) -> Option<Tcp> {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::tests::assert_refused;
+    use crate::tests::{assert_refused, valid};
 
     fn control(text: &str) -> Control {
-        Config::from_toml(&format!("[control]\n{text}")).unwrap_or_else(|errors| panic!("{text}: {errors}")).control
+        valid(&format!("[control]\n{text}")).control
     }
 
     #[test]

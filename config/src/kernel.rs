@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
@@ -69,6 +70,10 @@ impl Value for Device {
             && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:".contains(&byte));
         is_valid.then(|| Self(name.to_owned()))
     }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "pattern": "^[!-.0-9;-~]{1,15}$", "not": { "enum": [".", ".."] } })
+    }
 }
 
 pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
@@ -95,10 +100,10 @@ pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
 mod tests {
     use super::*;
     use crate::Config;
-    use crate::tests::assert_refused;
+    use crate::tests::{assert_refused, valid};
 
     fn kernel(text: &str) -> Kernel {
-        Config::from_toml(&format!("[kernel]\n{text}")).unwrap_or_else(|errors| panic!("{text}: {errors}")).kernel
+        valid(&format!("[kernel]\n{text}")).kernel
     }
 
     #[test]

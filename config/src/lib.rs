@@ -37,6 +37,8 @@ pub mod kernel;
 mod manual;
 pub mod policy;
 pub mod relay;
+mod sample;
+mod schema;
 mod section;
 pub mod targets;
 #[cfg(test)]
@@ -44,7 +46,8 @@ mod tests;
 mod write;
 
 pub use explain::explain;
-pub use manual::{SAMPLE, manual};
+pub use manual::manual;
+pub use sample::SAMPLE;
 pub use section::Part;
 
 /// Everything that one configuration file says.
@@ -186,19 +189,21 @@ impl Config {
     /// # Errors
     /// As [`Config::from_toml`], each error with its file.
     pub fn from_parts(parts: &[Part]) -> Result<Self, Errors> {
-        read_document(parts, |root| {
-            let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
-            let relay = root.optional_section("relay", relay::read);
-            let policy = policy::read(root);
-            let forwards = root.sections("forward", |section| forward::read(section, &policy));
-            root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
-            let transport = root.section("transport", transport);
-            let kernel = root.section("kernel", kernel::read);
-            let control = root.section("control", control::read);
-            let metrics = root.section("metrics", |metrics| metrics.get("listen"));
-            let log = root.section("log", |log| log.get("level")).unwrap_or_default();
-            Some(Self { state_dir, relay, forwards, policy, transport, kernel, control, metrics, log })
-        })
+        read_document(parts, |root| Some(Self::read(root)))
+    }
+
+    fn read(root: &mut Section<'_>) -> Self {
+        let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
+        let relay = root.optional_section("relay", relay::read);
+        let policy = policy::read(root);
+        let forwards = root.sections("forward", |section| forward::read(section, &policy));
+        root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
+        let transport = root.section("transport", transport);
+        let kernel = root.section("kernel", kernel::read);
+        let control = root.section("control", control::read);
+        let metrics = root.section("metrics", |metrics| metrics.get("listen"));
+        let log = root.section("log", |log| log.get("level")).unwrap_or_default();
+        Self { state_dir, relay, forwards, policy, transport, kernel, control, metrics, log }
     }
 
     /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,

@@ -2,23 +2,25 @@
 
 use std::fmt::Write as _;
 
-/// The configuration as it is shipped: every key, with its default or an example.
-pub const SAMPLE: &str = include_str!("../paced.toml");
+use crate::sample::{Entry, entries};
 
 /// Returns the manual page paced.toml(5) as man(7) text.
 #[must_use]
 pub fn manual() -> String {
     let mut page = String::from(HEAD);
-    let mut comment = Vec::new();
-    for line in SAMPLE.lines() {
-        match line.strip_prefix('#') {
-            None if line.is_empty() => paragraph(&mut page, &mut comment),
-            None => entry(&mut page, &mut comment, line),
-            Some(words) if words.is_empty() || words.starts_with(' ') => comment.push(words.trim_start()),
-            Some(setting) => entry(&mut page, &mut comment, setting),
+    for Entry { comment, setting } in entries() {
+        let setting = escaped(setting);
+        // Writing to a string cannot fail.
+        _ = match setting.chars().next() {
+            Some('[') => writeln!(page, ".SH \"{setting}\""),
+            Some(_) => writeln!(page, ".TP\n.B {setting}"),
+            None if comment.is_empty() => Ok(()),
+            None => writeln!(page, ".PP"),
+        };
+        if !comment.is_empty() {
+            _ = writeln!(page, "{}", escaped(&comment.join("\n")));
         }
     }
-    paragraph(&mut page, &mut comment);
     page.push_str(TAIL);
     page
 }
@@ -38,27 +40,6 @@ here are defaults, or examples where a key has none.
 
 const TAIL: &str = ".SH SEE ALSO\n.BR paced (8),\n.BR pacectl (1)\n";
 
-/// Writes what was said about no key in particular.
-fn paragraph(page: &mut String, comment: &mut Vec<&str>) {
-    if !comment.is_empty() {
-        _ = writeln!(page, ".PP\n{}", escaped(&comment.join("\n")));
-        comment.clear();
-    }
-}
-
-/// Writes a section's head or a key, and what was said about it.
-fn entry(page: &mut String, comment: &mut Vec<&str>, line: &str) {
-    let line = escaped(line);
-    _ = match line.starts_with('[') {
-        true => writeln!(page, ".SH \"{line}\""),
-        false => writeln!(page, ".TP\n.B {line}"),
-    };
-    if !comment.is_empty() {
-        _ = writeln!(page, "{}", escaped(&comment.join("\n")));
-        comment.clear();
-    }
-}
-
 /// Keeps man(7) from taking text for its own requests.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
@@ -69,11 +50,12 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SAMPLE;
 
     #[test]
     fn the_page_has_every_section_and_key_of_the_sample_with_its_words() {
         let page = manual();
-        for line in SAMPLE.lines().filter(|line| !line.is_empty() && *line != "#") {
+        for line in SAMPLE.lines().filter(|line| !["", "#"].contains(line) && !line.starts_with("#:")) {
             let words = escaped(line.strip_prefix('#').unwrap_or(line).trim_start());
             assert!(page.contains(&words), "{words}");
         }

@@ -2,195 +2,33 @@
 //!
 //! A section learns its schema from being read: what was never asked for is unknown. So no key is named twice. Reading
 //! goes on after an error, with the default in place of what was refused, so that one run finds as many as possible.
+//!
+//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use masque::target::Target;
-use masque::template::Template;
+use serde_json::Value as Json;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Errors, Problem};
-use crate::targets::Pattern;
 
 mod merge;
 mod named;
+mod schema;
+mod value;
 
 pub use self::merge::Part;
+pub(crate) use self::schema::Schema;
+pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
+use self::value::{shown, unfit};
 
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
-
-/// Something that one word of the configuration says.
-pub(crate) trait Word {
-    /// Returns the word.
-    fn word(&self) -> &'static str;
-}
-
-/// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read. With `for`, the enum is
-/// another crate's, and only how it is read and written is defined.
-macro_rules! words {
-    (for $name:ident { $($variant:ident = $word:literal,)+ }) => {
-        impl $crate::section::Word for $name {
-            fn word(&self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
-            }
-        }
-
-        impl $crate::section::Value for $name {
-            const EXPECTED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
-
-            fn read(value: &toml::de::DeValue<'_>) -> Option<Self> {
-                match value.as_str()? { $($word => Some(Self::$variant),)+ _ => None }
-            }
-        }
-    };
-    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$doc])* $variant,)+ }
-
-        impl $name {
-            /// Returns the word that the configuration uses.
-            #[must_use]
-            pub fn as_str(self) -> &'static str {
-                $crate::section::Word::word(&self)
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        $crate::section::words! { for $name { $($variant = $word,)+ } }
-    };
-}
-pub(crate) use words;
-
-/// Something that one TOML value can say.
-pub(crate) trait Value: Sized {
-    /// What to write, as the end of the sentence "write …".
-    const EXPECTED: &'static str;
-
-    fn read(value: &DeValue<'_>) -> Option<Self>;
-
-    /// Says why [`read`](Self::read) refused `value`.
-    fn problem(value: &DeValue<'_>) -> Problem {
-        unfit(value, Self::EXPECTED)
-    }
-}
-
-impl Value for bool {
-    const EXPECTED: &'static str = "true or false";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        value.as_bool()
-    }
-}
-
-impl Value for SocketAddr {
-    const EXPECTED: &'static str = "an address and a port, such as \"192.0.2.1:443\" or \"[2001:db8::1]:443\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        value.as_str()?.parse().ok().filter(|address: &Self| address.port() != 0)
-    }
-}
-
-impl Value for Pattern {
-    const EXPECTED: &'static str =
-        "a network, an address, a name or a name suffix, such as \"10.0.0.0/8\" or \"*.example.org\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        value.as_str()?.parse().ok()
-    }
-}
-
-impl Value for Target {
-    const EXPECTED: &'static str = "a host and a port, such as \"example.org:443\" or \"[2001:db8::1]:443\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        Self::from_authority(value.as_str()?).ok()
-    }
-}
-
-impl Value for Template {
-    const EXPECTED: &'static str =
-        "an absolute URI template, such as \"https://relay.example/masque/{target_host}/{target_port}/\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        Self::parse(value.as_str()?).ok()
-    }
-
-    fn problem(value: &DeValue<'_>) -> Problem {
-        match value.as_str().map(Self::parse) {
-            Some(Err(error)) => Problem::Template { found: shown(value), error },
-            _ => unfit(value, Self::EXPECTED),
-        }
-    }
-}
-
-/// One port as a number, or several as text.
-impl Value for RangeInclusive<u16> {
-    const EXPECTED: &'static str = "a port from 1 to 65535, or several such as \"8000-8099\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        let (first, last) = match value {
-            DeValue::Integer(_) => {
-                let port = unsigned(value)?.try_into().ok()?;
-                (port, port)
-            }
-            _ => {
-                let text = value.as_str()?;
-                let (first, last) = text.split_once('-').unwrap_or((text, text));
-                (first.parse().ok()?, last.parse().ok()?)
-            }
-        };
-        (1 <= first && first <= last).then_some(first..=last)
-    }
-}
-
-/// A SHA-256 hash, or anything else of 32 bytes, in hexadecimal digits; colons may stand between the bytes.
-impl Value for [u8; 32] {
-    const EXPECTED: &'static str = "a SHA-256 hash: 64 hexadecimal digits in quotes";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        let text = value.as_str()?.replace(':', "");
-        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut hash = [0; 32];
-        for (index, byte) in hash.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
-        }
-        Some(hash)
-    }
-}
-
-impl Value for String {
-    const EXPECTED: &'static str = "a text of 1 to 255 printable ASCII characters in quotes";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        let text = value.as_str()?;
-        let fits = (1..=255).contains(&text.len()) && text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-        fits.then(|| text.to_owned())
-    }
-}
-
-impl Value for PathBuf {
-    const EXPECTED: &'static str = "an absolute path in quotes, such as \"/etc/paced/file.pem\"";
-
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        value.as_str().map(Self::from).filter(|path| path.is_absolute())
-    }
-}
 
 /// A table that is being read; an absent one reads as empty.
 pub(crate) struct Section<'a> {
@@ -211,13 +49,15 @@ struct Report<'a> {
     starts: &'a [usize],
     parts: &'a [Part],
     errors: RefCell<Vec<Error>>,
+    /// What is asked for, if it is to be described.
+    schema: Option<RefCell<Schema>>,
 }
 
 /// Reads a whole document with `read`, which returns `None` only after something was refused. Of several parts, the later
 /// have the last word.
 pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Errors> {
     let (text, starts) = merge::join(parts);
-    let report = Report { text: &text, starts: &starts, parts, errors: RefCell::default() };
+    let report = Report { text: &text, starts: &starts, parts, errors: RefCell::default(), schema: None };
     let mut document = DeTable::new();
     for (part, start) in parts.iter().zip(&starts) {
         let (table, syntax) = DeTable::parse_recoverable(&part.text);
@@ -235,6 +75,14 @@ pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_
         (Some(value), errors) if errors.is_empty() => Ok(value),
         (_, errors) => Err(Errors::new(errors)),
     }
+}
+
+/// Returns what `read` asks for: everything, as long as what a reader asks for does not depend on what it is told.
+pub(crate) fn describe<T>(read: impl FnOnce(&mut Section<'_>) -> T) -> Schema {
+    let schema = Some(RefCell::default());
+    let report = Report { text: "", starts: &[], parts: &[], errors: RefCell::default(), schema };
+    Section::open(&report, String::new(), 0, None, read);
+    report.schema.map(RefCell::into_inner).unwrap_or_default()
 }
 
 /// So many errors are told; nobody reads more, and each costs a walk through the text.
@@ -276,15 +124,16 @@ impl<'a> Section<'a> {
 
     /// Reads an optional value.
     pub(crate) fn get<T: Value>(&mut self, key: &'static str) -> Option<T> {
-        let value = self.value(key)?;
+        let value = self.value(key, schema::one::<T>)?;
         self.read(key, value)
     }
 
     /// Reads a value without which the section means nothing.
     pub(crate) fn require<T: Value>(&mut self, key: &'static str) -> Option<T> {
-        if self.value(key).is_none() {
+        if self.value(key, schema::one::<T>).is_none() {
             self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
         }
+        self.demand(key);
         self.get(key)
     }
 
@@ -305,21 +154,22 @@ impl<'a> Section<'a> {
 
     /// Reads a list without which the section means nothing, and which has to have an element.
     pub(crate) fn require_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        let value = self.value(key).and_then(|value| value.get_ref().as_array());
+        let value = self.value(key, schema::filled_list::<T>).and_then(|value| value.get_ref().as_array());
         if !self.has(key) || value.is_some_and(|elements| elements.is_empty()) {
             self.refuse(key, Problem::MissingList { key, expected: T::EXPECTED });
         }
+        self.demand(key);
         self.list(key)
     }
 
     /// Reads an optional list; elements that do not fit are refused one by one.
     pub(crate) fn list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        self.elements(key, |section, element| section.read(key, element))
+        self.elements(key, schema::list::<T>, |section, element| section.read(key, element))
     }
 
     /// Reads an optional value or a list of such, which has to have an element.
     pub(crate) fn one_or_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        match self.value(key)?.get_ref() {
+        match self.value(key, schema::one_or_list::<T>)?.get_ref() {
             DeValue::Array(_) => self.require_list(key),
             _ => self.get(key).map(|one| vec![one]),
         }
@@ -331,9 +181,12 @@ impl<'a> Section<'a> {
         key: &'static str,
         mut detailed: impl FnMut(&mut Section<'_>) -> Option<T>,
     ) -> Option<Vec<T>> {
-        self.elements(key, |section, element| match element.get_ref().as_table() {
+        let path = self.path_of(key);
+        self.rehearse(&path, &mut detailed);
+        let schema = || schema::list_or_tables::<V>(&path);
+        self.elements(key, schema, |section, element| match element.get_ref().as_table() {
             Some(table) => {
-                Section::open(section.report, section.path_of(key), element.span().start, Some(table), &mut detailed)
+                Section::open(section.report, path.clone(), element.span().start, Some(table), &mut detailed)
             }
             None => section.read::<V>(key, element).map(V::into),
         })
@@ -350,7 +203,7 @@ impl<'a> Section<'a> {
         key: &'static str,
         range: RangeInclusive<u64>,
     ) -> Option<N> {
-        let value = self.value(key)?;
+        let value = self.value(key, || schema::number(&range))?;
         let number = unsigned(value.get_ref()).filter(|number| range.contains(number));
         let fitting = number.and_then(|number| N::try_from(number).ok());
         if fitting.is_none() {
@@ -377,13 +230,14 @@ impl<'a> Section<'a> {
 
     /// Reads a section below this one.
     pub(crate) fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
-        let value = self.value(key);
+        let path = self.path_of(key);
+        let value = self.value(key, || schema::table(&path));
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "a section: its name in brackets on a line of its own"));
         }
         let offset = value.map_or(self.offset, |value| value.span().start);
-        Section::open(self.report, self.path_of(key), offset, table, read)
+        Section::open(self.report, path, offset, table, read)
     }
 
     /// Reads a section below this one if the text has it.
@@ -392,7 +246,9 @@ impl<'a> Section<'a> {
         key: &'static str,
         read: impl FnOnce(&mut Section<'_>) -> Option<T>,
     ) -> Option<T> {
-        self.value(key).and_then(|_| self.section(key, read))
+        let path = self.path_of(key);
+        let is_there = self.value(key, || schema::table(&path)).is_some();
+        if is_there || self.report.schema.is_some() { self.section(key, read) } else { None }
     }
 
     /// Reads sections of the same name, each beginning with the name in double brackets.
@@ -401,16 +257,16 @@ impl<'a> Section<'a> {
         key: &'static str,
         mut read: impl FnMut(&mut Section<'_>) -> Option<T>,
     ) -> Vec<T> {
+        let path = self.path_of(key);
+        self.rehearse(&path, &mut read);
         let read = |section: &Self, element: &'a Spanned<DeValue<'a>>| match element.get_ref().as_table() {
-            Some(table) => {
-                Section::open(section.report, section.path_of(key), element.span().start, Some(table), &mut read)
-            }
+            Some(table) => Section::open(section.report, path.clone(), element.span().start, Some(table), &mut read),
             None => {
                 section.refuse(key, unfit(element.get_ref(), "sections: the name in double brackets before each"));
                 None
             }
         };
-        self.elements(key, read).unwrap_or_default()
+        self.elements(key, || schema::tables(&path), read).unwrap_or_default()
     }
 
     /// Reports a problem at the value of `key`, or at the head of the section if it has none.
@@ -451,11 +307,29 @@ impl<'a> Section<'a> {
         }
     }
 
-    fn value(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+    /// Asks for what `key` says, which `schema` describes.
+    fn value(&mut self, key: &'static str, schema: impl FnOnce() -> Json) -> Option<&'a Spanned<DeValue<'a>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
+            if let Some(described) = &self.report.schema {
+                described.borrow_mut().add(&self.path, key, schema());
+            }
         }
         self.table.into_iter().chain(self.inherited.iter().copied()).find_map(|table| table.get(key))
+    }
+
+    /// Describes `key` as one that has to be there.
+    fn demand(&self, key: &'static str) {
+        if let Some(described) = &self.report.schema {
+            described.borrow_mut().demand(&self.path, key);
+        }
+    }
+
+    /// Has one of any number of sections described.
+    fn rehearse<T>(&self, path: &str, read: impl FnOnce(&mut Section<'_>) -> T) {
+        if self.report.schema.is_some() {
+            Section::open(self.report, path.to_owned(), self.offset, None, read);
+        }
     }
 
     fn read<T: Value>(&self, key: &'static str, value: &Spanned<DeValue<'_>>) -> Option<T> {
@@ -469,14 +343,14 @@ impl<'a> Section<'a> {
     fn elements<T>(
         &mut self,
         key: &'static str,
-        read: impl FnMut(&Self, &'a Spanned<DeValue<'a>>) -> Option<T>,
+        schema: impl FnOnce() -> Json,
+        mut read: impl FnMut(&Self, &'a Spanned<DeValue<'a>>) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let value = self.value(key)?;
+        let value = self.value(key, schema)?;
         let Some(elements) = value.get_ref().as_array() else {
             self.refuse(key, unfit(value.get_ref(), "a list in brackets, its elements separated by commas"));
             return None;
         };
-        let mut read = read;
         Some(elements.iter().filter_map(|element| read(self, element)).collect())
     }
 
@@ -499,24 +373,4 @@ fn closest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     let similarity = |known: &&str| strsim::jaro_winkler(known, name);
     let closest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
     closest.filter(|known| similarity(known) >= SIMILAR)
-}
-
-/// Reads a whole number that is not negative, in any radix.
-pub(crate) fn unsigned(value: &DeValue<'_>) -> Option<u64> {
-    let number = value.as_integer()?;
-    u64::from_str_radix(number.as_str(), number.radix()).ok()
-}
-
-fn unfit(value: &DeValue<'_>, expected: &'static str) -> Problem {
-    Problem::Unfit { found: shown(value), expected }
-}
-
-/// Shows a value in a message: scalars as written, the rest by kind, so that a message stays one short line.
-fn shown(value: &DeValue<'_>) -> String {
-    match value {
-        DeValue::String(text) if text.chars().count() <= 60 => format!("{text:?}"),
-        DeValue::Integer(number) => number.to_string(),
-        DeValue::Boolean(yes) => yes.to_string(),
-        other => format!("this {}", other.type_str()),
-    }
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::forward::{Mode, Trust};
+use crate::schema::tests::CONFIG;
 
 /// The smallest relay, on lines 1 to 5; what follows is still in its section.
 const RELAY: &str = r#"[relay]
@@ -20,7 +21,7 @@ target = "dns.example:53"
 "#;
 
 /// The sample with everything switched on.
-fn whole_sample() -> String {
+pub(crate) fn whole_sample() -> String {
     let switch_on = |line: &str| match line.strip_prefix('#') {
         Some(setting) if setting.starts_with(|first: char| first.is_ascii_lowercase() || first == '[') => {
             setting.to_owned()
@@ -30,8 +31,11 @@ fn whole_sample() -> String {
     SAMPLE.lines().map(|line| switch_on(line) + "\n").collect()
 }
 
-fn valid(text: &str) -> Config {
-    Config::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"))
+/// Reads what the schema, too, has to take.
+pub(crate) fn valid(text: &str) -> Config {
+    let config = Config::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
+    CONFIG.assert_takes(text);
+    config
 }
 
 fn refusals(text: &str) -> String {
@@ -374,7 +378,7 @@ proptest! {
         }
         let text = lines.join("\n");
         let lines = text.split('\n').count();
-        if let Err(errors) = Config::from_toml(&text) {
+        if let Err(errors) = Config::from_toml(&text).inspect(|_| CONFIG.assert_takes(&text)) {
             let positions: Vec<_> = errors.iter().map(|error| (error.line, error.column)).collect();
             prop_assert!(!positions.is_empty() && positions.is_sorted());
             prop_assert!(positions.iter().all(|(line, column)| (1..=lines).contains(line) && *column >= 1));

@@ -270,7 +270,10 @@ impl Section<'_> {
 }
 
 fn ports(Ports(ports): &Ports) -> String {
-    let range = |range: &std::ops::RangeInclusive<u16>| format!("\"{}-{}\"", range.start(), range.end());
+    let range = |range: &std::ops::RangeInclusive<u16>| match (range.start(), range.end()) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("\"{first}-{last}\""),
+    };
     format!("[{}]", ports.iter().map(range).collect::<Vec<_>>().join(", "))
 }
 

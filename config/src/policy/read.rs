@@ -4,12 +4,13 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use sched::stream::{Discipline, Expiry, Level, Low};
+use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{Class, ClassId, DEFAULT, DropRule, MAX_CLASSES, Policy, Rule, Schedule};
 use crate::error::Problem;
-use crate::section::{Section, Value, unsigned, words};
+use crate::section::{Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
 
 /// Reads the sections of a policy, which may stand among others.
@@ -172,6 +173,10 @@ impl Value for Rate {
         let bits = number.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit)?;
         (8_000..=1_000_000_000_000).contains(&bits).then_some(Self(bits / 8))
     }
+
+    fn schema() -> Json {
+        text("^[0-9]+ [kMG]bit/s$")
+    }
 }
 
 /// Two ends of a range of priorities.
@@ -186,13 +191,14 @@ impl Value for RangeInclusive<u8> {
             _ => None,
         }
     }
+
+    fn schema() -> Json {
+        json!({ "type": "array", "items": whole_number(&(0..=255)), "minItems": 2, "maxItems": 2 })
+    }
 }
 
 fn rule(section: &mut Section<'_>, names: &[&str]) -> Option<Rule> {
-    if !section.has("class") {
-        section.refuse("class", Problem::Missing { key: "class", expected: "the name of a class in quotes" });
-    }
-    let class = section.place_in(names, "class");
+    let class = section.require_place_in(names, "class");
     let users = section.one_or_list("user");
     let to = section.one_or_list("to");
     let ports = section.one_or_list("ports").map(Ports);

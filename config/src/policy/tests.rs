@@ -2,10 +2,14 @@ use proptest::prelude::*;
 use sched::stream::{Clock, Expiry, Streams};
 
 use super::*;
+use crate::schema::tests::POLICY;
 use crate::tests::assert_refused;
 
+/// Reads what the schema, too, has to take.
 fn valid(text: &str) -> Policy {
-    Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"))
+    let policy = Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
+    POLICY.assert_takes(text);
+    policy
 }
 
 fn refusals(text: &str) -> String {
@@ -233,7 +237,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("schedule.discipline = \"drr\"", "line 1, column 23: schedule.discipline: ", "does not fit", "\"lottery\""),
         ("schedule.low_mark_packets = 0", "line 1, column 29: schedule.low_mark_packets: ", "out of", "1 to 1024"),
         ("[[rule]]\nuser = \"u\"", "line 1, column 1: rule.class: ", "missing", "add class = the name of a class"),
-        ("[[rule]]\nclass = 1", "line 2, column 9: rule.class: ", "1 does not fit", "a text"),
+        ("[[rule]]\nclass = 1", "line 2, column 9: rule.class: ", "1 does not fit", "the name of a class"),
         (
             "[class.bulk]\n[[rule]]\nclass = \"bluk\"",
             "line 3, column 9: rule.class: ",
@@ -494,7 +498,7 @@ proptest! {
     #[test]
     fn a_policy_that_is_written_reads_as_the_same(policy in any_policy()) {
         let text = policy.to_toml();
-        prop_assert_eq!(Policy::from_toml(&text), Ok(policy), "{}", text);
+        prop_assert_eq!(valid(&text), policy, "{}", text);
     }
 
     #[test]

@@ -2,12 +2,19 @@
 
 use std::iter::once;
 
-use toml::de::DeTable;
+use serde_json::Value as Json;
+use toml::de::{DeTable, DeValue};
 
-use super::{Report, Section, closest, unfit};
+use super::{Report, Section, Value, closest, schema, text, unfit};
 use crate::error::Problem;
 
 const MAX_NAME_BYTES: usize = 32;
+
+/// [`is_name`] as a pattern.
+pub(super) const NAME: &str = "^[a-z0-9-]{1,32}$";
+
+/// The name that stands for all in a schema.
+pub(super) const ANY: &str = "NAME";
 
 /// How many names a message lists.
 const SHOWN_NAMES: usize = 8;
@@ -31,7 +38,7 @@ impl<'a> Section<'a> {
     /// without keys if the text does not have it.
     pub(crate) fn named_sections(&mut self, key: &'static str, first: &'static str) -> NamedSections<'a> {
         let path = self.path_of(key);
-        let value = self.value(key);
+        let value = self.value(key, || schema::named_tables(&format!("{path}.{ANY}")));
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
@@ -50,6 +57,7 @@ impl<'a> Section<'a> {
             };
             self.report.add(name.span().start, format!("{path}.{}", name.get_ref()), problem);
         }
+        let first = if self.report.schema.is_some() { ANY } else { first };
         if sections.iter().all(|section| section.name != first) {
             sections.push(Named { name: first, offset: self.offset, table: None });
         }
@@ -59,7 +67,7 @@ impl<'a> Section<'a> {
 
     /// Reads the name of one of several sections and returns its place among them.
     pub(crate) fn place_in(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
-        let name: String = self.get(key)?;
+        let Name(name) = self.get(key)?;
         let place = names.iter().position(|known| *known == name);
         if place.is_none() {
             let suggestion = closest(&name, names).map(str::to_owned);
@@ -68,6 +76,27 @@ impl<'a> Section<'a> {
             self.refuse(key, Problem::UnknownName { name, suggestion, known });
         }
         place
+    }
+
+    /// Reads a name as [`place_in`](Self::place_in) does, without which the section means nothing.
+    pub(crate) fn require_place_in(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
+        self.require::<Name>(key).and_then(|_| self.place_in(names, key))
+    }
+}
+
+/// A name, which may be that of no section.
+struct Name(String);
+
+impl Value for Name {
+    const EXPECTED: &'static str = "the name of a class in quotes";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        String::read(value).map(Self)
+    }
+
+    /// That of names that a section may have.
+    fn schema() -> Json {
+        text(NAME)
     }
 }
 

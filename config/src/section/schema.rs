@@ -1,0 +1,157 @@
+//! What a reader asks for, as JSON Schema (draft 2020-12).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::named::{ANY, NAME};
+use super::{Value, whole_number};
+
+/// The tables of a document by their paths; that of the document itself is empty.
+#[derive(Default)]
+pub(crate) struct Schema(BTreeMap<String, Table>);
+
+#[derive(Default)]
+struct Table {
+    about: Option<String>,
+    keys: BTreeMap<&'static str, Key>,
+    required: BTreeSet<&'static str>,
+}
+
+struct Key {
+    about: Option<String>,
+    schema: Json,
+}
+
+impl Schema {
+    /// Adds a key to the table at `path`.
+    pub(super) fn add(&mut self, path: &str, key: &'static str, schema: Json) {
+        self.0.entry(path.to_owned()).or_default().keys.insert(key, Key { about: None, schema });
+    }
+
+    /// Makes a key one that the table at `path` has to have.
+    pub(super) fn demand(&mut self, path: &str, key: &'static str) {
+        self.0.entry(path.to_owned()).or_default().required.insert(key);
+    }
+
+    /// Says what the table at `path` is about, or one of its keys. What was said first holds, and of what there is not,
+    /// nothing is said.
+    pub(crate) fn explain(&mut self, path: &str, key: Option<&str>, about: &str) {
+        let Some(table) = self.table(path) else { return };
+        let place = match key {
+            Some(key) => table.keys.get_mut(key).map(|key| &mut key.about),
+            None => Some(&mut table.about),
+        };
+        if let Some(place) = place.filter(|_| !about.is_empty()) {
+            place.get_or_insert_with(|| about.to_owned());
+        }
+    }
+
+    /// Says what holds where `key` is left out.
+    pub(crate) fn default(&mut self, path: &str, key: &str, default: Json) {
+        if let Some(key) = self.table(path).and_then(|table| table.keys.get_mut(key)) {
+            key.schema["default"] = default;
+        }
+    }
+
+    /// Finds a table: for a named one, that of all names.
+    fn table(&mut self, path: &str) -> Option<&mut Table> {
+        if self.0.contains_key(path) {
+            return self.0.get_mut(path);
+        }
+        let (parent, _) = path.rsplit_once('.')?;
+        self.0.get_mut(&format!("{parent}.{ANY}"))
+    }
+
+    /// Returns the schema of the document, with the tables in it as definitions.
+    pub(crate) fn into_json(mut self, title: &str, about: &str) -> Json {
+        let root = Table { about: Some(about.to_owned()), ..self.0.remove("").unwrap_or_default() };
+        let mut schema = root.into_json();
+        schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+        schema["title"] = json!(title);
+        schema["$defs"] = self.0.into_iter().map(|(path, table)| (path, table.into_json())).collect();
+        schema
+    }
+}
+
+impl Table {
+    fn into_json(self) -> Json {
+        let properties: Map<_, _> =
+            self.keys.into_iter().map(|(key, value)| (key.to_owned(), value.into_json())).collect();
+        let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+        if !self.required.is_empty() {
+            schema["required"] = json!(self.required);
+        }
+        if let Some(about) = self.about {
+            schema["description"] = json!(about);
+        }
+        schema
+    }
+}
+
+impl Key {
+    /// Puts what the key is about before what to write.
+    fn into_json(mut self) -> Json {
+        if let Some(about) = self.about {
+            let write = self.schema["description"].as_str().map(|write| format!("\n\n{write}")).unwrap_or_default();
+            self.schema["description"] = json!(about + &write);
+        }
+        self.schema
+    }
+}
+
+pub(super) fn one<T: Value>() -> Json {
+    described(T::schema(), T::EXPECTED)
+}
+
+pub(super) fn list<T: Value>() -> Json {
+    described(array(T::schema()), &format!("a list in brackets, each element {}", T::EXPECTED))
+}
+
+/// A list with an element at least.
+pub(super) fn filled_list<T: Value>() -> Json {
+    let mut schema = list::<T>();
+    schema["minItems"] = json!(1);
+    schema
+}
+
+pub(super) fn one_or_list<T: Value>() -> Json {
+    let mut several = array(T::schema());
+    several["minItems"] = json!(1);
+    described(json!({ "anyOf": [T::schema(), several] }), &format!("{}, or a list of such in brackets", T::EXPECTED))
+}
+
+pub(super) fn number(range: &RangeInclusive<u64>) -> Json {
+    described(whole_number(range), &format!("a whole number from {} to {}", range.start(), range.end()))
+}
+
+/// The table at `path`.
+pub(super) fn table(path: &str) -> Json {
+    json!({ "$ref": format!("#/$defs/{path}") })
+}
+
+/// A list of tables like that at `path`.
+pub(super) fn tables(path: &str) -> Json {
+    array(table(path))
+}
+
+/// A list of tables like that at `path`, and of values.
+pub(super) fn list_or_tables<T: Value>(path: &str) -> Json {
+    let schema = array(json!({ "anyOf": [T::schema(), table(path)] }));
+    described(schema, &format!("a list in brackets, each element {}; or a table with it as `to`", T::EXPECTED))
+}
+
+/// Tables like that at `path` by their names.
+pub(super) fn named_tables(path: &str) -> Json {
+    json!({ "type": "object", "patternProperties": { NAME: table(path) }, "additionalProperties": false })
+}
+
+fn array(items: Json) -> Json {
+    json!({ "type": "array", "items": items })
+}
+
+fn described(mut schema: Json, expected: &str) -> Json {
+    schema["description"] = json!(format!("Write {expected}."));
+    schema
+}

@@ -1,0 +1,262 @@
+//! What one TOML value can say, and how a schema says the same.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use masque::target::Target;
+use masque::template::Template;
+use serde_json::{Value as Json, json};
+use toml::de::DeValue;
+
+use crate::error::Problem;
+use crate::targets::Pattern;
+
+/// Something that one word of the configuration says.
+pub(crate) trait Word {
+    /// Returns the word.
+    fn word(&self) -> &'static str;
+}
+
+/// Defines a closed set of words: the enum, its `as_str` and `Display`, and how it is read. With `for`, the enum is
+/// another crate's, and only how it is read and written is defined.
+macro_rules! words {
+    (for $name:ident { $($variant:ident = $word:literal,)+ }) => {
+        impl $crate::section::Word for $name {
+            fn word(&self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+        }
+
+        impl $crate::section::Value for $name {
+            const EXPECTED: &'static str = concat!("one of", $(" \"", $word, "\""),+);
+
+            fn read(value: &toml::de::DeValue<'_>) -> Option<Self> {
+                match value.as_str()? { $($word => Some(Self::$variant),)+ _ => None }
+            }
+
+            fn schema() -> serde_json::Value {
+                serde_json::json!({ "enum": [$($word),+] })
+            }
+        }
+    };
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$doc])* $variant,)+ }
+
+        impl $name {
+            /// Returns the word that the configuration uses.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                $crate::section::Word::word(&self)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        $crate::section::words! { for $name { $($variant = $word,)+ } }
+    };
+}
+pub(crate) use words;
+
+/// Something that one TOML value can say.
+pub(crate) trait Value: Sized {
+    /// What to write, as the end of the sentence "write …".
+    const EXPECTED: &'static str;
+
+    fn read(value: &DeValue<'_>) -> Option<Self>;
+
+    /// Returns a JSON Schema of all that [`read`](Self::read) takes, and of as little else as can be said without
+    /// parsing.
+    fn schema() -> Json;
+
+    /// Says why [`read`](Self::read) refused `value`.
+    fn problem(value: &DeValue<'_>) -> Problem {
+        unfit(value, Self::EXPECTED)
+    }
+}
+
+// Parts of patterns: an IPv4 address; an IPv6 address; a DNS name, whose last label is no number; a port from 1 to 65535.
+const V4: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}";
+const V6: &str = "[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*";
+const NAME: &str = concat!(
+    r"([0-9A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?\.)*",
+    r"(([0-9][0-9-]*)?[A-Za-z]([0-9A-Za-z-]*[0-9A-Za-z])?|[0-9]+-[0-9-]*[0-9])\.?"
+);
+const PORT: &str = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])";
+
+/// The schema of texts that `pattern` finds something in.
+pub(crate) fn text(pattern: &str) -> Json {
+    json!({ "type": "string", "pattern": pattern })
+}
+
+/// The schema of whole numbers within `range`.
+pub(crate) fn whole_number(range: &RangeInclusive<u64>) -> Json {
+    json!({ "type": "integer", "minimum": range.start(), "maximum": range.end() })
+}
+
+impl Value for bool {
+    const EXPECTED: &'static str = "true or false";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_bool()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "boolean" })
+    }
+}
+
+impl Value for SocketAddr {
+    const EXPECTED: &'static str = "an address and a port, such as \"192.0.2.1:443\" or \"[2001:db8::1]:443\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok().filter(|address: &Self| address.port() != 0)
+    }
+
+    fn schema() -> Json {
+        text(&format!(r"^({V4}|\[{V6}(%[0-9]+)?\]):{PORT}$"))
+    }
+}
+
+impl Value for Pattern {
+    const EXPECTED: &'static str =
+        "a network, an address, a name or a name suffix, such as \"10.0.0.0/8\" or \"*.example.org\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn schema() -> Json {
+        text(&format!(r"^((\*?\.)?{NAME}|({V4}|{V6})(/[0-9]{{1,3}})?)$"))
+    }
+}
+
+impl Value for Target {
+    const EXPECTED: &'static str = "a host and a port, such as \"example.org:443\" or \"[2001:db8::1]:443\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        Self::from_authority(value.as_str()?).ok()
+    }
+
+    fn schema() -> Json {
+        text(&format!(r"^({NAME}|{V4}|\[{V6}\]):{PORT}$"))
+    }
+}
+
+impl Value for Template {
+    const EXPECTED: &'static str =
+        "an absolute URI template, such as \"https://relay.example/masque/{target_host}/{target_port}/\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        Self::parse(value.as_str()?).ok()
+    }
+
+    fn schema() -> Json {
+        let variables = ["target_host", "target_port"].map(|variable| json!({ "pattern": variable }));
+        json!({ "type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]://[^/?#{]+/[!-~]*$", "allOf": variables })
+    }
+
+    fn problem(value: &DeValue<'_>) -> Problem {
+        match value.as_str().map(Self::parse) {
+            Some(Err(error)) => Problem::Template { found: shown(value), error },
+            _ => unfit(value, Self::EXPECTED),
+        }
+    }
+}
+
+/// One port as a number, or several as text.
+impl Value for RangeInclusive<u16> {
+    const EXPECTED: &'static str = "a port from 1 to 65535, or several such as \"8000-8099\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        let (first, last) = match value {
+            DeValue::Integer(_) => {
+                let port = unsigned(value)?.try_into().ok()?;
+                (port, port)
+            }
+            _ => {
+                let text = value.as_str().filter(|text| !text.contains('+'))?;
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                (first.parse().ok()?, last.parse().ok()?)
+            }
+        };
+        (1 <= first && first <= last).then_some(first..=last)
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [whole_number(&(1..=65_535)), text(&format!("^{PORT}(-{PORT})?$"))] })
+    }
+}
+
+/// A SHA-256 hash, or anything else of 32 bytes, in hexadecimal digits; colons may stand between the bytes.
+impl Value for [u8; 32] {
+    const EXPECTED: &'static str = "a SHA-256 hash: 64 hexadecimal digits in quotes";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        let text = value.as_str()?.replace(':', "");
+        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut hash = [0; 32];
+        for (index, byte) in hash.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+        }
+        Some(hash)
+    }
+
+    fn schema() -> Json {
+        text("^(:*[0-9A-Fa-f]){64}:*$")
+    }
+}
+
+impl Value for String {
+    const EXPECTED: &'static str = "a text of 1 to 255 printable ASCII characters in quotes";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        let text = value.as_str()?;
+        let fits = (1..=255).contains(&text.len()) && text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+        fits.then(|| text.to_owned())
+    }
+
+    fn schema() -> Json {
+        text("^[ -~]{1,255}$")
+    }
+}
+
+impl Value for PathBuf {
+    const EXPECTED: &'static str = "an absolute path in quotes, such as \"/etc/paced/file.pem\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str().map(Self::from).filter(|path| path.is_absolute())
+    }
+
+    fn schema() -> Json {
+        text("^/")
+    }
+}
+
+/// Reads a whole number that is not negative, in any radix.
+pub(crate) fn unsigned(value: &DeValue<'_>) -> Option<u64> {
+    let number = value.as_integer()?;
+    u64::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+pub(super) fn unfit(value: &DeValue<'_>, expected: &'static str) -> Problem {
+    Problem::Unfit { found: shown(value), expected }
+}
+
+/// Shows a value in a message: scalars as written, the rest by kind, so that a message stays one short line.
+pub(super) fn shown(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) if text.chars().count() <= 60 => format!("{text:?}"),
+        DeValue::Integer(number) => number.to_string(),
+        DeValue::Boolean(yes) => yes.to_string(),
+        other => format!("this {}", other.type_str()),
+    }
+}
