@@ -34,7 +34,7 @@ enum Command {
         /// The configuration (TOML).
         file: PathBuf,
     },
-    /// Looks at configurations.
+    /// Shows configurations, and what they consist of.
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Writes the manual pages of paced and of its configuration.
@@ -58,6 +58,12 @@ enum ConfigCommand {
         #[arg(long)]
         effective: bool,
     },
+    /// Prints the JSON Schema of configurations, for editors.
+    Schema {
+        /// That of a policy alone, which `pacectl policy set` takes.
+        #[arg(long)]
+        policy: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -66,6 +72,10 @@ fn main() -> ExitCode {
         Command::Run { config: None, state_dir } => run::development(&state_dir.unwrap_or_else(state::development_dir)),
         Command::Check { file } => check(&file),
         Command::Config(ConfigCommand::Show { file, effective }) => show(&file, effective),
+        Command::Config(ConfigCommand::Schema { policy }) => {
+            print!("{}", if policy { config::policy::Policy::schema() } else { config::Config::schema() });
+            Ok(())
+        }
         Command::Man { folder } => man(&folder),
         Command::Monitor => monitor::serve(),
     };
