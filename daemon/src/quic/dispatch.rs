@@ -104,8 +104,8 @@ impl Dispatcher {
         if let Some(shared) = hub.dispatcher() {
             return Ok(Self(shared));
         }
-        let joined = handle.query_event_context_mut(|state: &mut ConnectionState| state.account.join());
-        let (ledger, told) = joined.map_err(|_| NotOurs)?;
+        let join = |state: &mut ConnectionState| (state.account.join(), state.tap.clone());
+        let ((ledger, told), tap) = handle.query_event_context_mut(join).map_err(|_| NotOurs)?;
         let state = State {
             slots: Vec::new(),
             free: Vec::new(),
@@ -118,6 +118,7 @@ impl Dispatcher {
         };
         let shared = Arc::new(Shared { hub, ledger, state: Mutex::new(state) });
         shared.hub.join(&shared, shared.ledger.clone());
+        shared.hub.turns().tap = tap;
         Ok(Self(shared))
     }
 
@@ -323,6 +324,12 @@ impl State {
                 turns.set(Kind::Stream, name, slot.service());
             }
             turns.end_turn(Kind::Stream, name, sent, more);
+            if sent > 0
+                && let Some(log) = turns.tap.log()
+            {
+                let waiting = [Kind::Stream, Kind::Flow].map(|kind| turns.waiting(kind));
+                log.stream_turn(slot.stream.id(), slot.terms.class.key, sent, waiting);
+            }
             drop(turns);
             if slot.finish() {
                 self.leaving.push(name);

@@ -10,13 +10,13 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
-        ConnectionClosed, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus,
-        HandshakeStatusUpdated, MtuUpdated, PacketLost, PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady,
-        TransportParametersReceived, TxStreamProgress,
+        AckRangeReceived, AckRangeSent, ConnectionClosed, EndpointMeta, EndpointType, FrameReceived, FrameSent,
+        HandshakeStatus, HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent,
+        PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
     },
 };
 
-use super::{ledger::Account, schedule::Schedules};
+use super::{ledger::Account, qlog::Tap, schedule::Schedules};
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -73,6 +73,8 @@ pub struct ConnectionState {
     pub packets: PacketSize,
     /// What may be sent and what has been.
     pub account: Account,
+    /// Where all that happens can be listened to.
+    pub tap: Tap,
     completed: bool,
 }
 
@@ -114,7 +116,9 @@ impl Subscriber for Events {
         self.handshakes.open.inc();
         let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
         let account = Account::new(is_server, self.schedules.get().binding);
-        ConnectionState { peer_certificate: None, packets: PacketSize::default(), account, completed: false }
+        let packets = PacketSize::default();
+        let tap = Tap::new(packets.clone());
+        ConnectionState { peer_certificate: None, packets, account, tap, completed: false }
     }
 
     fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
@@ -130,14 +134,45 @@ impl Subscriber for Events {
         event: &TransportParametersReceived,
     ) {
         state.account.on_transport_parameters(&event.transport_parameters);
+        state.tap.introduce(&event.transport_parameters);
+    }
+
+    fn on_packet_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketSent) {
+        if let Some(log) = state.tap.log() {
+            log.packet_sent(event);
+        }
+    }
+
+    fn on_packet_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketReceived) {
+        if let Some(log) = state.tap.log() {
+            log.packet_received(event);
+        }
     }
 
     fn on_frame_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameSent) {
         state.account.on_frame_sent(&event.frame);
+        if let Some(log) = state.tap.log() {
+            log.frame_sent(&event.frame, |stream_id| state.account.class(stream_id));
+        }
     }
 
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
+        if let Some(log) = state.tap.log() {
+            log.frame_received(&event.frame);
+        }
+    }
+
+    fn on_ack_range_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &AckRangeSent) {
+        if let Some(log) = state.tap.log() {
+            log.acks_sent(&event.ack_range);
+        }
+    }
+
+    fn on_ack_range_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &AckRangeReceived) {
+        if let Some(log) = state.tap.log() {
+            log.acks_received(&event.ack_range);
+        }
     }
 
     fn on_tx_stream_progress(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &TxStreamProgress) {
@@ -146,6 +181,15 @@ impl Subscriber for Events {
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
         state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
+        if let Some(log) = state.tap.log() {
+            log.recovery_metrics(event);
+        }
+    }
+
+    fn on_key_update(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &KeyUpdate) {
+        if let Some(log) = state.tap.log() {
+            log.key_updated(event);
+        }
     }
 
     fn on_tls_exporter_ready(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &TlsExporterReady) {
@@ -162,19 +206,31 @@ impl Subscriber for Events {
             state.completed = true;
             self.handshakes.completed.inc();
         }
+        if let Some(log) = state.tap.log() {
+            log.state_updated(&event.status);
+        }
     }
 
     fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
         state.packets.0.store(event.mtu, Relaxed);
         state.account.on_mtu(event.mtu);
+        if let Some(log) = state.tap.log() {
+            log.mtu_updated(event);
+        }
     }
 
     fn on_packet_lost(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketLost) {
         state.account.on_packet_lost(event.bytes_lost, event.is_mtu_probe);
+        if let Some(log) = state.tap.log() {
+            log.packet_lost(event);
+        }
     }
 
-    fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &ConnectionClosed) {
+    fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionClosed) {
         state.account.on_closed();
+        if let Some(log) = state.tap.log() {
+            log.closed(event);
+        }
         self.handshakes.open.dec();
         if !state.completed {
             self.handshakes.failed.inc();

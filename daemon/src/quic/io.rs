@@ -50,6 +50,7 @@ use self::{
     queue::{Forming, Outlet, Tx},
     recorder::Recorder,
 };
+use super::qlog::Traces;
 
 /// What became of packets on their way to the kernel.
 #[derive(Debug, Default)]
@@ -72,6 +73,8 @@ pub struct Counters {
     pub departures: Departures,
     /// Records of single packets, while somebody wants them.
     pub recorder: Arc<Recorder>,
+    /// Connections that are listened to.
+    pub traces: Arc<Traces>,
 }
 
 impl Counters {

@@ -314,6 +314,12 @@ impl Account {
         self.streams.remove(&stream_id);
     }
 
+    /// The class of a stream whose books are open.
+    #[must_use]
+    pub fn class(&self, stream_id: u64) -> Option<ClassKey> {
+        self.streams.get(&stream_id).and_then(|stream| ClassKey::from_number(stream.class.load(Relaxed)))
+    }
+
     /// How many streams' books are open.
     #[must_use]
     pub fn open_streams(&self) -> usize {

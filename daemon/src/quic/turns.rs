@@ -11,7 +11,7 @@ use sched::{
     stream::{self, Discipline, Expiry, Rank, Service, Streams},
 };
 
-use super::ledger::Ledger;
+use super::{ledger::Ledger, qlog::Tap};
 
 /// The order of one connection.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct Turns {
     arbiter: Arbiter,
     /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
     yielded: bool,
+    /// Where it is told whose turn it was.
+    pub tap: Tap,
 }
 
 impl Turns {
@@ -43,6 +45,7 @@ impl Turns {
             gone_bytes: 0,
             arbiter: Arbiter::default(),
             yielded: false,
+            tap: Tap::default(),
         }
     }
 

@@ -158,7 +158,7 @@ impl Outbox {
         let mut filled = Filled::default();
         let room = packet.remaining_capacity();
         self.roomiest = self.roomiest.max(room);
-        let expiry = self.turns.expiry();
+        let (expiry, log) = (self.turns.expiry(), self.turns.tap.log());
         while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
             let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
                 self.turns.remove(Kind::Flow, slot);
@@ -191,7 +191,11 @@ impl Outbox {
                     sent_bytes = len as u64;
                     let counters = &queue.terms.class.counters;
                     counters.sent_bytes.inc_by(sent_bytes);
-                    counters.note_sent(now_ns.saturating_sub(arrival_ns), queue.terms.deadline_ns);
+                    let waited_ns = now_ns.saturating_sub(arrival_ns);
+                    counters.note_sent(waited_ns, queue.terms.deadline_ns);
+                    if let Some(log) = &log {
+                        log.datagram_sent(queue.stream_id, queue.terms.class.key, sent_bytes, waited_ns);
+                    }
                 }
                 Err(provider::WriteError::ExceedsPeerTransportLimits) => filled.too_big += 1,
                 Err(_) => {

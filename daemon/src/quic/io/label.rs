@@ -10,6 +10,8 @@ use std::{
     num::NonZeroU64,
 };
 
+use crate::quic::qlog::Traced;
+
 /// Stands for a class where its name would be in the way. It is made of the name alone: there is no table of them to be
 /// bounded, and a class has the same under all policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +48,8 @@ pub struct Label {
     pub mark: Option<u32>,
     /// The class of the first thing in it that has one.
     pub class: Option<ClassKey>,
+    /// The packet itself, if somebody wants to know when it leaves.
+    pub traced: Option<Traced>,
 }
 
 thread_local! {

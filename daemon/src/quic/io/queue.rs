@@ -25,11 +25,12 @@ use super::{
     device::{Device, Devices},
     label::{self, ClassKey},
     message::{self, Message},
-    recorder::{self, Recorder},
+    recorder,
 };
 use crate::quic::{
     hold::Hold,
     pacer::{Group, GroupLimits},
+    qlog::Departing,
 };
 
 /// Where messages go: a socket, or what a test has in its place.
@@ -148,11 +149,9 @@ impl<O: Outlet> Tx<O> {
             match self.outlet.send(&messages) {
                 Ok(sent) => {
                     self.counters.messages.inc_by(sent as u64);
+                    let forming = &self.batch.forming;
                     let sent = self.pending.drain(..sent.min(self.pending.len()));
-                    if let Some(handed_ns) = handed_ns {
-                        let forming = &self.batch.forming;
-                        sent.for_each(|sent| sent.record(&self.counters.recorder, forming, handed_ns));
-                    }
+                    sent.for_each(|sent| sent.left(&self.counters, forming, handed_ns));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -177,8 +176,8 @@ impl<O: Outlet> Tx<O> {
                 let left = match sent {
                     Some(Ok(_)) => {
                         self.counters.messages.inc();
-                        if let (Some(handed_ns), Some(first)) = (handed_ns, packets.first()) {
-                            first.clone().record(&self.counters.recorder, forming, handed_ns);
+                        if let Some(first) = packets.first() {
+                            first.clone().left(&self.counters, forming, handed_ns);
                         }
                         if refused.device.refuse_segmentation() {
                             self.counters.segmentation_refused.inc();
@@ -323,7 +322,10 @@ impl tx::Queue for Batch {
             last.payload = Payload::Arena(begin + len - last.group.bytes..begin + len);
             last.class = last.class.or(label.class);
             last.decided.extend(decided);
+            let place = last.group.packets - 1;
+            last.traced.extend(label.traced.map(|packet| Departing { packet, wanted_ns: departure_ns, place }));
         } else {
+            let traced = label.traced.map(|packet| Departing { packet, wanted_ns: departure_ns, place: 0 });
             self.messages.push(Formed {
                 payload: Payload::Arena(begin..begin + len),
                 group: Group::new(len, departure_ns),
@@ -333,6 +335,7 @@ impl tx::Queue for Batch {
                 class: label.class,
                 device: self.device.clone(),
                 decided: decided.into_iter().collect(),
+                traced: traced.into_iter().collect(),
             });
         }
         self.is_open = !is_probe;
@@ -361,6 +364,8 @@ struct Formed {
     device: Arc<Device>,
     /// Its packets one by one, if they are recorded.
     decided: Vec<recorder::Packet>,
+    /// Those of connections that are listened to.
+    traced: Vec<Departing>,
 }
 
 /// Where the packets of a message lie.
@@ -403,13 +408,14 @@ impl Formed {
         self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
     }
 
-    /// Records the message, now that it has been sent.
-    fn record(self, recorder: &Recorder, forming: &Forming, handed_ns: u64) {
-        if self.decided.is_empty() {
-            // It was formed before somebody wanted it.
-            return;
+    /// Tells whoever wants to know of the message, now that it has been sent.
+    fn left(self, counters: &Counters, forming: &Forming, handed_ns: Option<u64>) {
+        if !self.traced.is_empty() {
+            counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }
-        recorder.note(recorder::Message {
+        // It may have been formed before somebody wanted it.
+        let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
+        counters.recorder.note(recorder::Message {
             thread: message::thread(),
             handed_ns,
             returned_ns: clock::now_ns(),
@@ -423,6 +429,11 @@ impl Formed {
         });
     }
 
+    fn traced_at(&self, place: usize) -> Vec<Departing> {
+        let there = self.traced.iter().filter(|packet| packet.place == place);
+        there.map(|packet| Departing { place: 0, ..*packet }).collect()
+    }
+
     /// The same packets, each in a message of its own.
     fn taken_apart(&self) -> Vec<Self> {
         let Group { departure_ns, segment_bytes, bytes, .. } = self.group;
@@ -433,6 +444,7 @@ impl Formed {
                 group: Group::new(range.len(), departure_ns),
                 payload: self.payload.slice(range),
                 decided: self.decided.get(number).copied().into_iter().collect(),
+                traced: self.traced_at(number),
                 ..self.clone()
             })
             .collect()

@@ -14,7 +14,14 @@ use s2n_quic_core::{
 };
 
 use super::*;
-use crate::quic::io::clock::Clock;
+use crate::quic::{
+    io::clock::Clock,
+    qlog::{
+        Tap,
+        sequence::{Names, Sequence},
+        tests::{records, sent},
+    },
+};
 
 const MS: u64 = 1_000_000;
 const FORMING: Forming = Forming { packet_bytes: 1_472, quantum_ns: 250_000, packets: 64, stamps: true, mark: Some(7) };
@@ -81,12 +88,14 @@ struct Packet {
     /// Of what it carries.
     mark: Option<u32>,
     is_probe: bool,
+    /// Of its connection; the fill is its number.
+    tap: Tap,
 }
 
 fn packet(bytes: usize, fill: u8, departure_ns: impl Into<Option<u64>>) -> Packet {
     let peer: SocketAddr = "192.0.2.1:443".parse().unwrap();
     let path = Handle::from_remote_address(RemoteAddress(peer.into()));
-    Packet { path, bytes, fill, departure_ns: departure_ns.into(), mark: None, is_probe: false }
+    Packet { path, bytes, fill, departure_ns: departure_ns.into(), mark: None, is_probe: false, tap: Tap::default() }
 }
 
 impl tx::Message for Packet {
@@ -115,6 +124,9 @@ impl tx::Message for Packet {
     fn write_payload(&mut self, mut buffer: PayloadBuffer<'_>, _: usize) -> Result<usize, tx::Error> {
         label::carry(self.mark.map(class), self.mark);
         label::write(|label| label.departure_ns = self.departure_ns);
+        if let Some(log) = self.tap.log() {
+            log.packet_sent(&sent(self.fill.into()));
+        }
         buffer.write(&vec![self.fill; self.bytes])
     }
 }
@@ -185,6 +197,41 @@ async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_
     drop(recording);
     push(&mut tx, [packet(1_200, 0, None)]);
     assert!(!counters.recorder.is_on());
+}
+
+#[tokio::test]
+async fn packets_of_a_connection_that_is_listened_to_are_followed_into_the_kernel() {
+    let devices = Devices::default();
+    let (double, mut tx, counters) = queue(&devices);
+    let (tap, other) = (Tap::default(), Tap::default());
+    let tracing = counters.traces.begin(&tap, Duration::from_secs(3_600)).unwrap();
+    let mut sequence = Sequence::new(tracing, 1);
+    let at_ns = soon_ns() + 1_000 * MS;
+    let packets = |range: std::ops::Range<u8>| {
+        let of = |fill: u8| if fill.is_multiple_of(2) { &tap } else { &other };
+        range.map(move |fill| Packet { tap: of(fill).clone(), ..packet(1_200, fill, at_ns + u64::from(fill)) })
+    };
+    let mut departures = || {
+        let mut events = records(&sequence.text(Names::default()).0);
+        events.retain(|event| event["name"] == "paced:departure");
+        let number = |data: &serde_json::Value| data["header"]["packet_number"].as_u64().unwrap();
+        let place = |data: &serde_json::Value| (data["place"].as_u64().unwrap(), data["train"].as_u64().unwrap());
+        let times = |event: &serde_json::Value| {
+            let data = &event["data"];
+            [&data["decided"], &event["time"], &data["told"], &data["wanted"]].map(|time| time.as_f64().unwrap())
+        };
+        assert!(events.iter().all(|event| times(event).is_sorted()), "{events:?}");
+        events.iter().map(|event| (number(&event["data"]), place(&event["data"]))).collect::<Vec<_>>()
+    };
+    push(&mut tx, packets(0..3));
+    assert_eq!(departures(), [(0, (0, 3)), (2, (2, 3))], "of the other connection, nothing");
+    // What the kernel does not take does not depart, and what it takes apart departs one by one.
+    double.wire().verdict = Some(|message| (message.payload[0] == 4).then_some(libc::EPERM));
+    push(&mut tx, packets(4..5));
+    assert_eq!(departures(), []);
+    double.wire().verdict = Some(|message| (message.payload.len() > message.segment_bytes).then_some(libc::EIO));
+    push(&mut tx, packets(6..9));
+    assert_eq!(departures(), [(6, (0, 1)), (8, (0, 1))]);
 }
 
 #[tokio::test]
