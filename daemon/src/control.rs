@@ -27,6 +27,7 @@ use crate::{
     quic::{
         class::{ClassCounters, Role},
         io::{label::ClassKey, recorder::Recording},
+        qlog::sequence::{Names, Sequence},
     },
     relay::{self, Relay, tunnels::Tunnel},
 };
@@ -113,9 +114,9 @@ pub enum Error {
     #[error(transparent)]
     Policy(#[from] Refusal),
     /// There is no such thing.
-    #[error("there is no {what} {name}")]
+    #[error("there is no {what} {name}; `pacectl` lists what there is")]
     Unknown {
-        /// "tunnel" or "class".
+        /// "tunnel", "connection" or "class".
         what: &'static str,
         /// Its ID or name.
         name: String,
@@ -126,8 +127,8 @@ pub enum Error {
     /// Too many want something at once.
     #[error("too many want to look at policies or change them at once; try again")]
     Busy,
-    /// Departures are recorded for somebody else.
-    #[error("departures are being recorded for somebody else; try again in a minute")]
+    /// Departures, or events of a connection, are recorded for somebody else.
+    #[error("as much is being recorded for somebody else as can be at once; try again in a minute")]
     Recorded,
     /// The daemon ends.
     #[error("paced is ending")]
@@ -196,7 +197,7 @@ pub struct Control {
 /// Those that work with policies at once.
 const PLACES: usize = 128;
 
-/// How long departures are recorded for one who asks, at most.
+/// How long departures, or events of a connection, are recorded for one who asks, at most.
 const LONGEST_RECORDING: Duration = Duration::from_secs(60);
 
 /// Rows of one page at most.
@@ -463,6 +464,28 @@ impl Control {
         let recording = self.metrics.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(author, "departures are recorded");
         Ok(recording)
+    }
+
+    /// Records what happens on a connection for `span`, or a minute if that is less.
+    ///
+    /// # Errors
+    /// The caller may not, there is no such connection, or it is recorded for somebody else, or too many others are.
+    pub fn record_qlog(&self, caller: &Caller, connection: u64, span: Duration) -> Result<Sequence, Error> {
+        let author = caller.to_write()?;
+        let found = self.relay.as_ref().and_then(|relay| relay.connections.get(connection));
+        let found = found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
+        let tracing = self.metrics.io.traces.begin(&found.tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        tracing::info!(connection, author, "a connection is recorded");
+        Ok(Sequence::new(tracing, connection))
+    }
+
+    /// What the records of a connection call by numbers.
+    #[must_use]
+    pub fn qlog_names(&self, connection: u64) -> Names {
+        let of = Filter { connection: Some(connection), ..Filter::default() };
+        let tunnels = self.tunnels(&of, 0, PAGE).rows;
+        let tunnels = tunnels.iter().map(|tunnel| (tunnel.stream_id, tunnel.id)).collect();
+        Names { classes: self.class_names(), tunnels }
     }
 
     /// The names of all classes, by what records call them.

@@ -47,6 +47,7 @@ use crate::{
         class::{Classes, Membership, Since},
         events::ConnectionState,
         h3::{self, Error, MessageLimits, Request},
+        qlog::Tap,
         schedule::{Schedule, Schedules},
     },
     resolve::Resolver,
@@ -123,6 +124,8 @@ pub struct Caller {
     pub since: SystemTime,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
+    /// Where what happens on it can be listened to.
+    pub tap: Tap,
     auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
@@ -218,10 +221,11 @@ impl Relay {
     }
 
     async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
-        let certificate = connection.query_event_context(|state: &ConnectionState| state.peer_certificate.clone());
-        let certificate = certificate.ok().flatten();
+        let known = |state: &ConnectionState| (state.peer_certificate.clone(), state.tap.clone());
+        let (certificate, tap) = connection.query_event_context(known).unwrap_or_default();
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
-        let caller = self.connections.insert(|id| Caller { id, address, since, listener, auth, certificate, tunnels });
+        let caller =
+            self.connections.insert(|id| Caller { id, address, since, listener, tap, auth, certificate, tunnels });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
         let ended = self.clone().serve_requests(connection, caller.clone(), limits).await;

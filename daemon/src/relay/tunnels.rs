@@ -148,11 +148,12 @@ pub struct Tunnel {
     pub since: SystemTime,
     /// What went through it.
     pub traffic: Arc<Traffic>,
+    /// The stream of its request, and so of it.
+    pub stream_id: u64,
     class: Membership,
     /// The class that the operator gave it, whatever the rules say.
     pinned: Mutex<Option<String>>,
     client: h3::Client,
-    stream_id: u64,
     closed: Notify,
 }
 

@@ -51,6 +51,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
             &["reload"],
             &["close", "1"],
             &["class", "1", "default"],
+            &["qlog", "1"],
         ] {
             let (code, said) = reader(arguments);
             assert!(code == Some(4) && said.contains("may not change anything"), "{arguments:?}: {code:?} {said}");

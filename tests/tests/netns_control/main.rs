@@ -7,6 +7,7 @@ mod access;
 mod dashboard;
 mod dbus;
 mod policy;
+mod qlog;
 mod remote;
 mod top;
 mod trace;

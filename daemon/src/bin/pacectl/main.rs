@@ -8,6 +8,7 @@ mod options;
 mod perf;
 mod policy;
 mod probe;
+mod qlog;
 mod status;
 mod table;
 mod token;
@@ -73,6 +74,8 @@ enum Command {
     Events,
     /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
     Trace(trace::Arguments),
+    /// Writes what happens on a connection as a qlog, with classes, turns and departures
+    Qlog(qlog::Arguments),
     /// Draws where a process spends its time, on the CPU and waiting
     Flamegraph(flamegraph::Arguments),
     /// Bearer tokens, by which a relay knows its users
@@ -124,6 +127,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Top => top::run(&mut door.open().await?).await,
         Command::Events => status::events(&mut door.open().await?, json).await,
         Command::Trace(arguments) => trace::run(&door, &arguments, json).await,
+        Command::Qlog(arguments) => qlog::run(&mut door.open().await?, &arguments, json).await,
         Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,

@@ -27,7 +27,7 @@ const VIOLATIONS: usize = 16;
 /// Statistics are sent neither more often nor less.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
-/// How often records of departures are sent: what waits between is a small part of what there is room for.
+/// How often records are sent: what waits between is a small part of what there is room for.
 const RECORDS: Duration = Duration::from_millis(50);
 
 /// The protocol's service.
@@ -47,6 +47,7 @@ impl v1::control_service_server::ControlService for Service {
     type WatchStatsStream = Sent<v1::WatchStatsResponse>;
     type WatchEventsStream = Sent<v1::WatchEventsResponse>;
     type WatchDeparturesStream = Sent<v1::WatchDeparturesResponse>;
+    type WatchQlogStream = Sent<v1::WatchQlogResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
         let InForce { revision: current, confirm_by, is_saved: saved } = self.0.in_force();
@@ -209,8 +210,7 @@ impl v1::control_service_server::ControlService for Service {
         request: Request<v1::WatchDeparturesRequest>,
     ) -> Answer<Self::WatchDeparturesStream> {
         let caller = caller(&request)?;
-        let span = request.into_inner().duration.map_or(Ok(Duration::from_secs(10)), Duration::try_from);
-        let span = span.map_err(|_| Status::invalid_argument("duration is negative"))?;
+        let span = span(request.into_inner().duration)?;
         let recording = self.0.record_departures(&caller, span).map_err(|error| status(&error))?;
         let (control, ticks) = (self.0.clone(), tokio::time::interval(RECORDS));
         let sent = futures::stream::unfold(Some((recording, ticks)), move |state| {
@@ -226,6 +226,31 @@ impl v1::control_service_server::ControlService for Service {
         });
         answer(Box::pin(sent))
     }
+
+    async fn watch_qlog(&self, request: Request<v1::WatchQlogRequest>) -> Answer<Self::WatchQlogStream> {
+        let caller = caller(&request)?;
+        let v1::WatchQlogRequest { connection, duration } = request.into_inner();
+        let sequence = self.0.record_qlog(&caller, connection, span(duration)?).map_err(|error| status(&error))?;
+        let (control, ticks) = (self.0.clone(), tokio::time::interval(RECORDS));
+        let sent = futures::stream::unfold(Some((sequence, ticks)), move |state| {
+            let control = control.clone();
+            async move {
+                let (mut sequence, mut ticks) = state?;
+                if !sequence.has_more() {
+                    ticks.tick().await;
+                }
+                let (records, goes_on) = sequence.text(control.qlog_names(connection));
+                Some((Ok(v1::WatchQlogResponse { records }), goes_on.then_some((sequence, ticks))))
+            }
+        });
+        answer(Box::pin(sent))
+    }
+}
+
+/// How long something is to be recorded.
+fn span(duration: Option<prost_types::Duration>) -> Result<Duration, Status> {
+    let span = duration.map_or(Ok(Duration::from_secs(10)), Duration::try_from);
+    span.map_err(|_| Status::invalid_argument("duration is negative"))
 }
 
 fn answer<T>(message: T) -> Answer<T> {
