@@ -1,8 +1,10 @@
 //! The sk_reuseport program: of workers that share an address, each gets the packets of its own connections.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use aya::maps::{Array, ReusePortSockArray};
+use aya::maps::{Array, MapError, ReusePortSockArray};
 use aya::programs::SkReuseport;
 use aya::{Ebpf, EbpfLoader};
 
@@ -23,7 +25,8 @@ pub struct Steer {
 
 impl Steer {
     /// Loads the program, and has it steer the sockets of a group: they were bound to one address with `SO_REUSEPORT`, and
-    /// their places are the workers' numbers. That must not change while connections live.
+    /// their places are the workers' numbers. That must not change while connections live. A program that steered them
+    /// for a process before this one is detached; it may take a moment until the kernel has forgotten their places in that.
     ///
     /// # Errors
     /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are no such group.
@@ -35,8 +38,17 @@ impl Steer {
         steer.set_keys(keys)?;
         let map = steer.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
         let mut sockets = ReusePortSockArray::try_from(map).map_err(|error| broken(WORKERS, error))?;
+        if let Some(worker) = workers.first() {
+            detach(worker);
+        }
+        let until = Instant::now() + FORGETTING;
         for (number, worker) in (0..).zip(workers) {
-            sockets.set(number, worker, 0).map_err(|error| broken(WORKERS, error))?;
+            while let Err(error) = sockets.set(number, worker, 0) {
+                if !has_a_place(&error) || Instant::now() > until {
+                    return Err(broken(WORKERS, error));
+                }
+                sleep(Duration::from_millis(5));
+            }
         }
         if let Some(worker) = workers.first() {
             program(&mut steer.ebpf).and_then(|program| Ok(program.attach(worker)?)).map_err(refused)?;
@@ -53,6 +65,25 @@ impl Steer {
         let mut ids = Array::try_from(map).map_err(|error| broken(IDS, error))?;
         set_keys(&mut ids, keys).map_err(|error| broken(IDS, error))
     }
+}
+
+/// How long the kernel may take to free what a detached program used.
+const FORGETTING: Duration = Duration::from_secs(5);
+
+/// Takes the program away that the group of a socket has, if it has one.
+fn detach(worker: &impl AsRawFd) {
+    let nothing: libc::c_int = 0;
+    let bytes = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the pointer is to a value of the given size that outlives the call. ENOENT means that there was none.
+    unsafe {
+        let option = libc::SO_DETACH_REUSEPORT_BPF;
+        libc::setsockopt(worker.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const nothing).cast(), bytes);
+    }
+}
+
+/// Whether a socket could not be added because it has a place in another array (kernel/bpf/reuseport_array.c).
+fn has_a_place(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error() == Some(libc::EBUSY))
 }
 
 const IDS: &str = "paced_ids";

@@ -68,6 +68,24 @@ fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
 }
 
 #[test]
+fn sockets_that_outlive_a_process_are_steered_for_the_next_one() {
+    tests::ring!(Netns);
+    let namespace = Namespace::new("workers").unwrap();
+    namespace
+        .run(|| {
+            let workers = workers();
+            // As the service manager keeps them open: the program stays with them, and they in its table.
+            drop(Steer::attach(&workers, &[(2, KEYS.into())]).unwrap());
+            let _next = Steer::attach(&workers, &[(3, KEYS.into())]).unwrap();
+            let from = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for worker in 0..WORKERS {
+                assert_eq!(arrives_at(&workers, &from, &packet(0x40, 3, worker)), worker);
+            }
+        })
+        .unwrap();
+}
+
+#[test]
 fn everything_else_goes_by_its_addresses() {
     tests::ring!(Netns);
     steered(|workers| {
