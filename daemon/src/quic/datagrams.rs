@@ -111,6 +111,7 @@ impl provider::Endpoint for Datagrams {
             terms: schedule.terms.clone(),
             dispatcher: OnceLock::new(),
         });
+        self.schedules.attach(&hub, &schedule);
         (Sender(hub.clone()), Receiver(hub))
     }
 
@@ -212,7 +213,7 @@ impl Hub {
     }
 
     /// Has another discipline decide what leaves next; bytes that were handed over already leave as they were.
-    pub fn reorder(&self, schedule: &Schedule) {
+    pub(super) fn reorder(&self, schedule: &Schedule) {
         self.turns().reorder(schedule.discipline, schedule.seed);
     }
 

@@ -42,7 +42,7 @@ use self::{
 };
 use super::{
     class::{Class, Terms},
-    datagrams::{Flow, Hub, Schedule, Sender},
+    datagrams::{Flow, Hub, Sender},
     dispatch::Dispatcher,
 };
 
@@ -385,11 +385,6 @@ impl Client {
     /// Has what is sent on a request's stream, and in its datagrams, belong to another class.
     pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
         self.change_terms(stream_id, |terms| terms.reclassed(class));
-    }
-
-    /// Has another discipline decide what leaves next on the connection.
-    pub fn reorder(&self, schedule: &Schedule) {
-        self.hub.reorder(schedule);
     }
 
     fn change_terms(&self, stream_id: u64, change: impl Fn(&Terms) -> Terms) {

@@ -1,6 +1,6 @@
 //! How an endpoint orders what it sends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
 use sched::stream::Discipline;
@@ -8,6 +8,7 @@ use sched::stream::Discipline;
 use super::{
     class::{Classes, Terms},
     clock::Clock,
+    datagrams::Hub,
     ledger::Binding,
 };
 
@@ -26,26 +27,58 @@ pub struct Schedule {
     pub terms: Terms,
 }
 
-/// The schedule of the connections that an endpoint makes, which may be replaced. Clones are the same.
+/// The schedule of the connections of an endpoint, which may be replaced. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Schedules(Arc<ArcSwap<Schedule>>);
+pub struct Schedules(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    current: ArcSwap<Schedule>,
+    /// Those that follow it. Some may have ended, though never more than half of them.
+    connections: Mutex<Vec<Weak<Hub>>>,
+}
 
 impl Schedules {
     /// Returns the schedule of the next connection.
     #[must_use]
     pub fn get(&self) -> Arc<Schedule> {
-        self.0.load_full()
+        self.0.current.load_full()
     }
 
-    /// Gives connections from the next one on another schedule.
+    /// Puts another schedule in force: all of it for connections to come, and its discipline for those that live.
     pub fn set(&self, schedule: Schedule) {
-        self.0.store(Arc::new(schedule));
+        let schedule = Arc::new(schedule);
+        self.0.current.store(schedule.clone());
+        let living: Vec<_> = self.connections().iter().filter_map(Weak::upgrade).collect();
+        living.iter().for_each(|connection| connection.reorder(&schedule));
+    }
+
+    /// Has a connection that was made by a schedule follow what replaces it, even if that was meanwhile.
+    pub(super) fn attach(&self, connection: &Arc<Hub>, made_by: &Arc<Schedule>) {
+        let mut connections = self.connections();
+        if connections.len() == connections.capacity() {
+            connections.retain(|connection| connection.strong_count() > 0);
+            // So that as many may come as there are before this is looked at again.
+            let living = connections.len();
+            connections.reserve(living + 1);
+        }
+        connections.push(Arc::downgrade(connection));
+        drop(connections);
+        let current = self.get();
+        if !Arc::ptr_eq(&current, made_by) {
+            connection.reorder(&current);
+        }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Vec<Weak<Hub>>> {
+        // A list of those that are to be told is one whatever happens to whoever held it.
+        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl From<Schedule> for Schedules {
     fn from(schedule: Schedule) -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(schedule)))
+        Self(Arc::new(Shared { current: ArcSwap::from_pointee(schedule), connections: Mutex::default() }))
     }
 }
 

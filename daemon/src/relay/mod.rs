@@ -178,14 +178,9 @@ impl Relay {
 
     /// Puts the classes and the schedule of another policy in force, for what is open as well.
     pub fn replace_classes(&self, classes: Arc<Classes>) {
-        let schedule = Schedule::from(&*classes);
-        self.schedules.set(schedule.clone());
+        self.schedules.set(Schedule::from(&*classes));
         self.classes.store(classes.clone());
-        for tunnel in self.tunnels.all() {
-            // Does nothing but for the first tunnel of each connection.
-            tunnel.reorder(&schedule);
-            tunnel.follow(&classes);
-        }
+        self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
     /// Puts `rules` in force for requests to come; tunnels that are open keep what they have.

@@ -21,7 +21,6 @@ use super::Caller;
 use crate::quic::{
     class::{Class, Classes, Membership},
     h3,
-    schedule::Schedule,
 };
 
 /// Things with an ID that counts up, found by it.
@@ -211,11 +210,6 @@ impl Tunnel {
             self.class.set(class.clone());
             self.client.reclass(self.stream_id, class);
         }
-    }
-
-    /// Has another discipline decide what leaves next on its connection.
-    pub fn reorder(&self, schedule: &Schedule) {
-        self.client.reorder(schedule);
     }
 
     /// Ends it.

@@ -332,6 +332,28 @@ fn the_high_level_leaves_first_by_deadline_and_the_low_one_takes_turns_behind_it
 }
 
 #[test]
+fn connections_that_live_follow_the_schedule_of_their_endpoint() {
+    let schedules = Schedules::from(Schedule { discipline: Discipline::Fcfs, ..Schedule::default() });
+    let limits = QueueLimits { flow_bytes: 1_000, connection_bytes: 1_000 };
+    let (counters, max_frame_bytes) = (Arc::default(), 65_535);
+    let mut endpoint = Datagrams { limits, counters, max_frame_bytes, schedules: schedules.clone() };
+    let info = provider::ConnectionInfo::new(65_535, noop_waker());
+    // Many have ended.
+    let hubs = (0..100).map(|_| endpoint.create_connection(&info).0.hub()).collect::<Vec<_>>().split_off(97);
+    let flows = hubs.iter().map(|hub| [hub.open(0), hub.open(4)]).collect::<Vec<_>>();
+    for [first, second] in &flows {
+        second.set_terms(terms("priority = 255"));
+        send(first, &[b"1"]);
+        send(second, &[b"2"]);
+    }
+    schedules.set(Schedule { discipline: Discipline::Abs, ..Schedule::default() });
+    for hub in &hubs {
+        let order: Vec<_> = transmit(hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(order, [1, 0]);
+    }
+}
+
+#[test]
 fn another_discipline_orders_payloads_that_wait_already() {
     for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
         let (hub, _) = hub_in_time(Discipline::Fcfs);
