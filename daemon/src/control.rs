@@ -158,6 +158,8 @@ pub struct ClassStats {
     pub role: Role,
     /// Counters of what left for peers, and of what did not.
     pub counters: ClassCounters,
+    /// Packets of the class, in both roles, that were handed to the kernel late.
+    pub late_packets: u64,
     /// Tunnels that are open.
     pub tunnels: u64,
 }
@@ -450,6 +452,7 @@ impl Control {
             class: class.name.clone(),
             role,
             counters: self.metrics.classes.of(role, &class.name),
+            late_packets: self.metrics.io.departures.late_packets(&class.name),
             tunnels: if role == Role::Relay { tunnels.get(&class.name).copied().unwrap_or(0) } else { 0 },
         };
         roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()

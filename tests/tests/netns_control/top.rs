@@ -88,7 +88,7 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
         assert!(lines[0].contains("revision 1") && lines[1].contains("1 connections  1 tunnels"), "{lines:#?}");
         assert!(lines[23].starts_with("q quit"), "{lines:#?}");
         let head = lines.iter().find(|line| line.starts_with("class ")).unwrap();
-        for column in ["tunnels", "rate", "queue", "waited", "late/s", "drops/s", "expired"] {
+        for column in ["tunnels", "rate", "queue", "waited", "missed", "late", "drops", "expired"] {
             assert!(head.contains(column), "{column}: {head}");
         }
         terminal.press(" ");

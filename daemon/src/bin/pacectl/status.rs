@@ -75,10 +75,11 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
             bytes(of.sent_bytes),
             dropped.to_string(),
             of.late_payloads.to_string(),
+            of.late_packets.to_string(),
             of.expired_streams.to_string(),
         ]
     };
-    let heads = ["class", "role", "tunnels", "rate", "sent", "dropped", "late", "expired"];
+    let heads = ["class", "role", "tunnels", "rate", "sent", "dropped", "missed", "late", "expired"];
     table(heads, after.classes.into_iter().map(row));
     Ok(())
 }

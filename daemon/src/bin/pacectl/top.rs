@@ -19,7 +19,7 @@ use ratatui::{
 
 use super::table::{age, bytes, or_dash, rate};
 
-const KEYS: &str = "q quit  space pause  b/c/d/l sort by bytes, class, drops, late";
+const KEYS: &str = "q quit  space pause  b/c/d/l/m sort by bytes, class, drops, late, missed";
 
 /// What classes are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,10 @@ enum Order {
     Bytes,
     /// The most drops first.
     Drops,
-    /// The latest first.
+    /// The most late departures first.
     Late,
+    /// The most missed deadlines first.
+    Missed,
 }
 
 /// What is on the screen.
@@ -63,6 +65,9 @@ struct Change {
     queue: f64,
     /// The mean wait of what was sent.
     sojourn: Option<Duration>,
+    /// Payloads that left after their deadline.
+    missed: u64,
+    /// Packets that were handed to the kernel late.
     late: u64,
     dropped: u64,
     expired: u64,
@@ -128,6 +133,7 @@ impl Screen {
             KeyCode::Char('c') => self.order = Order::Class,
             KeyCode::Char('d') => self.order = Order::Drops,
             KeyCode::Char('l') => self.order = Order::Late,
+            KeyCode::Char('m') => self.order = Order::Missed,
             _ => {}
         }
         false
@@ -154,7 +160,8 @@ impl Screen {
                 bits_per_sec: per_second(since(of.sent_bytes, was.sent_bytes) as f64 * 8.0),
                 queue: per_second(waiting.as_secs_f64()),
                 sojourn: waiting.checked_div(payloads),
-                late: since(of.late_payloads, was.late_payloads),
+                missed: since(of.late_payloads, was.late_payloads),
+                late: since(of.late_packets, was.late_packets),
                 dropped: since(dropped(of), dropped(&was)),
                 expired: since(of.expired_streams, was.expired_streams),
                 of: of.clone(),
@@ -166,6 +173,7 @@ impl Screen {
             Order::Bytes => changes.sort_by(|a, b| b.bits_per_sec.total_cmp(&a.bits_per_sec)),
             Order::Drops => changes.sort_by_key(|change| std::cmp::Reverse(change.dropped)),
             Order::Late => changes.sort_by_key(|change| std::cmp::Reverse(change.late)),
+            Order::Missed => changes.sort_by_key(|change| std::cmp::Reverse(change.missed)),
         }
         changes
     }
@@ -192,21 +200,23 @@ impl Screen {
             let sojourn =
                 change.sojourn.map_or_else(|| "-".into(), |wait| format!("{:.1} ms", wait.as_secs_f64() * 1e3));
             let number = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
+            // Most relays are nothing else.
+            let is_edge = change.of.role == "edge";
             Row::new([
-                change.of.class,
-                change.of.role,
+                if is_edge { format!("{} (edge)", change.of.class) } else { change.of.class },
                 change.of.tunnels.to_string(),
                 rate(change.bits_per_sec),
                 format!("{:.1}", change.queue),
                 sojourn,
+                number(change.missed),
                 number(change.late),
                 number(change.dropped),
                 number(change.expired),
             ])
         };
-        let widths = [14, 5, 7, 11, 6, 8, 6, 7, 7].map(Constraint::Length);
-        let heads = ["class", "role", "tunnels", "rate", "queue", "waited", "late/s", "drops/s", "expired"];
-        frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes"), upper);
+        let widths = [14, 7, 11, 6, 8, 6, 6, 6, 7].map(Constraint::Length);
+        let heads = ["class", "tunnels", "rate", "queue", "waited", "missed", "late", "drops", "expired"];
+        frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes, in the last second"), upper);
 
         let shown = |of: &Moved| {
             let Moved { tunnel, up_bytes, down_bytes } = of;
@@ -265,6 +275,7 @@ mod tests {
             sent_payloads: sent_bytes / 1_000,
             sojourn: Some(Duration::from_millis(sent_bytes / 500).try_into().unwrap()),
             late_payloads,
+            late_packets: 10 * late_payloads,
             dropped_full,
             tunnels: 1,
             ..v1::ClassStats::default()
@@ -305,8 +316,8 @@ mod tests {
         };
         let words = |part: &str| row(part).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         // 125 payloads waited 250 ms together, within a second.
-        assert_eq!(words("default"), "default relay 1 1.0 Mbit/s 0.2 2.0 ms - 1 -");
-        assert_eq!(words("voice"), "voice relay 1 10.0 Mbit/s 2.5 2.0 ms 3 5 -");
+        assert_eq!(words("default"), "default 1 1.0 Mbit/s 0.2 2.0 ms - - 1 -");
+        assert_eq!(words("voice"), "voice 1 10.0 Mbit/s 2.5 2.0 ms 3 30 5 -");
         assert!(words("2 ").starts_with("2 - voice 192.0.2.1:443 10.0 Mbit/s"), "{shown:#?}");
         let place = |part: &str| shown.iter().position(|line| line.starts_with(part));
         assert!(place("2  ") < place("1  "), "{shown:#?}");
@@ -318,7 +329,9 @@ mod tests {
         let mut screen = screen();
         let first = |screen: &Screen| screen.changes().remove(0).of.class;
         assert_eq!(first(&screen), "default");
-        for (letter, class) in [('b', "voice"), ('c', "default"), ('l', "voice"), ('d', "voice")] {
+        for (letter, class) in
+            [('b', "voice"), ('c', "default"), ('l', "voice"), ('c', "default"), ('m', "voice"), ('d', "voice")]
+        {
             assert!(!screen.on_key(key(letter)));
             assert_eq!(first(&screen), class, "{letter}");
         }

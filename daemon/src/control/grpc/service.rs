@@ -335,6 +335,7 @@ fn stats(control: &Control) -> v1::WatchStatsResponse {
         dropped_sojourn: of.counters.dropped_sojourn.get(),
         expired_streams: of.counters.expired_streams.get(),
         tunnels: of.tunnels,
+        late_packets: of.late_packets,
     });
     v1::WatchStatsResponse {
         time: Some(SystemTime::now().into()),

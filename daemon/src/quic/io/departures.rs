@@ -16,6 +16,9 @@ const LATENESS_NS: [u64; 10] =
 /// And of those of messages, in packets.
 const TRAINS: [u64; 7] = [1, 2, 4, 8, 16, 32, MAX_SEGMENTS as u64];
 
+/// From when on a packet is called late: twice the quantum, as that is unless configured otherwise. A bucket ends there.
+const LATE_NS: u64 = 250_000;
+
 type Lateness = Distribution<10>;
 type Trains = Distribution<7>;
 
@@ -77,6 +80,13 @@ impl Departures {
         }
     }
 
+    /// How many packets of a class were handed over more than a quarter of a millisecond after their departure.
+    #[must_use]
+    pub fn late_packets(&self, class: &str) -> u64 {
+        let known = self.known.load();
+        known.iter().find(|of| of.class == class).map_or(0, |of| of.lateness.above(LATE_NS))
+    }
+
     /// Registers the histograms.
     pub fn register(&self, registry: &mut Registry) {
         let help = "How long after their departures QUIC packets were handed to the kernel, of those that have one";
@@ -135,6 +145,8 @@ mod tests {
         ] {
             assert!(found.lines().any(|found| found == line), "{line} in\n{found}");
         }
+        departures.note(voice, &Group::new(1_000, Some(5)), 250_006);
+        assert_eq!(["voice", "bulk", "none"].map(|class| departures.late_packets(class)), [1, 0, 0]);
         departures.follow(&["bulk"]);
         departures.note(voice, &Group::new(1_000, None), 7);
         let found = shown(&departures);

@@ -44,6 +44,14 @@ impl<const N: usize> Distribution<N> {
         bucket.fetch_add(times, Relaxed);
         sum.fetch_add(number.saturating_mul(times), Relaxed);
     }
+
+    /// How many numbers were greater than one that a bucket ends at.
+    #[must_use]
+    pub fn above(&self, bound: u64) -> u64 {
+        let Buckets { bounds, counts, beyond, .. } = &*self.0;
+        let greater = bounds.iter().zip(counts).filter(|(end, _)| **end > bound).map(|(_, count)| count);
+        greater.chain([beyond]).map(|count| count.load(Relaxed)).sum()
+    }
 }
 
 impl<const N: usize> TypedMetric for Distribution<N> {
@@ -80,6 +88,7 @@ mod tests {
         for (number, times) in [(0, 3), (20_000, 1), (20_001, 2), (2_000_000_000, 1)] {
             distribution.add(number, times);
         }
+        assert_eq!([0, 20_000, 5_000_000].map(|bound| distribution.above(bound)), [4, 3, 1]);
         let mut shown = String::new();
         text::encode(&mut shown, &registry).unwrap();
         let expected = r#"# HELP late_seconds Late.
