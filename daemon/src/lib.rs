@@ -13,6 +13,7 @@ pub mod log;
 pub mod metrics;
 pub mod monitor;
 pub mod policy;
+pub mod print;
 pub mod quic;
 pub mod relay;
 pub mod resolve;

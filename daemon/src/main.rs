@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser, Subcommand};
-use paced::{configuration, monitor, policy, run, state};
+use paced::{configuration, monitor, policy, print, run, say, state};
 
 /// Relays UDP and TCP by MASQUE over HTTP/3.
 #[derive(Parser)]
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
         Command::Check { file } => check(&file),
         Command::Config(ConfigCommand::Show { file, effective }) => show(&file, effective),
         Command::Config(ConfigCommand::Schema { policy }) => {
-            print!("{}", if policy { config::policy::Policy::schema() } else { config::Config::schema() });
+            print::text(if policy { config::policy::Policy::schema() } else { config::Config::schema() });
             Ok(())
         }
         Command::Man { folder } => man(&folder),
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
 fn check(file: &Path) -> Result<()> {
     let config = configuration::read(file)?;
     configuration::read_identities(&config)?;
-    println!("{}", config::explain(&config));
+    say!("{}", config::explain(&config));
     Ok(())
 }
 
@@ -100,7 +100,7 @@ fn show(file: &Path, effective: bool) -> Result<()> {
     if effective {
         policy::prefer_saved(&mut config)?;
     }
-    print!("{}", config.to_toml());
+    print::text(config.to_toml());
     Ok(())
 }
 

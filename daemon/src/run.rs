@@ -4,6 +4,7 @@
 //! scrapes and the control plane, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
 
 use std::{
+    io::{self, Write as _},
     os::unix::net::UnixListener,
     path::Path,
     sync::{
@@ -379,16 +380,27 @@ impl Daemon {
             return Ok(());
         }
         let certificate = tls::development_identity(&config.state_dir)?.chain.first().map(tls::fingerprint);
-        println!("paced {}: development mode, for this machine only\n", env!("CARGO_PKG_VERSION"));
-        println!("{}", config::explain(config));
-        println!("certificate SHA-256  {}", certificate.map(|hash| hex(&hash)).unwrap_or_default());
-        println!("certificate file     {}", config.state_dir.join("certificate.pem").display());
-        println!("UDP echo             {DEVELOPMENT_ECHO}");
         let socket = config.control.socket.as_ref().map(|socket| socket.display().to_string());
-        println!("control socket       {}\n", socket.unwrap_or_default());
-        println!("{}\n", facts.features);
         let pacectl = std::env::current_exe()?.with_file_name("pacectl");
-        println!("Try, in another terminal:  {} probe", pacectl.display());
+        let text = format!(
+            "paced {version}: development mode, for this machine only\n\n\
+             {explained}\n\
+             certificate SHA-256  {certificate}\n\
+             certificate file     {file}\n\
+             UDP echo             {DEVELOPMENT_ECHO}\n\
+             control socket       {socket}\n\n\
+             {features}\n\n\
+             Try, in another terminal:  {pacectl} probe\n",
+            version = env!("CARGO_PKG_VERSION"),
+            explained = config::explain(config),
+            certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
+            file = config.state_dir.join("certificate.pem").display(),
+            socket = socket.unwrap_or_default(),
+            features = facts.features,
+            pacectl = pacectl.display(),
+        );
+        // It serves whether or not somebody reads this.
+        _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
         Ok(())
     }
 

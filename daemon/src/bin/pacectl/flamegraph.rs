@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use inferno::flamegraph::{Options, from_lines};
-use paced::control::grpc::v1;
+use paced::{control::grpc::v1, say};
 use serde::Serialize;
 use tokio::{signal::ctrl_c, time::sleep};
 
@@ -114,7 +114,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     }
     show(as_json, Drawn { pictures, left_out }, |Drawn { pictures, left_out }| {
         for Picture { file, unit, total } in pictures {
-            println!("{}: {total} {unit}", file.display());
+            say!("{}: {total} {unit}", file.display());
         }
         left_out.iter().for_each(|what| eprintln!("left out: {what}"));
     })

@@ -12,6 +12,7 @@ use paced::{
     metrics::Metrics,
     quic::{class::Membership, datagrams::Schedules},
     relay::{gate::Gate, tcp::TcpPump},
+    say,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -99,7 +100,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn ready(protocol: &str, listen: SocketAddr, arguments: &Arguments, uplink: &Uplink) {
-    println!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.origin());
+    say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.origin());
 }
 
 /// Completes when the user or the system asks us to end.

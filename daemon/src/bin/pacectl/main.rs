@@ -133,7 +133,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Probe(arguments) => probe::run(&arguments, json).await,
         Command::Forward(arguments) => forward::run(&arguments).await,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut paced::print::Out);
             Ok(())
         }
         Command::Man { folder } => man(&folder),

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use paced::{
     control::grpc::{Client, v1},
     policy::MAX_TEXT_BYTES,
+    print, say,
 };
 
 use super::table::{age, show, table};
@@ -72,7 +73,7 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
         Command::Get { revision } => {
             let request = v1::GetPolicyRequest { revision: revision.unwrap_or(0) };
             let answer = client.get_policy(request).await?.into_inner();
-            show(as_json, answer, |answer| print!("{}", answer.revision.unwrap_or_default().text))
+            show(as_json, answer, |answer| print::text(answer.revision.unwrap_or_default().text))
         }
         Command::List => {
             let answer = client.list_revisions(v1::ListRevisionsRequest {}).await?.into_inner();
@@ -91,12 +92,12 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
         }
         Command::Diff { file } => {
             let answer = try_out(client, &file).await?;
-            show(as_json, answer, |answer| print!("{}", answer.revision.unwrap_or_default().diff))
+            show(as_json, answer, |answer| print::text(answer.revision.unwrap_or_default().diff))
         }
         Command::Check { file } => {
             let answer = try_out(client, &file).await?;
             show(as_json, answer, |answer| {
-                println!("valid; it would be revision {}", answer.revision.unwrap_or_default().number)
+                say!("valid; it would be revision {}", answer.revision.unwrap_or_default().number)
             })
         }
         Command::Confirm { revision, save } => {
@@ -105,7 +106,7 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
                 None => client.get_status(v1::GetStatusRequest {}).await?.into_inner().revision,
             };
             let answer = client.confirm_policy(v1::ConfirmPolicyRequest { revision, save }).await?.into_inner();
-            show(as_json, answer, |_| println!("revision {revision} stays in force"))
+            show(as_json, answer, |_| say!("revision {revision} stays in force"))
         }
         Command::Rollback { revision, save } => {
             let request = v1::RollbackPolicyRequest { revision: revision.unwrap_or(0), save };
@@ -115,7 +116,7 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
         Command::Forget => {
             let answer = client.forget_saved_policy(v1::ForgetSavedPolicyRequest {}).await?.into_inner();
             show(as_json, answer, |answer| {
-                println!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" })
+                say!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" })
             })
         }
     }
@@ -127,10 +128,10 @@ async fn try_out(client: &mut Client, file: &PathBuf) -> Result<v1::SetPolicyRes
 }
 
 fn in_force(revision: &v1::Revision) {
-    print!("{}", revision.diff);
-    println!("revision {} is in force", revision.number);
+    print::text(&revision.diff);
+    say!("revision {} is in force", revision.number);
     if let Some(by) = &revision.confirm_by {
-        println!("until {by}, unless it is confirmed: pacectl policy confirm");
+        say!("until {by}, unless it is confirmed: pacectl policy confirm");
     }
 }
 

@@ -15,6 +15,7 @@ use paced::{
         endpoint::{ANSWER_TIMEOUT, Endpoint},
     },
     edge::{backoff, uplink::Link},
+    say,
     segments::Segments,
     tunnel::{Ended, UdpTunnel},
 };
@@ -120,7 +121,7 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
         rtt_us: RoundTrips::of(round_trips),
     };
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        say!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         report.print();
     }
@@ -199,13 +200,13 @@ fn micros(duration: Duration) -> u64 {
 impl Report {
     fn print(&self) {
         let ms = |us: u64| us as f64 / 1_000.0;
-        println!("relay      {} ({})", self.relay, self.relay_address);
+        say!("relay      {} ({})", self.relay, self.relay_address);
         let next_hop = self.next_hop.as_ref().map(|next_hop| format!(" ({next_hop})")).unwrap_or_default();
-        println!("target     {}{next_hop}, payloads travel by {}", self.target, self.form);
-        println!("set-up     QUIC {:.2} ms, tunnel {:.2} ms", ms(self.handshake_us), ms(self.tunnel_us));
-        println!("packets    {} sent, {} came back, {:.1} % lost", self.sent, self.received, self.loss_percent);
+        say!("target     {}{next_hop}, payloads travel by {}", self.target, self.form);
+        say!("set-up     QUIC {:.2} ms, tunnel {:.2} ms", ms(self.handshake_us), ms(self.tunnel_us));
+        say!("packets    {} sent, {} came back, {:.1} % lost", self.sent, self.received, self.loss_percent);
         if let Some(RoundTrips { min, p50, p95, max }) = self.rtt_us {
-            println!("RTT        min {:.3}, p50 {:.3}, p95 {:.3}, max {:.3} ms", ms(min), ms(p50), ms(p95), ms(max));
+            say!("RTT        min {:.3}, p50 {:.3}, p95 {:.3}, max {:.3} ms", ms(min), ms(p50), ms(p95), ms(max));
         }
     }
 }

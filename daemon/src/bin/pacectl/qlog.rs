@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use paced::control::grpc::{Client, v1};
+use paced::{
+    control::grpc::{Client, v1},
+    print, say,
+};
 use serde::Serialize;
 use tokio::signal::ctrl_c;
 
@@ -44,7 +47,7 @@ pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: boo
     let is_standard = file == Path::new("-");
     let failed = || format!("failed to write {}; name another place with --output", file.display());
     let mut to: Box<dyn Write> = if is_standard {
-        Box::new(io::stdout().lock())
+        Box::new(print::Out)
     } else {
         Box::new(io::BufWriter::new(fs::File::create(&file).with_context(failed)?))
     };
@@ -64,6 +67,6 @@ pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: boo
     }
     // The first is the file's header.
     show(as_json, Written { file, events: records.saturating_sub(1) }, |Written { file, events }| {
-        println!("{}: {events} events of connection {connection}", file.display());
+        say!("{}: {events} events of connection {connection}", file.display());
     })
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use paced::control::grpc::{Client, v1};
+use paced::{
+    control::grpc::{Client, v1},
+    say,
+};
 
 use super::table::{age, bytes, or_dash, rate, show, table};
 
@@ -27,28 +30,28 @@ pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
 }
 
 fn people(status: v1::GetStatusResponse) {
-    println!("paced {}, up for {}", status.version, age(status.started.as_ref()));
+    say!("paced {}, up for {}", status.version, age(status.started.as_ref()));
     let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
-    println!("policy        revision {}{saved}", status.revision);
+    say!("policy        revision {}{saved}", status.revision);
     if let Some(by) = &status.confirm_by {
-        println!("              until {by}, unless it is confirmed: pacectl policy confirm");
+        say!("              until {by}, unless it is confirmed: pacectl policy confirm");
     }
     for listener in &status.listeners {
-        println!("listens on    {listener}");
+        say!("listens on    {listener}");
     }
     for forward in &status.forwards {
-        println!("forwards      {forward}");
+        say!("forwards      {forward}");
     }
-    println!("workers       {}", status.workers);
-    println!("open          {} connections, {} tunnels", status.connections, status.tunnels);
-    println!("you           may {}", if status.writable { "read and write" } else { "read" });
+    say!("workers       {}", status.workers);
+    say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
+    say!("you           may {}", if status.writable { "read and write" } else { "read" });
     if !status.enforcement.is_empty() {
-        println!();
+        say!("");
         let row =
             |of: v1::Enforcement| [of.device, of.part, if of.enforced { "yes" } else { "no" }.to_owned(), of.detail];
         table(["device", "part", "enforced", "how, or why not"], status.enforcement.into_iter().map(row));
     }
-    println!();
+    say!("");
     let row = |of: v1::Feature| [of.name, of.state, of.detail];
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
 }
@@ -144,7 +147,7 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
 
 pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
     let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
-    show(as_json, answer, |_| println!("tunnel {tunnel} is closed"))
+    show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))
 }
 
 /// Gives a tunnel a class; without one, has rules decide again.
@@ -159,7 +162,7 @@ pub(crate) async fn events(client: &mut Client, as_json: bool) -> Result<()> {
     while let Some(event) = events.message().await? {
         show(as_json, event, |event| {
             let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-            println!("{time}  {}: {}", event.kind, event.message);
+            say!("{time}  {}: {}", event.kind, event.message);
         })?;
     }
     bail!("the daemon ended")
@@ -167,5 +170,5 @@ pub(crate) async fn events(client: &mut Client, as_json: bool) -> Result<()> {
 
 pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
     let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
-    show(as_json, answer, |answer| println!("reloaded; revision {} is in force", answer.revision))
+    show(as_json, answer, |answer| say!("reloaded; revision {} is in force", answer.revision))
 }

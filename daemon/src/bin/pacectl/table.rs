@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use paced::say;
 use serde::Serialize;
 
 /// Prints an answer: as JSON, or as `people` read it.
 pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T)) -> Result<()> {
     if as_json {
-        println!("{}", serde_json::to_string(&answer)?);
+        say!("{}", serde_json::to_string(&answer)?);
     } else {
         people(answer);
     }
@@ -17,7 +18,7 @@ pub(crate) fn show<T: Serialize>(as_json: bool, answer: T, people: impl FnOnce(T
 
 /// Prints rows under their heads.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
-    lines(heads, rows).for_each(|line| println!("{line}"));
+    lines(heads, rows).for_each(|line| say!("{line}"));
 }
 
 /// Returns rows under their heads as lines, each column as wide as it has to be.

@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use paced::control::grpc::{Client, v1};
+use paced::{
+    control::grpc::{Client, v1},
+    print,
+};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::{signal::ctrl_c, time::sleep};
@@ -99,7 +102,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
             let file = fs::File::create(file).with_context(|| format!("failed to write {}", file.display()))?;
             Box::new(io::BufWriter::new(file))
         }
-        None => Box::new(io::stdout().lock()),
+        None => Box::new(print::Out),
     };
     if as_json {
         serde_json::to_writer(&mut output, &trace)?;

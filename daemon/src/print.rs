@@ -1,0 +1,55 @@
+//! Standard output of programs that people run.
+//!
+//! `println!` panics where nobody reads on, as behind `| head`. The signal that ends other programs there (SIGPIPE, signal(7))
+//! would also end them where a server hangs up on TLS, whose bytes are written like a file's.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    process,
+};
+
+/// Prints a line to standard output, as `println!` does; ends the process in peace where nobody reads on.
+#[macro_export]
+macro_rules! say {
+    ($($text:tt)*) => { $crate::print::line(format_args!($($text)*)) };
+}
+
+/// Prints a line to standard output; ends the process in peace where nobody reads on.
+pub fn line(text: fmt::Arguments<'_>) {
+    printed(writeln!(Out, "{text}"));
+}
+
+/// Prints a text to standard output as it is; ends the process in peace where nobody reads on.
+pub fn text(text: impl AsRef<[u8]>) {
+    printed(Out.write_all(text.as_ref()).and_then(|()| Out.flush()));
+}
+
+/// Standard output, which ends the process in peace where nobody reads on.
+#[derive(Clone, Copy, Debug)]
+pub struct Out;
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unless_closed(io::stdout().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unless_closed(io::stdout().flush())
+    }
+}
+
+fn unless_closed<T>(outcome: io::Result<T>) -> io::Result<T> {
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => process::exit(0),
+        outcome => outcome,
+    }
+}
+
+fn printed(outcome: io::Result<()>) {
+    if let Err(error) = outcome {
+        // Standard error may be gone as well.
+        _ = writeln!(io::stderr(), "nothing can be printed: {error}");
+        process::exit(1);
+    }
+}
