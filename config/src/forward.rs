@@ -33,6 +33,8 @@ pub struct Forward {
     pub trust: Trust,
     /// How long an application may be silent before its tunnel is closed.
     pub idle: Duration,
+    /// The same for one that sent a few payloads and got as many back, and that most likely has what it wanted.
+    pub idle_answered: Duration,
     /// The first and the longest wait before the relay is tried again; every wait doubles the last.
     pub backoff: (Duration, Duration),
 }
@@ -71,6 +73,13 @@ words! {
     }
 }
 
+/// How long a sender that got its answers may be silent if nobody says so. RFC 4787 §4.3 allows NATs a shorter time
+/// toward well-known ports (below 1024); toward others, an answer may be followed by what nobody asks for.
+#[must_use]
+pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
+    if target.port < 1024 { idle.min(Duration::from_secs(10)) } else { idle }
+}
+
 /// Reads a forward whose class has to be one of `policy`.
 pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward> {
     let (listen, relay, target) = (section.require("listen"), section.require("relay"), section.require("target"));
@@ -98,6 +107,7 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward
         }
     };
     let idle = section.seconds("idle_seconds", 1..=86_400, Duration::from_secs(120));
+    let answered = section.optional_number("idle_answered_seconds", 1..=86_400).map(Duration::from_secs);
     let first = section.millis("backoff_first_ms", 10..=60_000, Duration::from_millis(250));
     let longest = section.seconds("backoff_longest_seconds", 1..=3_600, Duration::from_secs(30));
     if first > longest {
@@ -105,10 +115,12 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
     let backoff = (first, longest);
+    let target = target?;
     Some(Forward {
         listen: listen?,
         relay: relay?,
-        target: target?,
+        idle_answered: answered.unwrap_or_else(|| idle_answered(&target, idle)),
+        target,
         mode,
         class,
         token_file,

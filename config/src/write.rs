@@ -144,6 +144,7 @@ fn forward(forward: &Forward, section: &mut Section<'_>) {
         Trust::Pinned(hash) => section.hash("certificate_sha256", hash),
     }
     section.seconds("idle_seconds", forward.idle);
+    section.seconds("idle_answered_seconds", forward.idle_answered);
     section.millis("backoff_first_ms", Some(forward.backoff.0));
     section.seconds("backoff_longest_seconds", forward.backoff.1);
 }

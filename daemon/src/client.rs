@@ -15,7 +15,7 @@ use masque::{
 };
 
 use crate::{
-    quic::h3::{self, Connection, MessageLimits, Request},
+    quic::h3::{self, Connection, MessageLimits, Request, Reserved},
     tunnel::UdpTunnel,
 };
 
@@ -51,6 +51,14 @@ pub struct Opened {
     pub tunnel: UdpTunnel,
     /// The address that the relay sends to, where it says so (`next-hop`, RFC 9209 §2.1.2).
     pub next_hop: Option<SocketAddr>,
+}
+
+impl OpenError {
+    /// Whether the relay says that the client has as many tunnels as it may have (429, RFC 6585 §4).
+    #[must_use]
+    pub fn is_limit(&self) -> bool {
+        matches!(self, Self::Refused(Refused::Status { status: 429, .. }))
+    }
 }
 
 impl Relay {
@@ -89,14 +97,37 @@ impl Relay {
     /// As [`Relay::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
     ///
     /// # Errors
-    /// See [`OpenError`]; the connection survives a refusal.
+    /// As [`Relay::open_udp`].
     pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
+        // Not on a stream that nothing may be sent on.
+        self.client.wait_for_settings().await?;
+        self.open_udp_on(self.reserve().await?, target, signal).await
+    }
+
+    /// Waits until the relay's stream credit allows a request, and takes a stream.
+    ///
+    /// # Errors
+    /// The connection ended, or the relay goes away.
+    pub async fn reserve(&self) -> Result<Reserved, h3::Error> {
+        self.client.reserve().await
+    }
+
+    /// As [`Relay::open_udp_signalled`], on a stream that was reserved.
+    ///
+    /// # Errors
+    /// As [`Relay::open_udp`].
+    pub async fn open_udp_on(
+        &self,
+        reserved: Reserved,
+        target: &Target,
+        signal: Option<&Priority>,
+    ) -> Result<Opened, OpenError> {
         if !self.client.wait_for_settings().await?.enable_connect_protocol {
             return Err(OpenError::NoExtendedConnect);
         }
         let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
-        let mut request = self.client.request(&head).await?;
+        let mut request = self.client.request_on(reserved, &head)?;
         let accepted = self.answer(&mut request, request::check_udp_response).await?;
         let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
         Ok(Opened { tunnel, next_hop: accepted.next_hop })

@@ -8,9 +8,10 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`local`] | a local address and the tunnels of its senders |
-//! | [`uplink`] | the connection to a relay, which local addresses share |
+//! | [`uplink`] | the connections to a relay, which local addresses share |
+//! | [`link`], [`places`] | one of them, and the places for tunnels on it |
 //! | [`sources`] | the table of senders |
-//! | [`backoff`] | when to try again |
+//! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
 //! **Invariant:** a sender never waits for another, and nothing that a sender does makes the edge hold more than a
 //! bounded number of bytes for it; what exceeds a bound is dropped, oldest first, and counted.
@@ -33,7 +34,10 @@ use crate::{
 };
 
 pub mod backoff;
+pub mod link;
 pub mod local;
+pub mod notice;
+pub mod places;
 pub mod sources;
 #[cfg(test)]
 mod tests;
@@ -51,6 +55,14 @@ pub struct Counters {
     pub tunnels_refused: Counter,
     /// Senders that had to leave for others, because there were too many.
     pub sources_evicted: Counter,
+    /// Tunnels that had to wait because the relay's stream credit was used up.
+    pub credit_waits: Counter,
+    /// Tunnels that had to wait because all places on connections were taken.
+    pub place_waits: Counter,
+    /// Answers of relays that they allow no more tunnels.
+    pub limit_refusals: Counter,
+    /// Tunnels that never came to be, because no place was found for them.
+    pub tunnels_crowded_out: Counter,
     /// Payloads handed to tunnels.
     pub packets_up: Counter,
     /// Payloads handed to local senders.
@@ -70,6 +82,10 @@ impl Counters {
             ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
             ("edge_tunnels_refused", "Tunnels that relays refused, or ended at once", &self.tunnels_refused),
             ("edge_sources_evicted", "Local senders that had to leave for others", &self.sources_evicted),
+            ("edge_stream_credit_waits", "Tunnels that waited for a relay's stream credit", &self.credit_waits),
+            ("edge_place_waits", "Tunnels that waited because all connections were full", &self.place_waits),
+            ("edge_limit_refusals", "Answers of relays that they allow no more tunnels", &self.limit_refusals),
+            ("edge_tunnels_crowded_out", "Tunnels that found no place", &self.tunnels_crowded_out),
             ("edge_packets_up", "UDP payloads handed to tunnels", &self.packets_up),
             ("edge_packets_down", "UDP payloads handed to local senders", &self.packets_down),
             ("edge_dropped_waiting", "UDP payloads dropped while a tunnel was being opened", &self.dropped_waiting),

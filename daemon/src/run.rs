@@ -270,8 +270,9 @@ impl Daemon {
         let relay = Relay::new(Rules::new(settings), classes, resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
-            // A few more than there may be tunnels, so that one too many gets an answer.
-            max_requests: u64::from(limits.tunnels_per_connection) + 16,
+            // Many more than there may be tunnels, so that one too many gets an answer: the transport gives new credit
+            // only when a tenth of all streams has ended.
+            max_requests: 2 * u64::from(limits.tunnels_per_connection) + 64,
             // Clients keep their connections alive, or let them go.
             keep_alive: None,
             ..Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io)

@@ -6,7 +6,10 @@
 use std::{
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -17,29 +20,45 @@ use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{
     io::Interest,
     net::UdpSocket,
+    sync::Notify,
     task::{AbortHandle, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     Counters,
     backoff::{Backoff, random},
+    link::{Link, NoDatagrams},
+    notice::Notice,
+    places,
     sources::Sources,
-    uplink::{Link, NoDatagrams, Uplink},
+    uplink::{CONNECTIONS, Uplink},
 };
 use crate::{
-    client::{OpenError, endpoint::ANSWER_TIMEOUT},
+    client::{OpenError, Opened, endpoint::ANSWER_TIMEOUT},
     quic::{
         class::{Class, Membership},
-        h3,
+        h3::{self, Reserved},
     },
     segments::Segments,
     tunnel::{Batch, Ended, UdpTunnel},
 };
 
-/// How many senders one local address serves at once.
-const MAX_SOURCES: usize = 1_024;
+/// How many senders one local address serves at once: as many as have a place on one connection to the relay.
+const MAX_SOURCES: usize = places::MOST;
+
+/// The most payloads of a sender that count as questions, each of which has one answer: a resolver asks for the IPv4 and
+/// the IPv6 addresses of a name from one port, and may ask again.
+const QUESTIONS: u32 = 4;
+
+/// How long the relay's stream credit may take to come (one round trip, if tunnels are being closed), and how often a
+/// sender without a place looks for one.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How often a relay may say that it allows no more tunnels before a sender gives up: once for each connection, and once
+/// more after others have made room.
+const LIMIT_TRIES: usize = CONNECTIONS + 1;
 
 /// What a sender may have waiting while its tunnel is opened, in bytes: several flights of an inner QUIC handshake.
 const WAITING_BYTES: usize = 64 * 1024;
@@ -62,9 +81,18 @@ const GSO_BYTES: usize = 65_507;
 /// A local address and everything that its tunnels share.
 pub struct Local {
     shared: Arc<Shared>,
-    idle: Duration,
+    idle: Idle,
     sources: Sources<Handle>,
     tasks: JoinSet<(SocketAddr, Arc<Source>)>,
+}
+
+/// How long senders may be silent.
+#[derive(Clone, Copy)]
+struct Idle {
+    /// Any of them.
+    any: Duration,
+    /// One that asked little and got its answers.
+    answered: Duration,
 }
 
 struct Shared {
@@ -80,6 +108,10 @@ struct Shared {
     /// When a tunnel may be opened again after a refusal.
     backoff: Mutex<Backoff>,
     first_wait: Duration,
+    /// How many senders have to leave so that others find a place.
+    crowding: AtomicUsize,
+    crowded: Notify,
+    notice: Notice,
     counters: Arc<Counters>,
 }
 
@@ -95,6 +127,9 @@ struct Source {
     /// The address it sent to, which answers come from.
     local_ip: Option<IpAddr>,
     stage: Mutex<Stage>,
+    /// Payloads that came from it, and payloads that came back for it.
+    sent: AtomicU32,
+    received: AtomicU32,
 }
 
 enum Stage {
@@ -133,6 +168,9 @@ enum End {
     /// The relay did not say whether it opens it.
     #[error("the relay does not answer")]
     NoAnswer,
+    /// There are as many tunnels as the relay allows.
+    #[error("the relay allows no more tunnels")]
+    Crowded,
     /// The configuration asks for what the relay does not offer.
     #[error(transparent)]
     NoDatagrams(#[from] NoDatagrams),
@@ -175,10 +213,14 @@ impl Local {
             uplink,
             backoff: Mutex::new(Backoff::new(forward.backoff)),
             first_wait: forward.backoff.0,
+            crowding: AtomicUsize::new(0),
+            crowded: Notify::new(),
+            notice: Notice::default(),
             counters,
         };
         let (shared, sources) = (Arc::new(shared), Sources::new(MAX_SOURCES));
-        Ok(Self { shared, idle: forward.idle, sources, tasks: JoinSet::new() })
+        let idle = Idle { any: forward.idle, answered: forward.idle_answered.min(forward.idle) };
+        Ok(Self { shared, idle, sources, tasks: JoinSet::new() })
     }
 
     /// The address that was bound.
@@ -195,7 +237,7 @@ impl Local {
     /// The socket failed for good.
     pub async fn run(mut self) -> io::Result<()> {
         let mut bytes = vec![0; MESSAGES * MESSAGE_BYTES];
-        let mut sweep = interval((self.idle / 4).max(Duration::from_millis(100)));
+        let mut sweep = interval((self.idle.answered / 4).max(Duration::from_millis(100)));
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -211,7 +253,15 @@ impl Local {
                         self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
                     }
                 }
-                now = sweep.tick() => self.sources.expire(now, self.idle).for_each(Handle::close),
+                now = sweep.tick() => {
+                    let Self { shared, idle, sources, .. } = &mut self;
+                    let allowed = |handle: &Handle| match handle.source.is_answered() {
+                        true => idle.answered,
+                        false => idle.any,
+                    };
+                    sources.expire(now, allowed).for_each(|handle| handle.close(shared));
+                }
+                () = self.shared.crowded.notified() => self.make_room(),
             }
         }
     }
@@ -251,31 +301,63 @@ impl Local {
         if let Some(handle) = self.sources.heard(meta.addr, now) {
             return handle.source.clone();
         }
-        let stage = Mutex::new(Stage::Waiting(Segments::new(WAITING_BYTES)));
-        let source = Arc::new(Source { address: meta.addr, local_ip: meta.dst_ip, stage });
-        let task = self.tasks.spawn(serve(self.shared.clone(), source.clone()));
-        if let Some(evicted) = self.sources.insert(meta.addr, Handle { source: source.clone(), task }, now) {
-            self.shared.counters.sources_evicted.inc();
-            evicted.close();
+        let source = Arc::new(Source::new(meta.addr, meta.dst_ip));
+        let handle =
+            Handle { source: source.clone(), task: self.tasks.spawn(serve(self.shared.clone(), source.clone())) };
+        if let Some(evicted) = self.sources.insert(meta.addr, handle, now, |it| Some(!it.source.is_answered())) {
+            self.evict(evicted);
         }
         source
+    }
+
+    /// Ends tunnels for those who found all places on connections taken.
+    fn make_room(&mut self) {
+        for _ in 0..self.shared.crowding.swap(0, Relaxed) {
+            // Those that wait have no place to give.
+            let rank = |it: &Handle| it.source.is_open().then(|| !it.source.is_answered());
+            let Some(evicted) = self.sources.evict(rank) else { return };
+            self.evict(evicted);
+        }
+    }
+
+    fn evict(&self, handle: Handle) {
+        self.shared.counters.sources_evicted.inc();
+        handle.close(&self.shared);
     }
 }
 
 impl Handle {
     /// Ends a sender's tunnel properly.
-    fn close(self) {
+    fn close(self, shared: &Shared) {
         self.task.abort();
-        if let Stage::Open(open) = std::mem::replace(&mut *lock(&self.source.stage), Stage::Closed) {
-            open.tunnel.finish();
+        match std::mem::replace(&mut *lock(&self.source.stage), Stage::Closed) {
+            Stage::Open(open) => open.tunnel.finish(),
+            Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
+            Stage::Closed => {}
         }
     }
 }
 
 impl Source {
+    fn new(address: SocketAddr, local_ip: Option<IpAddr>) -> Self {
+        let stage = Mutex::new(Stage::Waiting(Segments::new(WAITING_BYTES)));
+        Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(*lock(&self.stage), Stage::Open(_))
+    }
+
+    /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
+    fn is_answered(&self) -> bool {
+        let sent = self.sent.load(Relaxed);
+        (1..=QUESTIONS).contains(&sent) && self.received.load(Relaxed) >= sent
+    }
+
     /// Takes a message from the sender: payloads of `stride` bytes each, of which the last may be shorter.
     fn push(&self, shared: &Shared, message: &[u8], stride: usize) {
         let counters = &shared.counters;
+        count(&self.sent, payloads(message, stride).count());
         match &mut *lock(&self.stage) {
             Stage::Closed => {}
             Stage::Waiting(queue) => {
@@ -349,6 +431,12 @@ impl Open {
     }
 }
 
+/// Adds to a number that need not be exact once it is large.
+fn count(number: &AtomicU32, more: usize) {
+    // Only one task writes each.
+    number.store(number.load(Relaxed).saturating_add(u32::try_from(more).unwrap_or(u32::MAX)), Relaxed);
+}
+
 /// Walks the payloads of a message; an empty message is an empty payload.
 fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
     message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
@@ -379,7 +467,65 @@ impl Shared {
                 .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
             let counter = if sent.is_ok() { &self.counters.packets_down } else { &self.counters.dropped_down };
             counter.inc_by(count as u64);
+            self::count(&to.received, count);
             (0..count).for_each(|_| _ = downlink.pop());
+        }
+    }
+
+    /// Finds a place on a connection, and a stream there. Where there is none, another sender has to leave.
+    async fn place(&self) -> Result<(Link, Reserved), End> {
+        let mut waited = false;
+        loop {
+            if self.uplink.is_full() {
+                self.crowding.fetch_add(1, Relaxed);
+                self.crowded.notify_one();
+                if !std::mem::replace(&mut waited, true) {
+                    self.counters.place_waits.inc();
+                    self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
+                }
+            }
+            let Ok(link) = timeout(PATIENCE, self.uplink.link()).await else { continue };
+            let link = link.map_err(|_| End::NoLink)?;
+            let reserved = timeout(PATIENCE, link.relay.reserve()).await;
+            match reserved {
+                Ok(reserved) => return Ok((link, reserved.map_err(End::Lost)?)),
+                Err(_) => {
+                    self.counters.credit_waits.inc();
+                    self.say("the relay gives no credit for a further request on this connection");
+                    link.limit();
+                }
+            }
+        }
+    }
+
+    /// Asks the relay for a tunnel of the class.
+    async fn open(&self, class: &Class) -> Result<(Link, Opened), End> {
+        let signal = self.signal(class);
+        for _ in 0..LIMIT_TRIES {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place()).await else { break };
+            let (link, reserved) = placed?;
+            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
+            let answer = timeout(ANSWER_TIMEOUT, opening).await;
+            match answer {
+                Ok(Ok(opened)) => return Ok((link, opened)),
+                Ok(Err(OpenError::Http(error))) => return Err(End::Lost(error)),
+                Ok(Err(error)) if error.is_limit() => {
+                    self.counters.limit_refusals.inc();
+                    self.say("the relay allows no more tunnels");
+                    link.limit();
+                }
+                Ok(Err(error)) => return Err(End::Refused(error)),
+                Err(_) => return Err(End::NoAnswer),
+            }
+        }
+        self.counters.tunnels_crowded_out.inc();
+        Err(End::Crowded)
+    }
+
+    /// Warns of a limit that was reached, not too often.
+    fn say(&self, what: &str) {
+        if self.notice.is_due(Instant::now()) {
+            warn!(relay = %self.uplink.origin(), target = %self.target, "{what}");
         }
     }
 
@@ -387,15 +533,10 @@ impl Shared {
     async fn carry(&self, source: &Source) -> End {
         let wait = lock(&self.backoff).wait(Instant::now());
         sleep(wait).await;
-        let Ok(link) = self.uplink.link().await else { return End::NoLink };
         let class = self.membership.get();
-        let signal = self.signal(&class);
-        let opening = link.relay.open_udp_signalled(&self.target, signal.as_ref());
-        let opened = match timeout(ANSWER_TIMEOUT, opening).await {
-            Ok(Ok(opened)) => opened,
-            Ok(Err(OpenError::Http(error))) => return End::Lost(error),
-            Ok(Err(error)) => return End::Refused(error),
-            Err(_) => return End::NoAnswer,
+        let (link, opened) = match self.open(&class).await {
+            Ok(opened) => opened,
+            Err(end) => return end,
         };
         if let Err(error) = link.allows(self.mode) {
             opened.tunnel.reset(Code::RequestCancelled);

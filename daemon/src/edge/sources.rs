@@ -31,13 +31,27 @@ impl<T> Sources<T> {
         Some(&entry.value)
     }
 
-    /// Adds a sender that is not in the table; returns who had to leave for it: the one silent for longest.
-    pub fn insert(&mut self, address: SocketAddr, value: T, now: Instant) -> Option<T> {
+    /// Adds a sender that is not in the table; returns who had to leave for it, as [`evict`](Self::evict) chooses.
+    pub fn insert(
+        &mut self,
+        address: SocketAddr,
+        value: T,
+        now: Instant,
+        rank: impl Fn(&T) -> Option<bool>,
+    ) -> Option<T> {
         let full = self.entries.len() >= self.limit;
-        let oldest = full.then(|| self.entries.iter().min_by_key(|(_, entry)| entry.heard)).flatten();
-        let evicted = oldest.map(|(address, _)| *address).and_then(|address| self.remove(address, |_| true));
+        let evicted = if full { self.evict(rank) } else { None };
         self.entries.insert(address, Entry { heard: now, value });
         evicted
+    }
+
+    /// Removes the sender that is missed least: of those that `rank` gives `false`, or else `true`, the one silent for
+    /// longest. Those without a rank stay.
+    pub fn evict(&mut self, rank: impl Fn(&T) -> Option<bool>) -> Option<T> {
+        let ranked =
+            self.entries.iter().filter_map(|(address, entry)| Some((rank(&entry.value)?, entry.heard, *address)));
+        let (_, _, address) = ranked.min_by_key(|(rank, heard, _)| (*rank, *heard))?;
+        self.remove(address, |_| true)
     }
 
     /// Removes a sender if what is kept for it is `which`.
@@ -46,10 +60,10 @@ impl<T> Sources<T> {
         self.entries.remove(&address).map(|entry| entry.value)
     }
 
-    /// Removes those that were silent for `idle` at `now`.
-    pub fn expire(&mut self, now: Instant, idle: Duration) -> impl Iterator<Item = T> {
+    /// Removes those that were silent at `now` for as long as `idle` says of each.
+    pub fn expire(&mut self, now: Instant, idle: impl Fn(&T) -> Duration) -> impl Iterator<Item = T> {
         self.entries
-            .extract_if(move |_, entry| now.saturating_duration_since(entry.heard) >= idle)
+            .extract_if(move |_, entry| now.saturating_duration_since(entry.heard) >= idle(&entry.value))
             .map(|(_, entry)| entry.value)
     }
 
@@ -80,12 +94,25 @@ mod tests {
     fn the_longest_silent_leaves_for_a_newcomer() {
         let start = Instant::now();
         let mut sources = Sources::new(2);
-        assert_eq!(sources.insert(address(1), "one", start), None);
-        assert_eq!(sources.insert(address(2), "two", start + SECOND), None);
+        let alike = |_: &_| Some(true);
+        assert_eq!(sources.insert(address(1), "one", start, alike), None);
+        assert_eq!(sources.insert(address(2), "two", start + SECOND, alike), None);
         assert_eq!(sources.heard(address(1), start + 2 * SECOND), Some(&"one"));
-        assert_eq!(sources.insert(address(3), "three", start + 3 * SECOND), Some("two"));
+        assert_eq!(sources.insert(address(3), "three", start + 3 * SECOND, alike), Some("two"));
         assert_eq!(sources.len(), 2);
         assert_eq!(sources.heard(address(2), start + 4 * SECOND), None);
+    }
+
+    #[test]
+    fn the_answered_leave_before_those_that_wait_and_the_needed_stay() {
+        let start = Instant::now();
+        let mut sources = Sources::new(10);
+        for (at, value) in (0..).zip(["needed", "waits", "answered", "answered too"]) {
+            sources.insert(address(at), value, start + SECOND * u32::from(at), |_| None);
+        }
+        let rank = |value: &&str| (*value != "needed").then_some(!value.starts_with("answered"));
+        let left: Vec<_> = std::iter::from_fn(|| sources.evict(rank)).collect();
+        assert_eq!(left, ["answered", "answered too", "waits"]);
     }
 
     #[test]
@@ -93,19 +120,20 @@ mod tests {
         let start = Instant::now();
         let mut sources = Sources::new(10);
         for port in 0..4 {
-            sources.insert(address(port), port, start + SECOND * u32::from(port));
+            sources.insert(address(port), port, start + SECOND * u32::from(port), |_| None);
         }
         sources.heard(address(0), start + 9 * SECOND);
-        let mut expired: Vec<u16> = sources.expire(start + 12 * SECOND, 10 * SECOND).collect();
+        let idle = |port: &u16| if *port == 3 { 9 * SECOND } else { 10 * SECOND };
+        let mut expired: Vec<u16> = sources.expire(start + 12 * SECOND, idle).collect();
         expired.sort_unstable();
-        assert_eq!(expired, [1, 2]);
-        assert_eq!(sources.len(), 2);
+        assert_eq!(expired, [1, 2, 3]);
+        assert_eq!(sources.len(), 1);
     }
 
     #[test]
     fn only_what_is_meant_is_removed() {
         let mut sources = Sources::new(1);
-        sources.insert(address(1), "new", Instant::now());
+        sources.insert(address(1), "new", Instant::now(), |_| None);
         assert_eq!(sources.remove(address(1), |kept| *kept == "old"), None);
         assert_eq!(sources.remove(address(1), |kept| *kept == "new"), Some("new"));
         assert!(sources.is_empty());

@@ -24,7 +24,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Counters, local::Local, uplink::Uplink};
+use super::{
+    Counters,
+    local::Local,
+    places,
+    uplink::{CONNECTIONS, Uplink},
+};
 use crate::{
     client::endpoint::{Access, ConnectError, Endpoint},
     quic::{
@@ -49,6 +54,8 @@ enum Does {
     Refuse,
     /// Echoes once, then closes the connection.
     EchoOnce,
+    /// Echoes, in as many tunnels of all connections at once.
+    EchoIn(usize),
 }
 
 #[derive(Default)]
@@ -59,6 +66,9 @@ struct Seen {
     datagrams: AtomicUsize,
     capsules: AtomicUsize,
     finished: AtomicUsize,
+    /// Tunnels that are open, and as many as ever were at once.
+    open: AtomicUsize,
+    most: AtomicUsize,
 }
 
 struct TestRelay {
@@ -76,6 +86,10 @@ impl Drop for TestRelay {
 
 impl TestRelay {
     fn start(does: Does, allows_datagrams: bool) -> Self {
+        Self::with(does, allows_datagrams, Transport::default())
+    }
+
+    fn with(does: Does, allows_datagrams: bool, transport: Transport) -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
         let chain = vec![made.cert.der().clone()];
@@ -87,7 +101,6 @@ impl TestRelay {
             max_frame_bytes: if allows_datagrams { 65_535 } else { 0 },
             schedules: Schedules::default(),
         };
-        let transport = Transport::default();
         let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let tls = ServerTls::new(identity.prepare().unwrap());
         let mut server =
@@ -130,6 +143,18 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
         request.send.respond(&Refusal::PortProhibited.response(&proxy)).await.unwrap();
         return request.send.finish();
     }
+    let most = if let Does::EchoIn(most) = does { most } else { usize::MAX };
+    let Ok(before) = seen.open.fetch_update(Relaxed, Relaxed, |open| (open < most).then_some(open + 1)) else {
+        request.send.respond(&Refusal::TunnelLimitReached.response(&proxy)).await.unwrap();
+        return request.send.finish();
+    };
+    seen.most.fetch_max(before + 1, Relaxed);
+    echo(request, client, does, &seen).await;
+    seen.open.fetch_sub(1, Relaxed);
+}
+
+async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen) {
+    let proxy = ProxyName::default();
     let next_hop = (Ipv4Addr::LOCALHOST, 9).into();
     request.send.respond(&accepted(Protocol::Udp, next_hop, &proxy)).await.unwrap();
     client.wait_for_settings().await.unwrap();
@@ -175,6 +200,10 @@ impl Drop for Edge {
 
 impl Edge {
     async fn start(relay: &TestRelay, mode: Mode, idle: Duration) -> Self {
+        Self::with(relay, mode, (idle, idle)).await
+    }
+
+    async fn with(relay: &TestRelay, mode: Mode, (idle, idle_answered): (Duration, Duration)) -> Self {
         let access = relay.access();
         let backoff = (Duration::from_millis(10), Duration::from_secs(60));
         let forward = Forward {
@@ -187,6 +216,7 @@ impl Edge {
             client: None,
             trust: access.trust.clone(),
             idle,
+            idle_answered,
             backoff,
         };
         let counters = Arc::new(Counters::default());
@@ -323,4 +353,58 @@ async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
     let access = Access { trust: Trust::Pinned(relay.fingerprint), ..relay.access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     assert!(endpoint.connect().await.is_ok());
+}
+
+/// Asks one question from each of so many new ports, and gets an answer to each.
+async fn ask(edge: &Edge, questions: u16) {
+    for question in 0..questions {
+        let application = edge.application().await;
+        application.send(&question.to_be_bytes()).await.unwrap();
+        assert_eq!(receive(&application).await, question.to_be_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_relay_that_allows_few_streams_answers_new_senders_for_ever() {
+    let transport = Transport { max_requests: 16, ..Transport::default() };
+    let relay = TestRelay::with(Does::Echo, true, transport);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    ask(&edge, 300).await;
+    assert!(edge.counters.credit_waits.get() > 0 && edge.counters.sources_evicted.get() > 0);
+    assert_eq!((edge.counters.tunnels_refused.get(), edge.counters.tunnels_crowded_out.get()), (0, 0));
+    assert!(relay.seen.connections.load(Relaxed) <= CONNECTIONS);
+}
+
+#[tokio::test]
+async fn a_relay_that_allows_few_tunnels_answers_new_senders_for_ever() {
+    let relay = TestRelay::start(Does::EchoIn(8), true);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    ask(&edge, 100).await;
+    assert!(edge.counters.limit_refusals.get() > 0 && edge.counters.sources_evicted.get() > 0);
+    assert_eq!((edge.counters.tunnels_refused.get(), edge.counters.tunnels_crowded_out.get()), (0, 0));
+}
+
+#[tokio::test]
+async fn more_senders_than_places_are_answered_over_one_connection() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    ask(&edge, places::MOST as u16 + 200).await;
+    assert_eq!(relay.seen.connections.load(Relaxed), 1);
+    assert!(relay.seen.most.load(Relaxed) < config::relay::Limits::default().tunnels_per_connection as usize);
+    // The system may have chosen a port twice.
+    assert!((100..=200).contains(&edge.counters.sources_evicted.get()));
+}
+
+#[tokio::test]
+async fn the_tunnel_of_a_sender_that_has_its_answer_is_closed_before_others() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let edge = Edge::with(&relay, Mode::Auto, (PATIENCE, Duration::from_millis(100))).await;
+    let talkative = edge.application().await;
+    for at in 0..10_u8 {
+        talkative.send(&[at]).await.unwrap();
+        assert_eq!(receive(&talkative).await, [at]);
+    }
+    ask(&edge, 3).await;
+    eventually(|| relay.seen.finished.load(Relaxed) == 3).await;
+    assert_eq!(relay.seen.open.load(Relaxed), 1, "one that asks more than a resolver does is not thought answered");
 }

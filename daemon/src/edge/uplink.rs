@@ -1,114 +1,64 @@
-//! One relay, and the connection to it that the forwards share: made when it is needed, and made again when lost.
+//! One relay, and the connections to it that the forwards share: made when they are needed, and made again when lost.
+//!
+//! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows; only when they are
+//! taken is another one made, up to [`CONNECTIONS`].
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use config::forward::Mode;
-use masque::{target::Target, tunnel::Form};
+use futures::future::OptionFuture;
+use masque::target::Target;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
-    time::{Instant, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{info, warn};
 
-use super::backoff::{Backoff, random};
+use super::{
+    backoff::{Backoff, random},
+    link::{Line, Link},
+};
 use crate::{
     client::{
-        Relay, drive,
+        drive,
         endpoint::{ConnectError, Connected, Endpoint},
     },
-    quic::{events::PacketSize, h3},
+    quic::h3,
 };
 
-/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`Mode::Auto`]: QUIC
-/// needs packets of this size (RFC 9000 §14).
-const USABLE_PAYLOAD_BYTES: u16 = 1_200;
+/// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
+/// configuration says nothing (`tunnels_per_user`, 4,096).
+pub const CONNECTIONS: usize = 4;
 
-/// A connection that works, as far as anybody knows. Clones share it.
-#[derive(Clone)]
-pub struct Link {
-    /// The relay.
-    pub relay: Relay,
-    packets: PacketSize,
-    /// Whether it was said that the path is too narrow.
-    told: Arc<AtomicBool>,
-}
+/// For how long a connection that others make up for may be without tunnels before it is closed.
+const SPARE: Duration = Duration::from_secs(30);
 
-/// The relay does not allow datagrams, and nothing else was asked for.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the relay does not allow QUIC datagrams: use mode \"auto\" or \"stream\"")]
-pub struct NoDatagrams;
-
-impl Link {
-    /// Takes over a new connection.
-    #[must_use]
-    pub fn new(connected: &Connected) -> Self {
-        let (relay, packets) = (connected.relay.clone(), connected.packets.clone());
-        Self { relay, packets, told: Arc::default() }
-    }
-
-    /// Whether `mode` can be used. The relay's settings have to have arrived, which is so once a tunnel is open.
-    ///
-    /// # Errors
-    /// [`NoDatagrams`].
-    pub fn allows(&self, mode: Mode) -> Result<(), NoDatagrams> {
-        let needed = mode == Mode::Datagram;
-        if needed && !self.relay.http().datagrams_allowed() { Err(NoDatagrams) } else { Ok(()) }
-    }
-
-    /// Whether a payload of so many bytes can travel in a datagram.
-    #[must_use]
-    pub fn carries(&self, payload_bytes: u16) -> bool {
-        self.packets.carries(payload_bytes)
-    }
-
-    /// The form in which payloads leave, or `None` for the one that the tunnel chooses. It follows the path: where
-    /// that turns out to be too narrow for datagrams of a useful size, payloads take the stream.
-    #[must_use]
-    pub fn form(&self, mode: Mode) -> Option<Form> {
-        let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);
-        match mode {
-            Mode::Stream => Some(Form::Capsule),
-            Mode::Datagram => Some(Form::Datagram),
-            Mode::Auto if self.relay.http().datagrams_allowed() && narrow() => {
-                if !self.told.swap(true, Relaxed) {
-                    info!(
-                        packet_bytes = self.packets.bytes(),
-                        "the path to the relay is too narrow for payloads of {USABLE_PAYLOAD_BYTES} bytes in datagrams: \
-                         using stream mode"
-                    );
-                }
-                Some(Form::Capsule)
-            }
-            Mode::Auto => None,
-        }
-    }
-}
-
-/// The connection to a relay. Those who want to use it ask with [`Uplink::link`]; [`Uplink::run`] keeps it up.
+/// The connections to a relay. Those who want to use one ask with [`Uplink::link`]; [`Uplink::run`] keeps them up.
 pub struct Uplink {
     endpoint: Endpoint,
     wanted: Notify,
+    freed: Arc<Notify>,
     state: watch::Sender<State>,
 }
 
 #[derive(Default)]
 struct State {
-    link: Option<Link>,
+    /// In the order in which they are to be filled.
+    lines: Vec<Arc<Line>>,
     /// How often connecting has failed, and how it did last.
     failures: u64,
     failure: Option<Arc<ConnectError>>,
+    /// Whether the last attempt to connect failed.
+    is_alone: bool,
 }
 
 impl State {
-    fn usable(&self) -> Option<&Link> {
-        self.link.as_ref().filter(|link| link.relay.http().takes_requests())
+    fn usable(&self) -> impl Iterator<Item = &Arc<Line>> {
+        self.lines.iter().filter(|line| line.is_usable())
+    }
+
+    fn has_room(&self) -> bool {
+        self.lines.iter().any(|line| line.has_room())
     }
 }
 
@@ -116,7 +66,8 @@ impl Uplink {
     /// Returns an uplink without a connection.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Arc<Self> {
-        Arc::new(Self { endpoint, wanted: Notify::new(), state: watch::Sender::default() })
+        let (wanted, freed, state) = (Notify::new(), Arc::default(), watch::Sender::default());
+        Arc::new(Self { endpoint, wanted, freed, state })
     }
 
     /// The relay's host and port.
@@ -125,61 +76,86 @@ impl Uplink {
         self.endpoint.origin()
     }
 
-    /// Returns a connection that takes requests; waits for one if there is none, back-off included.
+    /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
+    /// connection, back-off included, or for the end of another tunnel.
     ///
     /// # Errors
-    /// The attempt to connect that was waited for failed.
+    /// There is no connection, and the attempt to make one that was waited for failed.
     pub async fn link(&self) -> Result<Link, Arc<ConnectError>> {
         let mut changes = self.state.subscribe();
         let failures = changes.borrow().failures;
         loop {
+            let mut freed = pin!(self.freed.notified());
+            freed.as_mut().enable();
             {
                 let state = changes.borrow_and_update();
-                if let Some(link) = state.usable() {
-                    return Ok(link.clone());
+                if let Some(link) = state.lines.iter().find_map(Line::link) {
+                    return Ok(link);
                 }
-                if let Some(failure) = state.failure.as_ref().filter(|_| state.failures > failures) {
+                let failed = state.failures > failures && state.usable().next().is_none();
+                if let Some(failure) = state.failure.as_ref().filter(|_| failed) {
                     return Err(failure.clone());
                 }
             }
             self.wanted.notify_one();
-            if changes.changed().await.is_err() {
-                // The sender is a part of `self`.
-                std::future::pending::<()>().await;
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() {
+                    // The sender is a part of `self`.
+                    std::future::pending::<()>().await;
+                },
+                () = freed => {}
             }
         }
     }
 
-    /// Connects whenever a connection is wanted and there is none, at first at once; never returns.
+    /// Whether all places are taken, and no further connection will bring more soon: one of the tunnels has to end
+    /// before another can be opened.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let state = self.state.borrow();
+        let connections = state.usable().count();
+        connections > 0 && !state.has_room() && (connections >= CONNECTIONS || state.is_alone)
+    }
+
+    /// Connects whenever a connection is wanted and there is none with room, at first at once; never returns.
     pub async fn run(&self, backoff: (Duration, Duration)) {
         let origin = self.origin();
         let mut backoff = Backoff::new(backoff);
         // More than one while a relay that goes away still serves the tunnels it has (RFC 9114 §5.2).
-        let mut connections: JoinSet<(Instant, h3::Error)> = JoinSet::new();
+        let mut connections: JoinSet<(Arc<Line>, h3::Error)> = JoinSet::new();
+        let (mut attempt, mut connecting) = (pin!(OptionFuture::from(None)), false);
+        let mut tidy = interval(SPARE / 4);
+        tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.wanted.notify_one();
         loop {
             tokio::select! {
                 Some(ended) = connections.join_next() => {
-                    let Ok((since, error)) = ended else { continue };
+                    let Ok((line, error)) = ended else { continue };
+                    self.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, &line)));
+                    if line.is_closed() {
+                        continue;
+                    }
                     warn!(relay = %origin, "connection lost: {error}");
-                    if since.elapsed() > backoff.longest() {
+                    if line.since.elapsed() > backoff.longest() {
                         backoff.succeeded();
                     } else {
                         backoff.failed(Instant::now(), random());
                     }
-                    self.state.send_if_modified(|state| state.usable().is_none() && state.link.take().is_some());
                 }
-                () = self.wanted.notified() => {
-                    if self.state.borrow().usable().is_some() {
-                        continue;
-                    }
-                    sleep(backoff.wait(Instant::now())).await;
-                    match self.endpoint.connect().await {
+                Some(connected) = &mut attempt, if connecting => {
+                    attempt.set(None.into());
+                    connecting = false;
+                    let connected: Result<Connected, ConnectError> = connected;
+                    match connected {
                         Ok(connected) => {
                             info!(relay = %origin, address = %connected.address, "connected");
-                            let link = Link::new(&connected);
-                            connections.spawn(async { (Instant::now(), drive(connected.connection).await) });
-                            self.state.send_modify(|state| state.link = Some(link));
+                            let line = Line::new(&connected, self.freed.clone());
+                            let driven = line.clone();
+                            connections.spawn(async { (driven, drive(connected.connection).await) });
+                            self.state.send_modify(|state| {
+                                state.lines.push(line);
+                                state.is_alone = false;
+                            });
                         }
                         Err(error) => {
                             let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
@@ -187,19 +163,52 @@ impl Uplink {
                             self.state.send_modify(|state| {
                                 state.failures += 1;
                                 state.failure = Some(Arc::new(error));
+                                state.is_alone = true;
                             });
                         }
                     }
                 }
+                () = self.wanted.notified(), if !connecting => {
+                    let (room, usable) = {
+                        let state = self.state.borrow();
+                        (state.has_room(), state.usable().count())
+                    };
+                    if !room && usable < CONNECTIONS {
+                        connecting = true;
+                        let wait = backoff.wait(Instant::now());
+                        attempt.set(Some(async move {
+                            sleep(wait).await;
+                            self.endpoint.connect().await
+                        }).into());
+                    }
+                }
+                _ = tidy.tick() => self.close_spare(),
             }
         }
     }
 
-    /// Closes the connection properly, if there is one. [`Uplink::run`] has to be dropped before.
+    /// Closes connections without tunnels that others make up for.
+    fn close_spare(&self) {
+        self.state.send_if_modified(|state| {
+            let spare = |line: &Arc<Line>| line.tunnels() == 0 && line.since.elapsed() > SPARE;
+            let first = state.usable().next().cloned();
+            let before = state.lines.len();
+            state.lines.retain(|line| {
+                let kept = !spare(line) || first.as_ref().is_none_or(|first| Arc::ptr_eq(first, line));
+                if !kept {
+                    line.close();
+                }
+                kept
+            });
+            state.lines.len() < before
+        });
+    }
+
+    /// Closes all connections properly. [`Uplink::run`] has to be dropped before.
     pub async fn close(&self) {
-        let link = self.state.borrow().link.clone();
-        if let Some(link) = link {
-            self.endpoint.close(&link.relay).await;
+        let lines = self.state.borrow().lines.clone();
+        for line in lines {
+            self.endpoint.close(&line.relay).await;
         }
     }
 }

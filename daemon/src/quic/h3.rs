@@ -103,11 +103,17 @@ impl Request {
 #[derive(Clone)]
 pub struct Client {
     handle: Handle,
+    /// Whose turn it is to open a stream. The transport keeps the wakers of tasks that gave up and spends credit on
+    /// waking them; so the tasks wait here, and it knows one waker.
+    opener: Arc<tokio::sync::Mutex<Handle>>,
     hub: Arc<Hub>,
     dispatcher: Dispatcher,
     peer: Arc<Peer>,
     limits: MessageLimits,
 }
+
+/// A stream that the peer's credit allows (RFC 9000 §4.6), for a request that is to come.
+pub struct Reserved(stream::BidirectionalStream);
 
 struct Peer {
     settings: OnceLock<Settings>,
@@ -154,7 +160,14 @@ impl Connection {
             control,
             control_stream,
             control_queue,
-            client: Client { handle, hub, dispatcher, peer, limits },
+            client: Client {
+                opener: Arc::new(tokio::sync::Mutex::new(handle.clone())),
+                handle,
+                hub,
+                dispatcher,
+                peer,
+                limits,
+            },
             next_request: 0,
             goaway: None,
             early_signals: Signals::default(),
@@ -369,12 +382,39 @@ impl Client {
     /// # Errors
     /// The connection ended, the peer goes away, or the head exceeds what the peer accepts.
     pub async fn request(&self, head: &RequestHead) -> Result<Request, Error> {
+        self.request_on(self.reserve().await?, head)
+    }
+
+    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; those who wait for more
+    /// get it in the order in which they came.
+    ///
+    /// # Errors
+    /// The connection ended, or the peer goes away.
+    pub async fn reserve(&self) -> Result<Reserved, Error> {
+        let mut opener = self.opener.lock().await;
+        loop {
+            let changed = self.peer.changed.notified();
+            if !self.takes_requests() {
+                return Err(Error::GoingAway);
+            }
+            tokio::select! {
+                biased;
+                stream = opener.open_bidirectional_stream() => return Ok(Reserved(stream?)),
+                () = changed => {}
+            }
+        }
+    }
+
+    /// Sends a request's head on a stream that was reserved for it.
+    ///
+    /// # Errors
+    /// The peer goes away, or the head exceeds what the peer accepts.
+    pub fn request_on(&self, Reserved(stream): Reserved, head: &RequestHead) -> Result<Request, Error> {
         if !self.takes_requests() {
             return Err(Error::GoingAway);
         }
         let max = self.settings().and_then(|settings| settings.max_field_section_size);
         let head = h3::encode_request(head, max)?;
-        let stream = self.handle.clone().open_bidirectional_stream().await?;
         let stream_id = stream.id();
         let flow = self.hub.open(stream_id);
         let (recv, mut send) = self.split(stream, Role::Client);

@@ -84,6 +84,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             client: access.identity,
             trust: access.trust,
             idle: IDLE,
+            idle_answered: config::forward::idle_answered(target, IDLE),
             backoff: BACKOFF,
         };
         let local =

@@ -14,7 +14,7 @@ use paced::{
         drive,
         endpoint::{ANSWER_TIMEOUT, Endpoint},
     },
-    edge::{backoff, uplink::Link},
+    edge::{backoff, link::Link},
     say,
     segments::Segments,
     tunnel::{Ended, UdpTunnel},
@@ -86,7 +86,7 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     };
     let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
     let connected = endpoint.connect().await?;
-    let link = Link::new(&connected);
+    let link = Link::alone(&connected);
     let (address, handshake) = (connected.address, connected.handshake);
     let driver = tokio::spawn(drive(connected.connection));
 

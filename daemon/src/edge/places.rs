@@ -1,0 +1,98 @@
+//! How many tunnels one connection to a relay carries.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Tunnels over one connection, at most: below what a relay allows if its configuration says nothing
+/// (`tunnels_per_connection`, 1,024), so that tunnels that are just closing do not stand in the way of new ones.
+pub const MOST: usize = 960;
+
+/// After how long a relay that allowed fewer is asked for more again: others of the same user may have gone.
+const FORGET: Duration = Duration::from_secs(5);
+
+/// The places for tunnels on one connection.
+#[derive(Debug)]
+pub struct Places {
+    taken: usize,
+    most: usize,
+    /// When the relay allowed no more than `most`.
+    limited: Option<Instant>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { taken: 0, most: MOST, limited: None }
+    }
+}
+
+impl Places {
+    /// How many are taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Whether one is free at `now`.
+    #[must_use]
+    pub fn has_room(&self, now: Instant) -> bool {
+        self.taken < self.most(now)
+    }
+
+    /// Takes a place if one is free at `now`.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let free = self.has_room(now);
+        self.taken += usize::from(free);
+        free
+    }
+
+    /// Gives a place back.
+    pub fn give_back(&mut self) {
+        self.taken = self.taken.saturating_sub(1);
+    }
+
+    /// Notes that the relay had no room for one of those who hold a place: the others are as many as it allows.
+    pub fn limit(&mut self, now: Instant) {
+        self.most = self.taken.saturating_sub(1).min(self.most(now));
+        self.limited = Some(now);
+    }
+
+    fn most(&self, now: Instant) -> usize {
+        let holds = self.limited.is_some_and(|since| now.saturating_duration_since(since) < FORGET);
+        if holds { self.most } else { MOST }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(count: usize, now: Instant) -> Places {
+        let mut places = Places::default();
+        (0..count).for_each(|_| assert!(places.take(now)));
+        places
+    }
+
+    #[test]
+    fn a_connection_has_fewer_places_than_a_relay_allows_tunnels() {
+        let now = Instant::now();
+        let mut places = taken(MOST, now);
+        assert!(!places.take(now));
+        assert!(MOST < config::relay::Limits::default().tunnels_per_connection as usize);
+        places.give_back();
+        assert!(places.take(now));
+    }
+
+    #[test]
+    fn what_the_relay_allows_is_the_limit_for_a_while() {
+        let now = Instant::now();
+        let mut places = taken(11, now);
+        places.limit(now);
+        places.give_back();
+        assert_eq!((places.taken(), places.has_room(now)), (10, false));
+        places.give_back();
+        assert!(places.has_room(now));
+        let later = now + FORGET;
+        assert!((0..20).all(|_| places.take(later)));
+    }
+}
