@@ -14,41 +14,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "intf.h"
+#include "sip_hash.h"
 
 #define ID_LEN 12
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "SipHash reads words in this order");
-
-#define SIP_ROTATE(word, bits) ((word) << (bits) | (word) >> (64 - (bits)))
-#define SIP_ROUND(a, b, c, d)                                                                       \
-	do {                                                                                        \
-		a += b; b = SIP_ROTATE(b, 13); b ^= a; a = SIP_ROTATE(a, 32);                       \
-		c += d; d = SIP_ROTATE(d, 16); d ^= c;                                              \
-		a += d; d = SIP_ROTATE(d, 21); d ^= a;                                              \
-		c += b; b = SIP_ROTATE(b, 17); b ^= c; c = SIP_ROTATE(c, 32);                       \
-	} while (0)
-
-/* SipHash-2-4 (Aumasson and Bernstein 2012) of 8 to 15 bytes: the first word, and the last with the length on top. */
-static inline __u64 sip_hash(const __u64 key[2], __u64 first, __u64 last)
-{
-	__u64 a = key[0] ^ 0x736f6d6570736575, b = key[1] ^ 0x646f72616e646f6d;
-	__u64 c = key[0] ^ 0x6c7967656e657261, d = key[1] ^ 0x7465646279746573;
-
-	d ^= first;
-	SIP_ROUND(a, b, c, d);
-	SIP_ROUND(a, b, c, d);
-	a ^= first;
-	d ^= last;
-	SIP_ROUND(a, b, c, d);
-	SIP_ROUND(a, b, c, d);
-	a ^= last;
-	c ^= 0xff;
-	SIP_ROUND(a, b, c, d);
-	SIP_ROUND(a, b, c, d);
-	SIP_ROUND(a, b, c, d);
-	SIP_ROUND(a, b, c, d);
-	return a ^ b ^ c ^ d;
-}
 
 struct id_label {
 	__u8 class;

@@ -28,10 +28,12 @@ pub(crate) fn set_keys<M: BorrowMut<MapData>>(
 
 impl From<&IdKeys> for RawIdKeys {
     fn from(keys: &IdKeys) -> Self {
-        let words = |key: &[u8; 16]| {
-            let both = u128::from_le_bytes(*key);
-            [both as u64, (both >> 64) as u64]
-        };
         Self { tag: words(&keys.tag), mask: words(&keys.mask), in_force: 1, unused: 0 }
     }
+}
+
+/// A SipHash key as programs have it.
+pub(crate) fn words(key: &[u8; 16]) -> [u64; 2] {
+    let both = u128::from_le_bytes(*key);
+    [both as u64, (both >> 64) as u64]
 }

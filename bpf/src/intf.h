@@ -42,17 +42,19 @@ struct class_counters {
  */
 struct listener {
 	__u64 address[2];
-	__u16 port;
+	__u16 port; /* ANY_PORT: whether anything listens at the address */
 	__u16 in_use;
-	__u32 unused;
+	__u8 class; /* of packets whose connection ID says none */
+	__u8 unused[3];
 };
 
-#define LISTENER_PLACES 1024u
+#define ANY_PORT 0u
+#define LISTENER_PLACES 2048u
 #define LISTENER_PROBES 8u
 
 static inline __u32 listener_place(__u64 address_0, __u64 address_1, __u16 port)
 {
-	return ((address_0 ^ (address_1 << 32 | address_1 >> 32) ^ port) * 0x9e3779b97f4a7c15ull) >> 54;
+	return ((address_0 ^ (address_1 << 32 | address_1 >> 32) ^ port) * 0x9e3779b97f4a7c15ull) >> 53;
 }
 
 /* The SipHash-2-4 keys of connection IDs under one config; connection_id.h says how they are made. */
@@ -60,6 +62,13 @@ static inline __u32 listener_place(__u64 address_0, __u64 address_1, __u16 port)
 struct id_keys {
 	__u64 tag[2];
 	__u64 mask[2];
+	__u32 in_force;
+	__u32 unused;
+};
+
+/* The SipHash-2-4 key of the stamps in address tokens. */
+struct stamp_key {
+	__u64 key[2];
 	__u32 in_force;
 	__u32 unused;
 };
@@ -72,26 +81,47 @@ struct limit {
 
 /* What is let through of packets that nothing is known about. */
 struct limits {
-	struct limit prefix; /* first packets of connections from one /24 or /56 */
-	struct limit total;  /* first packets of connections */
-	struct limit resets; /* packets for connections that may have been forgotten */
+	struct limit prefix;    /* first packets of connections from one /24 or /56, or from one address that is proven */
+	struct limit total;     /* first packets of connections, in each lane */
+	struct limit id;        /* first packets of connections under one ID of ours */
+	struct limit resets;    /* packets for connections that may have been forgotten */
+	struct limit fragments; /* those without a UDP header to addresses of listeners */
+};
+
+/* Connections are of classes, which are numbers here. */
+#define CLASSES 256u
+
+/* What arrived of one class, on one CPU: all that the rest of the program would pass, shed or not. */
+struct arrivals {
+	__u64 packets;
+	__u64 bytes; /* of UDP payload */
+	__u64 shed_packets;
 };
 
 /* What becomes of a packet to a listener; the index of its counter. */
 enum reason {
-	PASS_CONNECTION, /* its connection ID is ours */
-	PASS_INITIAL,    /* it begins a connection */
-	PASS_VERSION,    /* the endpoint may answer with the versions that it has */
-	PASS_UNKNOWN_ID, /* the endpoint may answer with a stateless reset */
+	PASS_CONNECTION,    /* its connection ID is ours */
+	PASS_INITIAL,       /* it begins a connection; so do the next three */
+	PASS_INITIAL_TOKEN, /* it shows an address token */
+	PASS_INITIAL_KNOWN, /* it comes from where a handshake was completed */
+	PASS_INITIAL_ID,    /* it is under an ID of ours */
+	PASS_VERSION,       /* the endpoint may answer with the versions that it has */
+	PASS_UNKNOWN_ID,    /* the endpoint may answer with a stateless reset */
+	PASS_FRAGMENT,      /* it may be for somebody else at the address */
 	DROP_MALFORMED,
 	DROP_SHORT_INITIAL,
 	DROP_SHORT_ID,
 	DROP_VERSION_NEGOTIATION,
 	DROP_SHORT_VERSION,
 	DROP_FORGED_ID,
+	DROP_FRAGMENT,
+	DROP_HIDDEN, /* behind extension headers */
 	DROP_PREFIX_LIMIT,
 	DROP_TOTAL_LIMIT,
+	DROP_ID_LIMIT,
 	DROP_RESET_LIMIT,
+	DROP_FRAGMENT_LIMIT,
+	DROP_ARRIVALS_LIMIT, /* of a class that is too low for what else arrives */
 	REASONS,
 };
 
@@ -110,12 +140,20 @@ LAYOUT(class_counters, dropped_packets, 24);
 _Static_assert(sizeof(struct listener) == 24, "listener");
 LAYOUT(listener, port, 16);
 LAYOUT(listener, in_use, 18);
+LAYOUT(listener, class, 20);
 _Static_assert(sizeof(struct id_keys) == 40, "id_keys");
 LAYOUT(id_keys, mask, 16);
 LAYOUT(id_keys, in_force, 32);
-_Static_assert(sizeof(struct limits) == 48, "limits");
+_Static_assert(sizeof(struct stamp_key) == 24, "stamp_key");
+LAYOUT(stamp_key, in_force, 16);
+_Static_assert(sizeof(struct limits) == 80, "limits");
 LAYOUT(limits, total, 16);
-LAYOUT(limits, resets, 32);
-_Static_assert(REASONS == 13, "reason");
+LAYOUT(limits, id, 32);
+LAYOUT(limits, resets, 48);
+LAYOUT(limits, fragments, 64);
+_Static_assert(sizeof(struct arrivals) == 24, "arrivals");
+LAYOUT(arrivals, bytes, 8);
+LAYOUT(arrivals, shed_packets, 16);
+_Static_assert(REASONS == 22, "reason");
 
 #endif

@@ -36,8 +36,13 @@ pub(crate) struct RawCounters {
 pub(crate) const ID_CONFIGS: u32 = 8;
 
 /// In how many places listeners may stand, and how many are looked at from the one of their hash on.
-pub(crate) const LISTENER_PLACES: u32 = 1_024;
+pub(crate) const LISTENER_PLACES: u32 = 2_048;
 pub(crate) const LISTENER_PROBES: u32 = 8;
+/// The port of an entry that says that something listens at an address.
+pub(crate) const ANY_PORT: u16 = 0;
+
+/// How many numbers there are for classes.
+pub(crate) const CLASSES: u32 = 256;
 
 /// `struct listener`; both in network order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -46,14 +51,15 @@ pub(crate) struct RawListener {
     pub(crate) address: [u64; 2],
     pub(crate) port: u16,
     pub(crate) in_use: u16,
-    pub(crate) unused: u32,
+    pub(crate) class: u8,
+    pub(crate) unused: [u8; 3],
 }
 
 impl RawListener {
     /// `listener_place`.
     pub(crate) fn place(&self) -> u32 {
         let mixed = self.address[0] ^ self.address[1].rotate_left(32) ^ u64::from(self.port);
-        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as u32
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as u32
     }
 }
 
@@ -63,6 +69,15 @@ impl RawListener {
 pub(crate) struct RawIdKeys {
     pub(crate) tag: [u64; 2],
     pub(crate) mask: [u64; 2],
+    pub(crate) in_force: u32,
+    pub(crate) unused: u32,
+}
+
+/// `struct stamp_key`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawStampKey {
+    pub(crate) key: [u64; 2],
     pub(crate) in_force: u32,
     pub(crate) unused: u32,
 }
@@ -81,7 +96,18 @@ pub(crate) struct RawLimit {
 pub(crate) struct RawLimits {
     pub(crate) prefix: RawLimit,
     pub(crate) total: RawLimit,
+    pub(crate) id: RawLimit,
     pub(crate) resets: RawLimit,
+    pub(crate) fragments: RawLimit,
+}
+
+/// `struct arrivals`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawArrivals {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) shed_packets: u64,
 }
 
 // SAFETY: all are made of integers in C's layout, without padding that could be uninitialised.
@@ -93,7 +119,13 @@ unsafe impl Pod for RawListener {}
 // SAFETY: as above.
 unsafe impl Pod for RawIdKeys {}
 // SAFETY: as above.
+unsafe impl Pod for RawStampKey {}
+// SAFETY: as above.
+unsafe impl Pod for RawLimit {}
+// SAFETY: as above.
 unsafe impl Pod for RawLimits {}
+// SAFETY: as above.
+unsafe impl Pod for RawArrivals {}
 
 /// Holds a mirrored struct to the numbers of the header.
 macro_rules! layout {
@@ -104,7 +136,9 @@ macro_rules! layout {
 
 layout!(RawTerms, 24, bytes_per_sec @ 0, burst_ns @ 8, priority @ 16, dscp @ 20);
 layout!(RawCounters, 32, packets @ 0, bytes @ 8, delayed_packets @ 16, dropped_packets @ 24);
-layout!(RawListener, 24, address @ 0, port @ 16, in_use @ 18);
+layout!(RawListener, 24, address @ 0, port @ 16, in_use @ 18, class @ 20);
 layout!(RawIdKeys, 40, tag @ 0, mask @ 16, in_force @ 32);
-layout!(RawLimits, 48, prefix @ 0, total @ 16, resets @ 32);
-const _: () = assert!(crate::ingress::Reason::ALL.len() == 13);
+layout!(RawStampKey, 24, key @ 0, in_force @ 16);
+layout!(RawLimits, 80, prefix @ 0, total @ 16, id @ 32, resets @ 48, fragments @ 64);
+layout!(RawArrivals, 24, packets @ 0, bytes @ 8, shed_packets @ 16);
+const _: () = assert!(crate::ingress::Reason::COUNT == 22 && CLASSES == 256);

@@ -17,7 +17,9 @@ impl Tables {
     /// The descriptors of the tables of a loaded object.
     pub(crate) fn fds<'a>(&self, ebpf: &'a Ebpf) -> Result<Vec<BorrowedFd<'a>>, Error> {
         let fd = |name: &&'static str| match ebpf.map(name)? {
-            Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) => Some(map.fd().as_fd()),
+            Map::Array(map) | Map::PerCpuArray(map) | Map::HashMap(map) | Map::LruHashMap(map) => {
+                Some(map.fd().as_fd())
+            }
             _ => None,
         };
         let fds =

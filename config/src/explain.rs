@@ -78,7 +78,8 @@ fn listener_line(listener: &Listener) -> String {
         Auth::TokenOrCertificate => "clients show a token or a certificate",
         Auth::None => "open to all clients",
     };
-    format!("{} (UDP) with {identity}, {auth}", listener.address)
+    let class = listener.class.as_deref().map(|class| format!(", class {class}")).unwrap_or_default();
+    format!("{} (UDP) with {identity}, {auth}{class}", listener.address)
 }
 
 fn targets(rules: &TargetRules) -> Vec<String> {
@@ -145,12 +146,13 @@ fn kernel(kernel: &Kernel) -> String {
     ];
     let parts: Vec<_> = parts.into_iter().filter(|(wanted, _)| *wanted).map(|(_, part)| part).collect();
     let devices: Vec<_> = kernel.devices.iter().map(Device::as_str).collect();
-    match (devices.is_empty(), parts.is_empty()) {
-        (false, false) => {
-            format!("kernel: on {}: {}; marks {:#x}", devices.join(", "), parts.join(", "), kernel.mark_tag)
-        }
-        _ => "kernel: enforces nothing".into(),
+    if devices.is_empty() || parts.is_empty() {
+        return "kernel: enforces nothing".into();
     }
+    let arrivals = kernel.arrivals_per_second.filter(|_| kernel.ingress);
+    let shed = arrivals.map(|most| format!("; of more than {most} arrivals a second, lower classes are shed"));
+    let (devices, parts) = (devices.join(", "), parts.join(", "));
+    format!("kernel: on {devices}: {parts}; marks {:#x}{}", kernel.mark_tag, shed.unwrap_or_default())
 }
 
 fn control(control: &Control) -> String {

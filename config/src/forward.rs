@@ -84,8 +84,7 @@ pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
 pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward> {
     let (listen, relay, target) = (section.require("listen"), section.require("relay"), section.require("target"));
     let mode = section.get("mode").unwrap_or_default();
-    let names: Vec<&str> = policy.classes.iter().map(|class| &class.name[..]).collect();
-    let class = section.place_in(&names, "class").map(|place| names[place].to_owned());
+    let class = policy.class_named_in(section);
     let token_file = section.get("token_file");
     let client = match (section.get("client_certificate"), section.get("client_key")) {
         (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),

@@ -1,6 +1,7 @@
 //! What the kernel is asked to enforce, and on which devices.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
@@ -23,8 +24,12 @@ pub struct Kernel {
     pub mark_tag: u32,
     /// How many packets that begin a connection pass from one /24 (IPv4) or /56 (IPv6); at least 1.
     pub initials_per_second_from_prefix: u32,
-    /// How many pass from all together; at least 1.
+    /// How many pass from all together; at least 1. As many again pass in each of the lanes for those who prove something.
     pub initials_per_second: u32,
+    /// How many later fragments pass to the addresses of listeners; at least 1.
+    pub fragments_per_second: u32,
+    /// How many packets may arrive at listeners before those of lower classes are shed; `None` for any number.
+    pub arrivals_per_second: Option<NonZeroU32>,
 }
 
 impl Default for Kernel {
@@ -37,6 +42,8 @@ impl Default for Kernel {
             mark_tag: 0x70ac_0000,
             initials_per_second_from_prefix: 100,
             initials_per_second: 2_000,
+            fragments_per_second: 1_000,
+            arrivals_per_second: None,
         }
     }
 }
@@ -92,8 +99,20 @@ pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
     let initials_per_second_from_prefix =
         per_second("initials_per_second_from_prefix", defaults.initials_per_second_from_prefix);
     let initials_per_second = per_second("initials_per_second", defaults.initials_per_second);
+    let fragments_per_second = per_second("fragments_per_second", defaults.fragments_per_second);
+    let arrivals_per_second = section.optional_number("arrivals_per_second", 1_000..=100_000_000);
     section.refuse_shared("devices", &devices, Device::clone, "a device is named twice");
-    Kernel { devices, egress, ingress, manage_qdisc, mark_tag, initials_per_second_from_prefix, initials_per_second }
+    Kernel {
+        devices,
+        egress,
+        ingress,
+        manage_qdisc,
+        mark_tag,
+        initials_per_second_from_prefix,
+        initials_per_second,
+        fragments_per_second,
+        arrivals_per_second: arrivals_per_second.and_then(NonZeroU32::new),
+    }
 }
 
 #[cfg(test)]
@@ -124,8 +143,11 @@ mod tests {
             mark_tag: 0x1_0000,
             initials_per_second_from_prefix: 7,
             initials_per_second: 1_000_000,
+            fragments_per_second: 8,
+            arrivals_per_second: NonZeroU32::new(1_000),
         };
-        let limits = "initials_per_second_from_prefix = 7\ninitials_per_second = 1000000";
+        let limits = "initials_per_second_from_prefix = 7\ninitials_per_second = 1000000\nfragments_per_second = 8\n\
+                      arrivals_per_second = 1000";
         assert_eq!(kernel(&format!("{text}\n{limits}")), expected);
     }
 
@@ -139,6 +161,8 @@ mod tests {
             ("egress = \"yes\"", ["line 2", "\"yes\"", "true or false"]),
             ("mark_tag = 0x70ac0001", ["line 2", "upper bits", "0x70ac0000"]),
             ("initials_per_second = 0", ["line 2", "0", "1000000"]),
+            ("fragments_per_second = 0", ["line 2", "0", "1000000"]),
+            ("arrivals_per_second = 999", ["line 2", "999", "from 1000 to 100000000"]),
             ("mark_tag = 0", ["line 2", "upper bits", "0x70ac0000"]),
         ] {
             let text = format!("[kernel]\n{line}");

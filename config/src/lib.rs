@@ -194,8 +194,8 @@ impl Config {
 
     fn read(root: &mut Section<'_>) -> Self {
         let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
-        let relay = root.optional_section("relay", relay::read);
         let policy = policy::read(root);
+        let relay = root.optional_section("relay", |section| relay::read(section, &policy));
         let forwards = root.sections("forward", |section| forward::read(section, &policy));
         root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
         let transport = root.section("transport", transport);
@@ -217,6 +217,7 @@ impl Config {
             identity: Identity::SelfSigned,
             client_ca: None,
             auth: Auth::None,
+            class: None,
         };
         let any_port = |to| Rule { to: Pattern::Network(to), protocol: None, ports: Some(Ports::all()) };
         let loopback = [IpNet::new_assert(v4, 8).trunc(), IpNet::from(v6)];

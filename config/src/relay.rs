@@ -8,6 +8,7 @@ use std::time::Duration;
 use masque::template::Template;
 
 use crate::error::Problem;
+use crate::policy::Policy;
 use crate::section::{Section, Value, words};
 use crate::targets::{Pattern, Ports, Rule, TargetRules};
 
@@ -45,6 +46,9 @@ pub struct Listener {
     pub client_ca: Option<PathBuf>,
     /// What a client has to show.
     pub auth: Auth,
+    /// The class of what arrives there, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy may change
+    /// while the listener goes on.
+    pub class: Option<String>,
 }
 
 /// How a listener proves who it is.
@@ -171,7 +175,8 @@ pub(crate) const NAME: &str = "paced";
 const EVERYWHERE: [SocketAddr; 2] =
     [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
 
-pub(crate) fn read(relay: &mut Section<'_>) -> Option<Relay> {
+/// Reads a relay whose listeners' classes have to be of `policy`.
+pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
     let limits = relay.section("limits", limits);
     let targets = relay.section("targets", targets);
     let tokens = relay.sections("token", |token| {
@@ -187,7 +192,7 @@ pub(crate) fn read(relay: &mut Section<'_>) -> Option<Relay> {
     relay.refuse_shared("token", &tokens, |token| token.sha256, "two entries have the same sha256");
     relay.refuse_shared("client_certificate", &certificates, |user| user.san.clone(), "two entries have the same san");
     // Not whether `tokens` is empty: an entry that was refused has been reported already.
-    let listeners = listeners(relay, relay.has("token"));
+    let listeners = listeners(relay, relay.has("token"), policy);
     let templates = relay.require_list("templates");
     let proxy_status_name = relay.get("proxy_status_name").unwrap_or_else(|| NAME.to_owned());
     let drain = relay.seconds("drain_seconds", 0..=3_600, Duration::from_secs(30));
@@ -212,15 +217,17 @@ struct Terms {
     private_key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
     auth: Option<Auth>,
+    class: Option<String>,
 }
 
 impl Terms {
-    fn read(section: &mut Section<'_>) -> Self {
+    fn read(section: &mut Section<'_>, policy: &Policy) -> Self {
         Self {
             certificate: section.get("certificate"),
             private_key: section.get("private_key"),
             client_ca: section.get("client_ca"),
             auth: section.get("auth"),
+            class: policy.class_named_in(section),
         }
     }
 
@@ -233,6 +240,7 @@ impl Terms {
             private_key: identity.private_key.clone(),
             client_ca: self.client_ca.or_else(|| relay.client_ca.clone()),
             auth: self.auth.or(relay.auth),
+            class: self.class.or_else(|| relay.class.clone()),
         }
     }
 
@@ -255,15 +263,15 @@ impl Terms {
             }
         }
         let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
-        Some(Listener { address, identity, client_ca: self.client_ca, auth })
+        Some(Listener { address, identity, client_ca: self.client_ca, auth, class: self.class })
     }
 }
 
-fn listeners(relay: &mut Section<'_>, has_tokens: bool) -> Vec<Listener> {
-    let terms = Terms::read(relay);
+fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<Listener> {
+    let terms = Terms::read(relay, policy);
     let plain: Option<Vec<SocketAddr>> = relay.list("listen");
     let mut listeners = relay.sections("listener", |listener| {
-        let (own, address) = (Terms::read(listener), listener.require("address"));
+        let (own, address) = (Terms::read(listener, policy), listener.require("address"));
         own.or(&terms).listener(listener, address?, has_tokens)
     });
     let plain = plain.unwrap_or_else(|| if relay.has("listener") { Vec::new() } else { EVERYWHERE.to_vec() });

@@ -268,6 +268,7 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
         identity,
         client_ca: Some("/ca.pem".into()),
         auth,
+        class: None,
     };
     let expected = [
         listener(1, identity("/c.pem", "/k.pem"), Auth::Certificate),
@@ -276,6 +277,21 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
     assert_eq!(valid(&text).relay.unwrap().listeners, expected);
     let half = text.replace("private_key = \"/own.key\"\n", "");
     assert!(refusals(&half).contains("relay.listener.private_key: missing"));
+}
+
+#[test]
+fn a_listener_is_of_its_own_class_or_the_relays_and_of_none_that_the_policy_lacks() {
+    let text = RELAY.to_owned()
+        + "class = \"bulk\"\n[[relay.listener]]\naddress = \"127.0.0.1:1\"\nclass = \"voice\"\n"
+        + "[[relay.listener]]\naddress = \"127.0.0.1:2\"\n[class.voice]\n[class.bulk]\n";
+    let config = valid(&text);
+    let classes: Vec<_> =
+        config.relay.iter().flat_map(|relay| &relay.listeners).map(|of| of.class.as_deref()).collect();
+    assert_eq!(classes, [Some("voice"), Some("bulk")]);
+    assert!(explain(&config).contains("127.0.0.1:1 (UDP) with certificate /c.pem, open to all clients, class voice\n"));
+    let wrong = text.replace("class = \"voice\"", "class = \"vioce\"");
+    let refusals = refusals(&wrong);
+    assert!(refusals.contains("relay.listener.class: there is no \"vioce\"; did you mean voice?"), "{refusals}");
 }
 
 #[test]

@@ -75,6 +75,7 @@ fn listener(listener: &Listener, section: &mut Section<'_>) {
     }
     section.optional_text("client_ca", listener.client_ca.as_ref().map(|path| path.display()));
     section.word("auth", listener.auth);
+    section.optional_text("class", listener.class.as_ref());
 }
 
 fn targets(targets: &TargetRules, section: &mut Section<'_>) {
@@ -123,6 +124,8 @@ fn kernel(kernel: &Kernel, section: &mut Section<'_>) {
     section.number("ingress", Some(kernel.ingress));
     section.number("initials_per_second_from_prefix", Some(kernel.initials_per_second_from_prefix));
     section.number("initials_per_second", Some(kernel.initials_per_second));
+    section.number("fragments_per_second", Some(kernel.fragments_per_second));
+    section.number("arrivals_per_second", kernel.arrivals_per_second);
     section.number("manage_qdisc", Some(kernel.manage_qdisc));
     section.number("mark_tag", Some(format!("{:#x}", kernel.mark_tag)));
 }

@@ -68,7 +68,7 @@ impl Enforcement {
             }
         }
         let marks = (!devices.is_empty()).then(|| Marks::new(tag, permission(tag)));
-        tables.hold(Loaded { classes, guard, devices, marks });
+        tables.hold(Loaded { classes, guard, devices, marks, ..Loaded::default() });
         tables.monitor.set(1);
         Some(Self { monitor, tables, watch: None })
     }

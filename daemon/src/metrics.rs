@@ -74,6 +74,8 @@ pub struct Metrics {
     gso_refused: Counter,
     /// Packets that reached another worker than their connection ID names.
     pub misdirected_packets: Counter,
+    /// Packets under connection IDs that are not answered with a stateless reset.
+    pub unanswered_packets: Counter,
     ignored: Counters<1>,
 }
 
@@ -109,6 +111,7 @@ impl Metrics {
             capsules_dropped: Counter::default(),
             gso_refused: Counter::default(),
             misdirected_packets: Counter::default(),
+            unanswered_packets: Counter::default(),
             ignored: Family::default(),
         };
         metrics.register();
@@ -128,6 +131,11 @@ impl Metrics {
             "misdirected_packets",
             "Packets that reached another worker than their connection ID names",
             self.misdirected_packets.clone(),
+        );
+        registry.register(
+            "unanswered_packets",
+            "Packets under connection IDs that are not answered with a stateless reset: never issued, or too many asked",
+            self.unanswered_packets.clone(),
         );
         registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
         registry.register(

@@ -62,12 +62,12 @@ pub enum Refusal {
     #[error("the policy is not valid:\n{0}")]
     Invalid(Errors),
     /// A class is gone that the configuration names.
-    #[error("the policy lacks the class \"{class}\", which the forward on {forward} is of; add [class.{class}]")]
+    #[error("the policy lacks the class \"{class}\", which the {namer} is of; add [class.{class}]")]
     MissingClass {
         /// The class.
         class: String,
-        /// The local address of the forward.
-        forward: String,
+        /// The forward or listener that names it.
+        namer: String,
     },
     /// Somebody else was faster.
     #[error(
@@ -159,7 +159,7 @@ pub struct Policies {
 struct State {
     history: History,
     enforce: Enforce,
-    /// Classes that have to be there, and the forwards that name them.
+    /// Classes that have to be there, and what names them.
     needed: Vec<(String, String)>,
     /// What takes precedence over the files.
     saved: Option<String>,
@@ -406,14 +406,16 @@ impl Policies {
     }
 }
 
-/// Returns the classes that a configuration names, each with the forward that does.
+/// Returns the classes that a configuration names, each with the forward or listener that does.
 #[must_use]
 pub fn needed(config: &config::Config) -> Vec<(String, String)> {
-    let of = |forward: &config::forward::Forward| Some((forward.class.clone()?, forward.listen.to_string()));
-    config.forwards.iter().filter_map(of).collect()
+    let forwards = config.forwards.iter().map(|forward| (&forward.class, format!("forward on {}", forward.listen)));
+    let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+    let listeners = listeners.map(|listener| (&listener.class, format!("listener on {}", listener.address)));
+    forwards.chain(listeners).filter_map(|(class, namer)| Some((class.clone()?, namer))).collect()
 }
 
-/// Reads a policy, and looks whether it has the classes that are `needed`, each with the forward that names it.
+/// Reads a policy, and looks whether it has the classes that are `needed`, each with what names it.
 ///
 /// # Errors
 /// It is too long, is not valid, or lacks one.
@@ -424,6 +426,6 @@ pub fn check(text: &str, needed: &[(String, String)]) -> Result<Policy, Refusal>
     let policy = Policy::from_toml(text).map_err(Refusal::Invalid)?;
     match needed.iter().find(|(class, _)| policy.id_of(class).is_none()) {
         None => Ok(policy),
-        Some((class, forward)) => Err(Refusal::MissingClass { class: class.clone(), forward: forward.clone() }),
+        Some((class, namer)) => Err(Refusal::MissingClass { class: class.clone(), namer: namer.clone() }),
     }
 }

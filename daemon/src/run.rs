@@ -9,7 +9,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -136,6 +136,8 @@ struct Daemon {
 struct RelayRole {
     relay: Arc<Relay>,
     listeners: Vec<(Listener, ServerTls)>,
+    /// The numbers of their classes, as connection IDs say them.
+    classes: Vec<Arc<AtomicU8>>,
     /// Whether new connections are let in.
     open: Arc<AtomicBool>,
     drain: Duration,
@@ -266,8 +268,8 @@ impl Daemon {
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let classes = classes(&config.policy, Role::Relay, metrics);
-        let relay = Relay::new(Rules::new(settings), classes, resolver, host_addresses.clone(), metrics.clone());
+        let policy = classes(&config.policy, Role::Relay, metrics);
+        let relay = Relay::new(Rules::new(settings), policy, resolver, host_addresses.clone(), metrics.clone());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             // Many more than there may be tunnels, so that one too many gets an answer: the transport gives new credit
@@ -282,12 +284,15 @@ impl Daemon {
             Ok((listener.clone(), ServerTls::new(identity.prepare()?)))
         };
         let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+        let class = |listener: &Listener| Arc::new(AtomicU8::new(metrics.kernel.number_of(listener.class.as_deref())));
+        let classes: Vec<_> = settings.listeners.iter().map(class).collect();
         let open = Arc::new(AtomicBool::new(true));
         let endpoints = Arc::new(Endpoints {
             relay: relay.clone(),
             transport,
             workers: workers.len(),
             listeners: listeners.clone(),
+            classes: classes.clone(),
             limits: limits.clone(),
             metrics: metrics.clone(),
             secret: secret.clone(),
@@ -306,7 +311,7 @@ impl Daemon {
             });
         }
         let drain = settings.drain;
-        self.relay = Some(RelayRole { relay, listeners, open, drain, host_addresses, secret, steering });
+        self.relay = Some(RelayRole { relay, listeners, classes, open, drain, host_addresses, secret, steering });
         Ok(())
     }
 
@@ -411,8 +416,8 @@ impl Daemon {
         if let Err(error) = role.steering.steer_by(&role.secret) {
             tracing::warn!("workers do not hear of changes: {error:#}");
         }
-        let listeners: Vec<_> = role.listeners.iter().map(|(listener, _)| listener.address).collect();
-        self.metrics.kernel.guard(&listeners, &role.host_addresses, &role.secret);
+        let listeners = role.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
+        self.metrics.kernel.guard(listeners, &role.host_addresses, &role.secret);
     }
 
     /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
@@ -474,9 +479,15 @@ impl Daemon {
             for ((_, tls), identity) in role.listeners.iter().zip(identities) {
                 tls.replace(identity);
             }
+            for ((listener, _), class) in role.listeners.iter_mut().zip(&role.classes) {
+                let new = settings.listeners.iter().find(|new| new.address == listener.address);
+                listener.class = new.and_then(|new| new.class.clone());
+                class.store(self.metrics.kernel.number_of(listener.class.as_deref()), Relaxed);
+            }
             role.relay.replace_rules(Rules::new(settings));
             role.drain = settings.drain;
         }
+        self.refresh_guard();
         Ok(())
     }
 

@@ -6,7 +6,10 @@
 
 use std::{
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8},
+    },
     thread,
     time::Duration,
 };
@@ -138,6 +141,8 @@ pub struct Endpoints {
     pub workers: usize,
     /// Where they listen and how they prove who they are.
     pub listeners: Vec<(Listener, ServerTls)>,
+    /// The number of each listener's class, which its connection IDs say from then on.
+    pub classes: Vec<Arc<AtomicU8>>,
     /// How much they take.
     pub limits: Limits,
     /// Where they count.
@@ -158,7 +163,7 @@ impl Endpoints {
     pub fn start(&self, worker: u8, sockets: Vec<UdpSocket>) -> Result<JoinSet<()>> {
         let (mut serving, mut watched) = (JoinSet::new(), Vec::new());
         let limits = &self.limits;
-        for ((listener, tls), socket) in self.listeners.iter().zip(sockets) {
+        for (((listener, tls), class), socket) in self.listeners.iter().zip(&self.classes).zip(sockets) {
             let datagrams = Datagrams {
                 limits: QueueLimits {
                     flow_bytes: limits.queue_bytes_per_tunnel as usize,
@@ -176,7 +181,8 @@ impl Endpoints {
                 turns: Turns::default(),
                 ports: Default::default(),
             };
-            let issuer = Issuer::new(self.secret.clone(), listener.address, worker);
+            let issuer = Issuer::new(self.secret.clone(), listener.address, worker).of_class(class.clone());
+            let issuer = issuer.counting_unanswered(self.metrics.unanswered_packets.clone());
             let issuer = match self.workers {
                 1 => issuer,
                 _ => issuer.counting_misdirected(self.metrics.misdirected_packets.clone()),

@@ -73,6 +73,7 @@ fn ingress() -> Result<()> {
         ("forged connection ID, short header, beyond the budget", short(&other), none),
         ("Initial that passes", initial.clone(), much),
         ("Initial beyond its prefix's limit", initial, none),
+        ("Initial under an ID of ours", packet(0xc0, 1, &ours, 1_200), much),
         ("Initial that is too short", packet(0xc0, 1, b"by a client", 1_000), much),
         ("version negotiation", packet(0xc0, 0, b"by a client", 1_200), much),
         ("malformed", vec![0; 20], much),
@@ -83,10 +84,20 @@ fn ingress() -> Result<()> {
     guard.listen([Frame::v4(&[]).to, Frame::v6(&[]).to])?;
     for (family, listener) in [("IPv4", Frame::v4(&[])), ("IPv6", Frame::v6(&[]))] {
         for (what, payload, limit) in &cases {
-            guard.set_limits(Limits { prefix: *limit, total: *limit, resets: *limit })?;
+            let (prefix, total, id, resets, fragments) = (*limit, *limit, *limit, *limit, *limit);
+            guard.set_limits(Limits { prefix, total, id, resets, fragments })?;
             let frame = Frame { payload: payload.clone(), ..listener.clone() }.bytes();
             row("ingress", &format!("{family}, {what}"), || Ok(ingress.try_on(&frame, PACKETS)?.1))?;
         }
+        let known = Frame { payload: short(&ours), ..listener.clone() };
+        let fragment = Frame { fragment: 0x2001, ..known.clone() };
+        if listener.to.is_ipv4() {
+            row("ingress", "IPv4, later fragment", || Ok(ingress.try_on(&fragment.bytes(), PACKETS)?.1))?;
+        }
+        guard.set_arrivals(Some(Limit { interval: Duration::from_nanos(1), burst: u32::MAX }), &[])?;
+        let budget = format!("{family}, of a connection, with a budget for arrivals");
+        row("ingress", &budget, || Ok(ingress.try_on(&known.bytes(), PACKETS)?.1))?;
+        guard.set_arrivals(None, &[])?;
         let elsewhere = Frame { to: std::net::SocketAddr::new(listener.to.ip(), 53), ..listener }.bytes();
         row("ingress", &format!("{family}, to another port"), || Ok(ingress.try_on(&elsewhere, PACKETS)?.1))?;
     }

@@ -13,6 +13,14 @@ pub struct Frame {
     pub traffic_class: u8,
     /// VLAN tags, the outermost first.
     pub vlans: Vec<u16>,
+    /// Options of the IPv4 header: a multiple of four bytes, 40 at most.
+    pub options: Vec<u8>,
+    /// Flags and offset of IPv4: 0x4000 is "do not fragment", 0x2000 "more fragments", and the offset counts eight bytes.
+    pub fragment: u16,
+    /// Extension headers of IPv6: their numbers, and all of them behind the number of the next.
+    pub extensions: Vec<(u8, Vec<u8>)>,
+    /// The protocol, which is UDP.
+    pub protocol: u8,
     /// What UDP carries.
     pub payload: Vec<u8>,
 }
@@ -35,7 +43,9 @@ impl Frame {
 
     /// Between any two addresses of one family.
     pub fn between(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
-        Self { from, to, traffic_class: 0, vlans: Vec::new(), payload: payload.to_vec() }
+        let (vlans, options, extensions) = (Vec::new(), Vec::new(), Vec::new());
+        let payload = payload.to_vec();
+        Self { from, to, traffic_class: 0, vlans, options, fragment: 0x4000, extensions, protocol: 17, payload }
     }
 
     /// The bytes from the Ethernet header on. The checksum of the IPv4 header is right; that of UDP is left out.
@@ -48,16 +58,27 @@ impl Frame {
         match (self.from.ip(), self.to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 bytes.extend([0x08, 0x00]);
-                let [high, low] = (udp_len + 20).to_be_bytes();
-                let mut header = vec![0x45, self.traffic_class, high, low, 0, 0, 0x40, 0, 64, 17, 0, 0];
+                let [high, low] = (udp_len + 20 + self.options.len() as u16).to_be_bytes();
+                let (words, [flags, offset]) = (5 + self.options.len() as u8 / 4, self.fragment.to_be_bytes());
+                let tos = self.traffic_class;
+                let mut header = vec![0x40 | words, tos, high, low, 0, 0, flags, offset, 64, self.protocol, 0, 0];
                 header.extend([from.octets(), to.octets()].concat());
+                header.extend(&self.options);
                 let checksum = !sum(&header);
                 header[10..12].copy_from_slice(&checksum.to_be_bytes());
                 bytes.extend(header);
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 bytes.extend([0x86, 0xdd, 0x60 | self.traffic_class >> 4, self.traffic_class << 4 | 5, 0x12, 0x34]);
-                bytes.extend([&udp_len.to_be_bytes()[..], &[17, 64], &from.octets(), &to.octets()].concat());
+                let extension_bytes: usize = self.extensions.iter().map(|(_, bytes)| 1 + bytes.len()).sum();
+                let len = (udp_len + extension_bytes as u16).to_be_bytes();
+                let mut numbers = self.extensions.iter().map(|(number, _)| *number).chain([self.protocol]);
+                let first = numbers.next().unwrap_or(self.protocol);
+                bytes.extend([&len[..], &[first, 64], &from.octets(), &to.octets()].concat());
+                for ((_, rest), next) in self.extensions.iter().zip(numbers) {
+                    bytes.push(next);
+                    bytes.extend(rest);
+                }
             }
             _ => unreachable!("one family"),
         }

@@ -31,6 +31,14 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     Policy { schedule, classes, rules }
 }
 
+impl Policy {
+    /// Reads the name of one of its classes.
+    pub(crate) fn class_named_in(&self, section: &mut Section<'_>) -> Option<String> {
+        let names: Vec<&str> = self.classes.iter().map(|class| &class.name[..]).collect();
+        section.place_in(&names, "class").map(|place| names[place].to_owned())
+    }
+}
+
 words! {
     /// A discipline without what some of them add to it.
     #[derive(Default)]

@@ -2,10 +2,10 @@
 //! what the kernel counts. Any thread may use them.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
-    net::SocketAddr,
-    num::NonZeroU64,
+    net::{IpAddr, SocketAddr},
+    num::{NonZeroU32, NonZeroU64},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -13,20 +13,28 @@ use anyhow::{Context as _, Result};
 use bpf::{
     Error,
     egress::{Classes, Counters, Terms},
-    ingress::{Guard, Limit, Limits, Reason},
+    ingress::{Arrivals, Guard, KnownAddresses, Limit, Limits, Listener, Reason},
     mark::{Direction, Mark},
 };
-use config::{kernel::Kernel, policy::Policy};
+use config::{
+    kernel::Kernel,
+    policy::{Class, Policy},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, counter::ConstCounter, counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use sched::stream::Level;
 
 use crate::{
     host_addresses::HostAddresses,
-    quic::{connection_id::Secret, mark::Marks},
+    quic::{
+        connection_id::Secret,
+        io::clock,
+        mark::{Marks, Numbers},
+    },
 };
 
 /// By device and part: how the part is enforced there, or why it is not.
@@ -36,6 +44,8 @@ pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
 #[derive(Default)]
 pub struct Tables {
     loaded: Mutex<Loaded>,
+    /// Apart from the rest: those who move packets write here, and wait for nobody who reads counters.
+    known: Mutex<Option<KnownAddresses>>,
     parts: Mutex<Parts>,
     /// Updates that were refused when they were last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
@@ -57,12 +67,23 @@ pub(super) struct Loaded {
     /// The devices on which packets of classes are marked, and whether rates are kept there.
     pub(super) devices: HashMap<String, bool>,
     pub(super) marks: Option<Marks>,
+    /// Of all classes that any policy named so far.
+    pub(super) numbers: Numbers,
+    /// Which of them are shed first, lowest rank first.
+    pub(super) ranks: Vec<(u8, u8)>,
+    /// How many packets may arrive a second.
+    pub(super) arrivals: Option<NonZeroU32>,
 }
 
 impl Tables {
     /// Takes over what has been loaded.
-    pub(super) fn hold(&self, loaded: Loaded) {
+    pub(super) fn hold(&self, mut loaded: Loaded) {
+        *self.known() = loaded.guard.as_mut().and_then(Guard::take_known_addresses);
         *self.loaded() = loaded;
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<KnownAddresses>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn loaded(&self) -> MutexGuard<'_, Loaded> {
@@ -81,19 +102,48 @@ impl Tables {
     /// The kernel refuses an update.
     pub fn publish(&self, policy: &Policy) -> Result<()> {
         let mut loaded = self.loaded();
-        let Loaded { classes: Some(classes), marks: Some(marks), .. } = &mut *loaded else { return Ok(()) };
-        marks.learn(policy);
-        let published = classes.publish(terms(policy, marks));
-        if published.is_err() {
-            self.refused_updates.inc();
+        loaded.numbers.learn(policy);
+        if let Loaded { classes: Some(classes), marks: Some(marks), numbers, .. } = &mut *loaded {
+            marks.number_by(numbers);
+            let published = classes.publish(terms(policy, marks));
+            if published.is_err() {
+                self.refused_updates.inc();
+            }
+            published.context("the kernel refuses it")?;
         }
-        published.context("the kernel refuses it")
+        loaded.ranks = ranks(policy, &loaded.numbers);
+        self.set_arrivals(&mut loaded);
+        Ok(())
+    }
+
+    /// The number by which the kernel knows a class; that of the class `default` where it has none.
+    #[must_use]
+    pub fn number_of(&self, class: Option<&str>) -> u8 {
+        class.and_then(|class| self.loaded().numbers.of(class)).unwrap_or_default()
     }
 
     /// Puts the limits in front of listeners in force.
     pub fn limit(&self, kernel: &Kernel) {
-        if let Some(guard) = &mut self.loaded().guard {
+        let mut loaded = self.loaded();
+        if let Some(guard) = &mut loaded.guard {
             self.note("limits", guard.set_limits(limits(kernel)));
+        }
+        loaded.arrivals = kernel.arrivals_per_second;
+        self.set_arrivals(&mut loaded);
+    }
+
+    fn set_arrivals(&self, loaded: &mut Loaded) {
+        let Loaded { guard: Some(guard), ranks, arrivals, .. } = loaded else { return };
+        // A tenth of a second is what the highest class may be ahead by.
+        let limit = arrivals.map(|packets| Limit::per_second(packets.get(), packets.get() / 10));
+        self.note("classes of arrivals", guard.set_arrivals(limit, ranks));
+    }
+
+    /// Notes that a client has completed a handshake from an address, so that its next first packets have a lane in which
+    /// forged addresses are not.
+    pub fn know(&self, address: IpAddr) {
+        if let Some(known) = &mut *self.known() {
+            self.note("known addresses", known.note(address.to_canonical(), clock::now_ns()));
         }
     }
 
@@ -130,19 +180,26 @@ impl Tables {
 
     /// Tells the guard of the daemon's listeners, by the addresses that this host has now, and of the connection IDs that
     /// are in use now. To be repeated: addresses change, and so do keys, though each is known a week ahead.
-    pub fn guard(&self, listeners: &[SocketAddr], addresses: &HostAddresses, secret: &Secret) {
+    pub fn guard<'a>(
+        &self,
+        listeners: impl IntoIterator<Item = (SocketAddr, Option<&'a str>)>,
+        addresses: &HostAddresses,
+        secret: &Secret,
+    ) {
         let mut loaded = self.loaded();
-        let Some(guard) = &mut loaded.guard else { return };
+        let Loaded { guard: Some(guard), numbers, .. } = &mut *loaded else { return };
         self.note("connection IDs", guard.set_keys(&secret.connection_id_keys()));
+        self.note("stamps of address tokens", guard.set_stamp_key(&secret.stamp_key().0));
         let assigned = addresses.list();
-        let of = |listener: &SocketAddr| -> Vec<_> {
+        let of = |(listener, class): (SocketAddr, Option<&str>)| -> Vec<Listener> {
+            let class = class.and_then(|class| numbers.of(class)).unwrap_or_default();
             if !listener.ip().is_unspecified() {
-                return vec![*listener];
+                return vec![Listener { address: listener, class }];
             }
             let family = assigned.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
-            family.map(|ip| SocketAddr::new(*ip, listener.port())).collect()
+            family.map(|ip| Listener { address: SocketAddr::new(*ip, listener.port()), class }).collect()
         };
-        self.note("listeners", guard.listen(listeners.iter().flat_map(of)));
+        self.note("listeners", guard.listen(listeners.into_iter().flat_map(of)));
     }
 
     /// Counts an update that the kernel refused, and reports it unless it was refused the last time; returns whether it
@@ -197,6 +254,23 @@ const BY_CLASS: [ByClass; 4] = [
     }),
 ];
 
+/// The same of what arrives at listeners.
+type Arrived = (&'static str, &'static str, fn(&Arrivals) -> u64);
+
+const ARRIVED: [Arrived; 3] = [
+    (
+        "kernel_arrived_packets",
+        "Packets to listeners of a class, or of its connections, that the guard would pass",
+        |of| of.packets,
+    ),
+    ("kernel_arrived_bytes", "Bytes of UDP payload in packets that arrived of a class", |of| of.bytes),
+    (
+        "kernel_shed_packets",
+        "Packets that were dropped because more arrived than may, and their class was too low",
+        |of| of.shed_packets,
+    ),
+];
+
 impl Collector for Tables {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let loaded = self.loaded();
@@ -211,6 +285,16 @@ impl Collector for Tables {
                 for (direction, class, counters) in &counted {
                     let labels = [("class", *class), ("direction", *direction)];
                     ConstCounter::new(number(counters)).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        if let Loaded { guard: Some(guard), numbers, .. } = &*loaded {
+            let arrived: Vec<_> =
+                numbers.all().filter_map(|(class, number)| Some((class, guard.arrivals(number).ok()?))).collect();
+            for (name, help, number) in ARRIVED {
+                let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+                for (class, arrivals) in &arrived {
+                    ConstCounter::new(number(arrivals)).encode(family.encode_family(&[("class", *class)])?)?;
                 }
             }
         }
@@ -231,17 +315,26 @@ const fn label(reason: Reason) -> &'static str {
     match reason {
         Reason::Connection => "connection",
         Reason::Initial => "initial",
+        Reason::InitialToken => "initial_token",
+        Reason::InitialKnown => "initial_known",
+        Reason::InitialId => "initial_id",
         Reason::Version => "version",
         Reason::UnknownId => "unknown_id",
+        Reason::Fragment => "fragment",
         Reason::Malformed => "malformed",
         Reason::ShortInitial => "short_initial",
         Reason::ShortId => "short_id",
         Reason::VersionNegotiation => "version_negotiation",
         Reason::ShortVersion => "short_version",
         Reason::ForgedId => "forged_id",
+        Reason::FirstFragment => "first_fragment",
+        Reason::Hidden => "extension_headers",
         Reason::PrefixLimit => "prefix_limit",
         Reason::TotalLimit => "total_limit",
+        Reason::IdLimit => "id_limit",
         Reason::ResetLimit => "reset_limit",
+        Reason::FragmentLimit => "fragment_limit",
+        Reason::ArrivalsLimit => "arrivals_limit",
     }
 }
 
@@ -251,8 +344,21 @@ fn limits(kernel: &Kernel) -> Limits {
     Limits {
         prefix: Limit::per_second(prefix, prefix),
         total: Limit::per_second(total, total / 2),
+        fragments: Limit::per_second(kernel.fragments_per_second, kernel.fragments_per_second),
         ..Limits::default()
     }
+}
+
+/// The order in which classes are shed when too much arrives: the low level before the high one, and on one level lower
+/// priorities first. Classes that are alike have one rank.
+fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
+    let place = |class: &Class| (class.level == Level::High, class.priority);
+    let places: BTreeSet<_> = policy.classes.iter().map(place).collect();
+    let ranked = policy.classes.iter().filter_map(|class| {
+        let rank = places.range(..place(class)).count();
+        Some((numbers.of(&class.name)?, u8::try_from(rank).ok()?))
+    });
+    ranked.collect()
 }
 
 /// What the kernel holds each class to.
@@ -285,7 +391,9 @@ mod tests {
         let text = "[class.voice]\nrate_up = \"8 Mbit/s\"\nrate_down = \"80 Mbit/s\"\ndscp = 46";
         let policy = config::Config::from_toml(text).unwrap().policy;
         let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: true });
-        marks.learn(&policy);
+        let mut numbers = Numbers::default();
+        numbers.learn(&policy);
+        marks.number_by(&numbers);
         let terms: Vec<_> = terms(&policy, &marks).collect();
         assert_eq!(terms.len(), 4, "two classes, two directions");
         let of = |direction, class| {
@@ -295,6 +403,33 @@ mod tests {
         assert_eq!(of(Direction::Up, 1), (Some(1_250_000), Some(46)), "a quarter above, for headers");
         assert_eq!(of(Direction::Down, 1), (Some(12_500_000), Some(46)));
         assert_eq!(of(Direction::Up, 0), (None, None));
+    }
+
+    #[test]
+    fn the_low_level_is_shed_before_the_high_one_and_lower_priorities_before_higher_ones() {
+        let text = "[class.voice]\nlevel = \"high\"\npriority = 0\n[class.video]\npriority = 200\n\
+                    [class.bulk]\npriority = 7\n[class.scavenger]\npriority = 7";
+        let policy = config::Config::from_toml(text).unwrap().policy;
+        let tables = Tables::default();
+        tables.publish(&policy).unwrap();
+        let loaded = tables.loaded();
+        let rank = |class| {
+            let number = loaded.numbers.of(class).unwrap();
+            loaded.ranks.iter().find(|(of, _)| *of == number).unwrap().1
+        };
+        assert_eq!(["bulk", "scavenger", "default", "video", "voice"].map(rank), [0, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn the_number_of_a_class_outlives_the_policy_that_named_it() {
+        let tables = Tables::default();
+        let policy = |text| config::Config::from_toml(text).unwrap().policy;
+        tables.publish(&policy("[class.voice]\n[class.bulk]")).unwrap();
+        let numbers = ["default", "voice", "bulk"].map(|class| tables.number_of(Some(class)));
+        assert_eq!(numbers, [0, 1, 2]);
+        tables.publish(&policy("[class.bulk]\n[class.new]")).unwrap();
+        assert_eq!(["default", "voice", "bulk"].map(|class| tables.number_of(Some(class))), numbers);
+        assert_eq!((tables.number_of(Some("new")), tables.number_of(None)), (3, 0));
     }
 
     #[test]

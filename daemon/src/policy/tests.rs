@@ -98,6 +98,16 @@ fn what_is_refused_changes_nothing_and_says_what_to_do() {
 }
 
 #[test]
+fn a_class_that_a_listener_names_stays_in_the_policy() {
+    let relay = "[relay]\nlisten = [\"127.0.0.1:1\"]\ncertificate = \"/c\"\nprivate_key = \"/k\"\nauth = \"none\"\n\
+                 class = \"one\"\ntemplates = [\"https://relay.example/{target_host}/{target_port}/\"]\n";
+    let bench = Bench::new("listener", &format!("{relay}{ONE}"));
+    let refusal = bench.set(TWO).unwrap_err().to_string();
+    assert!(refusal.contains("lacks the class \"one\", which the listener on 127.0.0.1:1 is of"), "{refusal}");
+    bench.set(&format!("{ONE}{TWO}")).unwrap();
+}
+
+#[test]
 fn a_dry_run_says_what_would_be_and_does_not_do_it() {
     let bench = Bench::new("dry", ONE);
     let would = bench.submit(Submission { text: TWO.into(), dry_run: true, ..Submission::default() }).unwrap();

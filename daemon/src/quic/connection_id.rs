@@ -10,6 +10,10 @@ use std::{
     net::SocketAddr,
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,7 +24,11 @@ use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
 use siphasher::sip::SipHasher24;
 
-pub use self::{address::AddressTokens, reset::ResetTokens};
+use self::reset::Resets;
+pub use self::{
+    address::{AddressTokens, STAMP_AT, StampKey, TOKEN_BYTES},
+    reset::ResetTokens,
+};
 
 mod address;
 mod reset;
@@ -75,6 +83,12 @@ impl Secret {
             .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
     }
 
+    /// The key of the stamps in address tokens, which programs judge as well.
+    #[must_use]
+    pub fn stamp_key(&self) -> StampKey {
+        StampKey(self.key("address token stamp", b""))
+    }
+
     /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).
     fn key<const N: usize>(&self, purpose: &str, context: &[u8]) -> [u8; N] {
         let mut key = [0; N];
@@ -108,21 +122,38 @@ fn random<const N: usize>() -> Result<[u8; N]> {
 pub struct Issuer {
     secret: Secret,
     listener: SocketAddr,
-    label: Label,
+    worker: u8,
+    class: Arc<AtomicU8>,
     misdirected: Option<Counter>,
+    unanswered: Counter,
+    resets: Resets,
 }
 
 impl Issuer {
     /// Issues for the endpoint of `worker` at `listener`.
     #[must_use]
     pub fn new(secret: Secret, listener: SocketAddr, worker: u8) -> Self {
-        Self { secret, listener, label: Label { class: 0, worker }, misdirected: None }
+        let (class, unanswered, resets) = Default::default();
+        Self { secret, listener, worker, class, misdirected: None, unanswered, resets }
+    }
+
+    /// Has connection IDs say a class, by its number: the one that is there when they are issued. Without it, they say 0.
+    #[must_use]
+    pub fn of_class(self, class: Arc<AtomicU8>) -> Self {
+        Self { class, ..self }
     }
 
     /// Counts there what reaches the endpoint though its connection ID names another worker.
     #[must_use]
     pub fn counting_misdirected(self, misdirected: Counter) -> Self {
         Self { misdirected: Some(misdirected), ..self }
+    }
+
+    /// Counts there what reaches the endpoint under a connection ID that is not answered with a stateless reset: it was never
+    /// issued, or asks for too many.
+    #[must_use]
+    pub fn counting_unanswered(self, unanswered: Counter) -> Self {
+        Self { unanswered, ..self }
     }
 
     /// Issues for an endpoint of which nothing has to survive.
@@ -139,7 +170,10 @@ impl Issuer {
     /// The system has no randomness to give.
     pub fn connection_ids(&self) -> Result<ConnectionIds> {
         let generation = generation_now();
-        let keys = Keys::new(&self.secret, generation);
+        let mut keys = [None; CONFIGS];
+        for generation in [generation.saturating_sub(1), generation, generation + 1] {
+            keys[usize::from(config_of(generation))] = Some(Keys::new(&self.secret, generation));
+        }
         Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()? })
     }
 
@@ -147,20 +181,22 @@ impl Issuer {
     /// another answer for its connection (RFC 9000 §21.11).
     #[must_use]
     pub fn reset_tokens(&self) -> ResetTokens {
-        ResetTokens::new(&self.secret.key("stateless reset", self.listener.to_string().as_bytes()))
+        let key = self.secret.key("stateless reset", self.listener.to_string().as_bytes());
+        ResetTokens::new(&key, self.resets.clone())
     }
 
     /// The address tokens of the endpoint, which all workers of a listener take.
     #[must_use]
     pub fn address_tokens(&self) -> AddressTokens {
-        AddressTokens::new(&self.secret.key("address token", self.listener.to_string().as_bytes()))
+        let key = self.secret.key("address token", self.listener.to_string().as_bytes());
+        AddressTokens::new(&key, self.secret.stamp_key())
     }
 }
 
 /// What a connection ID says to those who have its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// A class of the connection, for the kernel's programs.
+    /// The number of its listener's class, for the kernel's programs.
     pub class: u8,
     /// Whose endpoint it is, among those that share a listener.
     pub worker: u8,
@@ -248,27 +284,43 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The config that stands for a generation: QUIC-LB keeps 7 for IDs that cannot be routed.
+/// How many configs there are: QUIC-LB keeps 7 for IDs that cannot be routed.
+const CONFIGS: usize = 7;
+
+/// The config that stands for a generation.
 fn config_of(generation: u64) -> u8 {
-    (generation % 7) as u8
+    (generation % CONFIGS as u64) as u8
 }
 
 /// Issues connection IDs for one endpoint.
 pub struct ConnectionIds {
     issuer: Issuer,
     generation: u64,
-    keys: Keys,
+    /// By their configs: those of all generations that this endpoint has issued for, and of that before and after its first.
+    /// Should the clock be set, connections that live are still known.
+    keys: [Option<Keys>; CONFIGS],
     nonces: Nonces,
+}
+
+impl ConnectionIds {
+    fn open(&self, id: [u8; LEN]) -> Option<Label> {
+        self.keys.get(usize::from(id[0] >> 5))?.as_ref()?.open(id)
+    }
 }
 
 impl Generator for ConnectionIds {
     fn generate(&mut self, _: &ConnectionInfo<'_>) -> LocalId {
         let generation = generation_now();
+        let config = config_of(generation);
+        let keys = &mut self.keys[usize::from(config)];
         if generation != self.generation {
-            self.keys = Keys::new(&self.issuer.secret, generation);
+            *keys = Some(Keys::new(&self.issuer.secret, generation));
             self.generation = generation;
         }
-        let id = self.keys.seal(config_of(generation), self.nonces.draw(), self.issuer.label);
+        let keys = keys.get_or_insert_with(|| Keys::new(&self.issuer.secret, generation));
+        let label = Label { class: self.issuer.class.load(Relaxed), worker: self.issuer.worker };
+        let id = keys.seal(config, self.nonces.draw(), label);
+        self.issuer.resets.on_issued(id);
         LocalId::try_from_bytes(&id).expect("twelve bytes are more than four and less than twenty")
     }
 
@@ -278,11 +330,16 @@ impl Generator for ConnectionIds {
 }
 
 impl Validator for ConnectionIds {
-    /// Any twelve bytes: an endpoint answers IDs that it does not know with a stateless reset.
+    /// What was issued with our keys, now or before a restart: an endpoint answers IDs that it does not know with a stateless
+    /// reset, and nobody has the token of one that was never issued.
     fn validate(&self, _: &ConnectionInfo<'_>, buffer: &[u8]) -> Option<usize> {
         let id = buffer.first_chunk()?;
+        let Some(label) = self.open(*id).filter(|_| !self.issuer.resets.is_muted(id)) else {
+            self.issuer.unanswered.inc();
+            return None;
+        };
         if let Some(misdirected) = &self.issuer.misdirected
-            && self.keys.open(*id).is_some_and(|label| label.worker != self.issuer.label.worker)
+            && label.worker != self.issuer.worker
         {
             misdirected.inc();
         }
@@ -373,6 +430,21 @@ mod tests {
     }
 
     #[test]
+    fn ids_say_the_class_that_their_listener_has_when_they_are_issued() {
+        let class = Arc::new(AtomicU8::new(3));
+        let issuer = Issuer::new(secret(), "[::]:443".parse().unwrap(), 7).of_class(class.clone());
+        let mut ids = issuer.connection_ids().unwrap();
+        let address = Default::default();
+        let mut label = || {
+            let id: [u8; LEN] = ids.generate(&ConnectionInfo::new(&address)).as_bytes().try_into().unwrap();
+            ids.open(id).unwrap()
+        };
+        assert_eq!(label(), Label { class: 3, worker: 7 });
+        class.store(200, Relaxed);
+        assert_eq!(label(), Label { class: 200, worker: 7 });
+    }
+
+    #[test]
     fn what_names_another_worker_is_counted_and_what_names_none_is_not() {
         let misdirected = Counter::default();
         let issuer = |worker| Issuer::new(secret(), "[::]:443".parse().unwrap(), worker);
@@ -383,7 +455,20 @@ mod tests {
         let [own, other] = [1, 2].map(|worker| issuer(worker).connection_ids().unwrap().generate(&info));
         assert_eq!(validate(own.as_bytes()), (Some(LEN), 0));
         assert_eq!(validate(other.as_bytes()), (Some(LEN), 1));
-        assert_eq!(validate(&[7; LEN]), (Some(LEN), 1));
+        assert_eq!(validate(&[7; LEN]), (None, 1), "was never issued");
+    }
+
+    #[test]
+    fn ids_that_were_never_issued_are_not_read_and_those_from_before_a_restart_are() {
+        let unanswered = Counter::default();
+        let issuer = || Issuer::new(secret(), "[::]:443".parse().unwrap(), 0).counting_unanswered(unanswered.clone());
+        let (mut before, after) = (issuer().connection_ids().unwrap(), issuer().connection_ids().unwrap());
+        let address = Default::default();
+        let info = ConnectionInfo::new(&address);
+        let mut id = before.generate(&info).as_bytes().to_vec();
+        assert_eq!((after.validate(&info, &id), unanswered.get()), (Some(LEN), 0));
+        id[3] ^= 1;
+        assert_eq!((after.validate(&info, &id), unanswered.get()), (None, 1));
     }
 
     #[test]

@@ -23,13 +23,38 @@ use socket2::SockRef;
 
 use super::io::message::{self, Message};
 
-/// The marks of all classes. A class keeps its number for as long as the daemon runs, wherever a later policy names it,
-/// so that what was opened under an earlier one is still known by it.
+/// The numbers by which the kernel's programs know classes. A class keeps its number for as long as the daemon runs, wherever
+/// a later policy names it, so that what was opened under an earlier one is still known by it.
+#[derive(Clone, Debug, Default)]
+pub struct Numbers(Vec<String>);
+
+impl Numbers {
+    /// Gives numbers to those classes of a policy that have none. There are 256; classes beyond go without one.
+    pub fn learn(&mut self, policy: &Policy) {
+        for class in &policy.classes {
+            if self.0.len() <= usize::from(u8::MAX) && !self.0.contains(&class.name) {
+                self.0.push(class.name.clone());
+            }
+        }
+    }
+
+    /// Returns all classes that have a number.
+    pub fn all(&self) -> impl Iterator<Item = (&str, u8)> {
+        self.0.iter().map(String::as_str).zip(0..=u8::MAX)
+    }
+
+    /// Returns the number of a class, if it has one.
+    #[must_use]
+    pub fn of(&self, class: &str) -> Option<u8> {
+        self.all().find_map(|(name, number)| (name == class).then_some(number))
+    }
+}
+
+/// The marks of all classes, by their numbers.
 #[derive(Clone, Debug)]
 pub struct Marks {
     tag: Tag,
-    /// By their numbers.
-    classes: Vec<String>,
+    numbers: Numbers,
     permission: Permission,
 }
 
@@ -65,27 +90,23 @@ impl Marks {
     /// Returns the marks of no class yet.
     #[must_use]
     pub fn new(tag: Tag, permission: Permission) -> Self {
-        Self { tag, classes: Vec::new(), permission }
+        Self { tag, numbers: Numbers::default(), permission }
     }
 
-    /// Gives numbers to those classes of a policy that have none. There are 256; classes beyond go without a mark.
-    pub fn learn(&mut self, policy: &Policy) {
-        for class in &policy.classes {
-            if self.classes.len() <= usize::from(u8::MAX) && !self.classes.contains(&class.name) {
-                self.classes.push(class.name.clone());
-            }
-        }
+    /// Goes by these numbers from now on.
+    pub fn number_by(&mut self, numbers: &Numbers) {
+        self.numbers.clone_from(numbers);
     }
 
     /// Returns all classes that have a number, with the mark of each in a direction.
     pub fn all(&self, direction: Direction) -> impl Iterator<Item = (&str, Mark)> {
-        (0..=u8::MAX).zip(&self.classes).map(move |(class, name)| (name.as_str(), Mark { direction, class }))
+        self.numbers.all().map(move |(name, class)| (name, Mark { direction, class }))
     }
 
     /// Returns the mark of a class in a direction, if it has a number.
     #[must_use]
     pub fn of(&self, class: &str, direction: Direction) -> Option<Mark> {
-        self.all(direction).find_map(|(name, mark)| (name == class).then_some(mark))
+        self.numbers.of(class).map(|class| Mark { direction, class })
     }
 
     /// Returns the value of `SO_MARK` for sockets of a class, if this process may set it.
@@ -112,13 +133,19 @@ mod tests {
         config::Config::from_toml(&text).unwrap().policy
     }
 
+    fn learn(marks: &mut Marks, policy: &Policy) {
+        let mut numbers = marks.numbers.clone();
+        numbers.learn(policy);
+        marks.number_by(&numbers);
+    }
+
     #[test]
     fn a_class_keeps_its_mark_when_a_later_policy_names_others_before_it() {
         let mut marks = Marks::new(Tag::default(), ALL);
-        marks.learn(&policy(["voice".to_owned()]));
+        learn(&mut marks, &policy(["voice".to_owned()]));
         let voice = marks.of_packets("voice", Direction::Down);
         assert_eq!(voice, Some(0x70ac_0001), "the default class is first");
-        marks.learn(&policy(["bulk", "voice"].map(str::to_owned)));
+        learn(&mut marks, &policy(["bulk", "voice"].map(str::to_owned)));
         assert_eq!(marks.of_packets("voice", Direction::Down), voice);
         assert_eq!(marks.of_sockets("bulk", Direction::Up), Some(0x70ac_0102));
         assert_eq!(marks.of("nobody", Direction::Up), None);
@@ -128,7 +155,7 @@ mod tests {
     fn classes_beyond_256_have_no_mark_and_take_none_away() {
         let mut marks = Marks::new(Tag::default(), ALL);
         for number in 0..300 {
-            marks.learn(&policy([format!("c{number}")]));
+            learn(&mut marks, &policy([format!("c{number}")]));
         }
         assert_eq!(marks.of("c254", Direction::Up), Some(Mark { direction: Direction::Up, class: 255 }));
         assert_eq!(marks.of("c255", Direction::Up), None);
@@ -138,7 +165,7 @@ mod tests {
     #[test]
     fn what_may_not_be_marked_has_no_mark() {
         let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: false });
-        marks.learn(&Policy::default());
+        learn(&mut marks, &Policy::default());
         let of = |marks: &Marks| {
             (marks.of_sockets("default", Direction::Up).is_some(), marks.of_packets("default", Direction::Up).is_some())
         };

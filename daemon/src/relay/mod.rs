@@ -219,6 +219,7 @@ impl Relay {
         let known = |state: &ConnectionState| (state.peer_certificate.clone(), state.tap.clone());
         let (certificate, tap) = connection.query_event_context(known).unwrap_or_default();
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
+        address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
         let caller =
             self.connections.insert(|id| Caller { id, address, since, listener, tap, auth, certificate, tunnels });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };

@@ -62,7 +62,7 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
     let keys = secret.connection_id_keys();
     let access = &site.chain.access.far;
     let mut guard = ingress.guard().unwrap();
-    guard.listen([(access.v4, 443).into(), (access.v6, 443).into()]).unwrap();
+    guard.listen([IpAddr::from(access.v4), access.v6.into()].map(|ip| SocketAddr::new(ip, 443))).unwrap();
     guard.set_keys(&keys).unwrap();
     site.chain.relay.run(|| [access, &site.chain.egress.near].map(|end| ingress.attach(&end.device).unwrap())).unwrap();
     for family in [Family::V4, Family::V6] {
@@ -76,7 +76,10 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
         .unwrap();
     }
     assert!(count(&ingress, Reason::Connection) >= 100, "its connection IDs are known");
-    assert!(count(&ingress, Reason::Initial) >= 2);
+    assert!(
+        count(&ingress, Reason::Initial) >= 2 && count(&ingress, Reason::InitialId) >= 2,
+        "the first, then by our IDs"
+    );
     let dropped = Reason::ALL.into_iter().filter(|reason| !reason.passes()).map(|reason| count(&ingress, reason));
     assert_eq!(dropped.sum::<u64>(), 0, "nothing of an honest client");
     assert_eq!(count(&ingress, Reason::UnknownId), 0);

@@ -2,12 +2,15 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
+mod arrivals;
 mod attach;
 mod egress;
 mod guard;
 mod ingress;
+mod lanes;
 mod marks;
 mod monitor;
 mod objects;
 mod restart;
 mod steer;
+mod wrappings;

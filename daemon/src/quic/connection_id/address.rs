@@ -1,6 +1,11 @@
 //! Address tokens (RFC 9000 §8.1.2): what a client shows after a Retry, so that its address is its own.
 
-use std::{collections::HashSet, convert::Infallible, mem};
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    mem,
+    net::{IpAddr, SocketAddr},
+};
 
 use aws_lc_rs::hmac;
 use s2n_quic::provider::address_token::{Context, Format, Provider};
@@ -9,13 +14,18 @@ use s2n_quic_core::{
     event::api::SocketAddress,
 };
 
+use super::sip_hash;
+use crate::quic::io::clock;
+
 /// Issues and takes tokens without keeping any state about those who have not come back: all workers of a listener, and a
 /// relay that was restarted, take each other's.
 ///
-/// A token is the time, the connection ID that the client began with, and an HMAC of both, the client's address and its
-/// own connection ID. It is good for ten seconds and for one use, as far as one worker sees.
+/// A token is the time, the connection ID that the client began with, a [`StampKey`]'s stamp for the kernel, and an HMAC of
+/// all that, the client's address and its own connection ID. It is good for ten seconds and for one use, as far as one worker
+/// sees.
 pub struct AddressTokens {
     key: hmac::Key,
+    stamp_key: StampKey,
     now_seconds: fn() -> u64,
     used: Used,
 }
@@ -24,13 +34,41 @@ const GOOD_FOR_SECONDS: u64 = 10;
 
 const TIME: usize = 8;
 const ID: usize = 20;
+const STAMP: usize = 8;
 const TAG: usize = 16;
 
+/// How many bytes a token has, and where its stamp is: what the kernel's program goes by.
+pub const TOKEN_BYTES: usize = TIME + 1 + ID + STAMP + TAG;
+/// See [`TOKEN_BYTES`].
+pub const STAMP_AT: usize = TIME + 1 + ID;
+
+/// What makes the stamps by which the kernel's program knows an Initial whose address is proven: it then has a budget that
+/// forged addresses do not use up. The endpoint goes by the HMAC alone.
+#[derive(Clone, Copy)]
+pub struct StampKey(pub [u8; 16]);
+
+impl StampKey {
+    /// Makes the stamp of an address at a time in seconds of CLOCK_MONOTONIC, which the program reads as well: that time
+    /// modulo 2³² in four bytes, and four of SipHash-2-4 over address, time and port. Of forged ones, one in 2³² passes.
+    #[must_use]
+    pub fn stamp(&self, address: SocketAddr, now_seconds: u64) -> [u8; STAMP] {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let made = (now_seconds as u32).to_le_bytes();
+        let [t0, t1, t2, t3, ..] =
+            sip_hash(&self.0, &[&ip.octets()[..], &made, &address.port().to_be_bytes()].concat());
+        let [m0, m1, m2, m3] = made;
+        [m0, m1, m2, m3, t0, t1, t2, t3]
+    }
+}
+
 impl AddressTokens {
-    /// Issues tokens with this key.
-    pub(super) fn new(key: &[u8; 32]) -> Self {
+    /// Issues tokens with this key, and stamps them with the other.
+    pub(super) fn new(key: &[u8; 32], stamp_key: StampKey) -> Self {
         let now_seconds = || super::since_epoch().as_secs();
-        Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), now_seconds, used: Used::default() }
+        Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), stamp_key, now_seconds, used: Used::default() }
     }
 
     /// The tag over what comes before it in a token, and over who shows it; `None` for addresses of no known family.
@@ -60,8 +98,8 @@ impl Provider for AddressTokens {
 }
 
 impl Format for AddressTokens {
-    /// Time, length of the connection ID, the ID in as many bytes as one may have, tag.
-    const TOKEN_LEN: usize = TIME + 1 + ID + TAG;
+    /// Time, length of the connection ID, the ID in as many bytes as one may have, stamp, tag.
+    const TOKEN_LEN: usize = TOKEN_BYTES;
 
     fn generate_new_token(&mut self, _: &mut Context<'_>, _: &LocalId, _: &mut [u8]) -> Option<()> {
         // s2n-quic does not ask for these yet.
@@ -69,11 +107,13 @@ impl Format for AddressTokens {
     }
 
     fn generate_retry_token(&mut self, context: &mut Context<'_>, id: &InitialId, token: &mut [u8]) -> Option<()> {
-        let (claims, tag) = token.split_at_mut_checked(TIME + 1 + ID)?;
+        let (claims, tag) = token.split_at_mut_checked(STAMP_AT + STAMP)?;
         claims.fill(0);
         claims[..TIME].copy_from_slice(&(self.now_seconds)().to_be_bytes());
         claims[TIME] = id.len() as u8;
         claims[TIME + 1..][..id.len()].copy_from_slice(id.as_bytes());
+        let stamp = self.stamp_key.stamp(socket_address(&context.remote_address)?, clock::now_ns() / 1_000_000_000);
+        claims[STAMP_AT..].copy_from_slice(&stamp);
         tag.copy_from_slice(&self.tag(context, claims)?);
         Some(())
     }
@@ -82,7 +122,7 @@ impl Format for AddressTokens {
         if token.len() != Self::TOKEN_LEN {
             return None;
         }
-        let (claims, tag) = token.split_at(TIME + 1 + ID);
+        let (claims, tag) = token.split_at(STAMP_AT + STAMP);
         if !bool::from(subtle::ConstantTimeEq::ct_eq(&self.tag(context, claims)?[..], tag)) {
             return None;
         }
@@ -94,6 +134,15 @@ impl Format for AddressTokens {
         }
         let (len, id) = claims[TIME..].split_first()?;
         InitialId::try_from_bytes(id.get(..usize::from(*len))?)
+    }
+}
+
+/// A peer's address; `None` if its family is not known.
+fn socket_address(address: &SocketAddress<'_>) -> Option<SocketAddr> {
+    match address {
+        SocketAddress::IpV4 { ip, port, .. } => Some(SocketAddr::new(IpAddr::from(**ip), *port)),
+        SocketAddress::IpV6 { ip, port, .. } => Some(SocketAddr::new(IpAddr::from(**ip), *port)),
+        _ => None,
     }
 }
 
@@ -135,10 +184,11 @@ mod tests {
     }
 
     fn tokens(key: u8, now_seconds: fn() -> u64) -> AddressTokens {
-        AddressTokens { now_seconds, ..AddressTokens::new(&[key; 32]) }
+        AddressTokens { now_seconds, ..AddressTokens::new(&[key; 32], STAMP_KEY) }
     }
 
     const ID: &[u8] = b"first ID of a client";
+    const STAMP_KEY: StampKey = StampKey([7; 16]);
 
     fn issue(from: &mut AddressTokens, address: &str) -> [u8; AddressTokens::TOKEN_LEN] {
         let mut token = [0; AddressTokens::TOKEN_LEN];
@@ -191,6 +241,30 @@ mod tests {
         }
         assert_eq!(show(&mut tokens, "192.0.2.1:7", &token[1..]), None);
         assert_eq!(show(&mut tokens, "192.0.2.1:7", &[]), None);
+    }
+
+    #[test]
+    fn a_token_carries_the_stamp_of_its_address_and_the_time() {
+        for client in ["192.0.2.1:7", "[2001:db8::1]:7"] {
+            let token = issue(&mut tokens(1, || 1_000), client);
+            let stamp = &token[STAMP_AT..][..STAMP];
+            let made = u32::from_le_bytes(*stamp.first_chunk().unwrap());
+            let now = clock::now_ns() / 1_000_000_000;
+            assert!(u64::from(made).abs_diff(now) <= 1, "{made} is not {now}");
+            assert_eq!(stamp, STAMP_KEY.stamp(client.parse().unwrap(), made.into()));
+        }
+    }
+
+    #[test]
+    fn a_stamp_is_of_one_address_one_port_one_second_and_one_key() {
+        let of = |key, address: &str, seconds| StampKey([key; 16]).stamp(address.parse().unwrap(), seconds);
+        let stamp = of(1, "192.0.2.1:7", 9);
+        assert_eq!(of(1, "[::ffff:192.0.2.1]:7", 9), stamp, "as a socket of both families has it");
+        for other in
+            [of(2, "192.0.2.1:7", 9), of(1, "192.0.2.2:7", 9), of(1, "192.0.2.1:8", 9), of(1, "192.0.2.1:7", 10)]
+        {
+            assert_ne!(other[4..], stamp[4..]);
+        }
     }
 
     #[test]

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ethernet frames that carry UDP to a listener: where in them the QUIC packet is, however IP wraps it. */
+#ifndef PACED_FRAME_H
+#define PACED_FRAME_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "intf.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LISTENER_PLACES);
+	__type(key, __u32);
+	__type(value, struct listener);
+} paced_listeners SEC(".maps");
+
+/* A packet to a listener. */
+struct packet {
+	__u64 source[2]; /* its address; IPv4 as IPv4-mapped IPv6 */
+	__u16 port;      /* that of its source, in network order */
+	__u8 class;      /* its connection's, or else its listener's */
+	__u32 len;       /* of what UDP carries */
+	__u8 *quic;
+	__u8 *end;       /* of the frame, which may be padded */
+};
+
+enum found {
+	ELSEWHERE,       /* nothing of ours */
+	TO_LISTENER,
+	FIRST_FRAGMENT,  /* of a packet to a listener */
+	LATER_FRAGMENT,  /* to the address of a listener; its port is in another packet */
+	HIDDEN,          /* to the address of a listener, behind too many extension headers or an incomplete one */
+};
+
+/* RFC 8200 §4.1 knows of five before UDP, one of which may come twice. */
+#define MAX_EXTENSION_HEADERS 6
+
+static __always_inline const struct listener *find_listener(const __u64 address[2], __u16 port)
+{
+	__u32 place = listener_place(address[0], address[1], port);
+
+#pragma unroll
+	for (__u32 probe = 0; probe < LISTENER_PROBES; probe++) {
+		__u32 at = (place + probe) % LISTENER_PLACES;
+		struct listener *listener = bpf_map_lookup_elem(&paced_listeners, &at);
+
+		if (!listener || !listener->in_use)
+			return 0;
+		if (listener->port == port && listener->address[0] == address[0] && listener->address[1] == address[1])
+			return listener;
+	}
+	return 0;
+}
+
+static __always_inline int is_extension_header(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_AH;
+}
+
+/* Finds UDP to a listener. What is shorter than it says has a length of 0. */
+static __always_inline enum found find(struct xdp_md *xdp, struct packet *packet)
+{
+	__u8 *at = (void *)(long)xdp->data, *end = (void *)(long)xdp->data_end;
+	enum found found = TO_LISTENER;
+	const struct listener *listener;
+	struct ethhdr *ethernet = (void *)at;
+	__u64 address[2] = {};
+	struct udphdr *udp;
+	__be16 protocol;
+	__u32 len, room;
+
+	if (at + sizeof(*ethernet) > end)
+		return ELSEWHERE;
+	protocol = ethernet->h_proto;
+	at += sizeof(*ethernet);
+#pragma unroll
+	for (int tags = 0; tags < 2; tags++) {
+		if (protocol != bpf_htons(ETH_P_8021Q) && protocol != bpf_htons(ETH_P_8021AD))
+			break;
+		if (at + 4 > end)
+			return ELSEWHERE;
+		__builtin_memcpy(&protocol, at + 2, sizeof(protocol));
+		at += 4;
+	}
+
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = (void *)at;
+		__u32 header_bytes;
+
+		if (at + sizeof(*ip) > end || *at >> 4 != 4 || ip->protocol != IPPROTO_UDP)
+			return ELSEWHERE;
+		header_bytes = (*at & 0xf) * 4;
+		if (header_bytes < sizeof(*ip))
+			return ELSEWHERE;
+		address[1] = (__u64)ip->daddr << 32 | 0xffff0000;
+		packet->source[0] = 0;
+		packet->source[1] = (__u64)ip->saddr << 32 | 0xffff0000;
+		/* More fragments, and the offset of this one. */
+		if (ip->frag_off & bpf_htons(0x3fff))
+			found = ip->frag_off & bpf_htons(0x1fff) ? LATER_FRAGMENT : FIRST_FRAGMENT;
+		at += header_bytes;
+	} else if (protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = (void *)at;
+		__u8 next;
+
+		if (at + sizeof(*ip) > end || *at >> 4 != 6)
+			return ELSEWHERE;
+		next = ip->nexthdr;
+		__builtin_memcpy(address, &ip->daddr, sizeof(address));
+		__builtin_memcpy(packet->source, &ip->saddr, sizeof(packet->source));
+		at += sizeof(*ip);
+#pragma unroll
+		for (int headers = 0; headers < MAX_EXTENSION_HEADERS; headers++) {
+			__u32 bytes;
+
+			if (next == IPPROTO_UDP || !is_extension_header(next) || at + 8 > end)
+				break;
+			/* RFC 8200 §4.3 to §4.6, RFC 4302 §2.2. */
+			bytes = (at[1] + 1) * 8;
+			if (next == IPPROTO_AH)
+				bytes = (at[1] + 2) * 4;
+			if (next == IPPROTO_FRAGMENT) {
+				__be16 fragment;
+
+				bytes = 8;
+				__builtin_memcpy(&fragment, at + 2, sizeof(fragment));
+				if (fragment & bpf_htons(0xfff8))
+					found = LATER_FRAGMENT;
+				else if (fragment & bpf_htons(1))
+					found = FIRST_FRAGMENT;
+			}
+			next = at[0];
+			if (found == LATER_FRAGMENT)
+				break;
+			at += bytes;
+		}
+		if (next != IPPROTO_UDP) {
+			if (!is_extension_header(next))
+				return ELSEWHERE;
+			if (found != LATER_FRAGMENT)
+				found = HIDDEN;
+		}
+	} else {
+		return ELSEWHERE;
+	}
+
+	udp = (void *)at;
+	if (found == LATER_FRAGMENT || found == HIDDEN || at + sizeof(*udp) > end) {
+		/* Whole packets without a UDP header reach nobody; in fragments, the others may have the rest of it. */
+		if (found == TO_LISTENER || !find_listener(address, ANY_PORT))
+			return ELSEWHERE;
+		return found == HIDDEN ? HIDDEN : LATER_FRAGMENT;
+	}
+	listener = find_listener(address, udp->dest);
+	if (!listener)
+		return ELSEWHERE;
+	if (found == FIRST_FRAGMENT)
+		return FIRST_FRAGMENT;
+	/* A number and not a pointer: older verifiers do not know how large two bytes in host order can be. */
+	room = end - at;
+	at += sizeof(*udp);
+	len = bpf_ntohs(udp->len);
+	packet->port = udp->source;
+	packet->class = listener->class;
+	packet->quic = at;
+	packet->end = end;
+	packet->len = len > sizeof(*udp) && len <= room ? len - sizeof(*udp) : 0;
+	return TO_LISTENER;
+}
+
+#endif

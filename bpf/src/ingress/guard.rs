@@ -1,0 +1,228 @@
+//! The tables of the XDP program.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
+
+use super::{IdKeys, Limit, Limits, PROGRAM, Reason};
+use crate::connection_id::{set_keys, words};
+use crate::error::{Cause, Error};
+use crate::intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey};
+use crate::tables::Tables;
+
+/// The maps that [`Guard`] is made of.
+pub(super) const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
+const LISTENERS: &str = "paced_listeners";
+const IDS: &str = "paced_ids";
+const LIMITS: &str = "paced_limits";
+const REASONS: &str = "paced_reasons";
+const STAMPS: &str = "paced_stamps";
+const KNOWN: &str = "paced_known";
+const CLASSES: &str = "paced_classes";
+const ARRIVALS: &str = "paced_arrivals";
+const NAMES: [&str; 8] = [LISTENERS, IDS, LIMITS, REASONS, STAMPS, KNOWN, CLASSES, ARRIVALS];
+
+/// The tables of the XDP program: listeners, keys and limits in, counters out. Needs the maps' file descriptors and no right.
+pub struct Guard {
+    listeners: Array<MapData, RawListener>,
+    ids: Array<MapData, RawIdKeys>,
+    limits: Array<MapData, RawLimits>,
+    reasons: PerCpuArray<MapData, u64>,
+    stamps: Array<MapData, RawStampKey>,
+    known: Option<KnownAddresses>,
+    classes: Array<MapData, RawLimit>,
+    arrivals: PerCpuArray<MapData, RawArrivals>,
+}
+
+/// Where the daemon listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// An address that this host has, and a port.
+    pub address: SocketAddr,
+    /// The number of the class of packets to it whose connection ID says none.
+    pub class: u8,
+}
+
+impl From<SocketAddr> for Listener {
+    /// One of class 0.
+    fn from(address: SocketAddr) -> Self {
+        Self { address, class: 0 }
+    }
+}
+
+/// What arrived of one class: all that the rest of the program would pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrivals {
+    /// Packets, those that were shed included.
+    pub packets: u64,
+    /// Their bytes of UDP payload.
+    pub bytes: u64,
+    /// Packets that were dropped because more arrived than may.
+    pub shed_packets: u64,
+}
+
+impl Guard {
+    /// Takes the descriptors that [`super::Ingress::tables`] gave, in their order.
+    ///
+    /// # Errors
+    /// They are too few, or not those.
+    pub fn from_fds(fds: impl IntoIterator<Item = OwnedFd>) -> Result<Self, Error> {
+        let mut given = TABLES.given(fds.into_iter());
+        Ok(Self {
+            listeners: given.table()?,
+            ids: given.table()?,
+            limits: given.table()?,
+            reasons: given.table()?,
+            stamps: given.table()?,
+            known: Some(KnownAddresses(given.table()?)),
+            classes: given.table()?,
+            arrivals: given.table()?,
+        })
+    }
+
+    /// Says which addresses and ports are the daemon's: exactly those, so one that listens on all addresses names each.
+    ///
+    /// # Errors
+    /// They are too many (some hundred), or the kernel refuses an update; packets to those that are not known pass.
+    pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<Listener>>) -> Result<(), Error> {
+        let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
+        let mut is_full = false;
+        let entries = listeners.into_iter().flat_map(|listener| {
+            let listener = RawListener::from(listener.into());
+            [listener, RawListener { port: intf::ANY_PORT, class: 0, ..listener }]
+        });
+        for entry in entries.collect::<HashSet<_>>() {
+            let probes = (0..intf::LISTENER_PROBES).map(|probe| (entry.place() + probe) % intf::LISTENER_PLACES);
+            match probes.map(|at| at as usize).find(|at| places[*at].in_use == 0) {
+                Some(at) => places[at] = entry,
+                None => is_full = true,
+            }
+        }
+        set_changed(&mut self.listeners, places).map_err(|error| broken(LISTENERS, error))?;
+        if is_full { Err(broken(LISTENERS, "there is no room for so many listeners")) } else { Ok(()) }
+    }
+
+    /// Says by which keys connection IDs are ours: each by its config, 0 to 7. Without any, none is.
+    ///
+    /// # Errors
+    /// The kernel refuses an update.
+    pub fn set_keys(&mut self, keys: &[(u8, IdKeys)]) -> Result<(), Error> {
+        set_keys(&mut self.ids, keys).map_err(|error| broken(IDS, error))
+    }
+
+    /// Says by which SipHash-2-4 key the stamps in address tokens are ours. Without one, none is.
+    ///
+    /// # Errors
+    /// The kernel refuses the update.
+    pub fn set_stamp_key(&mut self, key: &[u8; 16]) -> Result<(), Error> {
+        let raw = RawStampKey { key: words(key), in_force: 1, unused: 0 };
+        self.stamps.set(0, raw, 0).map_err(|error| broken(STAMPS, error))
+    }
+
+    /// Says how much passes of what nothing, or little, is known about.
+    ///
+    /// # Errors
+    /// The kernel refuses the update.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), Error> {
+        self.limits.set(0, RawLimits::from(limits), 0).map_err(|error| broken(LIMITS, error))
+    }
+
+    /// Says how much may arrive, if that is limited, and which classes are shed first: those of the lowest rank. Classes
+    /// that have none are of the lowest. Of the burst, a class may use as much as its rank is of the highest.
+    ///
+    /// # Errors
+    /// The kernel refuses an update.
+    pub fn set_arrivals(&mut self, limit: Option<Limit>, ranks: &[(u8, u8)]) -> Result<(), Error> {
+        // The kernel takes an interval of 0 for no limit.
+        let limit = limit.map_or(RawLimit { interval_ns: 0, burst_ns: 0 }, RawLimit::from);
+        let highest = ranks.iter().map(|(_, rank)| u64::from(*rank)).max().unwrap_or(0) + 1;
+        let of = |class: u32| {
+            let rank = ranks.iter().find(|(number, _)| u32::from(*number) == class).map_or(0, |(_, rank)| *rank);
+            RawLimit { burst_ns: limit.burst_ns / highest * (u64::from(rank) + 1), ..limit }
+        };
+        set_changed(&mut self.classes, (0..intf::CLASSES).map(of)).map_err(|error| broken(CLASSES, error))
+    }
+
+    /// Returns what arrived of a class since the program was loaded, on all CPUs.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell.
+    pub fn arrivals(&self, class: u8) -> Result<Arrivals, Error> {
+        let cpus = self.arrivals.get(&class.into(), 0).map_err(|error| broken(ARRIVALS, error))?;
+        Ok(cpus.iter().fold(Arrivals::default(), |sum, cpu| Arrivals {
+            packets: sum.packets.wrapping_add(cpu.packets),
+            bytes: sum.bytes.wrapping_add(cpu.bytes),
+            shed_packets: sum.shed_packets.wrapping_add(cpu.shed_packets),
+        }))
+    }
+
+    /// Returns how many packets to listeners met each fate, since the program was loaded, on all CPUs.
+    ///
+    /// # Errors
+    /// The kernel refuses to tell.
+    pub fn counts(&self) -> Result<[(Reason, u64); Reason::COUNT], Error> {
+        let mut counts = Reason::ALL.map(|reason| (reason, 0));
+        for (reason, count) in &mut counts {
+            let cpus = self.reasons.get(&(*reason as u32), 0).map_err(|error| broken(REASONS, error))?;
+            *count = cpus.iter().copied().fold(0, u64::wrapping_add);
+        }
+        Ok(counts)
+    }
+
+    /// Takes the table of known addresses, for those who write into that alone; there is one to take.
+    pub fn take_known_addresses(&mut self) -> Option<KnownAddresses> {
+        self.known.take()
+    }
+}
+
+/// The addresses from which handshakes were completed: the latest 65,536, each for a day.
+pub struct KnownAddresses(HashMap<MapData, u64, u64>);
+
+impl KnownAddresses {
+    /// Notes that a handshake was completed from an address at a time of CLOCK_MONOTONIC, in nanoseconds, so that first
+    /// packets have a lane of their own: those of the IPv4 address, or of the /64.
+    ///
+    /// # Errors
+    /// The kernel refuses the update.
+    pub fn note(&mut self, address: IpAddr, now_ns: u64) -> Result<(), Error> {
+        let [high, low] = address_words(address);
+        // `host_of` in admission.h.
+        let host = if high == 0 { low >> 32 } else { high };
+        self.0.insert(host, now_ns, 0).map_err(|error| broken(KNOWN, error))
+    }
+}
+
+/// Sets those elements of an array that have another value.
+fn set_changed<T: aya::Pod + PartialEq>(
+    array: &mut Array<MapData, T>,
+    values: impl IntoIterator<Item = T>,
+) -> Result<(), aya::maps::MapError> {
+    (0..)
+        .zip(values)
+        .try_for_each(|(at, value)| if array.get(&at, 0)? == value { Ok(()) } else { array.set(at, value, 0) })
+}
+
+/// An address as programs have it: IPv4 as IPv4-mapped IPv6, in network order.
+fn address_words(address: IpAddr) -> [u64; 2] {
+    let address: Ipv6Addr = match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut words = [0; 2];
+    for (word, bytes) in words.iter_mut().zip(address.octets().as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    words
+}
+
+impl From<Listener> for RawListener {
+    fn from(Listener { address, class }: Listener) -> Self {
+        Self { address: address_words(address.ip()), port: address.port().to_be(), in_use: 1, class, unused: [0; 3] }
+    }
+}
+
+fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
+    Error::Map { program: PROGRAM, map, source: source.into() }
+}

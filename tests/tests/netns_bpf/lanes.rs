@@ -1,0 +1,183 @@
+//! XDP ingress: first packets that prove something have budgets that forged addresses do not use up.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bpf::ingress::{Guard, Ingress, Limits, Reason};
+use paced::quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
+use paced::quic::io::clock;
+use socket2::{Domain, Socket, Type};
+use tests::client::Client;
+use tests::frame::Frame;
+use tests::site::{Family, SOON, Site, Terms};
+
+use crate::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge, long, program, reason_of};
+
+const STAMPS: StampKey = StampKey(*b"key of the stamp");
+const DAY_NS: u64 = 24 * 3_600 * 1_000_000_000;
+
+/// A program whose lane for strangers is used up by packets from forged addresses, and the others have room for 21.
+fn flooded(limits: Limits) -> (Ingress, Guard) {
+    let mut program = program(Limits { total: few(20), ..limits });
+    program.1.set_stamp_key(&STAMPS.0).unwrap();
+    let forged = |number: u8| judge(&program, &initial_from(&format!("10.{number}.0.1:7"))).1;
+    assert_eq!((0..21).map(forged).collect::<Vec<_>>(), [Some(Reason::Initial); 21]);
+    assert_eq!(forged(21), Some(Reason::TotalLimit));
+    program
+}
+
+/// An Initial with a token.
+fn with_token(id: &[u8], token: &[u8]) -> Vec<u8> {
+    let version = VERSION_1.to_be_bytes();
+    let scid = b"the client's";
+    let mut packet = [&[INITIAL], &version[..], &[id.len() as u8], id, &[scid.len() as u8], scid].concat();
+    packet.push(token.len() as u8);
+    packet.extend(token);
+    packet.resize(1_200, 0xab);
+    packet
+}
+
+fn token(stamp: [u8; 8]) -> [u8; TOKEN_BYTES] {
+    let mut token = [0xcd; TOKEN_BYTES];
+    token[STAMP_AT..][..8].copy_from_slice(&stamp);
+    token
+}
+
+fn from(address: &str, payload: &[u8]) -> Vec<u8> {
+    let to = if address.starts_with('[') { Frame::v6(&[]).to } else { Frame::v4(&[]).to };
+    Frame::between(address.parse().unwrap(), to, payload).bytes()
+}
+
+fn now_seconds() -> u64 {
+    clock::now_ns() / 1_000_000_000
+}
+
+#[test]
+fn initials_under_one_id_of_ours_and_under_all_of_them_are_limited() {
+    tests::ring!(Netns);
+    let program = program(Limits { id: few(5), total: few(19), ..GENEROUS });
+    let under = |number| reason_of(&program, &long(INITIAL, VERSION_1, &id(number), 1_200));
+    assert_eq!([(); 3].map(|()| under(1)), [Reason::InitialId; 3], "each in both families");
+    assert_eq!(under(1), Reason::IdLimit);
+    let others: Vec<_> = (2..12).map(under).collect();
+    assert_eq!(others[..7], [Reason::InitialId; 7], "20 in all");
+    assert_eq!(others[7..], [Reason::Initial; 3], "then as everybody's");
+}
+
+#[test]
+fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresses() {
+    tests::ring!(Netns);
+    for client in ["192.0.2.1:40000", "[2001:db8:7::1]:40000"] {
+        let program = flooded(GENEROUS);
+        let stamp = STAMPS.stamp(client.parse().unwrap(), now_seconds());
+        let shows =
+            |address: &str, stamp| judge(&program, &from(address, &with_token(&id(1), &token(stamp)))).1.unwrap();
+        let by_client = |stamp| judge(&program, &from(client, &with_token(b"client's", &token(stamp)))).1.unwrap();
+        assert_eq!(by_client(stamp), Reason::InitialToken);
+        assert_eq!(shows(client, stamp), Reason::InitialToken, "before what its ID says");
+        for other in [client.replace("40000", "40001"), client.replace("1]", "2]").replace(".1:", ".2:")] {
+            let packet = from(&other, &with_token(b"client's", &token(stamp)));
+            assert_eq!(judge(&program, &packet).1, Some(Reason::TotalLimit), "{other} shows another's");
+        }
+        for bit in 32..64 {
+            let mut forged = stamp;
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(by_client(forged), Reason::TotalLimit, "bit {bit}");
+        }
+        for seconds in [now_seconds() - 12, now_seconds() + 2, 0] {
+            assert_eq!(by_client(STAMPS.stamp(client.parse().unwrap(), seconds)), Reason::TotalLimit, "{seconds}");
+        }
+        assert_eq!(by_client(StampKey([1; 16]).stamp(client.parse().unwrap(), now_seconds())), Reason::TotalLimit);
+        for cut in [&token(stamp)[1..], &[]] {
+            let packet = from(client, &with_token(b"client's", cut));
+            assert_eq!(judge(&program, &packet).1, Some(Reason::TotalLimit), "{} bytes", cut.len());
+        }
+        let more: Vec<_> = (0..20).map(|_| by_client(STAMPS.stamp(client.parse().unwrap(), now_seconds()))).collect();
+        assert_eq!(more[..19], [Reason::InitialToken; 19], "21 in all");
+        assert_eq!(more[19], Reason::TotalLimit);
+    }
+}
+
+#[test]
+fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
+    tests::ring!(Netns);
+    for [client, same, other] in [
+        ["192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"],
+        ["[2001:db8:7:1::1]:7", "[2001:db8:7:1::2]:8", "[2001:db8:7:2::1]:7"],
+    ] {
+        let mut program = flooded(Limits { prefix: few(4), ..GENEROUS });
+        let mut known = program.1.take_known_addresses().unwrap();
+        let ip: IpAddr = client.parse::<SocketAddr>().unwrap().ip();
+        let now_ns = clock::now_ns();
+        let reason = |address: &str| judge(&program, &initial_from(address)).1;
+        assert_eq!(reason(client), Some(Reason::TotalLimit));
+        // The machine may not have been on for a day.
+        known.note(ip, now_ns.wrapping_sub(DAY_NS)).unwrap();
+        assert_eq!(reason(client), Some(Reason::TotalLimit));
+        known.note(ip, now_ns).unwrap();
+        assert_eq!([client, same].map(reason), [Some(Reason::InitialKnown); 2]);
+        assert_eq!(reason(other), Some(Reason::TotalLimit));
+        let version = from(client, &long(INITIAL, 0x0a0a_0a0a, b"by a client", 1_200));
+        assert_eq!(judge(&program, &version).1, Some(Reason::Version));
+        assert_eq!([(); 4].map(|()| reason(client)).map(Option::unwrap)[..2], [Reason::InitialKnown; 2]);
+        assert_eq!(reason(client), Some(Reason::TotalLimit), "five from one address");
+    }
+}
+
+#[test]
+fn once_the_lane_of_strangers_is_used_up_no_prefix_is_looked_at() {
+    tests::ring!(Netns);
+    let program = program(Limits { prefix: few(0), total: few(1), ..GENEROUS });
+    let reason = |prefix: u8| judge(&program, &initial_from(&format!("10.0.{prefix}.1:7"))).1.unwrap();
+    assert_eq!(
+        [reason(1), reason(1), reason(2), reason(2)],
+        [Reason::Initial, Reason::PrefixLimit, Reason::Initial, Reason::TotalLimit]
+    );
+}
+
+const DEVICES: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
+
+fn passed(site: &Site, reason: &str) -> i64 {
+    site.counts().unwrap().of(&format!("kernel_guarded_packets_total{{verdict=\"passed\",reason=\"{reason}\"}}"))
+}
+
+/// Sends Initials as if from many addresses.
+fn flood(to: SocketAddr) {
+    for number in 0..200_u8 {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+        socket.set_ip_transparent_v4(true).unwrap();
+        socket.bind(&SocketAddr::from(([10, 200, number, 1], 7)).into()).unwrap();
+        socket.send_to(&long(INITIAL, VERSION_1, b"by nobody", 1_200), &to.into()).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_was_here_comes_back_while_forged_addresses_use_up_the_budget_of_strangers() {
+    tests::ring!(Netns);
+    let sections = format!("{DEVICES}\ninitials_per_second = 4");
+    let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let relay = SocketAddr::from((site.chain.access.far.v4, 443));
+    let connect = async || drop(Client::connect(site.access(Family::V4).unwrap()).await.unwrap());
+    site.client(async || connect().await).unwrap();
+    assert_eq!(passed(&site, "initial_known"), 0, "the first time, it is a stranger");
+    site.client(async || {
+        flood(relay);
+        connect().await;
+    })
+    .unwrap();
+    let dropped = site.counts().unwrap().of("kernel_guarded_packets_total{verdict=\"dropped\",reason=\"total_limit\"}");
+    assert!(dropped >= 100, "{dropped} of 200");
+    assert!(passed(&site, "initial_known") >= 1);
+}
+
+#[test]
+fn the_kernel_knows_the_tokens_that_a_relay_sends_with_retry() {
+    tests::ring!(Netns);
+    let terms = Terms { sections: DEVICES, limits: "handshakes_in_flight = 0", ..Terms::default() };
+    let site = Site::new(terms).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    for (family, tokens) in [(Family::V4, 1), (Family::V6, 2)] {
+        site.client(async || drop(Client::connect(site.access(family).unwrap()).await.unwrap())).unwrap();
+        assert!(passed(&site, "initial_token") >= tokens, "{family:?}");
+    }
+}
