@@ -148,24 +148,6 @@ impl Tunnel {
         let received = timeout(SOON, self.recv()).await;
         received.expect("an echo comes soon").expect("the tunnel stays open").expect("the tunnel goes on")
     }
-
-    /// Waits until the relay has ended the tunnel, whatever payloads come before that.
-    ///
-    /// # Panics
-    /// When the tunnel goes on, or is ended properly.
-    #[expect(clippy::panic, reason = "called by tests")]
-    pub async fn failed(&mut self) -> Ended {
-        let ended = async {
-            loop {
-                match self.recv().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => panic!("the tunnel was ended properly"),
-                    Err(error) => return error,
-                }
-            }
-        };
-        timeout(SOON, ended).await.expect("the tunnel ends soon")
-    }
 }
 
 /// Returns the application error code with which the relay reset the stream, if that is what happened.

@@ -90,6 +90,38 @@ impl Frame {
     }
 }
 
+/// What a router or host says of a packet that it could not deliver.
+#[derive(Clone, Copy, Debug)]
+pub enum Undeliverable {
+    /// "Destination unreachable" with a code (RFC 792, RFC 4443 §3.1).
+    Unreachable(u8),
+    /// A link on the way takes packets of so many bytes only (RFC 1191 §4, RFC 4443 §3.2).
+    TooBig(u16),
+}
+
+impl Undeliverable {
+    /// The bytes of the ICMP message that says so of `packet`, which it quotes up to the end of the UDP header. The
+    /// checksum of ICMPv6 is left to the kernel, which knows the addresses.
+    pub fn bytes(self, packet: &Frame) -> Vec<u8> {
+        let is_v4 = packet.from.is_ipv4();
+        let (kind, code, mtu) = match (self, is_v4) {
+            (Self::Unreachable(code), true) => (3, code, 0),
+            (Self::Unreachable(code), false) => (1, code, 0),
+            (Self::TooBig(mtu), true) => (3, 4, mtu),
+            (Self::TooBig(mtu), false) => (2, 0, mtu),
+        };
+        let mut message = vec![kind, code, 0, 0, 0, 0];
+        message.extend(mtu.to_be_bytes());
+        let headers = if is_v4 { 20 + 8 } else { 40 + 8 };
+        message.extend(&Frame { vlans: Vec::new(), ..packet.clone() }.bytes()[14..14 + headers]);
+        if is_v4 {
+            let checksum = !sum(&message);
+            message[2..4].copy_from_slice(&checksum.to_be_bytes());
+        }
+        message
+    }
+}
+
 /// The Internet checksum's sum (RFC 1071): `0xffff` over a header whose checksum is right.
 pub fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0)));

@@ -2,7 +2,7 @@
 //!
 //! | type | what it is |
 //! |---|---|
-//! | [`UdpTarget`] | the socket: `connect`, `flush`, `poll_writable`, `poll_recv`, `path_mtu_bytes` |
+//! | [`UdpTarget`] | the socket: `connect`, `flush`, `poll_writable`, `poll_recv` |
 //! | [`Segments`](crate::segments::Segments) | payloads on their way to the target: push each, flush once per turn |
 //! | [`UplinkCounters`], [`Received`] | what flushing and receiving did, as plain integers that the caller publishes |
 //! | [`TargetError`] | why a tunnel has to end; everything else is survived and counted |
@@ -14,14 +14,17 @@
 //!
 //! What RFC 9298 asks of the socket:
 //! - §3.1: only the target's own packets come in (the socket is connected), and an unreachable target ends the tunnel.
-//!   `IP_RECVERR` makes the kernel report every ICMP error, the soft ones included, that it would otherwise swallow.
-//! - §5: the DF bit is set and nothing is fragmented. `IP_PMTUDISC_DO` rather than `IP_PMTUDISC_PROBE`: both set DF,
-//!   but only DO heeds what the kernel learnt about the path, so that a payload that cannot arrive is refused and
-//!   counted here instead of vanishing on the way.
+//!   `IP_RECVERR` makes the kernel report every ICMP error, the soft ones included, that it would otherwise swallow;
+//!   [`reachability`] says which of them are believed.
+//! - §5: the DF bit is set and nothing is fragmented. `IP_PMTUDISC_PROBE` rather than `IP_PMTUDISC_DO`: both set DF, but
+//!   DO heeds what ICMP says of the path, and one forged packet of it would take its payloads from every tunnel to the
+//!   same target. What exceeds the device's MTU is refused and counted here; for the rest of the path, the endpoints
+//!   inside the tunnel probe for themselves (RFC 8899, RFC 9000 §14.3).
 //! - §6.2: Not-ECT out (the default of a socket), and the ECN bits that come in are not even asked for.
 //!
 //! An idle tunnel owns a descriptor and its registration, no buffer: receive buffers belong to the thread.
 
+pub mod reachability;
 mod receive;
 mod socket;
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 
+use super::reachability::Reachability;
 use super::{TargetError, UdpTarget};
 
 /// Messages of one receive call. Each is a payload, or up to 64 that GRO joined; this bounds what a tunnel gets in a
@@ -49,6 +50,7 @@ impl UdpTarget {
             let received = with_buffers(|buffers| buffers.receive(self, &mut deliver));
             match received {
                 Ok(received) => {
+                    self.note(Reachability::on_received);
                     // A short batch means that the kernel ran dry: the next call can wait without trying in vain. What
                     // came since then raises an event of its own.
                     if !received.more {

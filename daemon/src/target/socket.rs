@@ -1,5 +1,6 @@
 //! The connected socket: options, one send, and the kernel's error queue.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -11,8 +12,10 @@ use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 
 use super::TargetError;
+use super::reachability::Reachability;
 
 /// Errors read off one socket in one go; the rest waits for the next, so that a flood of ICMP cannot hold the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;
@@ -37,6 +40,7 @@ pub struct UdpTarget {
     pub(super) fd: AsyncFd<Socket>,
     /// Whether runs of payloads leave as GSO messages; off once the device has refused them.
     pub(super) segmentation: AtomicBool,
+    reachability: Cell<Reachability>,
 }
 
 impl UdpTarget {
@@ -55,11 +59,11 @@ impl UdpTarget {
         let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?;
         match target {
             SocketAddr::V4(_) => {
-                set_option(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+                set_option(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
                 set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             }
             SocketAddr::V6(_) => {
-                set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+                set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
                 set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             }
         }
@@ -89,20 +93,7 @@ impl UdpTarget {
         // SAFETY: a `Socket` owns its descriptor, always names the same one, and closes it only when it is dropped;
         // nothing here takes it out of the `AsyncFd`.
         let fd = unsafe { AsyncFd::register_with_interest(socket, interest) }?;
-        Ok(Self { fd, segmentation: AtomicBool::new(true) })
-    }
-
-    /// Returns what the kernel believes to be the MTU of the path to the target, in bytes of IP packet.
-    ///
-    /// # Errors
-    /// When the route is gone.
-    pub fn path_mtu_bytes(&self) -> io::Result<u32> {
-        let socket = self.fd.get_ref();
-        let mtu = match socket.domain()? {
-            Domain::IPV4 => int_option(socket, libc::IPPROTO_IP, libc::IP_MTU),
-            _ => int_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU),
-        }?;
-        Ok(mtu.unsigned_abs())
+        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability: Cell::default() })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not
@@ -113,6 +104,7 @@ impl UdpTarget {
     /// earlier packet (ICMP): [`flush`](Self::flush) knows how to tell.
     pub fn try_send(&self, bytes: &[u8], segment_bytes: usize) -> io::Result<()> {
         let socket = self.fd.get_ref();
+        self.note(Reachability::on_sent);
         let sent = loop {
             let sent = if bytes.len() <= segment_bytes {
                 socket.send(bytes)
@@ -144,17 +136,25 @@ impl UdpTarget {
         Poll::Ready(Ok(()))
     }
 
+    /// Notes what says something about whether the target can be reached, and returns what follows.
+    pub(super) fn note<T>(&self, change: impl FnOnce(&mut Reachability) -> T) -> T {
+        let mut reachability = self.reachability.get();
+        let followed = change(&mut reachability);
+        self.reachability.set(reachability);
+        followed
+    }
+
     /// Judges `error` of a send or receive with what the kernel queued about it, and empties that queue, because its
     /// entries are charged to the receive buffer.
     ///
-    /// Returns `Ok` if the tunnel survives: a path MTU that shrank, a time exceeded on the way, a packet that this host
-    /// had no room for or did not let out.
+    /// Returns `Ok` if the tunnel survives: a packet that was too large for a link, a time exceeded on the way, a packet
+    /// that this host had no room for or did not let out, a target that is not given up yet ([`Reachability`]).
     pub(super) fn judge(&self, error: io::Error) -> Result<(), TargetError> {
         let explained = self.drain_errors()?;
         match error.raw_os_error() {
             _ if explained => Ok(()),
             Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
-            _ => Err(error.into()),
+            _ => self.heed(error.into()),
         }
     }
 
@@ -166,16 +166,23 @@ impl UdpTarget {
                 match state.recv_transport_error(UdpSockRef::from(socket))? {
                     None => return Ok(drained > 0),
                     Some(error) if matches!(error.payload, TransportErrorPayload::Unreachable) => {
-                        return Err(match error.raw_errno {
+                        self.heed(match error.raw_errno {
                             libc::ECONNREFUSED => TargetError::Refused,
                             _ => TargetError::Unreachable,
-                        });
+                        })?;
                     }
                     Some(_) => {}
                 }
             }
             Ok(true)
         })
+    }
+
+    /// Passes on `error` if it ends the tunnel: what is said of the target has to prove true first.
+    fn heed(&self, error: TargetError) -> Result<(), TargetError> {
+        let is_soft = matches!(error, TargetError::Refused | TargetError::Unreachable);
+        let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
+        if believed { Err(error) } else { Ok(()) }
     }
 }
 
@@ -205,6 +212,7 @@ pub(super) fn set_option(socket: &Socket, level: c_int, name: c_int, value: c_in
 }
 
 /// Reads an option that is an `int`.
+#[cfg(test)]
 pub(super) fn int_option(socket: &Socket, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut len = size_of::<c_int>() as libc::socklen_t;

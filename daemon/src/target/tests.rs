@@ -79,7 +79,6 @@ async fn the_largest_payload_passes_and_a_larger_one_is_dropped_alone() {
     assert_eq!((counters.sent, counters.dropped_too_big), (3, 1));
     let expected: Vec<_> = payloads(&sizes).into_iter().filter(|payload| payload.len() != 65_508).collect();
     assert_eq!(receive_at(&peer, 3).await, expected);
-    assert_eq!(target.path_mtu_bytes().unwrap(), 65_535);
 }
 
 #[tokio::test]
@@ -96,29 +95,45 @@ async fn a_batch_the_device_refuses_is_sent_singly_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn a_closed_port_ends_the_tunnel_even_if_it_only_listens() {
+async fn a_closed_port_ends_a_tunnel_that_goes_on_sending_whoever_reads_the_error() {
     for host in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
-        let (peer, target) = pair(host).await;
-        drop(peer);
-        let listening = async { receive(&target).await };
-        let sending = async {
-            // Only once the other waits, so that the error has to wake it.
-            tokio::task::yield_now().await;
-            send(&target, &payloads(&[1])).await
-        };
-        let (outcome, _) = timeout(SOON, async { tokio::join!(listening, sending) }).await.unwrap();
-        assert!(matches!(outcome, Err(TargetError::Refused)), "{outcome:?}");
+        for is_listening in [false, true] {
+            let (peer, target) = pair(host).await;
+            drop(peer);
+            let began = tokio::time::Instant::now();
+            let ended = async {
+                loop {
+                    let (mut queue, mut counters) = (queue_of(&payloads(&[1])), UplinkCounters::default());
+                    if let Err(error) = target.flush(&mut queue, &mut counters) {
+                        return error;
+                    }
+                    if is_listening
+                        && let Ok(Err(error)) = timeout(Duration::from_millis(50), try_receive(&target)).await
+                    {
+                        return error;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            let error = timeout(SOON, ended).await.expect("the tunnel ends");
+            assert!(matches!(error, TargetError::Refused), "{error:?}");
+            assert!(began.elapsed() >= reachability::SILENT, "after {:?}", began.elapsed());
+        }
     }
 }
 
 #[tokio::test]
-async fn a_closed_port_surfaces_on_the_next_flush_too() {
+async fn a_port_that_is_closed_for_a_moment_costs_payloads_and_not_the_tunnel() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    let address = peer.local_addr().unwrap();
     drop(peer);
-    let (mut queue, mut counters) = (queue_of(&payloads(&[1])), UplinkCounters::default());
-    assert_eq!(target.flush(&mut queue, &mut counters).unwrap(), Flush::Done);
-    queue.push(b"again");
-    assert!(matches!(target.flush(&mut queue, &mut counters), Err(TargetError::Refused)));
+    for _ in 0..10 {
+        send(&target, &payloads(&[1, 1, 1])).await;
+    }
+    let peer = UdpSocket::bind(address).await.unwrap();
+    let counters = send(&target, &payloads(&[5, 5, 5])).await;
+    assert_eq!((counters.sent, counters.messages), (3, 1), "an error about earlier payloads splits no run");
+    assert_eq!(receive_at(&peer, 3).await, payloads(&[5, 5, 5]));
 }
 
 #[tokio::test]
@@ -171,11 +186,11 @@ async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     let target = UdpTarget::connect(mapped, SocketBuffers::default()).unwrap();
     let socket = target.fd.get_ref();
     assert!(socket.peer_addr().unwrap().is_ipv4());
-    assert_eq!(socket::int_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER).unwrap(), libc::IP_PMTUDISC_DO);
+    assert_eq!(socket::int_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER).unwrap(), libc::IP_PMTUDISC_PROBE);
     assert_eq!(socket.tos_v4().unwrap(), 0);
     let target = UdpTarget::connect((Ipv6Addr::LOCALHOST, 9).into(), SocketBuffers::default()).unwrap();
     let discover = socket::int_option(target.fd.get_ref(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER);
-    assert_eq!(discover.unwrap(), libc::IPV6_PMTUDISC_DO);
+    assert_eq!(discover.unwrap(), libc::IPV6_PMTUDISC_PROBE);
     assert_eq!(target.fd.get_ref().tclass_v6().unwrap(), 0);
 }
 
@@ -219,8 +234,11 @@ async fn receive_at(peer: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
 }
 
 async fn receive(target: &UdpTarget) -> Result<(Vec<Vec<u8>>, Received), TargetError> {
+    timeout(SOON, try_receive(target)).await.expect("nothing came")
+}
+
+async fn try_receive(target: &UdpTarget) -> Result<(Vec<Vec<u8>>, Received), TargetError> {
     let mut got = Vec::new();
-    let receiving = poll_fn(|cx| target.poll_recv(cx, |payload| got.push(payload.to_vec())));
-    let received = timeout(SOON, receiving).await.expect("nothing came")?;
+    let received = poll_fn(|cx| target.poll_recv(cx, |payload| got.push(payload.to_vec()))).await?;
     Ok((got, received))
 }

@@ -21,9 +21,10 @@ pub struct UplinkCounters {
     pub sent_bytes: u64,
     /// Messages that carried them; fewer than `sent` where GSO joined some.
     pub messages: u64,
-    /// Lost because no packet on the path to the target can hold them without fragments (RFC 9298 §5).
+    /// Lost because no packet of the device toward the target can hold them without fragments (RFC 9298 §5).
     pub dropped_too_big: u64,
-    /// Lost because this host had no room in its device queue or its firewall did not let them out.
+    /// Lost because this host had no room in its device queue, its firewall did not let them out, or it has no route
+    /// any more.
     pub dropped_by_host: u64,
     /// Sockets on which GSO was given up, because the device cannot do it.
     pub gso_refused: u64,
@@ -41,7 +42,7 @@ pub enum Flush {
 impl UdpTarget {
     /// Sends all of `queue`, one message per run of equal sizes, in order.
     ///
-    /// What does not fit the path is dropped alone, even out of the middle of a run, and counted. A device that cannot
+    /// What does not fit the device is dropped alone, even out of the middle of a run, and counted. A device that cannot
     /// segment makes this socket send singly from then on; nothing is lost by that.
     ///
     /// # Errors
@@ -80,7 +81,7 @@ struct Flushing<'a> {
     singly: usize,
     /// Whether that was GSO's fault, unless one of them proves too big.
     suspected: bool,
-    /// Whether the payload at the head has failed once.
+    /// Whether what is at the head has failed once.
     again: bool,
 }
 
@@ -108,17 +109,22 @@ impl Flushing<'_> {
             self.counters.dropped_by_host += count as u64;
             return Ok(Next::Drop);
         }
-        if count > 1 {
+        let is_too_big = errno == Some(libc::EMSGSIZE);
+        if is_too_big && count > 1 {
             self.singly = count;
             return Ok(Next::Retry);
         }
         if !self.again {
-            // The error may have been waiting since an earlier packet: only a second one is about this payload.
+            // The error may have been waiting since an earlier packet: only a second one is about what is at the head.
             self.again = true;
             return Ok(Next::Retry);
         }
-        self.counters.dropped_too_big += 1;
-        self.suspected = false;
+        if is_too_big {
+            self.counters.dropped_too_big += 1;
+            self.suspected = false;
+        } else {
+            self.counters.dropped_by_host += count as u64;
+        }
         Ok(Next::Drop)
     }
 

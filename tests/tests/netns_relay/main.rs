@@ -9,6 +9,7 @@ mod credentials;
 mod echo;
 mod failures;
 mod flood;
+mod forgery;
 mod forward;
 mod lifecycle;
 mod limits;
