@@ -94,6 +94,9 @@ fn targets(rules: &TargetRules) -> Vec<String> {
         Some(format!("  targets by default: {unlisted}; UDP {}; TCP {}", rules.udp_ports, rules.tcp_ports)),
         list("allowed", &rules.allow),
         list("denied", &rules.deny),
+        (!rules.own.is_empty()).then(|| format!("  this host, besides its addresses: {}", joined(&rules.own))),
+        (!rules.nat64_prefixes.is_empty())
+            .then(|| format!("  translates to IPv4 under: {}", joined(&rules.nat64_prefixes))),
     ]
     .into_iter()
     .flatten()

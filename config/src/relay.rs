@@ -295,11 +295,13 @@ fn targets(targets: &mut Section<'_>) -> TargetRules {
     let rules = TargetRules {
         allow: rules(targets, "allow"),
         deny: rules(targets, "deny"),
+        own: targets.list("own").unwrap_or_default(),
+        nat64_prefixes: targets.list("nat64_prefixes").unwrap_or_default(),
         unlisted: targets.get("unlisted").unwrap_or_default(),
         udp_ports: targets.list("udp_ports").map_or(defaults.udp_ports, Ports),
         tcp_ports: targets.list("tcp_ports").map_or(defaults.tcp_ports, Ports),
     };
-    if rules.allow.iter().any(|rule| rule.to.only_embeds()) {
+    if rules.allow.iter().any(|rule| rules.only_embeds(&rule.to)) {
         let cause = "an IPv6 network that embeds IPv4 addresses opens nothing, for targets in it are judged by those";
         targets.refuse("allow", Problem::Contradiction { cause, remedy: "write the IPv4 network instead" });
     }

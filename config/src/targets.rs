@@ -5,12 +5,13 @@
 //! 1. An entry of `deny` that matches refuses. Nothing overrides it.
 //! 2. An address in a refused range (see [`Range`]) needs an entry of `allow` that names that range or a part of it;
 //!    a wider one, such as `0.0.0.0/0`, does not open it, and neither does a name.
-//! 3. Any other address of this host needs an entry of `allow` that is exactly this address.
+//! 3. Any other address of this host, or in `own`, needs an entry of `allow` that is exactly this address.
 //! 4. Any other target is allowed by an entry of `allow` that matches; without one, `unlisted` decides, and the
 //!    default ports.
 //!
 //! An entry without ports means the default ports of its protocol in `allow`, and all ports in `deny`. An IPv6 address
-//! that embeds IPv4 addresses is judged by those; `deny` looks at both.
+//! that embeds IPv4 addresses, in one of the known forms or under one of `nat64_prefixes`, is judged by those; `deny` looks
+//! at both.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,9 +21,11 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use masque::target::Host;
 
+pub use self::nat64::Nat64Prefix;
 pub use self::range::{Range, judged_by};
 use crate::section::words;
 
+mod nat64;
 mod range;
 #[cfg(test)]
 mod tests;
@@ -56,6 +59,11 @@ pub struct TargetRules {
     pub allow: Vec<Rule>,
     /// Entries that refuse a target, whatever `allow` says.
     pub deny: Vec<Rule>,
+    /// Networks that lead to this host besides the addresses that it knows of: public ones that a router in front of it
+    /// translates, for instance.
+    pub own: Vec<IpNet>,
+    /// Under which prefixes the network translates IPv6 to IPv4 (RFC 6052), besides `64:ff9b::/96`.
+    pub nat64_prefixes: Vec<Nat64Prefix>,
     /// What happens to targets that neither list names.
     pub unlisted: Unlisted,
     /// UDP ports where no entry says otherwise.
@@ -122,7 +130,7 @@ impl Denied {
 
 impl TargetRules {
     /// Decides about the address that is about to be connected to; `name` is what it was resolved from, if anything.
-    /// `is_own_address` says whether `ip`, or an address that it is [judged by](judged_by), belongs to this host.
+    /// `is_own_address` says whether `ip`, or an address that it is [judged by](Self::judged_by), belongs to this host.
     ///
     /// # Errors
     /// The first rule that refuses the target.
@@ -134,7 +142,8 @@ impl TargetRules {
         port: u16,
         is_own_address: bool,
     ) -> Result<(), Denied> {
-        let judged = judged_by(ip);
+        let judged = self.judged_by(ip);
+        let is_own_address = is_own_address || judged.clone().chain([ip]).any(|ip| self.is_own(ip));
         let denied = |rule: &Rule| {
             rule.is_about(protocol, port)
                 && (rule.to.covers_name(name) || judged.clone().chain([ip]).any(|ip| rule.to.covers(ip)))
@@ -155,6 +164,26 @@ impl TargetRules {
         }
         let allowing = |rule: &Rule| matches!(rule.to, Pattern::Network(_)) || rule.to.covers_name(Some(name));
         self.decide(protocol, port, allowing, None)
+    }
+
+    /// Returns the addresses that decide about `ip`: as [`judged_by`], and the IPv4 address that it stands for under one of
+    /// `nat64_prefixes`.
+    pub fn judged_by(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone + use<> {
+        let translated = match ip {
+            IpAddr::V6(v6) => self.nat64_prefixes.iter().find_map(|prefix| prefix.embedded(v6)),
+            IpAddr::V4(_) => None,
+        };
+        judged_by(translated.map_or(ip, IpAddr::V4))
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        self.own.iter().any(|network| network.contains(&ip))
+    }
+
+    /// Tells whether every address that `pattern` is about is judged by others, so that it can open nothing.
+    pub(crate) fn only_embeds(&self, pattern: &Pattern) -> bool {
+        let embeds = |ip| self.judged_by(ip).any(|judged| judged != ip);
+        matches!(pattern, Pattern::Network(network) if embeds(network.network()))
     }
 
     fn check_address(
@@ -211,6 +240,8 @@ impl Default for TargetRules {
         Self {
             allow: Vec::new(),
             deny: Vec::new(),
+            own: Vec::new(),
+            nat64_prefixes: Vec::new(),
             unlisted: Unlisted::Allow,
             udp_ports: Ports(vec![53..=53, 443..=443, 1024..=u16::MAX]),
             tcp_ports: Ports(vec![80..=80, 443..=443]),
@@ -254,11 +285,6 @@ impl Pattern {
 
     fn is_within(&self, extent: &IpNet) -> bool {
         matches!(self, Self::Network(network) if extent.contains(network))
-    }
-
-    /// Tells whether every address in it is judged by others, so that it can open nothing.
-    pub(crate) fn only_embeds(&self) -> bool {
-        matches!(self, Self::Network(network) if judged_by(network.network()).any(|ip| ip != network.network()))
     }
 
     /// Compares without case and without the dot that may end a fully qualified name.

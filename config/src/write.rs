@@ -82,6 +82,8 @@ fn targets(targets: &TargetRules, section: &mut Section<'_>) {
     for (key, rules) in [("allow", &targets.allow), ("deny", &targets.deny)] {
         section.number(key, Some(format!("[{}]", rules.iter().map(rule).collect::<Vec<_>>().join(", "))));
     }
+    section.list("own", Some(&targets.own));
+    section.list("nat64_prefixes", Some(&targets.nat64_prefixes));
     section.word("unlisted", targets.unlisted);
     section.ports("udp_ports", Some(&targets.udp_ports));
     section.ports("tcp_ports", Some(&targets.tcp_ports));

@@ -1,7 +1,7 @@
 //! This host's own addresses, kept current by netlink: a relay must not be a way to reach itself.
 //!
-//! Addresses that lead here without being assigned are not known: those that a prefix on the loopback interface covers
-//! (most of `127.0.0.0/8`), anycast addresses, and what a route of type `local` adds.
+//! Those are the addresses assigned to interfaces, and whatever a route of type `local` or `anycast` leads here. What a
+//! router in front of this host translates to its addresses is not known: the configuration has the key `own` for it.
 
 use std::{
     collections::HashMap,
@@ -19,9 +19,13 @@ use rtnetlink::{
         RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
     },
-    sys::SocketAddr,
+    sys::{AsyncSocket as _, SocketAddr},
 };
 use tokio::{task::AbortHandle, time::sleep};
+
+use self::local_routes::LocalRoutes;
+
+mod local_routes;
 
 /// How long to wait before the addresses are read anew; each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -37,17 +41,31 @@ pub enum ReadError {
     #[error("the netlink socket failed")]
     Socket(#[from] io::Error),
     /// The kernel did not list the addresses.
-    #[error("the kernel refused to list the host's addresses")]
+    #[error("the kernel refused to list the host's addresses and local routes")]
     Refused(#[source] io::Error),
     /// Messages were lost, or addresses changed while they were listed.
     #[error("the list of the host's addresses has gaps")]
     Gaps,
 }
 
-/// The addresses assigned to the interfaces of this network namespace. Clones share one set.
+/// The addresses that lead to this network namespace. Clones share one set.
 #[derive(Debug, Clone)]
 pub struct HostAddresses {
-    assigned: Arc<RwLock<Assigned>>,
+    own: Arc<RwLock<Own>>,
+}
+
+/// What leads here.
+#[derive(Debug, Default)]
+struct Own {
+    assigned: Assigned,
+    routes: LocalRoutes,
+}
+
+impl Own {
+    fn apply(&mut self, message: &RouteNetlinkMessage) {
+        self.assigned.apply(message);
+        self.routes.apply(message);
+    }
 }
 
 impl HostAddresses {
@@ -58,29 +76,29 @@ impl HostAddresses {
     /// The addresses cannot be read now.
     pub async fn watch() -> Result<Self, ReadError> {
         let mut tries = 1;
-        let (assigned, subscription) = loop {
+        let (own, subscription) = loop {
             match subscribe().await {
                 Err(ReadError::Gaps) if tries < FIRST_TRIES => tries += 1,
                 other => break other?,
             }
         };
-        let assigned = Arc::new(RwLock::new(assigned));
-        tokio::spawn(follow(Arc::downgrade(&assigned), subscription));
-        Ok(Self { assigned })
+        let own = Arc::new(RwLock::new(own));
+        tokio::spawn(follow(Arc::downgrade(&own), subscription));
+        Ok(Self { own })
     }
 
-    /// Tells whether `address` is assigned to an interface of this host. IPv4-mapped addresses count as IPv4; scopes
-    /// are ignored. Costs an uncontended read lock.
+    /// Tells whether packets to `address` end at this host. IPv4-mapped addresses count as IPv4; scopes are ignored. Costs
+    /// an uncontended read lock.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        let assigned = self.assigned.read().unwrap_or_else(PoisonError::into_inner);
-        assigned.0.contains_key(&address.to_canonical())
+        let (own, address) = (self.own.read().unwrap_or_else(PoisonError::into_inner), address.to_canonical());
+        own.assigned.0.contains_key(&address) || own.routes.contains(address)
     }
 
-    /// Lists the addresses, in no order.
+    /// Lists the addresses that are assigned to interfaces, in no order.
     #[must_use]
     pub fn list(&self) -> Vec<IpAddr> {
-        self.assigned.read().unwrap_or_else(PoisonError::into_inner).0.keys().copied().collect()
+        self.own.read().unwrap_or_else(PoisonError::into_inner).assigned.0.keys().copied().collect()
     }
 }
 
@@ -100,28 +118,35 @@ impl Drop for Subscription {
 
 /// Subscribes first and lists then. What changes meanwhile is among the events, so that applying those in order ends
 /// at the truth, whichever of them the list has seen.
-async fn subscribe() -> Result<(Assigned, Subscription), ReadError> {
-    let groups = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+async fn subscribe() -> Result<(Own, Subscription), ReadError> {
+    let groups =
+        [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
     let (mut connection, mut netlink, events) = new_multicast_connection(&groups)?;
     // Otherwise a list that breaks off looks like a whole one.
     connection.set_forward_done(true);
+    // Has the kernel list the routes that are asked for instead of all, of which a router has many. Kernels before 4.20
+    // do not know the option.
+    _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
     let subscription = Subscription { events, connection: tokio::spawn(connection).abort_handle() };
-    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetAddress(AddressMessage::default()));
-    request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let reply = netlink.request(request).map_err(|_| closed())?;
-    Ok((list(reply).await?, subscription))
+    let mut own = Own::default();
+    let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    for asked in std::iter::once(addresses).chain(LocalRoutes::requests()) {
+        let mut request = NetlinkMessage::from(asked);
+        request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        list(&mut own, netlink.request(request).map_err(|_| closed())?).await?;
+    }
+    Ok((own, subscription))
 }
 
-/// Reads the reply to a request for all addresses.
-async fn list(mut reply: impl Stream<Item = Message> + Unpin) -> Result<Assigned, ReadError> {
-    let mut assigned = Assigned::default();
+/// Reads the reply to a request for all addresses, or for routes.
+async fn list(own: &mut Own, mut reply: impl Stream<Item = Message> + Unpin) -> Result<(), ReadError> {
     while let Some(message) = reply.next().await {
         if message.header.flags & NLM_F_DUMP_INTR != 0 {
             return Err(ReadError::Gaps);
         }
         match message.payload {
-            NetlinkPayload::InnerMessage(address) => assigned.apply(&address),
-            NetlinkPayload::Done(_) => return Ok(assigned),
+            NetlinkPayload::InnerMessage(listed) => own.apply(&listed),
+            NetlinkPayload::Done(_) => return Ok(()),
             NetlinkPayload::Error(error) => return Err(ReadError::Refused(error.to_io())),
             _ => return Err(ReadError::Gaps),
         }
@@ -134,17 +159,17 @@ fn closed() -> ReadError {
 }
 
 /// Keeps `shared` current until nobody holds it, which is noticed at the next event.
-async fn follow(shared: Weak<RwLock<Assigned>>, mut subscription: Subscription) {
+async fn follow(shared: Weak<RwLock<Own>>, mut subscription: Subscription) {
     loop {
         let event = subscription.events.next().await.map(|(message, _)| message.payload);
         let Some(shared) = shared.upgrade() else { return };
-        let assigned = || shared.write().unwrap_or_else(PoisonError::into_inner);
+        let own = || shared.write().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Some(NetlinkPayload::InnerMessage(event)) => assigned().apply(&event),
+            Some(NetlinkPayload::InnerMessage(event)) => own().apply(&event),
             // The socket's buffer overran and messages were lost, or the socket was.
             Some(NetlinkPayload::Overrun(_)) | None => {
                 let (read, renewed) = subscribe_anew().await;
-                *assigned() = read;
+                *own() = read;
                 subscription = renewed;
             }
             Some(_) => {}
@@ -153,7 +178,7 @@ async fn follow(shared: Weak<RwLock<Assigned>>, mut subscription: Subscription) 
 }
 
 /// Subscribes until that succeeds.
-async fn subscribe_anew() -> (Assigned, Subscription) {
+async fn subscribe_anew() -> (Own, Subscription) {
     let mut pause = FIRST_PAUSE;
     loop {
         tracing::warn!(?pause, "the host's addresses may be out of date until they have been read anew");
@@ -315,13 +340,14 @@ mod tests {
         let address = |flags| reply(flags, NetlinkPayload::InnerMessage(new(on(2, "192.0.2.1/24"))));
         let done = || reply(0, NetlinkPayload::Done(DoneMessage::default()));
 
-        let whole = list(stream::iter([address(0), done()])).await.unwrap();
-        assert!(whole.0.contains_key(&IpAddr::from([192, 0, 2, 1])));
-        let broken_off = list(stream::iter([address(0)])).await;
+        let mut own = Own::default();
+        list(&mut own, stream::iter([address(0), done()])).await.unwrap();
+        assert!(own.assigned.0.contains_key(&IpAddr::from([192, 0, 2, 1])));
+        let broken_off = list(&mut own, stream::iter([address(0)])).await;
         assert!(matches!(broken_off, Err(ReadError::Socket(_))));
-        let disturbed = list(stream::iter([address(NLM_F_DUMP_INTR), done()])).await;
+        let disturbed = list(&mut own, stream::iter([address(NLM_F_DUMP_INTR), done()])).await;
         assert!(matches!(disturbed, Err(ReadError::Gaps)));
-        let refused = list(stream::iter([reply(0, NetlinkPayload::Error(ErrorMessage::default()))])).await;
+        let refused = list(&mut own, stream::iter([reply(0, NetlinkPayload::Error(ErrorMessage::default()))])).await;
         assert!(matches!(refused, Err(ReadError::Refused(_))));
     }
 
@@ -337,9 +363,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_watch_ends_with_the_last_holder() {
-        let (assigned, mut subscription) = subscribe().await.unwrap();
+        let (own, mut subscription) = subscribe().await.unwrap();
         subscription.events.close();
-        let shared = Arc::new(RwLock::new(assigned));
+        let shared = Arc::new(RwLock::new(own));
         let weak = Arc::downgrade(&shared);
         drop(shared);
         timeout(LIMIT, follow(weak, subscription)).await.unwrap();
@@ -349,10 +375,10 @@ mod tests {
     async fn a_lost_socket_is_opened_again_and_the_set_read_anew() {
         let (_, mut subscription) = subscribe().await.unwrap();
         subscription.events.close();
-        let shared = Arc::new(RwLock::new(Assigned::default()));
+        let shared = Arc::new(RwLock::new(Own::default()));
         let following = tokio::spawn(follow(Arc::downgrade(&shared), subscription));
         let renewed = async {
-            while !shared.read().unwrap().0.contains_key(&IpAddr::from(Ipv4Addr::LOCALHOST)) {
+            while !shared.read().unwrap().assigned.0.contains_key(&IpAddr::from(Ipv4Addr::LOCALHOST)) {
                 sleep(Duration::from_millis(1)).await;
             }
         };

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use masque::target::Target;
 use masque::template::Template;
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
-use crate::targets::Pattern;
+use crate::targets::{Nat64Prefix, Pattern};
 
 /// Something that one word of the configuration says.
 pub(crate) trait Word {
@@ -134,6 +135,34 @@ impl Value for Pattern {
 
     fn schema() -> Json {
         text(&format!(r"^((\*?\.)?{NAME}|({V4}|{V6})(/[0-9]{{1,3}})?)$"))
+    }
+}
+
+/// A network without host bits, or an address as a network of full length.
+impl Value for IpNet {
+    const EXPECTED: &'static str = "a network or an address, such as \"203.0.113.0/28\" or \"2001:db8::1\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        match value.as_str()?.parse().ok()? {
+            Pattern::Network(network) => Some(network),
+            Pattern::Name(_) | Pattern::Suffix(_) => None,
+        }
+    }
+
+    fn schema() -> Json {
+        text(&format!("^({V4}|{V6})(/[0-9]{{1,3}})?$"))
+    }
+}
+
+impl Value for Nat64Prefix {
+    const EXPECTED: &'static str = "an IPv6 prefix of 32, 40, 48, 56, 64 or 96 bits, such as \"2001:db8:64::/96\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn schema() -> Json {
+        text(&format!("^{V6}/(32|40|48|56|64|96)$"))
     }
 }
 

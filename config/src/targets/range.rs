@@ -35,7 +35,11 @@ pub enum Range {
     Broadcast,
     /// 100::/64, whose packets are meant to be dropped.
     Discard,
-    /// 64:ff9b:1::/48: where it hides the IPv4 address is a matter of local taste, so all of it is refused.
+    /// 168.63.129.16, where the hosts of a cloud serve their guests, with metadata and keys among it: the one such address
+    /// that no other range has. Those of other clouds are link-local, shared, unique-local or reserved.
+    CloudHost,
+    /// 64:ff9b:1::/48: where it hides the IPv4 address is a matter of local taste, so all of it is refused, unless
+    /// `nat64_prefixes` tell.
     LocalTranslation,
     /// Everything else that is not ordinary unicast.
     Reserved,
@@ -58,6 +62,7 @@ impl Range {
             Self::Multicast => "multicast",
             Self::Broadcast => "broadcast",
             Self::Discard => "discard",
+            Self::CloudHost => "cloud_host",
             Self::LocalTranslation => "local_translation",
             Self::Reserved => "reserved",
         }
@@ -70,6 +75,7 @@ const REFUSED: &[(IpNet, Range)] = &[
     (v4([10, 0, 0, 0], 8), Range::Private),
     (v4([100, 64, 0, 0], 10), Range::Shared),
     (v4([127, 0, 0, 0], 8), Range::Loopback),
+    (v4([168, 63, 129, 16], 32), Range::CloudHost),
     (v4([169, 254, 0, 0], 16), Range::LinkLocal),
     (v4([172, 16, 0, 0], 12), Range::Private),
     (v4([192, 0, 0, 0], 24), Range::Reserved),
@@ -114,7 +120,8 @@ pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, Range)> {
 }
 
 /// Returns the addresses that decide about `ip`: the IPv4 addresses that an IPv6 form embeds (two for Teredo: the
-/// server's and the client's), otherwise `ip` itself.
+/// server's and the client's), otherwise `ip` itself. Prefixes of a network's own are not known here, see
+/// [`TargetRules::judged_by`](super::TargetRules::judged_by).
 pub fn judged_by(ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone {
     let [first, second] = match ip {
         IpAddr::V6(v6) => embedded(v6),

@@ -40,6 +40,7 @@ fn special_addresses_are_refused_by_default_and_their_neighbours_are_not() {
         (Range::Multicast, "224.0.0.1 239.255.255.255 ff02::1"),
         (Range::Broadcast, "255.255.255.255"),
         (Range::Discard, "100::1"),
+        (Range::CloudHost, "168.63.129.16 64:ff9b::a83f:8110"),
         (Range::LocalTranslation, "64:ff9b:1::808:808"),
         (
             Range::Reserved,
@@ -51,12 +52,54 @@ fn special_addresses_are_refused_by_default_and_their_neighbours_are_not() {
             assert_eq!(udp(&TargetRules::default(), ip, 443), Err(Denied::Range(range)), "{ip}");
         }
     }
-    let neighbours = "1.0.0.0 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.0 169.253.255.255 \
+    let neighbours = "1.0.0.0 9.255.255.255 11.0.0.0 100.63.255.255 100.128.0.0 126.255.255.255 128.0.0.0 168.63.129.15 168.63.129.17 169.253.255.255 \
         172.15.255.255 172.32.0.0 192.0.1.0 192.167.255.255 192.169.0.0 198.17.255.255 198.20.0.0 223.255.255.255 \
         2001:200::1 2001:db9::1 2606:4700::1111 3ffe::1";
     for ip in neighbours.split_whitespace() {
         assert_eq!(udp(&TargetRules::default(), ip, 443), Ok(()), "{ip}");
     }
+}
+
+#[test]
+fn every_known_metadata_service_of_a_cloud_is_refused_by_default() {
+    for ip in [
+        "168.63.129.16",   // Azure's host
+        "169.254.169.254", // most of them
+        "100.100.100.200", // Alibaba
+        "192.0.0.192",     // Oracle, formerly
+        "fd00:ec2::254",   // AWS
+        "fd20:ce::254",    // Google
+        "fd00:42::42",     // Scaleway
+    ] {
+        assert!(udp(&TargetRules::default(), ip, 443).is_err(), "{ip}");
+    }
+}
+
+#[test]
+fn addresses_that_lead_to_this_host_need_an_entry_each() {
+    let own = |allow: &[&str]| TargetRules { own: vec!["9.9.9.0/28".parse().unwrap()], ..rules(allow, &[]) };
+    assert_eq!(udp(&own(&[]), "9.9.9.7", 443), Err(Denied::OwnAddress));
+    assert_eq!(udp(&own(&["9.9.9.0/24"]), "9.9.9.7", 443), Err(Denied::OwnAddress));
+    assert_eq!(udp(&own(&["9.9.9.7"]), "9.9.9.7", 443), Ok(()));
+    assert_eq!(udp(&own(&[]), "9.9.9.16", 443), Ok(()));
+    assert_eq!(udp(&own(&[]), "64:ff9b::909:907", 443), Err(Denied::OwnAddress), "by another name");
+}
+
+#[test]
+fn a_networks_own_nat64_prefix_hides_nothing() {
+    let with = |allow: &[&str]| TargetRules {
+        nat64_prefixes: vec!["2a00:64::/96".parse().unwrap(), "64:ff9b:1::/96".parse().unwrap()],
+        own: vec!["9.9.9.9/32".parse().unwrap()],
+        ..rules(allow, &["8.8.4.4"])
+    };
+    assert_eq!(udp(&TargetRules::default(), "2a00:64::a00:1", 443), Ok(()), "without being told, it is an address");
+    let default = with(&[]);
+    assert_eq!(udp(&default, "2a00:64::a00:1", 443), Err(Denied::Range(Range::Private)));
+    assert_eq!(udp(&default, "2a00:64::909:909", 443), Err(Denied::OwnAddress));
+    assert_eq!(udp(&default, "2a00:64::808:404", 443), Err(Denied::Listed));
+    assert_eq!(udp(&default, "2a00:64::808:808", 443), Ok(()));
+    assert_eq!(udp(&default, "64:ff9b:1::808:808", 443), Ok(()), "now that its form is known");
+    assert_eq!(udp(&with(&["10.0.0.1"]), "2a00:64::a00:1", 443), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use config::targets::{Denied, Protocol, judged_by};
+use config::targets::{Denied, Protocol};
 use masque::{
     h3::RequestHead,
     priority::Priority,
@@ -87,7 +87,7 @@ pub async fn admit(
     };
     let mut refusal = Refusal::Unroutable;
     for ip in addresses {
-        let own = judged_by(ip).chain([ip]).any(|ip| relay.host_addresses.contains(ip));
+        let own = rules.targets.judged_by(ip).chain([ip]).any(|ip| relay.host_addresses.contains(ip));
         if let Err(denied) = rules.targets.check(protocol, name, ip, target.port, own) {
             refusal = refuse_address(denied);
             continue;

@@ -51,6 +51,7 @@ fn special_addresses_and_the_relays_own_are_refused_by_default() {
         "224.0.0.1",
         "ff02::1",
         "255.255.255.255", // link-local, multicast, broadcast
+        "168.63.129.16",   // where a cloud's host serves its guests
         "10.0.1.2",
         "10.0.2.1",
         "fd00:1::2",
@@ -81,20 +82,52 @@ fn an_address_is_the_relays_own_for_as_long_as_its_host_has_it() {
     tests::ring!(Netns);
     let site = Site::new(defaults()).unwrap();
     for (ip, prefix) in [(IpAddr::from(FOREIGN.0), 32), (FOREIGN.1.into(), 128)] {
-        let refused = || {
-            let opened = site.client(async || {
-                let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-                client.open((ip, 443).into()).await.map(drop)
-            });
-            let opened = opened.unwrap();
-            opened.is_err().then(|| assert_eq!(refusal(opened), ADDRESS)).is_some()
-        };
+        let refused = || is_own(&site, ip);
         assert!(!refused(), "{ip} is somebody else's at first");
         site.chain.relay.ip(&format!("address add {ip}/{prefix} dev lo")).unwrap();
         wait_for("the relay knows its new address", SOON, || refused().then_some(())).unwrap();
         site.chain.relay.ip(&format!("address del {ip}/{prefix} dev lo")).unwrap();
         wait_for("the relay knows that it lost the address", SOON, || (!refused()).then_some(())).unwrap();
     }
+}
+
+/// Tells whether the relay refuses a target as one of its own addresses.
+fn is_own(site: &Site, ip: IpAddr) -> bool {
+    let opened = site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        client.open((ip, 443).into()).await.map(drop)
+    });
+    let opened = opened.unwrap();
+    opened.is_err().then(|| assert_eq!(refusal(opened), ADDRESS)).is_some()
+}
+
+#[test]
+fn what_a_local_route_or_the_configuration_leads_to_the_relay_is_its_own() {
+    tests::ring!(Netns);
+    let targets = "own = [\"45.9.0.0/24\"]\nnat64_prefixes = [\"2a00:64::/96\"]";
+    let site = Site::new(Terms { targets, ..Terms::default() }).unwrap();
+    for (known, ip, is_refused) in [
+        ("a translated address", "45.9.0.9", true),
+        ("its neighbour", "45.9.1.9", false),
+        ("NAT64 of a private address", "2a00:64::a00:202", true),
+        ("NAT64 of the relay's address", "2a00:64::2d09:9", true),
+        ("NAT64 of a public address", "2a00:64::2d00:1", false),
+    ] {
+        assert_eq!(is_own(&site, ip.parse().unwrap()), is_refused, "{known}");
+    }
+    for (network, ip) in [("45.7.0.0/16", "45.7.9.9"), ("2a00:7::/32", "2a00:7::9")] {
+        let ip = ip.parse().unwrap();
+        assert!(!is_own(&site, ip), "{ip} is somebody else's at first");
+        site.chain.relay.ip(&format!("route add local {network} dev lo")).unwrap();
+        wait_for("the relay knows its new route", SOON, || is_own(&site, ip).then_some(())).unwrap();
+        site.chain.relay.ip(&format!("route del local {network} dev lo")).unwrap();
+        wait_for("the relay knows that it lost the route", SOON, || (!is_own(&site, ip)).then_some(())).unwrap();
+    }
+    site.chain.relay.ip("route add local 45.8.0.0/16 dev lo").unwrap();
+    let Site { chain, relay, .. } = site;
+    drop(relay);
+    let later = Site::on(chain, defaults()).unwrap();
+    assert!(is_own(&later, "45.8.9.9".parse().unwrap()), "one that was there before the relay");
 }
 
 #[test]
@@ -116,6 +149,17 @@ fn ports_that_are_not_listed_are_refused() {
     })
     .unwrap();
     assert_eq!(site.counts().unwrap().refused("port_prohibited"), 5 + 4);
+}
+
+#[test]
+fn a_broadcast_address_is_refused_and_no_fault_of_the_relay() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        assert_eq!(refusal(client.open("10.0.2.255:443".parse().unwrap()).await), ADDRESS);
+    })
+    .unwrap();
 }
 
 fn name(text: &str, port: u16) -> Target {
