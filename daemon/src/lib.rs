@@ -19,6 +19,7 @@ pub mod relay;
 pub mod resolve;
 pub mod run;
 pub mod segments;
+pub mod seldom;
 pub mod state;
 pub mod target;
 pub mod tunnel;

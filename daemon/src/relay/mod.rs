@@ -51,6 +51,7 @@ use crate::{
         schedule::{Schedule, Schedules},
     },
     resolve::Resolver,
+    seldom::Seldom,
     tunnel::UdpTunnel,
 };
 
@@ -100,6 +101,8 @@ pub struct Relay {
     host_addresses: HostAddresses,
     metrics: Arc<Metrics>,
     users: PerUser,
+    /// Says that no more sockets can be had.
+    exhausted: Seldom,
     phase: watch::Sender<Phase>,
 }
 
@@ -160,6 +163,7 @@ impl Relay {
             host_addresses,
             metrics,
             users: PerUser::default(),
+            exhausted: Seldom::default(),
             phase: watch::Sender::new(Phase::Serving),
         })
     }

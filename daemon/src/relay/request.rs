@@ -95,8 +95,8 @@ pub async fn admit(
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {
-            Protocol::Udp => connect_udp(rules, next_hop).map(Target::Udp),
-            Protocol::Tcp => connect_tcp(rules, next_hop).await.map(Target::Tcp),
+            Protocol::Udp => connect_udp(relay, rules, next_hop).map(Target::Udp),
+            Protocol::Tcp => connect_tcp(relay, rules, next_hop).await.map(Target::Tcp),
         };
         match connected {
             Ok(target) => {
@@ -203,37 +203,46 @@ fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
     }
 }
 
-fn connect_udp(rules: &Rules, next_hop: SocketAddr) -> Result<UdpTarget, Refusal> {
+fn connect_udp(relay: &Relay, rules: &Rules, next_hop: SocketAddr) -> Result<UdpTarget, Refusal> {
     let bytes = Some(rules.limits.udp_buffer_bytes as usize);
     let buffers = SocketBuffers { send_bytes: bytes, receive_bytes: bytes };
     UdpTarget::connect(next_hop, buffers).map_err(|error| match error {
         TargetError::Refused => Refusal::ConnectionRefused,
         TargetError::Unreachable => Refusal::Unroutable,
-        TargetError::Socket(error) => refuse_socket(&error),
+        TargetError::Socket(error) => refuse_socket(&error, relay),
     })
 }
 
-async fn connect_tcp(rules: &Rules, next_hop: SocketAddr) -> Result<TcpStream, Refusal> {
+async fn connect_tcp(relay: &Relay, rules: &Rules, next_hop: SocketAddr) -> Result<TcpStream, Refusal> {
     let connecting = tokio::time::timeout(rules.limits.connect_timeout, TcpStream::connect(next_hop));
     let stream = connecting.await.map_err(|_| Refusal::ConnectionTimeout)?.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => Refusal::ConnectionRefused,
         io::ErrorKind::ConnectionReset => Refusal::ConnectionTerminated,
         io::ErrorKind::TimedOut => Refusal::ConnectionTimeout,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Refusal::Unroutable,
-        _ => refuse_socket(&error),
+        _ => refuse_socket(&error, relay),
     })?;
     // The client paces what it sends; waiting to fill segments would only add delay.
     _ = stream.set_nodelay(true);
     Ok(stream)
 }
 
-/// No descriptor or no memory left is a matter of load; the rest is a fault of ours.
-fn refuse_socket(error: &io::Error) -> Refusal {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Refusal::Overloaded { retry_after_s: 10 },
+/// No descriptor, no memory and no local port left are matters of load: with EAGAIN the kernel has no port for a UDP
+/// socket (`inet_autobind` in net/ipv4/af_inet.c), with EADDRNOTAVAIL none for a connection to this target
+/// (`__inet_hash_connect` in net/ipv4/inet_hashtables.c). A broadcast address is refused with EACCES. The rest is a fault of
+/// ours.
+fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
+    let limit = match error.raw_os_error() {
+        Some(libc::EACCES) => return Refusal::AddressProhibited,
+        Some(libc::EAGAIN | libc::EADDRNOTAVAIL) => "local_ports",
+        Some(libc::EMFILE | libc::ENFILE) => "descriptors",
+        Some(libc::ENOBUFS | libc::ENOMEM) => "socket_memory",
         _ => {
             tracing::warn!(%error, "failed to make a socket for a target");
-            Refusal::Internal
+            return Refusal::Internal;
         }
-    }
+    };
+    relay.metrics.limit_hit(limit);
+    relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets can be had"));
+    Refusal::Overloaded { retry_after_s: 10 }
 }

@@ -284,3 +284,36 @@ fn a_tcp_target_may_take_so_long_to_answer() {
     assert_eq!(refused.unwrap(), (504, ErrorType::ConnectionTimeout));
     assert_eq!(site.counts().unwrap().refused("connection_timeout"), 1);
 }
+
+#[test]
+fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    // The relay's own sockets have ports outside of it.
+    site.chain.relay.sysctl("net.ipv4.ip_local_port_range", "50000 50009").unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnels = Vec::new();
+        let refused = loop {
+            match client.open(site.target(Family::V4, 7)).await {
+                Ok(tunnel) => tunnels.push(tunnel),
+                refused => break refusal(refused),
+            }
+        };
+        assert_eq!(refused, (503, ErrorType::ConnectionLimitReached));
+        assert_eq!(tunnels.len(), 10);
+        for _ in 0..20 {
+            assert_eq!(refusal(client.open(site.target(Family::V4, 7)).await).0, 503);
+        }
+        assert_eq!(tunnels[0].echo(None, b"still here").await, b"still here");
+        tunnels.pop().unwrap().udp.finish();
+        site.counted("a port is free again", |counts| counts.closed("finished") == 1).await.unwrap();
+        client.open(site.target(Family::V4, 7)).await.unwrap();
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert_eq!((limit_hits(&counts, "local_ports"), counts.refused("overloaded")), (21, 21));
+    let said = site.relay.output().matches("no more sockets for targets").count();
+    assert!((1..=3).contains(&said), "said {said} times");
+}
