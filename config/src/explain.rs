@@ -5,12 +5,14 @@ use std::fmt::Display;
 use sched::stream::{Discipline, Expiry, Low};
 
 use crate::control::Control;
-use crate::forward::{Forward, Trust};
+use crate::forward::Forward;
 use crate::kernel::{Device, Kernel};
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
+use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::Word as _;
-use crate::targets::{TargetRules, Unlisted};
+use crate::targets::{Protocol, TargetRules, Unlisted};
+use crate::uplink::{Trust, Uplink};
 use crate::{Config, Io};
 
 /// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
@@ -20,6 +22,7 @@ pub fn explain(config: &Config) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
     lines.extend(config.relay.iter().flat_map(relay));
     lines.extend(config.forwards.iter().map(forward));
+    lines.extend(config.proxies.iter().map(proxy));
     lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
@@ -125,20 +128,53 @@ fn limits(limits: &Limits) -> [String; 4] {
 }
 
 fn forward(forward: &Forward) -> String {
-    let trust = match &forward.trust {
+    let (listen, target, relay) = (forward.listen, &forward.target, forward.uplink.relay.origin());
+    let (protocol, how) = match forward.protocol {
+        Protocol::Udp => ("UDP", format!("mode {}", forward.mode)),
+        Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections)),
+    };
+    let (class, uplink) = (of_class(forward.class.as_deref()), uplink(&forward.uplink));
+    let idle = forward.idle;
+    format!(
+        "forward {listen} ({protocol}) to {target} through {relay}, {how}{class}, {uplink}, silent for {idle:?} at most"
+    )
+}
+
+fn proxy(proxy: &Proxy) -> String {
+    let protocols: Vec<_> = proxy.protocols.iter().map(|protocol| protocol.as_str()).collect();
+    let who =
+        proxy.users_file.as_ref().map_or("open to all clients".into(), |file| format!("users in {}", file.display()));
+    format!(
+        "proxy {} ({}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}",
+        proxy.listen,
+        protocols.join(", "),
+        proxy.uplink.relay.origin(),
+        proxy.max_connections,
+        proxy.max_connections_per_client,
+        proxy.max_udp_tunnels,
+        proxy.mode,
+        of_class(proxy.class.as_deref()),
+        uplink(&proxy.uplink),
+    )
+}
+
+fn of_class(class: Option<&str>) -> String {
+    class.map(|class| format!(", class {class}")).unwrap_or_default()
+}
+
+fn uplink(uplink: &Uplink) -> String {
+    let trust = match &uplink.trust {
         Trust::System => "the system's authorities".into(),
         Trust::Authority(file) => format!("the authorities in {}", file.display()),
         Trust::Pinned(_) => "its certificate's hash".into(),
     };
-    let (listen, target, relay, mode) = (forward.listen, &forward.target, forward.relay.origin(), forward.mode);
-    let shows = match (&forward.token_file, &forward.client) {
+    let shows = match (&uplink.token_file, &uplink.client) {
         (None, None) => "nothing",
         (Some(_), None) => "a token",
         (None, Some(_)) => "a certificate",
         (Some(_), Some(_)) => "a token and a certificate",
     };
-    let class = forward.class.as_deref().map(|class| format!(", class {class}")).unwrap_or_default();
-    format!("forward {listen} (UDP) to {target} through {relay}, mode {mode}{class}, trusts {trust}, shows {shows}")
+    format!("trusts {trust}, shows {shows}")
 }
 
 fn kernel(kernel: &Kernel) -> String {

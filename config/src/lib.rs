@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`relay`] | the relay role: listeners, users, limits |
 //! | [`targets`] | which targets may be reached: the rules and their decision |
-//! | [`forward`] | the edge role |
+//! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
+//! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`control`] | who may look and change while paced runs |
 //! | [`policy`] | classes of traffic, and what belongs to which |
@@ -25,9 +26,10 @@ use crate::error::{Errors, Problem};
 use crate::forward::Forward;
 use crate::kernel::Kernel;
 use crate::policy::Policy;
+use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
-use crate::targets::{Pattern, Ports, Rule, TargetRules};
+use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
 
 pub mod control;
 pub mod error;
@@ -36,6 +38,7 @@ pub mod forward;
 pub mod kernel;
 mod manual;
 pub mod policy;
+pub mod proxy;
 pub mod relay;
 mod sample;
 mod schema;
@@ -43,6 +46,7 @@ mod section;
 pub mod targets;
 #[cfg(test)]
 mod tests;
+pub mod uplink;
 mod write;
 
 pub use explain::explain;
@@ -57,8 +61,10 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The relay role, if it is wanted.
     pub relay: Option<Relay>,
-    /// The edge role: no local address occurs twice.
+    /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
+    /// Further local addresses of the edge role, none of which is that of a forward for TCP.
+    pub proxies: Vec<Proxy>,
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
@@ -160,6 +166,14 @@ pub enum Warning {
     /// Strangers can send through a forward.
     #[error("the forward on {0} carries traffic of everybody who can reach it; listen on loopback")]
     PublicForward(SocketAddr),
+    /// Strangers can use the relay through a proxy.
+    #[error("the proxy on {0} serves everybody who can reach it; set users_file, or listen on loopback")]
+    OpenProxy(SocketAddr),
+    /// Passwords cross a network as they are.
+    #[error(
+        "passwords and targets reach the proxy on {0} without encryption; listen on loopback, or trust the network"
+    )]
+    PlainProxy(SocketAddr),
     /// Rules behind one that matches everything. Both are counted from 1.
     #[error("rule {rule} is never reached, for rule {behind} has no conditions; move that one to the end")]
     UnreachedRule {
@@ -169,7 +183,7 @@ pub enum Warning {
         behind: usize,
     },
     /// Neither role is configured.
-    #[error("there is neither a [relay] nor a [[forward]]: paced has nothing to do")]
+    #[error("there is neither a [relay] nor a [[forward]] nor a [[proxy]]: paced has nothing to do")]
     NothingToDo,
 }
 
@@ -197,13 +211,21 @@ impl Config {
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
         let forwards = root.sections("forward", |section| forward::read(section, &policy));
-        root.refuse_shared("forward", &forwards, |forward| forward.listen, "two forwards have the same address");
+        let place = |forward: &Forward| (forward.listen, forward.protocol.as_str());
+        root.refuse_shared("forward", &forwards, place, "two forwards have the same address");
+        let proxies = root.sections("proxy", |section| proxy::read(section, &policy));
+        let by_tcp = forwards.iter().filter(|forward| forward.protocol == Protocol::Tcp).map(|forward| forward.listen);
+        let taken: Vec<_> = by_tcp.chain(proxies.iter().map(|proxy| proxy.listen)).collect();
+        if !proxies.is_empty() {
+            let cause = "the address of a proxy is that of another proxy or forward";
+            root.refuse_shared("proxy", &taken, SocketAddr::clone, cause);
+        }
         let transport = root.section("transport", transport);
         let kernel = root.section("kernel", kernel::read);
         let control = root.section("control", control::read);
         let metrics = root.section("metrics", |metrics| metrics.get("listen"));
         let log = root.section("log", |log| log.get("level")).unwrap_or_default();
-        Self { state_dir, relay, forwards, policy, transport, kernel, control, metrics, log }
+        Self { state_dir, relay, forwards, proxies, policy, transport, kernel, control, metrics, log }
     }
 
     /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,
@@ -239,6 +261,7 @@ impl Config {
             state_dir,
             relay: Some(relay),
             forwards: Vec::new(),
+            proxies: Vec::new(),
             policy: Policy::default(),
             transport: Transport::default(),
             kernel: Kernel::default(),
@@ -256,11 +279,17 @@ impl Config {
         let has_ca = listeners.clone().any(|listener| listener.client_ca.is_some());
         let asks = listeners.any(|listener| listener.auth.accepts_certificates());
         let forwards = self.forwards.iter().map(|forward| forward.listen);
-        let idle = self.relay.is_none() && self.forwards.is_empty();
+        let proxies =
+            self.proxies.iter().filter(|proxy| is_public(&proxy.listen)).map(|proxy| match proxy.users_file {
+                None => Warning::OpenProxy(proxy.listen),
+                Some(_) => Warning::PlainProxy(proxy.listen),
+            });
+        let idle = self.relay.is_none() && self.forwards.is_empty() && self.proxies.is_empty();
         open.filter(is_public)
             .map(Warning::OpenRelay)
             .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
+            .chain(proxies)
             .chain(self.policy.warnings())
             .chain(self.metrics.filter(is_public).map(Warning::PublicMetrics))
             .chain(idle.then_some(Warning::NothingToDo))

@@ -74,6 +74,9 @@ auth = "none"
 listen = "127.0.0.1:5353"
 relay = "https://relay.example/{target_host}/{target_port}/"
 target = "dns.example:53"
+[[proxy]]
+listen = "127.0.0.1:1080"
+relay = "https://relay.example/{target_host}/{target_port}/"
 "#;
 
 /// Returns [`LEAST`], and the same with every default.

@@ -3,8 +3,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::forward::{Mode, Trust};
+use crate::forward::Mode;
 use crate::schema::tests::CONFIG;
+use crate::uplink::Trust;
 
 /// The smallest relay, on lines 1 to 5; what follows is still in its section.
 const RELAY: &str = r#"[relay]
@@ -12,6 +13,11 @@ certificate = "/c.pem"
 private_key = "/k.pem"
 templates = ["https://relay.example/m/{target_host}/{target_port}/"]
 auth = "none"
+"#;
+
+const PROXY: &str = r#"[[proxy]]
+listen = "127.0.0.1:1080"
+relay = "https://relay.example/m/{target_host}/{target_port}/"
 "#;
 
 const FORWARD: &str = r#"[[forward]]
@@ -53,10 +59,10 @@ pub(crate) fn assert_refused(text: &str, refusals: &str, [position, cause, remed
 fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let shipped = valid(SAMPLE);
     assert_eq!(shipped.warnings(), []);
-    assert!(shipped.forwards.is_empty() && shipped.metrics.is_none());
+    assert!(shipped.forwards.is_empty() && shipped.proxies.is_empty() && shipped.metrics.is_none());
     let whole = valid(&whole_sample());
     assert_eq!(whole.warnings(), []);
-    assert_eq!(whole.forwards.len(), 1);
+    assert_eq!((whole.forwards.len(), whole.proxies.len()), (2, 1));
     let relay = whole.relay.unwrap();
     assert_eq!(relay.listeners.len(), 3);
     assert_eq!(relay.targets.allow.len(), 2);
@@ -117,6 +123,7 @@ fn the_sample_shows_every_key() {
 fn every_refusal_says_where_which_key_what_and_what_instead() {
     let relay = |more: &str| format!("{RELAY}{more}");
     let forward = |more: &str| format!("{FORWARD}{more}");
+    let proxy = |more: &str| format!("{PROXY}{more}");
     let rows = [
         ("state_dir = ", "line 1, column 1", "not TOML", "see https://toml.io"),
         ("a = 1\na = 2", "line 2, column 1: ", "not TOML", "see"),
@@ -219,6 +226,24 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("[[rule]]\nclass = \"bulk\"", "line 2, column 9: rule.class: ", "no \"bulk\"", "known here: default"),
         (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
         (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
+        (&forward("protocol = \"tcp\"\nmode = \"auto\""), "line 6, column 8: forward.mode: ", "in streams", "remove"),
+        (&forward("max_connections = 5"), "line 5, column 19: forward.max_connections: ", "no connections", "protocol"),
+        (
+            &PROXY.replace("127.0.0.1", "192.0.2.1"),
+            "line 2, column 10: proxy.listen: ",
+            "other machines",
+            "allow_remote = true",
+        ),
+        (&proxy("protocols = []"), "line 4, column 13: proxy.protocols: ", "nothing", "\"http\" or both"),
+        (&proxy("protocols = [\"http\", \"http\"]"), "line 4, column 13: proxy.protocols: ", "twice", "change one"),
+        (&proxy("protocols = [\"socks4\"]"), "line 4, column 14: proxy.protocols: ", "does not fit", "\"socks5\""),
+        (&proxy(PROXY), "line 1, column 1: proxy: ", "another proxy", "change one"),
+        (
+            &proxy(&FORWARD.replace("127.0.0.1:5353\"", "127.0.0.1:1080\"\nprotocol = \"tcp\"")),
+            "line 1, column 1: proxy: ",
+            "or forward",
+            "change one",
+        ),
     ];
     for (text, position, cause, remedy) in rows {
         assert_refused(text, &refusals(text), [position, cause, remedy]);
@@ -311,9 +336,12 @@ fn a_forward_is_read_as_written() {
     let forward = &valid(&text).forwards[0];
     let mut hash = [0xab; 32];
     hash[31] = 1;
-    assert_eq!((&forward.trust, forward.mode), (&Trust::Pinned(hash), Mode::Stream));
+    assert_eq!((&forward.uplink.trust, forward.mode), (&Trust::Pinned(hash), Mode::Stream));
     assert_eq!((forward.target.to_string().as_str(), forward.class.as_deref()), ("dns.example:53", Some("default")));
     assert!(refusals(&(text + "ca = \"/ca.pem\"")).contains("keep one of them"));
+    let both = valid(&(FORWARD.to_owned() + FORWARD + "protocol = \"tcp\"\n")).forwards;
+    let idle: Vec<_> = both.iter().map(|forward| forward.idle.as_secs()).collect();
+    assert_eq!(idle, [120, 7_440], "the same address serves both protocols, each in its own way");
 }
 
 #[test]
@@ -329,6 +357,9 @@ fn what_may_not_be_meant_is_warned_of() {
     assert_eq!(warnings(&rules), [Warning::UnreachedRule { rule: 2, behind: 1 }]);
     let public = FORWARD.replace("127.0.0.1:5353", "192.0.2.1:443") + "[metrics]\nlisten = \"192.0.2.1:443\"";
     assert_eq!(warnings(&public), [Warning::PublicForward(address), Warning::PublicMetrics(address)]);
+    let public = PROXY.replace("127.0.0.1:1080", "192.0.2.1:443") + "allow_remote = true\n";
+    assert_eq!(warnings(&public), [Warning::OpenProxy(address)]);
+    assert_eq!(warnings(&(public + "users_file = \"/users\"")), [Warning::PlainProxy(address)]);
 }
 
 #[test]
@@ -358,6 +389,8 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
         "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443, mode auto, class realtime-short",
+        "forward 127.0.0.1:8080 (TCP) to web.example:80 through relay.example:443, up to 512 connections at once",
+        "proxy 127.0.0.1:1080 (socks5, http) through relay.example:443, users in /etc/paced/proxy.users, up to 512",
         "policy: the high level by deadline, then the low one each in turn; packets committed ahead: adapted",
         "class default: level low, priority 159 (by signal 0 to 159), weight 1, drops the oldest when full\n",
         "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \

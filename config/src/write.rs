@@ -6,11 +6,13 @@ use std::time::Duration;
 use toml::Value;
 
 use crate::control::{Control, Tcp};
-use crate::forward::{Forward, Trust};
+use crate::forward::Forward;
 use crate::kernel::Kernel;
+use crate::proxy::Proxy;
 use crate::relay::{Identity, Limits, Listener, Relay};
 use crate::section::Word;
-use crate::targets::{Ports, Rule, TargetRules};
+use crate::targets::{Ports, Protocol, Rule, TargetRules};
+use crate::uplink::{Trust, Uplink};
 use crate::{Config, Transport};
 
 impl Config {
@@ -27,6 +29,9 @@ impl Config {
         text.section("[kernel]", |section| kernel(&self.kernel, section));
         for forward in &self.forwards {
             text.section("[[forward]]", |section| self::forward(forward, section));
+        }
+        for proxy in &self.proxies {
+            text.section("[[proxy]]", |section| self::proxy(proxy, section));
         }
         self.policy.write(&mut text);
         text.section("[control]", |section| control(&self.control, section));
@@ -134,24 +139,49 @@ fn kernel(kernel: &Kernel, section: &mut Section<'_>) {
 
 fn forward(forward: &Forward, section: &mut Section<'_>) {
     section.text("listen", &forward.listen);
-    section.text("relay", &forward.relay);
+    section.word("protocol", forward.protocol);
     section.text("target", &forward.target);
-    section.word("mode", forward.mode);
+    uplink(&forward.uplink, section);
     section.optional_text("class", forward.class.as_ref());
-    section.optional_text("token_file", forward.token_file.as_ref().map(|path| path.display()));
-    if let Some(client) = &forward.client {
+    section.seconds("idle_seconds", forward.idle);
+    match forward.protocol {
+        Protocol::Udp => {
+            section.word("mode", forward.mode);
+            section.seconds("idle_answered_seconds", forward.idle_answered);
+        }
+        Protocol::Tcp => section.number("max_connections", Some(forward.max_connections)),
+    }
+}
+
+fn proxy(proxy: &Proxy, section: &mut Section<'_>) {
+    section.text("listen", &proxy.listen);
+    section.number("allow_remote", Some(!proxy.listen.ip().is_loopback()));
+    section.list("protocols", Some(&proxy.protocols));
+    uplink(&proxy.uplink, section);
+    section.word("mode", proxy.mode);
+    section.optional_text("class", proxy.class.as_ref());
+    section.optional_text("users_file", proxy.users_file.as_ref().map(|path| path.display()));
+    section.seconds("idle_seconds", proxy.idle);
+    section.seconds("udp_idle_seconds", proxy.udp_idle);
+    section.number("max_connections", Some(proxy.max_connections));
+    section.number("max_connections_per_client", Some(proxy.max_connections_per_client));
+    section.number("max_udp_tunnels", Some(proxy.max_udp_tunnels));
+}
+
+fn uplink(uplink: &Uplink, section: &mut Section<'_>) {
+    section.text("relay", &uplink.relay);
+    section.optional_text("token_file", uplink.token_file.as_ref().map(|path| path.display()));
+    if let Some(client) = &uplink.client {
         section.text("client_certificate", &client.certificate.display());
         section.text("client_key", &client.private_key.display());
     }
-    match &forward.trust {
+    match &uplink.trust {
         Trust::System => {}
         Trust::Authority(path) => section.text("ca", &path.display()),
         Trust::Pinned(hash) => section.hash("certificate_sha256", hash),
     }
-    section.seconds("idle_seconds", forward.idle);
-    section.seconds("idle_answered_seconds", forward.idle_answered);
-    section.millis("backoff_first_ms", Some(forward.backoff.0));
-    section.seconds("backoff_longest_seconds", forward.backoff.1);
+    section.millis("backoff_first_ms", Some(uplink.backoff.0));
+    section.seconds("backoff_longest_seconds", uplink.backoff.1);
 }
 
 fn control(control: &Control, section: &mut Section<'_>) {

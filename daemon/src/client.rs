@@ -139,7 +139,17 @@ impl Relay {
     /// # Errors
     /// See [`OpenError`]; the connection survives a refusal.
     pub async fn open_tcp(&self, target: &Target) -> Result<Request, OpenError> {
-        let mut request = self.client.request(&request::tcp_request(target, self.bearer.as_deref())).await?;
+        self.open_tcp_signalled(target, None).await
+    }
+
+    /// As [`Relay::open_tcp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_tcp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Request, OpenError> {
+        let mut head = request::tcp_request(target, self.bearer.as_deref());
+        head.fields.extend(signal.and_then(Priority::to_field));
+        let mut request = self.client.request(&head).await?;
         self.answer(&mut request, request::check_tcp_response).await?;
         request.recv.set_connect();
         Ok(request)

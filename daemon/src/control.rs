@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::{Config, forward::Forward, policy};
+use config::{Config, forward::Forward, policy, proxy::Proxy};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
@@ -57,12 +57,15 @@ impl Facts {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-        let forward =
-            |forward: &Forward| format!("{} to {} through {}", forward.listen, forward.target, forward.relay.origin());
+        let forward = |forward: &Forward| {
+            let Forward { listen, protocol, target, uplink, .. } = forward;
+            format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.relay.origin())
+        };
+        let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.relay.origin());
         Self {
             started: SystemTime::now(),
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),
-            forwards: config.forwards.iter().map(forward).collect(),
+            forwards: config.forwards.iter().map(forward).chain(config.proxies.iter().map(proxy)).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
             features: bpf::probe(),
         }

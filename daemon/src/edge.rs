@@ -1,13 +1,17 @@
-//! The edge role: local UDP addresses whose traffic goes to a target through a relay.
+//! The edge role: local addresses whose traffic goes to a target through a relay.
 //!
 //! ```text
-//! application → local address → a tunnel per sender ─┐
-//! application → local address → a tunnel per sender ─┴ one connection per relay and credentials → relay → target
+//! application → local UDP address → a tunnel per sender ────┐
+//! application → local TCP address → a CONNECT per connection ┴ one connection per relay and credentials → relay → target
 //! ```
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`local`] | a local address and the tunnels of its senders |
+//! | [`local`] | a local UDP address and the tunnels of its senders |
+//! | [`tcp`] | a local TCP address and its connections |
+//! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
+//! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
+//! | [`counters`] | what is counted, by local address |
 //! | [`uplink`] | the connections to a relay, which local addresses share |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
 //! | [`sources`] | the table of senders |
@@ -16,126 +20,141 @@
 //! **Invariant:** a sender never waits for another, and nothing that a sender does makes the edge hold more than a
 //! bounded number of bytes for it; what exceeds a bound is dropped, oldest first, and counted.
 
-use std::{future::Future, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use config::forward::Forward;
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use config::{Config, forward::Forward, proxy::Proxy, targets::Protocol};
 use tokio::task::JoinSet;
 use tracing::info;
 
 use crate::{
     client::endpoint::{Access, Endpoint},
     quic::{
-        class::Membership,
-        datagrams::{DatagramCounters, Schedules},
+        class::{Classes, Membership},
+        datagrams::Schedules,
         endpoint::Transport,
     },
 };
 
 pub mod backoff;
+pub mod connect;
+pub mod counters;
 pub mod link;
 pub mod local;
 pub mod notice;
 pub mod places;
+pub mod proxy;
 pub mod sources;
+pub mod tcp;
 #[cfg(test)]
 mod tests;
 pub mod uplink;
 
+pub use counters::{Counters, EdgeMetrics};
 use local::Local;
+use proxy::Entrance;
+use tcp::Connections;
 use uplink::Uplink;
 
-/// What forwards count, all of them together. Payloads go "up" to the relay and "down" to local senders.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Tunnels that relays opened.
-    pub tunnels_opened: Counter,
-    /// Tunnels that relays refused, or ended at once.
-    pub tunnels_refused: Counter,
-    /// Senders that had to leave for others, because there were too many.
-    pub sources_evicted: Counter,
-    /// Tunnels that had to wait because the relay's stream credit was used up.
-    pub credit_waits: Counter,
-    /// Tunnels that had to wait because all places on connections were taken.
-    pub place_waits: Counter,
-    /// Answers of relays that they allow no more tunnels.
-    pub limit_refusals: Counter,
-    /// Tunnels that never came to be, because no place was found for them.
-    pub tunnels_crowded_out: Counter,
-    /// Payloads handed to tunnels.
-    pub packets_up: Counter,
-    /// Payloads handed to local senders.
-    pub packets_down: Counter,
-    /// Payloads dropped while their tunnel was being opened.
-    pub dropped_waiting: Counter,
-    /// Payloads dropped because the local socket did not take them.
-    pub dropped_down: Counter,
-    /// What became of datagrams inside the connections to relays.
-    pub datagrams: Arc<DatagramCounters>,
+/// The local addresses of the edge role, each with the class that it is of. Clones share the classes.
+#[derive(Clone, Default)]
+pub struct Entrances {
+    forwards: Vec<(Forward, Membership)>,
+    proxies: Vec<(Proxy, Membership)>,
 }
 
-impl Counters {
-    /// Registers the counters, but for those of [`Counters::datagrams`], which are registered beside the relay's.
-    pub fn register(&self, registry: &mut Registry) {
-        for (name, help, counter) in [
-            ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
-            ("edge_tunnels_refused", "Tunnels that relays refused, or ended at once", &self.tunnels_refused),
-            ("edge_sources_evicted", "Local senders that had to leave for others", &self.sources_evicted),
-            ("edge_stream_credit_waits", "Tunnels that waited for a relay's stream credit", &self.credit_waits),
-            ("edge_place_waits", "Tunnels that waited because all connections were full", &self.place_waits),
-            ("edge_limit_refusals", "Answers of relays that they allow no more tunnels", &self.limit_refusals),
-            ("edge_tunnels_crowded_out", "Tunnels that found no place", &self.tunnels_crowded_out),
-            ("edge_packets_up", "UDP payloads handed to tunnels", &self.packets_up),
-            ("edge_packets_down", "UDP payloads handed to local senders", &self.packets_down),
-            ("edge_dropped_waiting", "UDP payloads dropped while a tunnel was being opened", &self.dropped_waiting),
-            ("edge_dropped_down", "UDP payloads that the local socket did not take", &self.dropped_down),
-        ] {
-            registry.register(name, help, counter.clone());
+impl Entrances {
+    /// Takes what a configuration names; all are of `classes`.
+    #[must_use]
+    pub fn new(config: &Config, classes: &Classes) -> Self {
+        let member = |name: Option<&str>| Membership::new(classes.named(name).clone());
+        let forwards = config.forwards.iter().map(|forward| (forward.clone(), member(forward.class.as_deref())));
+        let proxies = config.proxies.iter().map(|proxy| (proxy.clone(), member(proxy.class.as_deref())));
+        Self { forwards: forwards.collect(), proxies: proxies.collect() }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.forwards.is_empty() && self.proxies.is_empty()
+    }
+
+    /// Moves all to what other `classes` have for them.
+    pub fn set_classes(&self, classes: &Classes) {
+        let forwards = self.forwards.iter().map(|(forward, membership)| (&forward.class, membership));
+        let proxies = self.proxies.iter().map(|(proxy, membership)| (&proxy.class, membership));
+        for (name, membership) in forwards.chain(proxies) {
+            membership.set(classes.named(name.as_deref()).clone());
         }
     }
 }
 
-/// Serves all forwards, each with the class it is of, until `stop` completes; connections to relays are then closed
-/// properly. `schedules` order what shares one of those.
+/// Serves all local addresses until `stop` completes; connections to relays are then closed properly. `schedules` order
+/// what shares one of those.
 ///
 /// # Errors
-/// A local address is taken or not ours, a file that a forward names is not usable, or a local socket failed for good.
-/// Relays that cannot be reached are no errors: they are tried again.
+/// A local address is taken or not ours, a file that the configuration names is not usable, or a local socket failed for
+/// good. Relays that cannot be reached are no errors: they are tried again.
 pub async fn serve(
-    forwards: &[(Forward, Membership)],
+    entrances: &Entrances,
     transport: &Transport,
-    counters: Arc<Counters>,
+    metrics: &EdgeMetrics,
     schedules: &Schedules,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let mut uplinks: Vec<(Access, Arc<Uplink>)> = Vec::new();
     let mut locals = JoinSet::new();
     let mut connections = JoinSet::new();
-    for (forward, membership) in forwards {
-        let access = Access::from(forward);
-        let uplink = match uplinks.iter().find(|(known, _)| *known == access) {
-            Some((_, uplink)) => uplink.clone(),
-            None => {
-                let endpoint =
-                    Endpoint::new(access.clone(), transport.clone(), counters.datagrams.clone(), schedules.clone())
-                        .with_context(|| format!("failed to set up the forward on {}", forward.listen))?;
-                let (uplink, backoff) = (Uplink::new(endpoint), forward.backoff);
-                let runner = uplink.clone();
-                connections.spawn(async move { runner.run(backoff).await });
-                uplinks.push((access, uplink.clone()));
-                uplink
+    let mut uplink_of = |wanted: &config::uplink::Uplink, listen: SocketAddr| -> Result<Arc<Uplink>> {
+        let access = Access::from(wanted);
+        if let Some((_, uplink)) = uplinks.iter().find(|(known, _)| *known == access) {
+            return Ok(uplink.clone());
+        }
+        let endpoint = Endpoint::new(access.clone(), transport.clone(), metrics.datagrams.clone(), schedules.clone())
+            .with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
+        let (uplink, backoff) = (Uplink::new(endpoint), wanted.backoff);
+        let runner = uplink.clone();
+        connections.spawn(async move { runner.run(backoff).await });
+        uplinks.push((access, uplink.clone()));
+        Ok(uplink)
+    };
+    for (forward, membership) in &entrances.forwards {
+        let Forward { listen, protocol, target, .. } = forward;
+        let (uplink, membership) = (uplink_of(&forward.uplink, *listen)?, membership.clone());
+        let counters = metrics.of(&listen.to_string(), protocol.as_str());
+        let bind_failed = || format!("failed to bind {listen} ({protocol})");
+        match protocol {
+            Protocol::Udp => {
+                let local = Local::bind(forward, membership, uplink, counters).await.with_context(bind_failed)?;
+                locals.spawn(local.run());
             }
-        };
-        let local = Local::bind(forward, membership.clone(), uplink, counters.clone())
-            .await
-            .with_context(|| format!("failed to bind {}", forward.listen))?;
-        info!(listen = %forward.listen, target = %forward.target, relay = %forward.relay.origin(), "forwarding");
-        locals.spawn(local.run());
+            Protocol::Tcp => {
+                let bound = tcp::bind(*listen)
+                    .and_then(|listener| Connections::new(listener, forward, membership, uplink, counters));
+                let connections = bound.with_context(bind_failed)?;
+                locals.spawn(async move {
+                    connections.run().await;
+                    Ok(())
+                });
+            }
+        }
+        info!(%listen, %protocol, %target, relay = %forward.uplink.relay.origin(), "forwarding");
+    }
+    for (proxy, membership) in &entrances.proxies {
+        let listen = proxy.listen;
+        let uplink = uplink_of(&proxy.uplink, listen)?;
+        let listener = tcp::bind(listen).with_context(|| format!("failed to bind {listen} (proxy)"))?;
+        let counters = metrics.of(&listen.to_string(), "proxy");
+        let entrance = Entrance::new(listener, proxy, membership.clone(), uplink, counters)?;
+        locals.spawn(async move {
+            entrance.run().await;
+            Ok(())
+        });
+        info!(%listen, relay = %proxy.uplink.relay.origin(), "serving as a proxy");
     }
     tokio::pin!(stop);
     tokio::select! {
-        Some(ended) = locals.join_next() => ended.context("a forward ended")?.context("a local socket failed")?,
+        Some(ended) = locals.join_next() => ended.context("a local address ended")?.context("a local socket failed")?,
         () = &mut stop => {}
     }
     locals.shutdown().await;

@@ -1,5 +1,6 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
+pub mod accept;
 pub mod activation;
 pub mod auth;
 pub mod client;

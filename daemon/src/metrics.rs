@@ -47,7 +47,7 @@ pub struct Metrics {
     /// What became of names to resolve.
     pub dns: Arc<DnsCounters>,
     /// What the edge role counts.
-    pub edge: Arc<edge::Counters>,
+    pub edge: Arc<edge::EdgeMetrics>,
     /// What became of each class's traffic.
     pub classes: ClassMetrics,
     /// How QUIC packets reached the kernel, in either role.

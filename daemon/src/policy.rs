@@ -66,7 +66,7 @@ pub enum Refusal {
     MissingClass {
         /// The class.
         class: String,
-        /// The forward or listener that names it.
+        /// The forward, proxy or listener that names it.
         namer: String,
     },
     /// Somebody else was faster.
@@ -406,13 +406,14 @@ impl Policies {
     }
 }
 
-/// Returns the classes that a configuration names, each with the forward or listener that does.
+/// Returns the classes that a configuration names, each with the forward, proxy or listener that does.
 #[must_use]
 pub fn needed(config: &config::Config) -> Vec<(String, String)> {
     let forwards = config.forwards.iter().map(|forward| (&forward.class, format!("forward on {}", forward.listen)));
     let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
     let listeners = listeners.map(|listener| (&listener.class, format!("listener on {}", listener.address)));
-    forwards.chain(listeners).filter_map(|(class, namer)| Some((class.clone()?, namer))).collect()
+    let proxies = config.proxies.iter().map(|proxy| (&proxy.class, format!("proxy on {}", proxy.listen)));
+    forwards.chain(proxies).chain(listeners).filter_map(|(class, namer)| Some((class.clone()?, namer))).collect()
 }
 
 /// Reads a policy, and looks whether it has the classes that are `needed`, each with what names it.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, policy::Policy, relay::Listener};
+use config::{Config, policy::Policy, relay::Listener};
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
@@ -30,14 +30,15 @@ use crate::{
     auth::hex,
     configuration::{self, control_identity, identity},
     control::{Control, Facts, Reload, doors, grpc::Certificates},
-    echo, edge,
+    echo,
+    edge::{self, Entrances},
     enforcement::Enforcement,
     host_addresses::HostAddresses,
     log,
     metrics::{self, Metrics},
     policy::{self, Policies},
     quic::{
-        class::{Classes, Membership, Role},
+        class::{Classes, Role},
         connection_id::Secret,
         datagrams::{Schedule, Schedules},
         endpoint::Transport,
@@ -121,8 +122,8 @@ struct Daemon {
     /// Which of them keep departure times.
     devices: Devices,
     relay: Option<RelayRole>,
-    /// The forwards of the edge role, and the class that each is of.
-    forwards: Vec<(Forward, Membership)>,
+    /// The local addresses of the edge role.
+    entrances: Entrances,
     /// How connections to relays order what they send.
     edge_schedules: Schedules,
     roles: JoinSet<Result<()>>,
@@ -175,14 +176,14 @@ impl Daemon {
                 qdisc::follow(metrics.qdiscs.clone(), control, Box::new(listener))
             }
         };
-        let (forwards, edge_schedules) = (Vec::new(), Schedules::default());
+        let (entrances, edge_schedules) = (Entrances::default(), Schedules::default());
         let watchdog = Watchdog::wanted();
         let certificates = config.control.tcp.as_ref().map(control_identity).transpose()?.map(Certificates::new);
         let mut daemon = Self {
             metrics: metrics.clone(),
             devices,
             relay,
-            forwards,
+            entrances,
             edge_schedules,
             roles,
             stop,
@@ -192,7 +193,7 @@ impl Daemon {
         if let Some(places) = places {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
-        if !config.forwards.is_empty() {
+        if !(config.forwards.is_empty() && config.proxies.is_empty()) {
             daemon.start_edge(&config, &metrics);
         }
         let policies = Policies::new(&config, saved, daemon.enforce());
@@ -317,24 +318,24 @@ impl Daemon {
 
     fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
         let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
-        let (counters, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
         let classes = classes(&config.policy, Role::Edge, metrics);
-        let member = |forward: &Forward| Membership::new(classes.named(forward.class.as_deref()).clone());
-        self.forwards = config.forwards.iter().map(|forward| (forward.clone(), member(forward))).collect();
+        let (metrics, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
+        self.entrances = Entrances::new(config, &classes);
         self.edge_schedules.set(Schedule::from(&*classes));
-        let (forwards, schedules) = (self.forwards.clone(), self.edge_schedules.clone());
+        let (entrances, schedules) = (self.entrances.clone(), self.edge_schedules.clone());
         self.roles.spawn(async move {
             let stop = async {
                 // An error means that the daemon is gone, which is a reason to stop, too.
                 _ = stopped.wait_for(|stop| *stop).await;
             };
-            edge::serve(&forwards, &transport, counters, &schedules, stop).await
+            edge::serve(&entrances, &transport, &metrics, &schedules, stop).await
         });
     }
 
     /// Returns what puts a policy in force in the kernel and in all roles.
     fn enforce(&self) -> policy::Enforce {
-        let (metrics, forwards, schedules) = (self.metrics.clone(), self.forwards.clone(), self.edge_schedules.clone());
+        let (metrics, entrances) = (self.metrics.clone(), self.entrances.clone());
+        let schedules = self.edge_schedules.clone();
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
         Box::new(move |policy| {
             metrics.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
@@ -342,11 +343,10 @@ impl Daemon {
             if let Some(relay) = &relay {
                 relay.replace_classes(classes(policy, Role::Relay, &metrics));
             }
-            if !forwards.is_empty() {
+            if !entrances.is_empty() {
                 let classes = classes(policy, Role::Edge, &metrics);
                 schedules.set(Schedule::from(&*classes));
-                let member = |forward: &Forward| classes.named(forward.class.as_deref()).clone();
-                forwards.iter().for_each(|(forward, membership)| membership.set(member(forward)));
+                entrances.set_classes(&classes);
             }
             metrics.classes.retain(policy);
             metrics.io.departures.set_policy(policy);

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use config::forward::{ClientIdentity, Trust};
+use config::uplink::{ClientIdentity, Trust};
 use masque::template::Template;
 use paced::client::endpoint::{Access, TokenSource};
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use config::forward::Trust;
+use config::uplink::Trust;
 use masque::template::Template;
 use masque::tunnel::Form;
 use paced::client::endpoint::Access;

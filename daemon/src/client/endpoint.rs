@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::forward::{ClientIdentity, Forward, Trust};
+use config::uplink::{ClientIdentity, Trust, Uplink};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::{
     h3::Code,
@@ -65,13 +65,13 @@ pub enum TokenSource {
     Environment(String),
 }
 
-impl From<&Forward> for Access {
-    fn from(forward: &Forward) -> Self {
+impl From<&Uplink> for Access {
+    fn from(uplink: &Uplink) -> Self {
         Self {
-            template: forward.relay.clone(),
-            trust: forward.trust.clone(),
-            token: forward.token_file.clone().map(TokenSource::File),
-            identity: forward.client.clone(),
+            template: uplink.relay.clone(),
+            trust: uplink.trust.clone(),
+            token: uplink.token_file.clone().map(TokenSource::File),
+            identity: uplink.client.clone(),
         }
     }
 }

@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use config::forward::{Forward, Mode, Trust};
+use config::{
+    forward::{Forward, Mode},
+    targets,
+    uplink::{self, Trust},
+};
 use masque::{
     h3::{Code, Part, Role},
     proxy_status::ProxyName,
@@ -208,20 +212,23 @@ impl Edge {
         let backoff = (Duration::from_millis(10), Duration::from_secs(60));
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            relay: access.template.clone(),
+            protocol: targets::Protocol::Udp,
+            uplink: uplink::Uplink {
+                relay: access.template.clone(),
+                token_file: None,
+                client: None,
+                trust: access.trust.clone(),
+                backoff,
+            },
             target: Target::from_authority("192.0.2.1:9").unwrap(),
             mode,
             class: None,
-            token_file: None,
-            client: None,
-            trust: access.trust.clone(),
             idle,
             idle_answered,
-            backoff,
+            max_connections: 1,
         };
         let counters = Arc::new(Counters::default());
-        let endpoint =
-            Endpoint::new(access, Transport::default(), counters.datagrams.clone(), Schedules::default()).unwrap();
+        let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
         let uplink = Uplink::new(endpoint);
         let local = Local::bind(&forward, Membership::default(), uplink.clone(), counters.clone()).await.unwrap();
         let address = local.address().unwrap();

@@ -8,7 +8,7 @@
 //! both sides at once and own no buffer while nothing moves.
 
 pub mod gate;
-mod limits;
+pub(crate) mod limits;
 mod request;
 pub mod tcp;
 pub mod tunnels;
@@ -29,12 +29,13 @@ use masque::{
     template::Template,
 };
 use s2n_quic::{Server, connection::Connection};
-use tokio::{sync::watch, task::JoinSet, time::timeout};
+use socket2::SockRef;
+use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 
 use self::{
     gate::Gate,
     limits::{Gauge, PerUser},
-    request::{Admitted, Target},
+    request::{Admitted, Target, mark},
     tcp::TcpPump,
     tunnels::{Table, Tunnel},
     udp::UdpPump,
@@ -44,7 +45,7 @@ use crate::{
     host_addresses::HostAddresses,
     metrics::Metrics,
     quic::{
-        class::{Classes, Membership, Since},
+        class::{Class, Classes, Membership, Since},
         events::ConnectionState,
         h3::{self, Error, MessageLimits, Request},
         qlog::Tap,
@@ -330,7 +331,12 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
                 let (idle, metrics) = (limits.tunnel_idle, metrics.clone());
                 UdpPump::new(udp, target, gate, traffic, queue_bytes, idle, metrics).run(&client).await
             }
-            Target::Tcp(target) => TcpPump::new(request, target, gate, traffic).run(limits.tunnel_idle, &metrics).await,
+            Target::Tcp(target) => {
+                let on_class = |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
+                    mark(&SockRef::from(socket), Some(before), class, &metrics);
+                };
+                TcpPump::new(request, target, gate, traffic).run(limits.tunnel_idle, on_class).await.label()
+            }
         }
     };
     let end = tokio::select! {
@@ -339,6 +345,10 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         () = tunnel.closed() => "operator",
     };
     relay.tunnels.remove(tunnel.id);
+    if protocol == Protocol::Tcp {
+        let (up_bytes, down_bytes) = tunnel.traffic.bytes();
+        metrics.add_tcp(up_bytes, down_bytes);
+    }
     metrics.closed(protocol, end);
     drop(places);
 }

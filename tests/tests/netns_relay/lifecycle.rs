@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use config::forward::Trust;
+use config::uplink::Trust;
 use masque::h3::{self, Code};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};

@@ -7,6 +7,7 @@
 mod classes;
 mod credentials;
 mod echo;
+mod entrance;
 mod failures;
 mod flood;
 mod forgery;
@@ -14,6 +15,7 @@ mod forward;
 mod lifecycle;
 mod limits;
 mod migration;
+mod proxy;
 mod refusals;
 mod tcp;
 mod workers;

@@ -188,3 +188,25 @@ fn a_reset_of_the_target_resets_the_stream() {
     server.join().unwrap();
     assert_eq!(site.counts().unwrap().closed("target_failed"), 1);
 }
+
+#[test]
+fn a_reset_of_the_client_resets_the_target() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.read_exact(&mut [0; 5]).unwrap();
+        stream.write_all(b"there").unwrap();
+        let ended = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset, "a part is not taken for the whole");
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        send(&mut request, b"reset").await.unwrap();
+        assert_eq!(receive(&mut request, 5).await.unwrap(), b"there");
+        request.send.reset(Code::RequestCancelled);
+        site.counted("the tunnel is closed", |counts| counts.closed("client") == 1).await.unwrap();
+    })
+    .unwrap();
+    server.join().unwrap();
+}

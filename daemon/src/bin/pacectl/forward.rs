@@ -1,25 +1,26 @@
 //! `pacectl forward`: a local port that leads to a target behind a relay.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
-use config::forward::{Forward, Mode};
+use config::{
+    forward::{Forward, Mode, TCP_IDLE},
+    targets::Protocol,
+};
 use masque::target::Target;
 use paced::{
     client::endpoint::Endpoint,
-    edge::{Counters, local::Local, uplink::Uplink},
-    metrics::Metrics,
+    edge::{
+        EdgeMetrics,
+        local::Local,
+        tcp::{self, Connections},
+        uplink::Uplink,
+    },
     quic::{class::Membership, datagrams::Schedules},
-    relay::{gate::Gate, tcp::TcpPump},
     say,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    signal::unix::{SignalKind, signal},
-    sync::Semaphore,
-};
-use tracing::warn;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::options::{self, RelayOptions};
 
@@ -29,11 +30,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::fro
 /// How long a local UDP sender may be silent before its tunnel is closed: what RFC 4787 §4.3 asks of NATs, at least.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// How long a TCP connection may be silent: what RFC 5382 §5 asks of NATs.
-const TCP_IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
-
 /// How many TCP connections are carried at once; more wait in the listener's queue.
-const TCP_CONNECTIONS: usize = 512;
+const TCP_CONNECTIONS: u32 = 512;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -54,9 +52,9 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let access = arguments.relay.access()?;
-    let counters = Arc::new(Counters::default());
-    let endpoint =
-        Endpoint::new(access.clone(), options::transport(), counters.datagrams.clone(), Schedules::default())?;
+    let metrics = EdgeMetrics::default();
+    let counters = metrics.of(&arguments.listen.to_string(), if arguments.tcp { "tcp" } else { "udp" });
+    let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
     let uplink = Uplink::new(endpoint);
     let runner = uplink.clone();
     let runner = tokio::spawn(async move { runner.run(BACKOFF).await });
@@ -65,30 +63,34 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 
     let stop = stop()?;
     let Arguments { listen, target, .. } = arguments;
-    let bind_failed = || format!("failed to bind {listen}");
-    if arguments.tcp {
-        let listener = TcpListener::bind(listen).await.with_context(bind_failed)?;
-        ready("TCP", listener.local_addr()?, arguments, &uplink);
-        tokio::select! {
-            outcome = serve_tcp(listener, &uplink, target) => outcome?,
-            () = stop => {}
-        }
-    } else {
-        let forward = Forward {
-            listen: *listen,
+    let (bind_failed, member) = (|| format!("failed to bind {listen}"), Membership::default());
+    let forward = Forward {
+        listen: *listen,
+        protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
+        uplink: config::uplink::Uplink {
             relay: access.template,
-            target: target.clone(),
-            mode: arguments.mode,
-            class: None,
             token_file: None,
             client: access.identity,
             trust: access.trust,
-            idle: IDLE,
-            idle_answered: config::forward::idle_answered(target, IDLE),
             backoff: BACKOFF,
-        };
-        let local =
-            Local::bind(&forward, Membership::default(), uplink.clone(), counters).await.with_context(bind_failed)?;
+        },
+        target: target.clone(),
+        mode: arguments.mode,
+        class: None,
+        idle: if arguments.tcp { TCP_IDLE } else { IDLE },
+        idle_answered: config::forward::idle_answered(target, IDLE),
+        max_connections: TCP_CONNECTIONS,
+    };
+    if arguments.tcp {
+        let listener = tcp::bind(*listen).with_context(bind_failed)?;
+        let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
+        ready("TCP", connections.address()?, arguments, &uplink);
+        tokio::select! {
+            () = connections.run() => {}
+            () = stop => {}
+        }
+    } else {
+        let local = Local::bind(&forward, member, uplink.clone(), counters).await.with_context(bind_failed)?;
         ready("UDP", local.address()?, arguments, &uplink);
         tokio::select! {
             outcome = local.run() => outcome.context("the local socket failed")?,
@@ -114,38 +116,4 @@ fn stop() -> Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
-}
-
-/// Carries each connection to the listener in a request of its own.
-async fn serve_tcp(listener: TcpListener, uplink: &Arc<Uplink>, target: &Target) -> Result<()> {
-    let (places, metrics) = (Arc::new(Semaphore::new(TCP_CONNECTIONS)), Metrics::new());
-    loop {
-        let place = places.clone().acquire_owned().await?;
-        let (stream, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or the peer was gone already: others may fare better in a moment.
-                warn!("failed to accept a connection: {error}");
-                tokio::time::sleep(BACKOFF.0).await;
-                continue;
-            }
-        };
-        let (uplink, target, metrics) = (uplink.clone(), target.clone(), metrics.clone());
-        tokio::spawn(async move {
-            if let Err(error) = carry(stream, &uplink, &target, &metrics).await {
-                warn!(%from, %target, "{error:#}");
-            }
-            drop(place);
-        });
-    }
-}
-
-async fn carry(stream: TcpStream, uplink: &Uplink, target: &Target, metrics: &Metrics) -> Result<()> {
-    stream.set_nodelay(true)?;
-    let link = uplink.link().await.map_err(anyhow::Error::new)?;
-    let request = link.relay.open_tcp(target).await.context("no connection")?;
-    match TcpPump::new(request, stream, Gate::new(Membership::default()), Arc::default()).run(TCP_IDLE, metrics).await {
-        "finished" => Ok(()),
-        end => bail!("connection ended early: {end}"),
-    }
 }

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use config::forward::{ClientIdentity, Mode, Trust};
+use config::{
+    forward::Mode,
+    uplink::{ClientIdentity, Trust},
+};
 use masque::{
     target::Target,
     template::{Template, TemplateError},

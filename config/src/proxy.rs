@@ -1,0 +1,94 @@
+//! The edge role: local proxies, whose clients choose targets by themselves.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::Problem;
+use crate::forward::{Mode, TCP_IDLE};
+use crate::policy::Policy;
+use crate::section::{Section, words};
+use crate::uplink::{self, Uplink};
+
+/// One proxy: a local TCP address behind which a relay reaches whatever its clients name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proxy {
+    /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
+    pub listen: SocketAddr,
+    /// What it understands: at least one, none twice. A connection's first byte tells which it speaks.
+    pub protocols: Vec<Protocol>,
+    /// The relay.
+    pub uplink: Uplink,
+    /// How UDP payloads travel to the relay.
+    pub mode: Mode,
+    /// The class of what is sent to the relay, as [`Forward::class`](crate::forward::Forward::class).
+    pub class: Option<String>,
+    /// File with the names and passwords of those who may use it; without it, everybody may who can connect.
+    pub users_file: Option<PathBuf>,
+    /// How long a TCP connection may be silent before it is closed.
+    pub idle: Duration,
+    /// How long a UDP target may be silent before its tunnel is closed.
+    pub udp_idle: Duration,
+    /// How many connections of clients there may be at once; more wait until the kernel's queue is full.
+    pub max_connections: u32,
+    /// How many of them one address may have; more are closed.
+    pub max_connections_per_client: u32,
+    /// How many UDP tunnels all clients may have open together.
+    pub max_udp_tunnels: u32,
+}
+
+words! {
+    /// What a client of a proxy speaks.
+    pub enum Protocol {
+        /// SOCKS version 5 (RFC 1928): CONNECT and UDP ASSOCIATE.
+        Socks5 = "socks5",
+        /// HTTP/1.1 (RFC 9110 §9.3.6 and §7.1): CONNECT, and requests for `http` URIs.
+        Http = "http",
+    }
+}
+
+/// Reads a proxy whose class has to be one of `policy`.
+pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Proxy> {
+    let listen: Option<SocketAddr> = section.require("listen");
+    let allow_remote = section.get("allow_remote").unwrap_or(false);
+    if !allow_remote && listen.is_some_and(|listen| !listen.ip().is_loopback()) {
+        let cause = "other machines could use the relay through this address, without encryption";
+        section.refuse(
+            "listen",
+            Problem::Contradiction { cause, remedy: "listen on loopback, or add allow_remote = true" },
+        );
+    }
+    let protocols = protocols(section);
+    let uplink = uplink::read(section);
+    let mode = section.get("mode").unwrap_or_default();
+    let class = policy.class_named_in(section);
+    let users_file = section.get("users_file");
+    let idle = section.seconds("idle_seconds", 1..=86_400, TCP_IDLE);
+    let udp_idle = section.seconds("udp_idle_seconds", 1..=86_400, Duration::from_secs(120));
+    let max_connections = section.number("max_connections", 1..=65_536, 512);
+    let max_connections_per_client = section.number("max_connections_per_client", 1..=65_536, 256);
+    let max_udp_tunnels = section.number("max_udp_tunnels", 0..=65_536, 256);
+    Some(Proxy {
+        listen: listen?,
+        protocols,
+        uplink: uplink?,
+        mode,
+        class,
+        users_file,
+        idle,
+        udp_idle,
+        max_connections,
+        max_connections_per_client,
+        max_udp_tunnels,
+    })
+}
+
+fn protocols(section: &mut Section<'_>) -> Vec<Protocol> {
+    let protocols = section.list("protocols").unwrap_or_else(|| vec![Protocol::Socks5, Protocol::Http]);
+    if protocols.is_empty() {
+        let cause = "a proxy that understands nothing serves nobody";
+        section.refuse("protocols", Problem::Contradiction { cause, remedy: "name \"socks5\", \"http\" or both" });
+    }
+    section.refuse_shared("protocols", &protocols, |protocol| protocol.as_str(), "a protocol is named twice");
+    protocols
+}

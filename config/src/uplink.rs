@@ -1,0 +1,76 @@
+//! A relay as an edge uses it: where it is, why it is believed, and what it is shown.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use masque::template::Template;
+
+use crate::error::Problem;
+use crate::section::Section;
+
+/// The relay behind a local address, and what it takes to use it. Addresses with equal ones share a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    /// The relay, by the template of its URIs.
+    pub relay: Template,
+    /// File with the bearer token to show.
+    pub token_file: Option<PathBuf>,
+    /// Client certificate to show.
+    pub client: Option<ClientIdentity>,
+    /// What the relay's certificate is checked against.
+    pub trust: Trust,
+    /// The first and the longest wait before the relay is tried again; every wait doubles the last.
+    pub backoff: (Duration, Duration),
+}
+
+/// PEM files of a client certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The certificate chain, the client's own first.
+    pub certificate: PathBuf,
+    /// The private key of the first certificate.
+    pub private_key: PathBuf,
+}
+
+/// What makes a relay's certificate acceptable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// An authority that the system trusts signed it.
+    System,
+    /// An authority in this PEM file signed it.
+    Authority(PathBuf),
+    /// Its SHA-256 over the DER form is this; its name and dates do not matter.
+    Pinned([u8; 32]),
+}
+
+/// Reads the keys about the relay from the section of a local address.
+pub(crate) fn read(section: &mut Section<'_>) -> Option<Uplink> {
+    let relay = section.require("relay");
+    let token_file = section.get("token_file");
+    let client = match (section.get("client_certificate"), section.get("client_key")) {
+        (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),
+        (None, None) => None,
+        _ => {
+            let cause = "client_certificate and client_key go together";
+            section.refuse("client_certificate", Problem::Contradiction { cause, remedy: "give both or neither" });
+            None
+        }
+    };
+    let trust = match (section.get("ca"), section.get("certificate_sha256")) {
+        (None, None) => Trust::System,
+        (Some(authority), None) => Trust::Authority(authority),
+        (None, Some(hash)) => Trust::Pinned(hash),
+        (Some(_), Some(_)) => {
+            let cause = "ca and certificate_sha256 are two ways to trust a relay";
+            section.refuse("certificate_sha256", Problem::Contradiction { cause, remedy: "keep one of them" });
+            Trust::System
+        }
+    };
+    let first = section.millis("backoff_first_ms", 10..=60_000, Duration::from_millis(250));
+    let longest = section.seconds("backoff_longest_seconds", 1..=3_600, Duration::from_secs(30));
+    if first > longest {
+        let cause = "the first wait is longer than the longest";
+        section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
+    }
+    Some(Uplink { relay: relay?, token_file, client, trust, backoff: (first, longest) })
+}

@@ -1,0 +1,365 @@
+//! Requests to a proxy by HTTP/1.1 (RFC 9110, RFC 9112), and its answers. No IO.
+//!
+//! The proxy reads one request on a connection. CONNECT joins it to a target; a request for an `http` URI goes there as the
+//! only one of a connection, so that nobody has to tell where answers end.
+
+use std::fmt::Write as _;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use masque::{
+    proxy_status::{ErrorType, ProxyStatus},
+    request::Refused,
+    target::{Target, TargetError},
+};
+
+use super::super::connect::NoConnection;
+
+/// The longest head of a request, in bytes.
+pub const HEAD_BYTES: usize = 16 * 1024;
+
+/// The most fields of a request.
+const FIELDS: usize = 100;
+
+/// Fields that are for this proxy, or for its connection with the client (RFC 9110 §7.6.1).
+const OWN_FIELDS: [&str; 7] =
+    ["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade", "host"];
+
+/// A request as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is asked for, or the answer if it cannot be had.
+    pub ask: Result<Ask, Answer>,
+    /// The name and the password that the client shows (RFC 7617), if it shows any.
+    pub credentials: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What a client wants of a proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// A tunnel to a target (CONNECT, RFC 9110 §9.3.6).
+    Connect(Target),
+    /// An answer from a server (RFC 9110 §7.1).
+    Forward {
+        /// The server.
+        target: Target,
+        /// The head of the request as the server is to get it.
+        head: Vec<u8>,
+        /// How many bytes of content follow it.
+        content_bytes: u64,
+    },
+}
+
+/// An answer of the proxy's own, after which the connection ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    status: u16,
+    reports: Vec<ProxyStatus>,
+    text: String,
+}
+
+impl Answer {
+    /// An answer about the request itself.
+    #[must_use]
+    pub fn new(status: u16, text: impl Into<String>) -> Self {
+        let (text, error) = (text.into(), ErrorType::HttpRequestError);
+        let report = ProxyStatus { error: Some(error), details: Some(text.clone().into()), ..ProxyStatus::default() };
+        Self { status, reports: vec![report], text }
+    }
+
+    /// The answer to a client that has to say who it is.
+    #[must_use]
+    pub fn unauthenticated() -> Self {
+        Self::new(407, "this proxy asks for a name and a password")
+    }
+
+    /// The answer to a client whose target cannot be reached.
+    #[must_use]
+    pub fn unreachable(error: &NoConnection) -> Self {
+        let own = |status, kind, text: &str| {
+            let report =
+                ProxyStatus { error: Some(kind), details: Some(text.to_owned().into()), ..ProxyStatus::default() };
+            Self { status, reports: vec![report], text: text.to_owned() }
+        };
+        match error {
+            NoConnection::NoLink(_) => own(
+                503,
+                ErrorType::DestinationUnavailable,
+                "paced has no connection to its relay; the log of paced says why",
+            ),
+            NoConnection::Lost(_) => own(502, ErrorType::ConnectionTerminated, "the connection to the relay was lost"),
+            NoConnection::NoAnswer => own(504, ErrorType::HttpResponseTimeout, "the relay does not answer"),
+            NoConnection::Crowded => own(503, ErrorType::ConnectionLimitReached, "the relay allows no more tunnels"),
+            NoConnection::Refused(Refused::Malformed) | NoConnection::NoDatagrams(_) => {
+                own(502, ErrorType::HttpProtocolError, "the relay's answer opens no connection")
+            }
+            // Whom the relay does not know is not this client, but this proxy.
+            NoConnection::Refused(Refused::Status { status: 401 | 407, .. }) => {
+                own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
+            }
+            NoConnection::Refused(refused @ Refused::Status { status, proxy_status }) => {
+                let status = if matches!(status, 403 | 429 | 500 | 502..=504) { *status } else { 502 };
+                Self { status, reports: proxy_status.clone(), text: refused.to_string() }
+            }
+        }
+    }
+
+    /// The answer as it is sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Self { status, reports, text } = self;
+        let mut head = format!("HTTP/1.1 {status} {}\r\n", phrase(*status));
+        for field in reports.iter().map(ProxyStatus::to_field) {
+            // What a relay reports was checked to be printable ASCII.
+            _ = write!(head, "Proxy-Status: {}\r\n", String::from_utf8_lossy(&field.value));
+        }
+        let challenge =
+            if *status == 407 { "Proxy-Authenticate: Basic realm=\"paced\", charset=\"UTF-8\"\r\n" } else { "" };
+        let len = text.len() + 1;
+        _ = write!(
+            head,
+            "{challenge}Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}\n"
+        );
+        head.into_bytes()
+    }
+
+    /// The status code.
+    #[must_use]
+    pub const fn status(&self) -> u16 {
+        self.status
+    }
+}
+
+/// What a client is told whose tunnel is open.
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+/// Returns what a status code is called (RFC 9110 §15).
+const fn phrase(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        403 => "Forbidden",
+        407 => "Proxy Authentication Required",
+        408 => "Request Timeout",
+        411 => "Length Required",
+        429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        _ => "Refused",
+    }
+}
+
+/// Reads the head of a request, and returns how many bytes it took; `None` while bytes are missing.
+///
+/// # Errors
+/// The answer to bytes that are no request.
+pub fn request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Answer> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut parsed = httparse::Request::new(&mut fields);
+    let len = match parsed.parse(bytes) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) if bytes.len() < HEAD_BYTES => return Ok(None),
+        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+            return Err(Answer::new(431, "the head of the request is too long"));
+        }
+        Err(error) => return Err(Answer::new(400, format!("this is no HTTP/1.1 request: {error}"))),
+    };
+    let (method, uri) = (parsed.method.unwrap_or_default(), parsed.path.unwrap_or_default());
+    let fields = &*parsed.headers;
+    let ask = match method {
+        "CONNECT" => Target::from_authority(uri).map(Ask::Connect).map_err(|error| bad_target(&error)),
+        _ => forward(method, uri, fields),
+    };
+    Ok(Some((Request { ask, credentials: credentials(fields) }, len)))
+}
+
+fn bad_target(error: &TargetError) -> Answer {
+    Answer::new(400, error.to_string())
+}
+
+/// Reads a request that is not CONNECT.
+fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<Ask, Answer> {
+    let scheme = uri.split_once("://").map(|(scheme, rest)| (scheme.to_ascii_lowercase(), rest));
+    let rest = match &scheme {
+        Some((scheme, rest)) if scheme == "http" => *rest,
+        Some(_) => return Err(Answer::new(400, "only http:// URIs are served this way; use CONNECT for the others")),
+        None => {
+            let text = "this is a proxy: name it as such to a browser, or to curl with --proxy, and ask for whole URIs";
+            return Err(Answer::new(400, text));
+        }
+    };
+    let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'));
+    let full = if has_port { authority.to_owned() } else { format!("{authority}:80") };
+    let target = Target::from_authority(&full).map_err(|error| bad_target(&error))?;
+    let content_bytes = content_bytes(fields)?;
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let mut head = format!("{method} {slash}{path} HTTP/1.1\r\nHost: {authority}\r\n").into_bytes();
+    let named: Vec<String> = values(fields, "connection").flat_map(tokens).collect();
+    for field in fields {
+        let name = field.name.to_ascii_lowercase();
+        if OWN_FIELDS.contains(&&name[..]) || named.contains(&name) {
+            continue;
+        }
+        head.extend(field.name.as_bytes());
+        head.extend(b": ");
+        head.extend(field.value);
+        head.extend(b"\r\n");
+    }
+    head.extend(b"Via: 1.1 paced\r\nConnection: close\r\n\r\n");
+    Ok(Ask::Forward { target, head, content_bytes })
+}
+
+/// The values of a field.
+fn values<'a>(fields: &'a [httparse::Header<'_>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+}
+
+/// The tokens of a list, in lower case.
+fn tokens(value: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(value).split(',').map(|token| token.trim().to_ascii_lowercase()).collect()
+}
+
+/// How much content a request has (RFC 9112 §6.3).
+fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, Answer> {
+    if values(fields, "transfer-encoding").next().is_some() {
+        return Err(Answer::new(411, "say how long the content is (Content-Length), or use CONNECT"));
+    }
+    let mut lengths = values(fields, "content-length").map(|value| {
+        let digits = value.iter().all(u8::is_ascii_digit).then_some(value);
+        digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok())
+    });
+    match (lengths.next(), lengths.next()) {
+        (None, _) => Ok(0),
+        (Some(Some(length)), None) => Ok(length),
+        _ => Err(Answer::new(400, "the Content-Length is no single number")),
+    }
+}
+
+/// Reads the name and the password of a client (RFC 7617 §2).
+fn credentials(fields: &[httparse::Header<'_>]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let value = values(fields, "proxy-authorization").next()?;
+    let (scheme, rest) = value.split_at_checked(6)?;
+    if !scheme.eq_ignore_ascii_case(b"basic ") {
+        return None;
+    }
+    let pair = STANDARD.decode(rest.trim_ascii()).ok()?;
+    let colon = pair.iter().position(|byte| *byte == b':')?;
+    Some((pair[..colon].to_vec(), pair[colon + 1..].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Request {
+        let (request, len) = request(text.as_bytes()).unwrap().unwrap();
+        assert_eq!(len, text.len());
+        request
+    }
+
+    fn status(text: &str) -> u16 {
+        match request(text.as_bytes()) {
+            Ok(Some((Request { ask: Err(answer), .. }, _))) | Err(answer) => answer.status(),
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn connect_names_a_target_and_may_show_who_asks() {
+        let asked =
+            read("CONNECT Example.org:443 HTTP/1.1\r\nHost: x\r\nproxy-authorization: basic YWxpY2U6YTpi\r\n\r\n");
+        assert_eq!(asked.ask, Ok(Ask::Connect(Target::from_authority("example.org:443").unwrap())));
+        assert_eq!(asked.credentials, Some((b"alice".to_vec(), b"a:b".to_vec())));
+    }
+
+    #[test]
+    fn a_request_for_an_http_uri_goes_on_without_what_was_for_the_proxy() {
+        let asked = read(
+            "POST http://Example.org/a?b HTTP/1.1\r\nHost: other\r\nProxy-Connection: keep-alive\r\nX-Own: 1\r\nAccept: */*\r\n\
+             Connection: x-own, close\r\nProxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\n",
+        );
+        let Ok(Ask::Forward { target, head, content_bytes }) = asked.ask else { panic!("{asked:?}") };
+        assert_eq!((target.to_string().as_str(), content_bytes, asked.credentials), ("example.org:80", 3, None));
+        let expected = "POST /a?b HTTP/1.1\r\nHost: Example.org\r\nAccept: */*\r\nContent-Length: 3\r\nVia: 1.1 paced\r\n\
+                        Connection: close\r\n\r\n";
+        assert_eq!(String::from_utf8(head).unwrap(), expected);
+        for (uri, line, target) in [
+            ("http://[::1]", "GET / ", "[::1]:80"),
+            ("HTTP://a.example:8080?q", "GET /?q ", "a.example:8080"),
+            ("http://192.0.2.1/", "GET / ", "192.0.2.1:80"),
+        ] {
+            let asked = read(&format!("GET {uri} HTTP/1.0\r\n\r\n"));
+            let Ok(Ask::Forward { target: found, head, .. }) = asked.ask else { panic!("{asked:?}") };
+            assert_eq!(found.to_string(), target);
+            assert!(String::from_utf8(head).unwrap().starts_with(line), "{uri}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_answered_with_what_to_do() {
+        for (text, expected) in [
+            ("CONNECT example.org HTTP/1.1\r\n\r\n", 400),
+            ("CONNECT user@example.org:1 HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\n\r\n", 400),
+            ("GET https://example.org/ HTTP/1.1\r\n\r\n", 400),
+            ("GET http://127.1/ HTTP/1.1\r\n\r\n", 400),
+            ("GET http://user:pw@example.org/ HTTP/1.1\r\n\r\n", 400),
+            ("PUT http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
+            ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n", 400),
+            ("nonsense\r\n\r\n", 400),
+            (&format!("GET http://a.example/ HTTP/1.1\r\nx: {}", "y".repeat(HEAD_BYTES)), 431),
+            (&format!("GET http://a.example/ HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1)), 431),
+        ] {
+            assert_eq!(status(text), expected, "{text:.100}");
+        }
+    }
+
+    #[test]
+    fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
+        let refused = |status, error| {
+            let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
+            let answer = Answer::unreachable(&NoConnection::Refused(Refused::Status { status, proxy_status }));
+            String::from_utf8(answer.to_bytes()).unwrap()
+        };
+        let text = refused(502, ErrorType::ConnectionRefused);
+        assert!(
+            text.starts_with("HTTP/1.1 502 Bad Gateway\r\nProxy-Status: paced;error=connection_refused\r\n"),
+            "{text}"
+        );
+        let text = refused(407, ErrorType::HttpRequestDenied);
+        assert!(text.starts_with("HTTP/1.1 502 ") && !text.contains("Proxy-Authenticate"), "{text}");
+        assert!(refused(418, ErrorType::HttpRequestDenied).starts_with("HTTP/1.1 502 "));
+        let text = String::from_utf8(Answer::unauthenticated().to_bytes()).unwrap();
+        assert!(text.contains("Proxy-Authenticate: Basic"), "{text}");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn a_head_is_read_whole_or_not_at_all(cut in 0_usize..200, rest: Vec<u8>) {
+            let whole = b"CONNECT a.example:1 HTTP/1.1\r\nA: b\r\n\r\n";
+            if cut < whole.len() {
+                prop_assert_eq!(request(&whole[..cut]), Ok(None));
+            }
+            let (_, len) = request(&[&whole[..], &rest].concat()).unwrap().unwrap();
+            prop_assert_eq!(len, whole.len());
+        }
+
+        #[test]
+        fn no_bytes_panic_and_no_field_is_smuggled(bytes: Vec<u8>, name in "[a-zA-Z-]{1,9}", value in "\\PC{0,20}") {
+            let _ = request(&bytes);
+            let text = format!("GET http://a.example/ HTTP/1.1\r\n{name}: {value}\r\n\r\n");
+            if let Ok(Some((Request { ask: Ok(Ask::Forward { head, .. }), .. }, _))) = request(text.as_bytes()) {
+                let text = String::from_utf8_lossy(&head).into_owned();
+                prop_assert_eq!(text.matches("\r\n\r\n").count(), 1);
+                prop_assert!(text.ends_with("Connection: close\r\n\r\n"));
+            }
+        }
+    }
+}

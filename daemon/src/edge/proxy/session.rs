@@ -1,0 +1,267 @@
+//! One client of a proxy: what it says until it is clear what it wants, and then its connection.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use config::proxy::Protocol;
+use masque::{proxy_status::ErrorType, request::Refused, target::Target};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tracing::debug;
+
+use super::{
+    super::{connect::NoConnection, tcp::reset},
+    Shared, association,
+    http::{self, Answer, Ask},
+    socks::{self, Address, Command, Method, Reply},
+};
+
+/// How long a client may take to say what it wants.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long, and for how many bytes, a client is listened to that was told no: what it still sends would otherwise reset
+/// the connection before it has read why.
+const LAST: (Duration, u64) = (Duration::from_secs(1), 256 * 1024);
+
+/// A client, and what it sent that was not taken apart yet.
+struct Client {
+    stream: TcpStream,
+    read: BytesMut,
+}
+
+/// What a client turns out to want.
+enum Wish {
+    /// Bytes to and from a target: `first` goes there before what is read; of that, it is only to get `wanted` bytes.
+    Carry { target: Target, told: Told, first: Vec<u8>, wanted: u64 },
+    /// UDP by SOCKS, from an address that the client gives if it knows it.
+    Associate(Address),
+}
+
+/// How a client is told that its target was reached, or why not.
+#[derive(Clone, Copy)]
+enum Told {
+    /// By a reply of SOCKS.
+    Socks,
+    /// By a response to CONNECT.
+    Connect,
+    /// By a response of the target, or by one of the proxy if there is none.
+    Response,
+}
+
+/// Why a client gets nothing.
+enum Denied {
+    /// It is gone, silent, or speaks something else; there is nobody to tell.
+    Gone(&'static str),
+    /// It is told why.
+    Told(&'static str, Vec<u8>),
+}
+
+impl From<io::Error> for Denied {
+    fn from(_: io::Error) -> Self {
+        Self::Gone("client_gone")
+    }
+}
+
+impl Client {
+    /// Reads until `parse` has what it wants.
+    async fn read<T, E>(
+        &mut self,
+        parse: impl Fn(&[u8]) -> Result<Option<(T, usize)>, E>,
+        deny: impl Fn(E) -> Denied,
+    ) -> Result<T, Denied> {
+        loop {
+            if let Some((found, len)) = parse(&self.read).map_err(&deny)? {
+                _ = self.read.split_to(len);
+                return Ok(found);
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Reads more, up to the longest head of a request.
+    async fn fill(&mut self) -> Result<(), Denied> {
+        let room = http::HEAD_BYTES.saturating_sub(self.read.len());
+        self.read.reserve(room.min(2_048));
+        if room == 0 || (&mut self.stream).take(room as u64).read_buf(&mut self.read).await? == 0 {
+            return Err(Denied::Gone("client_gone"));
+        }
+        Ok(())
+    }
+}
+
+/// Serves a client until its connection ends.
+pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
+    // Answers are small and waited for.
+    _ = stream.set_nodelay(true);
+    let mut client = Client { stream, read: BytesMut::new() };
+    let wish = timeout(HANDSHAKE, listen(shared, &mut client)).await;
+    let denied = match wish {
+        Ok(Ok(Wish::Carry { target, told, first, wanted })) => {
+            carry(shared, client, from, &target, told, (first, wanted)).await
+        }
+        Ok(Ok(Wish::Associate(hint))) => match association::serve(shared, client.stream, from, hint.port).await {
+            Ok(()) => return,
+            Err(error) => {
+                debug!(%from, "no association: {error}");
+                return shared.way.counters.refuse("association");
+            }
+        },
+        Ok(Err(denied)) => Err((client.stream, denied)),
+        Err(_) if client.read.first().is_some_and(u8::is_ascii_alphabetic) => {
+            let answer = Answer::new(408, "the request did not come in time");
+            Err((client.stream, Denied::Told("handshake_timeout", answer.to_bytes())))
+        }
+        Err(_) => Err((client.stream, Denied::Gone("handshake_timeout"))),
+    };
+    if let Err((stream, denied)) = denied {
+        let (Denied::Gone(reason) | Denied::Told(reason, _)) = &denied;
+        debug!(%from, reason, "a client of the proxy was denied");
+        // What relays refuse was counted there.
+        if *reason != RELAY {
+            shared.way.counters.refuse(reason);
+        }
+        tell(stream, denied).await;
+    }
+}
+
+/// Stands for what [`Way::open`](super::super::connect::Way::open) has counted.
+const RELAY: &str = "relay";
+
+/// Tells a client why it gets nothing, and gives it time to read that.
+async fn tell(mut stream: TcpStream, denied: Denied) {
+    let Denied::Told(_, answer) = denied else { return reset(&stream) };
+    let (time, bytes) = LAST;
+    let telling = async {
+        stream.write_all(&answer).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut (&mut stream).take(bytes), &mut tokio::io::sink()).await
+    };
+    _ = timeout(time, telling).await;
+}
+
+/// Finds out what a client speaks, and what it wants.
+async fn listen(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
+    while client.read.is_empty() {
+        client.fill().await?;
+    }
+    let speaks = match client.read[0] {
+        socks::VERSION => Protocol::Socks5,
+        socks::VERSION_4 => return Err(Denied::Gone("socks4")),
+        _ => Protocol::Http,
+    };
+    if !shared.protocols.contains(&speaks) {
+        return Err(Denied::Gone("protocol"));
+    }
+    match speaks {
+        Protocol::Socks5 => listen_socks(shared, client).await,
+        Protocol::Http => listen_http(shared, client).await,
+    }
+}
+
+async fn listen_socks(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
+    let malformed = |socks::Malformed| Denied::Gone("malformed");
+    let chosen = client.read(|bytes| socks::greeting(bytes, shared.users.is_some()), malformed).await?;
+    if chosen == Method::Unacceptable {
+        return Err(Denied::Told("unauthenticated", socks::method(chosen).to_vec()));
+    }
+    client.stream.write_all(&socks::method(chosen)).await?;
+    if let Some(users) = &shared.users {
+        let (name, password) = client.read(socks::password, malformed).await?;
+        let status = socks::password_status(users.knows(&name, &password));
+        if status[1] != 0 {
+            return Err(Denied::Told("unauthenticated", status.to_vec()));
+        }
+        client.stream.write_all(&status).await?;
+    }
+    let refuse = |reply| Denied::Told("malformed", socks::reply(reply, None));
+    let (command, address) = client.read(socks::request, refuse).await?;
+    match command {
+        Command::Connect => {
+            let target = address.target().map_err(|_| Denied::Told("target", socks::reply(Reply::Failure, None)))?;
+            let first = client.read.split().to_vec();
+            Ok(Wish::Carry { target, told: Told::Socks, first, wanted: u64::MAX })
+        }
+        Command::Associate => Ok(Wish::Associate(address)),
+        Command::Other(_) => Err(Denied::Told("command", socks::reply(Reply::CommandNotSupported, None))),
+    }
+}
+
+async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
+    let denied = |reason| move |answer: Answer| Denied::Told(reason, answer.to_bytes());
+    let request = client.read(http::request, denied("malformed")).await?;
+    if let Some(users) = &shared.users {
+        let shown = request.credentials.as_ref();
+        if !shown.is_some_and(|(name, password)| users.knows(name, password)) {
+            return Err(denied("unauthenticated")(Answer::unauthenticated()));
+        }
+    }
+    match request.ask.map_err(denied("target"))? {
+        Ask::Connect(target) => {
+            let first = client.read.split().to_vec();
+            Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
+        }
+        Ask::Forward { target, head, content_bytes } => {
+            // What came behind the content belongs to no request that is served.
+            let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
+            let first = [&head[..], &client.read[..here]].concat();
+            client.read.clear();
+            Ok(Wish::Carry { target, told: Told::Response, first, wanted: content_bytes - here as u64 })
+        }
+    }
+}
+
+/// Connects a client to its target, and carries what both send.
+async fn carry(
+    shared: &Shared,
+    mut client: Client,
+    from: SocketAddr,
+    target: &Target,
+    told: Told,
+    (first, wanted): (Vec<u8>, u64),
+) -> Result<(), (TcpStream, Denied)> {
+    let opened = match shared.way.open(target).await {
+        Ok(opened) => opened,
+        Err(error) => {
+            debug!(%from, %target, "no connection: {error}");
+            let answer = match told {
+                Told::Socks => socks::reply(reply_of(&error), None),
+                Told::Connect | Told::Response => Answer::unreachable(&error).to_bytes(),
+            };
+            return Err((client.stream, Denied::Told(RELAY, answer)));
+        }
+    };
+    debug!(%from, %target, "connected");
+    let established = match told {
+        Told::Socks => socks::reply(Reply::Succeeded, None),
+        Told::Connect => http::ESTABLISHED.to_vec(),
+        Told::Response => Vec::new(),
+    };
+    if let Err(error) = client.stream.write_all(&established).await {
+        return Err((client.stream, error.into()));
+    }
+    shared.way.carry(opened, client.stream, &first, wanted).await;
+    Ok(())
+}
+
+/// Says in a word of SOCKS why a target is not reached.
+fn reply_of(error: &NoConnection) -> Reply {
+    use ErrorType as E;
+    match error {
+        NoConnection::Refused(Refused::Status { status: 401 | 407, .. }) => Reply::Failure,
+        NoConnection::Refused(Refused::Status { status, .. }) => match error.error_type() {
+            Some(E::ConnectionRefused | E::ConnectionTerminated) => Reply::ConnectionRefused,
+            Some(E::DnsError | E::DnsTimeout | E::DestinationUnavailable | E::DestinationNotFound) => {
+                Reply::HostUnreachable
+            }
+            Some(E::DestinationIpUnroutable) => Reply::NetworkUnreachable,
+            Some(E::ConnectionTimeout) => Reply::TtlExpired,
+            Some(E::DestinationIpProhibited) => Reply::NotAllowed,
+            _ if *status == 403 => Reply::NotAllowed,
+            _ => Reply::Failure,
+        },
+        _ => Reply::Failure,
+    }
+}

@@ -1,0 +1,175 @@
+//! TCP connections that enter at the daemon's edge role: by a forward for TCP.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use tests::process::{Process, wait_for};
+use tests::site::{Counts, Family, SOON, Site, Terms};
+
+/// Where the edge shows its metrics, inside the client's namespace.
+const METRICS: &str = "127.0.0.1:9434";
+
+/// A daemon in the edge role at the client.
+pub struct Edge<'a> {
+    pub site: &'a Site,
+    pub process: Process,
+}
+
+impl<'a> Edge<'a> {
+    /// Starts a daemon with these sections, in which `$RELAY` stands for the keys about the relay, and `$FOLDER` for a folder.
+    pub fn start(site: &'a Site, sections: &str) -> Self {
+        let folder = site.path("").display().to_string().trim_end_matches('/').to_owned();
+        let relay = format!("relay = \"{}\"\nca = \"$FOLDER/authority.pem\"", site.template(Family::V4));
+        let sections = sections.replace("$RELAY", &relay);
+        let text = format!(
+            "state_dir = \"$FOLDER\"\n[metrics]\nlisten = \"{METRICS}\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n\
+             [log]\nlevel = \"debug\"\n{sections}"
+        );
+        let file = site.write("edge.toml", &text.replace("$FOLDER", &folder)).unwrap();
+        let arguments: [PathBuf; 3] = ["run".into(), "--config".into(), file];
+        let process = site.chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+        let edge = Self { site, process };
+        wait_for("metrics of the edge", SOON, || edge.counts()).unwrap();
+        // Metrics are there before the local addresses are.
+        let is_serving = |line: &&str| line.contains("forwarding") || line.contains("serving as a proxy");
+        let serving = || edge.process.output().lines().filter(is_serving).count();
+        wait_for("local addresses", SOON, || (serving() == sections.matches("[[").count()).then_some(())).unwrap();
+        edge
+    }
+
+    pub fn counts(&self) -> Option<Counts> {
+        Counts::read(&self.site.chain.client, METRICS).ok()
+    }
+
+    pub fn wait_for_counts(&self, what: &str, done: impl Fn(&Counts) -> bool) {
+        let found = wait_for(what, SOON, || self.counts().filter(&done));
+        assert!(found.is_ok(), "{what}: {:#?}", self.counts());
+    }
+
+    pub fn connect(&self, to: &str) -> TcpStream {
+        let stream = self.site.chain.client.run(|| TcpStream::connect(to).unwrap()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+    }
+}
+
+/// A target that reads to the end and answers with what it read and a word, `times` times, one after the other.
+fn target(site: &Site, port: u16, times: usize) -> JoinHandle<()> {
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", port)).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().take(times) {
+            let mut stream = stream.unwrap();
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).unwrap();
+            stream.write_all(&all).unwrap();
+            stream.write_all(b" heard").unwrap();
+        }
+    })
+}
+
+fn says(stream: &mut TcpStream, words: &str) -> String {
+    stream.write_all(words.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// The name of a sample about the local address of a forward for TCP.
+fn sample(name: &str, port: u16) -> String {
+    format!("edge_{name}{{listen=\"127.0.0.1:{port}\",protocol=\"tcp\"}}")
+}
+
+#[test]
+fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = target(&site, 80, 3);
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
+    );
+    for words in ["one", "two", "three"] {
+        assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), words), format!("{words} heard"));
+    }
+    server.join().unwrap();
+    edge.wait_for_counts("what went up and down", |counts| {
+        let of = |name| counts.of(&sample(name, 5001));
+        (of("tunnels_opened_total"), of("bytes_up_total"), of("bytes_down_total")) == (3, 11, 29)
+    });
+    let counts = site.wait_for_counts("all are closed", |counts| counts.closed("finished") == 3).unwrap();
+    assert_eq!(counts.of("connections"), 1, "they share a connection to the relay");
+}
+
+#[test]
+fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_counted() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
+    );
+    for _ in 0..2 {
+        let error = edge.connect("127.0.0.1:5001").read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    }
+    edge.process.wait_for_line("the target refused the connection", SOON).unwrap();
+    let reason = "edge_refusals_total{listen=\"127.0.0.1:5001\",protocol=\"tcp\",reason=\"connection_refused\"}";
+    edge.wait_for_counts("the reason", |counts| counts.of(reason) == 2);
+    let told = edge.process.output().lines().filter(|line| line.contains("INFO") && line.contains("refused")).count();
+    assert_eq!(told, 1, "the same reason is told once");
+}
+
+#[test]
+fn an_address_without_descriptors_serves_again_when_there_are_some() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = target(&site, 80, 2);
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
+    );
+    assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
+    let few = descriptors(&edge, None);
+    descriptors(&edge, Some(3));
+    let mut stream = edge.connect("127.0.0.1:5001");
+    edge.process.wait_for_line("no connection is accepted", SOON).unwrap();
+    descriptors(&edge, Some(few));
+    assert_eq!(says(&mut stream, "second"), "second heard");
+    server.join().unwrap();
+}
+
+/// Sets how many descriptors a daemon may have, if that is to be changed, and returns how many it might have before.
+fn descriptors(edge: &Edge<'_>, limit: Option<u64>) -> u64 {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let pid = i32::try_from(edge.process.id()).unwrap();
+    // SAFETY: the pointer is to a value that lives through the call.
+    assert_eq!(unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before) }, 0);
+    if let Some(limit) = limit {
+        let new = libc::rlimit { rlim_cur: limit, rlim_max: before.rlim_max };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const new, std::ptr::null_mut()) }, 0);
+    }
+    before.rlim_cur
+}
+
+#[test]
+fn connections_beyond_the_bound_wait_for_their_turn() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = target(&site, 80, 2);
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\nmax_connections = 1\n$RELAY\n",
+    );
+    let (mut first, mut second) = (edge.connect("127.0.0.1:5001"), edge.connect("127.0.0.1:5001"));
+    edge.wait_for_counts("one is open", |counts| counts.of(&sample("tunnels_opened_total", 5001)) == 1);
+    let hit = "edge_limit_hits_total{listen=\"127.0.0.1:5001\",protocol=\"tcp\",limit=\"max_connections\"}";
+    edge.wait_for_counts("the other waits", |counts| counts.of(hit) == 1);
+    assert_eq!(says(&mut first, "first"), "first heard");
+    drop(first);
+    assert_eq!(says(&mut second, "second"), "second heard");
+    server.join().unwrap();
+}

@@ -1,0 +1,247 @@
+//! Clients of a local proxy at the edge: curl as it is, and SOCKS byte by byte.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+
+use masque::target::Target;
+use paced::edge::proxy::socks::{datagram, datagram_header};
+use tests::name_server::NameServer;
+use tests::netns::Chain;
+use tests::process::wait_for;
+use tests::site::{SOON, Site, Terms};
+
+use super::entrance::Edge;
+
+const PROXY: &str = "127.0.0.1:1080";
+
+/// A site whose relay alone knows that web.example is the target.
+fn site() -> (Site, NameServer) {
+    let mut chain = Chain::new().unwrap();
+    chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
+    let names = NameServer::start(&chain.target, &[("web.example", IpAddr::from(chain.egress.far.v4))]).unwrap();
+    (Site::on(chain, Terms::default()).unwrap(), names)
+}
+
+fn edge<'a>(site: &'a Site, keys: &str) -> Edge<'a> {
+    Edge::start(site, &format!("[[proxy]]\nlisten = \"{PROXY}\"\n$RELAY\n{keys}\n"))
+}
+
+/// A web server at the target that answers each request with its first line, its Host and its content.
+fn web_server(site: &Site) {
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || answer(stream));
+        }
+    });
+}
+
+fn answer(mut stream: TcpStream) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let (mut first, mut host, mut len) = (String::new(), String::new(), 0);
+    reader.read_line(&mut first).ok()?;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        match line.trim_end().split_once(": ") {
+            None => break,
+            Some((name, value)) if name.eq_ignore_ascii_case("host") => host = value.to_owned(),
+            Some((name, value)) if name.eq_ignore_ascii_case("content-length") => len = value.parse().ok()?,
+            Some(_) => {}
+        }
+    }
+    let mut content = vec![0; len];
+    reader.read_exact(&mut content).ok()?;
+    let body = format!("{} at {host}: {}", first.trim_end(), String::from_utf8_lossy(&content));
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    stream.write_all((head + &body).as_bytes()).ok()
+}
+
+/// Runs curl at the client; returns its exit code, what it prints, and what it complains of.
+fn curl(site: &Site, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = site.chain.client.command("curl").unwrap();
+    let output = command.args(["--silent", "--show-error", "--max-time", "20"]).args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn curl_reaches_a_name_that_only_the_relay_knows_in_every_way_that_it_can_use_a_proxy() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    web_server(&site);
+    let _edge = edge(&site, "");
+    let (socks, http) = (format!("socks5h://{PROXY}"), format!("http://{PROXY}"));
+    let expected =
+        |line: &str, content: &str| (Some(0), format!("{line} HTTP/1.1 at web.example: {content}"), String::new());
+    for options in [&["--proxy", &socks][..], &["--proxy", &http], &["--proxy", &http, "--proxytunnel"]] {
+        let get = curl(&site, &[options, &["http://web.example/a?b"]].concat());
+        assert_eq!(get, expected("GET /a?b", ""), "{options:?}");
+        let long = "x".repeat(200_000);
+        let file = site.write("content", &long).unwrap();
+        let content = format!("@{}", file.display());
+        let post = curl(&site, &[options, &["--data-binary", &content, "http://web.example/c"]].concat());
+        assert_eq!(post, expected("POST /c", &long), "{options:?}");
+    }
+    // Each of its two requests goes to its own server over a connection of its own.
+    let (code, two, _) = curl(&site, &["--proxy", &http, "http://web.example/1", "http://10.0.2.2/2"]);
+    assert_eq!((code, two.as_str()), (Some(0), "GET /1 HTTP/1.1 at web.example: GET /2 HTTP/1.1 at 10.0.2.2: "));
+}
+
+#[test]
+fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    let edge = edge(&site, "");
+    let (socks, http) = (format!("socks5h://{PROXY}"), format!("http://{PROXY}"));
+    for (url, status, error, word) in [
+        ("http://web.example:81/", "502", "connection_refused", "(5)"),
+        ("http://nowhere.example/", "502", "dns_error", "(4)"),
+        ("http://127.0.0.1/", "403", "destination_ip_prohibited", "(2)"),
+    ] {
+        let (_, plain, _) = curl(&site, &["--proxy", &http, "--include", url]);
+        assert!(plain.starts_with(&format!("HTTP/1.1 {status} ")), "{url}: {plain}");
+        assert!(plain.contains(&format!("Proxy-Status: paced;error={error}")), "{url}: {plain}");
+        let (_, tunnelled, _) = curl(&site, &["--proxy", &http, "-p", "--write-out", "%{http_connect}", url]);
+        assert_eq!(tunnelled, status, "{url}");
+        let (code, _, complaint) = curl(&site, &["--proxy", &socks, url]);
+        assert!(code == Some(97) && complaint.contains(word), "{url}: {complaint}");
+    }
+    let (_, hint, _) = curl(&site, &[&format!("{http}/")]);
+    assert!(hint.contains("this is a proxy"), "{hint}");
+    let refused = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"connection_refused\"}";
+    edge.wait_for_counts("refusals by reason", |counts| counts.of(refused) == 3);
+    let wrong = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"target\"}";
+    edge.wait_for_counts("the hint", |counts| counts.of(wrong) == 1);
+}
+
+#[test]
+fn a_proxy_with_users_serves_nobody_else() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    web_server(&site);
+    let users = site.write("proxy.users", "alice:open sesame\n").unwrap();
+    let edge = edge(&site, &format!("users_file = \"{}\"", users.display()));
+    let (socks, http) = (format!("socks5h://{PROXY}"), format!("http://{PROXY}"));
+    for proxy in [&socks, &http] {
+        let of = |user: &[&str]| curl(&site, &[&["--proxy", proxy][..], user, &["http://web.example/"]].concat());
+        assert_eq!(of(&["--proxy-user", "alice:open sesame"]).1, "GET / HTTP/1.1 at web.example: ");
+        for user in [&[][..], &["--proxy-user", "alice:sesame"], &["--proxy-user", "bob:open sesame"]] {
+            assert!(!of(user).1.contains("GET /"), "{proxy} {user:?}");
+        }
+    }
+    let (_, head, _) = curl(&site, &["--proxy", &http, "--include", "http://web.example/"]);
+    assert!(head.starts_with("HTTP/1.1 407 ") && head.contains("Proxy-Authenticate: Basic"), "{head}");
+    let denied = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"unauthenticated\"}";
+    edge.wait_for_counts("who was denied", |counts| counts.of(denied) == 7);
+}
+
+#[test]
+fn one_client_has_no_more_connections_than_its_share_and_other_protocols_are_not_served() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    let edge = edge(&site, "max_connections_per_client = 1\nprotocols = [\"socks5\"]");
+    let mut first = edge.connect(PROXY);
+    first.write_all(&[5, 1, 0]).unwrap();
+    first.read_exact(&mut [0; 2]).unwrap();
+    assert!(edge.connect(PROXY).read(&mut [0]).is_err(), "the second is reset");
+    let limit =
+        "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_connections_per_client\"}";
+    edge.wait_for_counts("the limit", |counts| counts.of(limit) == 1);
+    drop(first);
+    let gone = "edge_refusals_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",reason=\"client_gone\"}";
+    edge.wait_for_counts("the first is gone", |counts| counts.of(gone) == 1);
+    let mut http = edge.connect(PROXY);
+    http.write_all(b"GET http://web.example/ HTTP/1.1\r\n\r\n").unwrap();
+    assert!(http.read(&mut [0]).is_err(), "HTTP is switched off");
+}
+
+/// A client's association with the proxy.
+struct Association {
+    control: TcpStream,
+    socket: UdpSocket,
+    at: SocketAddr,
+}
+
+impl Association {
+    fn new(edge: &Edge<'_>) -> Self {
+        let mut control = edge.connect(PROXY);
+        control.write_all(&[5, 1, 0]).unwrap();
+        control.read_exact(&mut [0; 2]).unwrap();
+        control.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+        let mut reply = [0; 10];
+        control.read_exact(&mut reply).unwrap();
+        let [5, 0, 0, 1, a, b, c, d, port @ ..] = reply else { panic!("{reply:?}") };
+        let at = ([a, b, c, d], u16::from_be_bytes(port)).into();
+        let socket = edge.site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
+        socket.set_read_timeout(Some(SOON)).unwrap();
+        Self { control, socket, at }
+    }
+
+    fn send(&self, target: &str, payload: &[u8]) {
+        let header = datagram_header(&Target::from_authority(target).unwrap());
+        self.socket.send_to(&[&header[..], payload].concat(), self.at).unwrap();
+    }
+
+    fn receive(&self) -> (String, Vec<u8>) {
+        let mut buffer = [0; 2048];
+        let len = self.socket.recv(&mut buffer).unwrap();
+        let (target, payload) = datagram(&buffer[..len]).unwrap();
+        (target.to_string(), payload.to_vec())
+    }
+}
+
+#[test]
+fn payloads_of_socks_clients_reach_each_target_that_they_name_and_come_back_under_its_name() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    let _echo = site.chain.target.echo(7).unwrap();
+    for mode in ["datagram", "stream"] {
+        let edge = edge(&site, &format!("mode = \"{mode}\""));
+        let association = Association::new(&edge);
+        for target in ["web.example:7", "10.0.2.2:7", "[fd00:2::2]:7"] {
+            for size in [0, 1, 1_100] {
+                association.send(target, &vec![7; size]);
+                assert_eq!(association.receive(), (target.to_owned(), vec![7; size]), "{mode}");
+            }
+        }
+        site.wait_for_counts("a tunnel for each target", |counts| counts.udp_tunnels() == 3).unwrap();
+        // A part of a datagram, no header, and a stranger's.
+        association.socket.send_to(&[0, 0, 1, 1, 10, 0, 2, 2, 0, 7, 1], association.at).unwrap();
+        association.socket.send_to(&[0], association.at).unwrap();
+        let stranger = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
+        stranger.send_to(&datagram_header(&Target::from_authority("10.0.2.2:7").unwrap()), association.at).unwrap();
+        edge.wait_for_counts("what is ignored", |counts| {
+            let of = |reason| {
+                let sample = format!("listen=\"{PROXY}\",protocol=\"proxy\",reason=\"{reason}\"");
+                counts.of(&format!("edge_ignored_total{{{sample}}}"))
+            };
+            (of("fragment"), of("malformed"), of("sender")) == (1, 1, 1)
+        });
+        drop(association.control);
+        site.wait_for_counts("they end with the association", |counts| counts.udp_tunnels() == 0).unwrap();
+    }
+}
+
+#[test]
+fn beyond_the_bound_a_clients_least_recent_target_makes_room() {
+    tests::ring!(Netns);
+    let (site, _names) = site();
+    let _echoes = [7, 8, 9].map(|port| site.chain.target.echo(port).unwrap());
+    let edge = edge(&site, "max_udp_tunnels = 2");
+    let association = Association::new(&edge);
+    for target in ["10.0.2.2:7", "10.0.2.2:8", "10.0.2.2:7", "10.0.2.2:9", "10.0.2.2:7"] {
+        association.send(target, b"payload");
+        assert_eq!(association.receive().0, target);
+    }
+    site.wait_for_counts("two are left", |counts| counts.udp_tunnels() == 2).unwrap();
+    let counts = edge.counts().unwrap();
+    let evicted = counts.of("edge_sources_evicted_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\"}");
+    assert_eq!(evicted, 1, "the second was silent for longest");
+    // Somebody who has none gets none: none of his can make room.
+    let other = Association::new(&edge);
+    other.send("10.0.2.2:8", b"payload");
+    let limit = "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_udp_tunnels\"}";
+    wait_for("both limits", SOON, || edge.counts().filter(|counts| counts.of(limit) == 2)).unwrap();
+}
