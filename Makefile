@@ -62,7 +62,8 @@ install: documents ## Binaries, documents, units, user, bus policy and sample co
 	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/system-services -m 644 systemd/org.paced.Paced1.service
 	install -D -t $(DESTDIR)$(PREFIX)/share/dbus-1/interfaces -m 644 systemd/org.paced.Control1.xml
 	install -D -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions -m 644 systemd/org.paced.Paced1.policy
-	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 $(share)/paced.schema.json systemd/kernel.conf systemd/80-paced.network
+	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 $(share)/paced.schema.json systemd/kernel.conf systemd/80-paced.network \
+		perf/grafana.json perf/alerts.yml
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 644 config/paced.toml $(DESTDIR)/etc/paced/paced.toml

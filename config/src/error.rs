@@ -6,6 +6,8 @@ use std::fmt;
 
 use masque::template::TemplateError;
 
+use crate::targets::NotAPattern;
+
 /// What is wrong with a text, a hundred errors at most, in the order of its lines. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors(Vec<Error>);
@@ -86,6 +88,21 @@ pub enum Problem {
         found: String,
         /// What to change.
         error: TemplateError,
+    },
+    /// A network that is meant to be another one, or an address.
+    #[error(transparent)]
+    HostBits(#[from] NotAPattern),
+    /// A text where there has to be a number, such as one with a unit.
+    #[error(
+        "{found} is no number; write a whole number from {min} to {max}, without quotes, and without the unit, which the key names"
+    )]
+    NotANumber {
+        /// The value as written, shortened.
+        found: String,
+        /// The smallest value.
+        min: u64,
+        /// The largest value.
+        max: u64,
     },
     /// A number outside its limits.
     #[error("{found} is out of range; write a whole number from {min} to {max}")]

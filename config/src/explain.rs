@@ -7,6 +7,8 @@ use sched::stream::{Discipline, Expiry, Low};
 use crate::control::Control;
 use crate::forward::Forward;
 use crate::kernel::{Device, Kernel};
+use crate::log::{Access, Log};
+use crate::metrics::Metrics;
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
@@ -38,10 +40,27 @@ pub fn explain(config: &Config) -> String {
     ));
     lines.push(kernel(&config.kernel));
     lines.push(control(&config.control));
-    lines.push(config.metrics.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics")));
-    lines.push(format!("log: {}", config.log));
+    lines.push(metrics(&config.metrics));
+    lines.push(log(&config.log));
     lines.extend(config.warnings().iter().map(|warning| format!("warning: {warning}")));
     lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn metrics(metrics: &Metrics) -> String {
+    let Metrics { listen, users } = metrics;
+    listen.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics, {users} users by name"))
+}
+
+fn log(log: &Log) -> String {
+    let addresses = if log.access_addresses { "with" } else { "without" };
+    let access = match log.access {
+        Access::Off => "no access log".into(),
+        Access::Text | Access::Json => {
+            format!("access log as {} on standard output, {addresses} addresses", log.access)
+        }
+        Access::Journal => format!("access log in the journal, {addresses} addresses"),
+    };
+    format!("log: {}; {access}", log.level)
 }
 
 fn relay(relay: &Relay) -> Vec<String> {
@@ -244,7 +263,7 @@ fn class(class: &Class) -> String {
         DropRule::Sojourn(wait) => format!("after {wait:?}"),
         DropRule::CoDel { target, interval } => format!("by CoDel (target {target:?}, interval {interval:?})"),
     };
-    let rate = |way, rate: Option<u64>| rate.map(|rate| format!("{way} at most {} kbit/s", rate / 125));
+    let rate = |way, rate: Option<u64>| rate.map(|rate| format!("{way} at most {}", crate::write::rate(rate)));
     [
         Some(format!("  class {}: level {level}", class.name)),
         Some(format!("priority {} (by signal {lowest} to {highest})", class.priority)),

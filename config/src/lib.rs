@@ -8,6 +8,8 @@
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`control`] | who may look and change while paced runs |
+//! | [`log`] | what is logged, and in which form |
+//! | [`metrics`] | where metrics are served |
 //! | [`policy`] | classes of traffic, and what belongs to which |
 //! | [`error`] | what is wrong with a text, where, and what to write instead |
 //!
@@ -25,6 +27,8 @@ use crate::control::Control;
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
 use crate::kernel::Kernel;
+use crate::log::Log;
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
@@ -36,7 +40,9 @@ pub mod error;
 mod explain;
 pub mod forward;
 pub mod kernel;
+pub mod log;
 mod manual;
+pub mod metrics;
 pub mod policy;
 pub mod proxy;
 pub mod relay;
@@ -73,10 +79,10 @@ pub struct Config {
     pub kernel: Kernel,
     /// The doors of the control plane.
     pub control: Control,
-    /// Where metrics are served over HTTP, if at all.
-    pub metrics: Option<SocketAddr>,
-    /// How much is logged.
-    pub log: Level,
+    /// Where metrics are served over HTTP, if at all, and of how many users.
+    pub metrics: Metrics,
+    /// What is logged.
+    pub log: Log,
 }
 
 /// The QUIC transport.
@@ -130,24 +136,6 @@ words! {
         Paced = "paced",
         /// As s2n-quic does: in bursts of ten.
         Stock = "stock",
-    }
-}
-
-words! {
-    /// How much is logged: each word includes those before it.
-    #[derive(Default)]
-    pub enum Level {
-        /// What stops paced or a role of it.
-        Error = "error",
-        /// What the operator should look into.
-        Warn = "warn",
-        /// What paced is doing.
-        #[default]
-        Info = "info",
-        /// What happens to every connection and tunnel.
-        Debug = "debug",
-        /// What happens to every packet.
-        Trace = "trace",
     }
 }
 
@@ -223,8 +211,8 @@ impl Config {
         let transport = root.section("transport", transport);
         let kernel = root.section("kernel", kernel::read);
         let control = root.section("control", control::read);
-        let metrics = root.section("metrics", |metrics| metrics.get("listen"));
-        let log = root.section("log", |log| log.get("level")).unwrap_or_default();
+        let metrics = root.section("metrics", metrics::read);
+        let log = root.section("log", log::read);
         Self { state_dir, relay, forwards, proxies, policy, transport, kernel, control, metrics, log }
     }
 
@@ -265,8 +253,8 @@ impl Config {
             policy: Policy::default(),
             transport: Transport::default(),
             kernel: Kernel::default(),
-            metrics: Some(SocketAddr::new(v4, 9433)),
-            log: Level::default(),
+            metrics: Metrics { listen: Some(SocketAddr::new(v4, 9433)), ..Metrics::default() },
+            log: Log::default(),
         }
     }
 
@@ -291,7 +279,7 @@ impl Config {
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
             .chain(proxies)
             .chain(self.policy.warnings())
-            .chain(self.metrics.filter(is_public).map(Warning::PublicMetrics))
+            .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()
     }

@@ -208,7 +208,12 @@ impl<'a> Section<'a> {
         let fitting = number.and_then(|number| N::try_from(number).ok());
         if fitting.is_none() {
             let (min, max) = (*range.start(), *range.end());
-            self.refuse(key, Problem::OutOfRange { found: shown(value.get_ref()), min, max });
+            let found = shown(value.get_ref());
+            let problem = match value.get_ref() {
+                DeValue::Integer(_) => Problem::OutOfRange { found, min, max },
+                _ => Problem::NotANumber { found, min, max },
+            };
+            self.refuse(key, problem);
         }
         fitting
     }

@@ -302,10 +302,16 @@ impl Pattern {
     }
 }
 
-/// The text is not a network, an address, a name or a name suffix.
+/// Why a text is no pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a network, an address, a name or a name suffix")]
-pub struct NotAPattern;
+pub enum NotAPattern {
+    /// A network with bits behind its prefix.
+    #[error("{0} has bits behind its prefix; write {net} for the network, or {address} for the address", net = .0.trunc(), address = .0.addr())]
+    HostBits(IpNet),
+    /// Something else.
+    #[error("not a network, an address, a name or a name suffix")]
+    Neither,
+}
 
 impl FromStr for Pattern {
     type Err = NotAPattern;
@@ -314,14 +320,17 @@ impl FromStr for Pattern {
     fn from_str(text: &str) -> Result<Self, NotAPattern> {
         if let Ok(network) = text.parse::<IpNet>() {
             // Bits behind the prefix are more likely a mistake than decoration.
-            return if network == network.trunc() { Ok(Self::Network(network)) } else { Err(NotAPattern) };
+            return match network == network.trunc() {
+                true => Ok(Self::Network(network)),
+                false => Err(NotAPattern::HostBits(network)),
+            };
         }
         let suffix = text.strip_prefix("*.").or_else(|| text.strip_prefix('.'));
         match (Host::parse(suffix.unwrap_or(text)), suffix) {
             (Ok(Host::Name(name)), None) => Ok(Self::Name(name)),
             (Ok(Host::Name(name)), Some(_)) => Ok(Self::Suffix(name)),
             (Ok(Host::Ip(ip)), None) => Ok(Self::Network(ip.into())),
-            _ => Err(NotAPattern),
+            _ => Err(NotAPattern::Neither),
         }
     }
 }

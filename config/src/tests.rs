@@ -59,7 +59,7 @@ pub(crate) fn assert_refused(text: &str, refusals: &str, [position, cause, remed
 fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let shipped = valid(SAMPLE);
     assert_eq!(shipped.warnings(), []);
-    assert!(shipped.forwards.is_empty() && shipped.proxies.is_empty() && shipped.metrics.is_none());
+    assert!(shipped.forwards.is_empty() && shipped.proxies.is_empty() && shipped.metrics.listen.is_none());
     let whole = valid(&whole_sample());
     assert_eq!(whole.warnings(), []);
     assert_eq!((whole.forwards.len(), whole.proxies.len()), (2, 1));
@@ -79,7 +79,7 @@ fn the_sample_states_the_real_defaults() {
     let (shipped, whole) = (valid(SAMPLE), valid(&whole_sample()));
     assert_eq!(whole.state_dir, shipped.state_dir);
     assert_eq!(whole.transport, Transport::default());
-    assert_eq!(whole.log, shipped.log);
+    assert_eq!((whole.log, whole.metrics.users), (shipped.log, shipped.metrics.users));
     assert_eq!(whole.policy.schedule, shipped.policy.schedule);
     assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
@@ -193,8 +193,14 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &relay("[relay.targets]\nallow = [\"10.0.0.1/8\"]"),
             "line 7, column 10: relay.targets.allow: ",
-            "does not fit",
-            "a network",
+            "10.0.0.1/8 has bits behind its prefix",
+            "write 10.0.0.0/8 for the network, or 10.0.0.1",
+        ),
+        (
+            &relay("[relay.limits]\ndns_timeout_ms = \"3s\""),
+            "line 7, column 18: relay.limits.dns_timeout_ms: ",
+            "\"3s\" is no number",
+            "without quotes",
         ),
         (
             &relay("[relay.targets]\nallow = [\"64:ff9b::/96\"]"),
@@ -396,8 +402,8 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \
          by signal 500ms or longer, drops after 200ms, DSCP 46\n",
         "class long-output: level low, priority 159 (by signal 0 to 159), weight 1, deadline 7s, \
-         by signal 7s or longer, drops by CoDel (target 5ms, interval 100ms), up at most 20000 kbit/s, \
-         down at most 200000 kbit/s\n",
+         by signal 7s or longer, drops by CoDel (target 5ms, interval 100ms), up at most 20 Mbit/s, \
+         down at most 200 Mbit/s\n",
         "rule 1: realtime-short for user example or branch-office, targets 10.1.2.0/24; *.chat.example, \
          port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
         "rule 3: long-output for targets *.batch.example\n",

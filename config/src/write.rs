@@ -8,6 +8,7 @@ use toml::Value;
 use crate::control::{Control, Tcp};
 use crate::forward::Forward;
 use crate::kernel::Kernel;
+use crate::log::Log;
 use crate::proxy::Proxy;
 use crate::relay::{Identity, Limits, Listener, Relay};
 use crate::section::Word;
@@ -38,10 +39,28 @@ impl Config {
         if let Some(tcp) = &self.control.tcp {
             text.section("[control.tcp]", |section| control_tcp(tcp, section));
         }
-        text.section("[metrics]", |section| section.optional_text("listen", self.metrics.as_ref()));
-        text.section("[log]", |section| section.word("level", self.log));
+        text.section("[metrics]", |section| {
+            section.optional_text("listen", self.metrics.listen.as_ref());
+            section.number("users", Some(self.metrics.users));
+        });
+        text.section("[log]", |section| log(&self.log, section));
         text.into_string()
     }
+}
+
+fn log(log: &Log, section: &mut Section<'_>) {
+    section.word("level", log.level);
+    section.word("access", log.access);
+    section.number("access_addresses", Some(log.access_addresses));
+    section.number("access_refusals_per_second", Some(log.access_refusals_per_second));
+}
+
+/// Writes a rate, which was read in one of these units, in the largest that it is a whole number of.
+pub(crate) fn rate(bytes_per_sec: u64) -> String {
+    let bits = bytes_per_sec * 8;
+    let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s")];
+    let (unit, name) = units.into_iter().find(|(unit, _)| bits.is_multiple_of(*unit)).unwrap_or((1_000, "kbit/s"));
+    format!("{} {name}", bits / unit)
 }
 
 fn relay(relay: &Relay, text: &mut Text) {
@@ -286,13 +305,8 @@ impl Section<'_> {
         self.text(key, &hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     }
 
-    /// A rate in bytes per second, in the largest unit that it is a whole number of.
     pub(crate) fn rate(&mut self, key: &str, bytes_per_sec: Option<u64>) {
-        let Some(bits) = bytes_per_sec.map(|rate| rate * 8) else { return };
-        let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s"), (1_000, "kbit/s")];
-        if let Some((unit, name)) = units.into_iter().find(|(unit, _)| bits % unit == 0) {
-            self.text(key, &format!("{} {name}", bits / unit));
-        }
+        self.optional_text(key, bytes_per_sec.map(rate).as_ref());
     }
 
     pub(crate) fn list(&mut self, key: &str, items: Option<&Vec<impl Display>>) {

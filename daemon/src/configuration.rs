@@ -129,7 +129,7 @@ mod tests {
             folder.write(&format!("{DROP_INS}/{name}"), text);
         }
         let config = folder.read().unwrap();
-        assert_eq!((config.state_dir.to_str().unwrap(), config.log), ("/20", config::Level::Debug));
+        assert_eq!((config.state_dir.to_str().unwrap(), config.log.level), ("/20", config::log::Level::Debug));
         fs::remove_dir_all(folder.0.join(DROP_INS)).unwrap();
         assert_eq!(folder.read().unwrap().state_dir.to_str(), Some("/0"));
     }

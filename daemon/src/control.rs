@@ -5,6 +5,7 @@
 //! | [`caller`] | who asks, and what they may |
 //! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
+//! | [`events`] | what happens, for those who listen |
 //! | [`doors`] | how those are opened that the configuration names |
 
 use std::{
@@ -20,7 +21,10 @@ use tokio::{
     time::sleep,
 };
 
-pub use self::caller::{Bearers, Caller, Writers};
+pub use self::{
+    caller::{Bearers, Caller, Writers},
+    events::{ACCESS, Event, Events, Happening},
+};
 use crate::{
     metrics::Metrics,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
@@ -35,6 +39,7 @@ use crate::{
 pub mod caller;
 pub mod dbus;
 pub mod doors;
+pub mod events;
 pub mod grpc;
 
 /// What does not change while paced runs.
@@ -81,20 +86,6 @@ pub struct Reload {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Something that happened.
-#[derive(Clone, Debug)]
-pub struct Event {
-    /// When.
-    pub time: SystemTime,
-    /// What it is about: "policy", "reload" or "tunnel".
-    pub kind: &'static str,
-    /// What happened, for people.
-    pub message: String,
-}
-
-/// How many events wait for those who are slow; beyond, they miss some and are told so.
-const EVENTS: usize = 256;
-
 /// How often a policy on trial is looked at.
 const STEP: Duration = Duration::from_secs(1);
 
@@ -106,7 +97,7 @@ const MESSAGE_BYTES: usize = 4096;
 pub enum Error {
     /// They may not.
     #[error(
-        "{caller} may not change anything; root may, and who is named in `writers` of [control], or of \
+        "{caller:?} may not change anything; root may, and who is named in `writers` of [control], or of \
              [control.tcp] by certificate"
     )]
     Denied {
@@ -224,7 +215,7 @@ impl Control {
             metrics,
             facts,
             reloads,
-            events: broadcast::channel(EVENTS).0,
+            events: broadcast::channel(events::QUEUE).0,
             places: Semaphore::new(PLACES),
         })
     }
@@ -248,10 +239,10 @@ impl Control {
         _ = self.events.send(Event { time: SystemTime::now(), kind, message });
     }
 
-    /// Tells what happens from now on.
+    /// Tells what happens from now on, of these kinds, or of all if there are none.
     #[must_use]
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.events.subscribe()
+    pub fn events(&self, kinds: Vec<String>) -> Events {
+        Events::new(self.events.subscribe(), &self.metrics.access, kinds)
     }
 
     /// What is in force.

@@ -1,8 +1,10 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
 pub mod accept;
+pub mod access;
 pub mod activation;
 pub mod auth;
+pub mod bind_error;
 pub mod client;
 pub mod configuration;
 pub mod control;
@@ -16,6 +18,7 @@ pub mod monitor;
 pub mod policy;
 pub mod print;
 pub mod quic;
+pub mod ready;
 pub mod relay;
 pub mod resolve;
 pub mod run;

@@ -3,12 +3,13 @@
 
 use std::{
     fmt::{Debug, Write as _},
-    io,
+    io::{self, IsTerminal as _},
     os::{
         fd::AsFd as _,
         unix::{fs::MetadataExt as _, net::UnixDatagram},
     },
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::SystemTime,
 };
 
 use config::Config;
@@ -23,17 +24,23 @@ use tracing_subscriber::{
 };
 
 /// Where the journal takes entries (systemd, "Native Journal Protocol").
-const JOURNAL: &str = "/run/systemd/journal/socket";
+pub const JOURNAL: &str = "/run/systemd/journal/socket";
+
+/// What entries say they are of.
+const IDENTIFIER: &str = "paced";
 
 /// The longest entry in bytes; of a longer message the end is missing.
 const ENTRY_BYTES: usize = 32 << 10;
 
 /// Begins to log what a configuration, or else RUST_LOG, wants.
 pub fn start(config: &Config) {
-    let level = format!("{:?}", config.log).to_ascii_lowercase();
+    let level = config.log.level;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("warn,paced={level}")));
     let journal = Journal::connected();
-    let text = journal.is_none().then(|| tracing_subscriber::fmt::layer().with_writer(io::stderr));
+    // Without a switch of its own: what is no terminal gets no colours, and a terminal does unless NO_COLOR says otherwise.
+    let has_colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let layer = || tracing_subscriber::fmt::layer().with_ansi(has_colours).with_writer(io::stderr);
+    let text = journal.is_none().then(layer);
     // Fails where a program that links this library has a log of its own.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
 }
@@ -74,7 +81,7 @@ impl<S: Subscriber> Layer<S> for Journal {
         }
         let mut entry = fields.entries;
         field(&mut entry, "PRIORITY", priority(*event.metadata().level()));
-        field(&mut entry, "SYSLOG_IDENTIFIER", "paced");
+        field(&mut entry, "SYSLOG_IDENTIFIER", IDENTIFIER);
         field(&mut entry, "TARGET", event.metadata().target());
         // The last one, because it is the one that may be cut.
         field(&mut entry, "MESSAGE", &format!("{}{}", fields.message, fields.others));
@@ -82,6 +89,14 @@ impl<S: Subscriber> Layer<S> for Journal {
             self.lost.fetch_add(lost + 1, Relaxed);
         }
     }
+}
+
+/// Writes a time to the millisecond (RFC 3339).
+#[must_use]
+pub fn rfc3339(time: SystemTime) -> String {
+    let time = prost_types::Timestamp::from(time);
+    let seconds = prost_types::Timestamp { nanos: 0, ..time }.to_string();
+    format!("{}.{:03}Z", seconds.trim_end_matches('Z'), time.nanos / 1_000_000)
 }
 
 /// As syslog counts (RFC 5424 §6.2.1).
@@ -117,12 +132,27 @@ impl Fields {
     fn add(&mut self, name: &str, value: &str) {
         // Writing to a string cannot fail.
         _ = write!(self.others, " {name}={value}");
-        let mut full = String::from("PACED_");
-        full.extend(
-            name.chars().map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' }),
-        );
-        field(&mut self.entries, &full, value);
+        own_field(&mut self.entries, name, value);
     }
+}
+
+/// As [`field`], under a name of ours.
+fn own_field(entry: &mut Vec<u8>, name: &str, value: &str) {
+    let mut full = String::from("PACED_");
+    full.extend(name.chars().map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' }));
+    field(entry, &full, value);
+}
+
+/// Returns an entry of the journal with a message for people, and with fields for programs, whose names are put behind
+/// `PACED_`.
+#[must_use]
+pub fn journal_entry(message: &str, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut entry = Vec::new();
+    fields.iter().for_each(|(name, value)| own_field(&mut entry, name, value));
+    field(&mut entry, "PRIORITY", priority(Level::INFO));
+    field(&mut entry, "SYSLOG_IDENTIFIER", IDENTIFIER);
+    field(&mut entry, "MESSAGE", message);
+    entry
 }
 
 impl Visit for Fields {
@@ -177,6 +207,12 @@ mod tests {
         let expected = ["7", "alice\nMESSAGE=forged", "::1", "4", "paced"];
         assert_eq!(fields.map(|name| entry[name].as_str()), expected);
         assert!(entry["TARGET"].starts_with("paced::log"));
+    }
+
+    #[test]
+    fn times_are_told_to_the_millisecond() {
+        let at = |ms: u64| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_micros(ms * 1_000 + 999));
+        assert_eq!((at(0), at(1_234)), ("1970-01-01T00:00:00.000Z".into(), "1970-01-01T00:00:01.234Z".into()));
     }
 
     #[test]

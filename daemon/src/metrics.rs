@@ -8,22 +8,24 @@ use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 use masque::request::Protocol;
 use prometheus_client::{
     encoding::text,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::timeout,
-};
+use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
+use self::process::Process;
 use crate::{
+    access::AccessLog,
     edge, enforcement,
     quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
+    ready::Readiness,
+    relay::usage::{Usage, Usages},
     resolve::DnsCounters,
     target::UplinkCounters,
 };
+
+mod page;
+mod process;
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
@@ -38,6 +40,10 @@ const fn label(protocol: Protocol) -> &'static str {
 /// Everything that the daemon counts. "Up" is from client to target, "down" from target to client.
 pub struct Metrics {
     registry: Registry,
+    /// Of metrics that other programs have, too.
+    conventional: Registry,
+    /// Whether this daemon should be sent work.
+    pub ready: Arc<Readiness>,
     /// Open connections of clients.
     pub connections: Gauge,
     /// Handshake results.
@@ -56,6 +62,10 @@ pub struct Metrics {
     pub qdiscs: quic::io::qdisc::Gauges,
     /// What the kernel enforces, and counts.
     pub kernel: Arc<enforcement::Tables>,
+    /// The access log.
+    pub access: Arc<AccessLog>,
+    /// What each user uses.
+    pub users: Usages,
     tunnels: Family<Labels<1>, Gauge>,
     opened: Counters<1>,
     closed: Counters<1>,
@@ -85,6 +95,8 @@ impl Metrics {
     pub fn new() -> Arc<Self> {
         let mut metrics = Self {
             registry: Registry::with_prefix("paced"),
+            conventional: Registry::default(),
+            ready: Arc::default(),
             connections: Gauge::default(),
             handshakes: Arc::default(),
             datagrams: Arc::default(),
@@ -94,6 +106,8 @@ impl Metrics {
             io: Arc::default(),
             qdiscs: Default::default(),
             kernel: Arc::default(),
+            access: Arc::default(),
+            users: Usages::default(),
             tunnels: Family::default(),
             opened: Family::default(),
             closed: Family::default(),
@@ -119,7 +133,10 @@ impl Metrics {
     }
 
     fn register(&mut self) {
+        self.conventional.register_collector(Box::new(Process::new()));
         let registry = &mut self.registry;
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "Which paced this is", build);
         registry.register("connections", "Open connections of clients", self.connections.clone());
         registry.register("tunnels", "Open tunnels", self.tunnels.clone());
         registry.register("tunnels_opened", "Tunnels opened", self.opened.clone());
@@ -161,6 +178,9 @@ impl Metrics {
         self.io.register(registry);
         self.qdiscs.register(registry);
         self.kernel.register(registry);
+        self.users.register(registry);
+        let records = self.access.counters().map(|(result, counter)| ([("result", result)], counter));
+        labelled(registry, "access_records", "Records for the access log, by what became of them", &records);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,
@@ -246,17 +266,24 @@ impl Metrics {
         self.limits.get_or_create(&[("limit", limit)]).inc();
     }
 
-    /// Counts a tunnel that opens.
-    pub fn opened(&self, protocol: Protocol) {
+    /// Counts a tunnel that opens, of a user whose usage this is.
+    pub fn opened(&self, protocol: Protocol, usage: Option<&Usage>) {
         let labels = [("protocol", label(protocol))];
         self.opened.get_or_create(&labels).inc();
         self.tunnels.get_or_create(&labels).inc();
+        if let Some(usage) = usage {
+            usage.opened.inc();
+            usage.tunnels.inc();
+        }
     }
 
     /// Counts a tunnel that closes, and for what reason.
-    pub fn closed(&self, protocol: Protocol, reason: &'static str) {
+    pub fn closed(&self, protocol: Protocol, reason: &'static str, usage: Option<&Usage>) {
         self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
         self.closed.get_or_create(&[("reason", reason)]).inc();
+        if let Some(usage) = usage {
+            usage.tunnels.dec();
+        }
     }
 
     /// Counts what a UDP tunnel ignored or dropped in its life.
@@ -294,7 +321,7 @@ impl Metrics {
         }
     }
 
-    /// Adds the bytes that a TCP tunnel moved in its life.
+    /// Adds bytes that a TCP tunnel moved.
     pub fn add_tcp(&self, up: u64, down: u64) {
         self.tcp_bytes_up.inc_by(up);
         self.tcp_bytes_down.inc_by(down);
@@ -306,6 +333,7 @@ impl Metrics {
     /// Writing to memory fails.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
+        text::encode_registry(&mut text, &self.conventional)?;
         text::encode(&mut text, &self.registry)?;
         Ok(text)
     }
@@ -341,13 +369,10 @@ impl<const N: usize> prometheus_client::encoding::EncodeMetric for Fixed<N> {
 /// How long a scraper may take for its request and for the answer.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest request head that is read.
-const REQUEST_BYTES: usize = 4096;
-
 /// How many scrapes run at once; more wait.
 const SCRAPES: usize = 8;
 
-/// Serves `GET /metrics` over HTTP/1.1, one request per connection, until dropped.
+/// Serves [`page`]s over HTTP/1.1, one request per connection, until dropped.
 ///
 /// # Errors
 /// The listener failed for good.
@@ -359,7 +384,7 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<(
         let metrics = metrics.clone();
         tokio::spawn(async move {
             // A scraper that gives up or breaks the rules is no concern of ours.
-            _ = timeout(SCRAPE_TIMEOUT, answer(stream, &metrics)).await;
+            _ = timeout(SCRAPE_TIMEOUT, page::answer(stream, &metrics)).await;
             drop(place);
         });
     }
@@ -373,41 +398,13 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address).await
 }
 
-async fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
-    let mut request = Vec::with_capacity(512);
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        if request.len() >= REQUEST_BYTES {
-            return respond(&mut stream, "431 Request Header Fields Too Large", "", "").await;
-        }
-        let mut chunk = [0; 512];
-        let read = stream.read(&mut chunk).await?;
-        if read == 0 {
-            return Ok(());
-        }
-        request.extend_from_slice(&chunk[..read]);
-    }
-    let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let mut words = line.split(|byte| *byte == b' ');
-    match (words.next(), words.next()) {
-        (Some(b"GET"), Some(path)) if path == b"/metrics" || path.starts_with(b"/metrics?") => {
-            let body = metrics.encode().map_err(io::Error::other)?;
-            let kind = "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
-            respond(&mut stream, "200 OK", kind, &body).await
-        }
-        (Some(b"GET"), _) => respond(&mut stream, "404 Not Found", "", "try /metrics\n").await,
-        _ => respond(&mut stream, "405 Method Not Allowed", "Allow: GET\r\n", "").await,
-    }
-}
-
-async fn respond(stream: &mut TcpStream, status: &str, fields: &str, body: &str) -> io::Result<()> {
-    let head = format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await?;
-    stream.shutdown().await
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+    };
+
     use super::*;
 
     async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
@@ -426,10 +423,11 @@ mod tests {
     async fn a_scrape_shows_what_was_counted() {
         let metrics = Metrics::new();
         metrics.refused("port_prohibited");
-        metrics.opened(Protocol::Udp);
+        metrics.opened(Protocol::Udp, None);
         metrics.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
         metrics.handshakes.completed.inc();
-        let answer = scrape("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", metrics).await;
+        let asked = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
+        let answer = scrape(asked, metrics).await;
         for line in [
             "HTTP/1.1 200 OK",
             "paced_refused_requests_total{reason=\"port_prohibited\"} 1",
@@ -438,6 +436,11 @@ mod tests {
             "paced_bytes_total{protocol=\"udp\",direction=\"up\"} 3600",
             "paced_handshakes_total{result=\"completed\"} 1",
             "paced_dropped_packets_total{direction=\"down\",reason=\"too_big\"} 0",
+            "Content-Type: application/openmetrics-text; version=1.0.0",
+            "paced_build_info{version=\"",
+            "process_open_fds ",
+            "process_resident_memory_bytes ",
+            "process_cpu_seconds_total ",
             "# EOF",
         ] {
             assert!(answer.contains(line), "{line} is not in\n{answer}");
@@ -449,10 +452,33 @@ mod tests {
         for (request, status) in [
             ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
             ("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
-            ("garbage\r\n\r\n", "HTTP/1.1 405"),
+            ("HEAD /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
+            ("garbage\r\n\r\n", "HTTP/1.1 400"),
         ] {
             let answer = scrape(request, Metrics::new()).await;
             assert!(answer.starts_with(status), "{request:?}: {answer}");
         }
+        // As long as a head may be, and no end in sight; and more fields than there may be.
+        let (long, many) =
+            (format!("GET /{}", "a".repeat(4_091)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
+        for request in [long, many] {
+            let answer = scrape(&request, Metrics::new()).await;
+            assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plain_scrape_is_the_older_format_and_readiness_says_what_is_missing() {
+        let metrics = Metrics::new();
+        let answer = scrape("GET /metrics HTTP/1.1\r\nAccept: */*\r\n\r\n", metrics.clone()).await;
+        assert!(answer.contains("Content-Type: text/plain; version=0.0.4"), "{answer}");
+        assert!(answer.contains("# TYPE paced_misdirected_packets_total counter") && !answer.contains("# EOF"));
+        let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", metrics.clone()).await;
+        let answer = ready().await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("\r\n\r\nstarting\n"), "{answer}");
+        metrics.ready.reach(crate::ready::Stage::Serving);
+        assert!(ready().await.ends_with("\r\n\r\nready\n"));
+        metrics.ready.reach(crate::ready::Stage::Draining);
+        assert!(ready().await.ends_with("\r\n\r\ndraining\n"));
     }
 }

@@ -28,6 +28,7 @@ use tokio::{
 use crate::{
     activation::Activation,
     auth::hex,
+    bind_error::BindError,
     configuration::{self, control_identity, identity},
     control::{Control, Facts, Reload, doors, grpc::Certificates},
     echo,
@@ -45,6 +46,7 @@ use crate::{
         io::{device::Devices, qdisc},
         tls::{self, ServerTls},
     },
+    ready::{Stage, Verdict},
     relay::{Phase, Relay, Rules},
     resolve::{Resolver, ResolverSettings},
     watchdog::Watchdog,
@@ -100,6 +102,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let places = places.transpose()?;
     // Before there are threads, so that none keeps a right.
     let metrics = Metrics::new();
+    metrics.users.limit(config.metrics.users);
     let mut enforcement = Enforcement::start(&config.kernel, metrics.kernel.clone());
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -111,7 +114,11 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
+    let access = metrics.access.clone();
+    access.set(&config.log);
+    control.spawn(access.clone().keep_summarising());
     let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places, door));
+    access.finish(Duration::from_secs(1));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -200,21 +207,25 @@ impl Daemon {
         let (reloads, mut reload_wanted) = mpsc::channel(1);
         let facts = Facts::new(&config);
         daemon.start_control(&config, &policies, facts.clone(), reloads, door, control).await;
-        if let Some(address) = config.metrics {
+        if let Some(address) = config.metrics.listen {
             let bound = control.spawn(metrics::bind(address)).await?;
-            let listener = bound.with_context(|| format!("failed to listen on {address} for metrics"))?;
+            let listener = bound.map_err(|error| BindError::new(address, error)).context("there are no metrics")?;
             control.spawn(metrics::serve(listener, metrics.clone()));
         }
         if file.is_none() {
             let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
             let bound = control.spawn(echo::bind(address)).await?;
-            let socket = bound.with_context(|| format!("failed to listen on {address} for the echo"))?;
+            let socket = bound.map_err(|error| BindError::new(address, error)).context("there is no echo")?;
             control.spawn(echo::serve(socket));
         }
         // Whoever hears that the relay is ready finds it guarded.
         daemon.refresh_guard();
         daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
+        if daemon.relay.as_ref().is_none_or(|role| role.listeners.is_empty()) && daemon.entrances.is_empty() {
+            metrics.ready.require(|| Verdict::Missing("nothing to listen on".into()));
+        }
+        metrics.ready.reach(Stage::Serving);
         if let Some(watchdog) = &daemon.watchdog {
             tokio::spawn(watchdog.clone().feed());
         }
@@ -472,6 +483,8 @@ impl Daemon {
         control.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
         // Everything has been checked; from here on nothing fails.
         self.metrics.kernel.limit(&config.kernel);
+        self.metrics.access.set(&config.log);
+        self.metrics.users.limit(config.metrics.users);
         if let (Some(certificates), Some(shown)) = (&self.certificates, shown) {
             certificates.replace(shown);
         }
@@ -493,6 +506,7 @@ impl Daemon {
 
     /// Ends in peace: no new requests, and those that are open get their time. A second signal ends it at once.
     async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
+        self.metrics.ready.reach(Stage::Draining);
         self.stop.send_replace(true);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {

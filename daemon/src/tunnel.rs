@@ -3,7 +3,10 @@
 //! The relay joins it to a target's socket, the edge to a local one; probes and load generators talk through it
 //! directly.
 
-use std::task::{Context, Poll, ready};
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
 use masque::{
@@ -65,7 +68,6 @@ pub struct UdpTunnel {
     unread: Bytes,
     /// How many bytes of payloads may wait to leave in capsules.
     queue_bytes: usize,
-    dropped: u64,
     peer_finished: bool,
 }
 
@@ -85,7 +87,6 @@ impl UdpTunnel {
             capsules: capsule::Reader::new(CAPSULE_BYTES),
             unread: Bytes::new(),
             queue_bytes,
-            dropped: 0,
             peer_finished: false,
         }
     }
@@ -122,7 +123,13 @@ impl UdpTunnel {
     /// How many payloads were dropped because capsules could not leave fast enough.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        self.dropped
+        self.flow.losses().capsules.load(Relaxed)
+    }
+
+    /// What others may know of the tunnel, and after its end.
+    #[must_use]
+    pub fn view(&self) -> datagrams::View {
+        self.flow.view()
     }
 
     /// Moves payloads that have arrived into `payloads`, which must be empty. Ready with `false` once the peer has
@@ -137,7 +144,7 @@ impl UdpTunnel {
         loop {
             while let Some(capsule) = self.capsules.next(&mut self.unread) {
                 if let Some(payload) = self.flow.on_capsule(capsule)? {
-                    self.dropped += payloads.push(&payload) as u64;
+                    note_dropped(self.flow.losses(), payloads.push(&payload));
                 }
                 if payloads.bytes() >= CHUNK_BYTES {
                     return Poll::Ready(Ok(true));
@@ -162,7 +169,7 @@ impl UdpTunnel {
     pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {
             Form::Datagram => Batch::Datagrams(self.flow.batch()),
-            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes), &mut self.dropped),
+            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes), self.flow.losses()),
         }
     }
 
@@ -195,12 +202,18 @@ impl UdpTunnel {
     }
 }
 
+fn note_dropped(losses: &datagrams::Losses, payloads: usize) {
+    if payloads > 0 {
+        losses.capsules.fetch_add(payloads as u64, Relaxed);
+    }
+}
+
 /// Payloads on their way into the queue of a tunnel.
 pub enum Batch<'a> {
     /// They leave in DATAGRAM frames.
     Datagrams(datagrams::Batch<'a>),
     /// They leave in capsules.
-    Capsules(Payloads<'a>, &'a mut u64),
+    Capsules(Payloads<'a>, &'a datagrams::Losses),
 }
 
 impl Batch<'_> {
@@ -208,7 +221,7 @@ impl Batch<'_> {
     pub fn push(&mut self, payload: &[u8]) {
         match self {
             Self::Datagrams(batch) => batch.push(payload),
-            Self::Capsules(queue, dropped) => **dropped += queue.push(payload) as u64,
+            Self::Capsules(queue, losses) => note_dropped(losses, queue.push(payload)),
         }
     }
 }

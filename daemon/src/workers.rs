@@ -21,6 +21,7 @@ use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
 use crate::{
+    bind_error::BindError,
     metrics::Metrics,
     quic::{
         connection_id::{Issuer, Secret},
@@ -128,7 +129,7 @@ impl Steering {
 
 fn socket(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
     let socket = bind_udp(address, false, shared, address.is_ipv6());
-    Ok(socket.with_context(|| format!("failed to listen on {address}"))?.into())
+    Ok(socket.map_err(|error| BindError::new(address, error))?.into())
 }
 
 /// What the endpoints of all workers have in common.

@@ -333,7 +333,8 @@ impl Counts {
         let counts = samples.filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
             // Sums of times have a fraction, about which nobody asks here.
-            Some((name.strip_prefix("paced_")?.to_owned(), value.parse::<f64>().ok()? as i64))
+            let name = name.strip_prefix("paced_").unwrap_or(name);
+            Some((name.to_owned(), value.parse::<f64>().ok()? as i64))
         });
         Ok(Self(counts.collect()))
     }

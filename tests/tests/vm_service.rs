@@ -357,7 +357,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     let forget = "setpriv --reuid=nobody --regid=paced --clear-groups busctl call org.paced.Paced1 /org/paced/Paced1 \
                   org.paced.Control1 ForgetSavedPolicy";
     let (allowed, said) = try_run(forget);
-    assert!(!allowed && said.contains("nobody may not change anything"), "{said}");
+    assert!(!allowed && said.contains("\"nobody\" may not change anything"), "{said}");
     let rule = "polkit.addRule(function(action, subject) { \
                 if (action.id == 'org.paced.Paced1.write' && subject.user == 'nobody') return polkit.Result.YES; });";
     write("/etc/polkit-1/rules.d/10-paced.rules", rule);

@@ -245,7 +245,12 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "did you mean bulk?",
         ),
         ("[[rule]]\nclass = \"default\"\nuser = []", "line 3, column 8: rule.user: ", "empty", "add user = [...]"),
-        ("[[rule]]\nclass = \"default\"\nto = \"10.0.0.1/8\"", "line 3, column 6: rule.to: ", "does", "a network"),
+        (
+            "[[rule]]\nclass = \"default\"\nto = \"10.0.0.1/8\"",
+            "line 3, column 6: rule.to: ",
+            "behind its prefix",
+            "10.0.0.0/8",
+        ),
         ("[[rule]]\nclass = \"default\"\nports = [0]", "line 3, column 10: rule.ports: ", "0 does", "1 to 65535"),
         ("[[rule]]\nclass = \"default\"\nprotocol = \"ip\"", "line 3, column 12: rule.protocol: ", "does", "\"udp\""),
         ("[[rule]]\nclass = \"default\"\nlistener = 443", "line 3, column 12: rule.listener: ", "does", "a port"),

@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
-use crate::targets::{Nat64Prefix, Pattern};
+use crate::targets::{Nat64Prefix, NotAPattern, Pattern};
 
 /// Something that one word of the configuration says.
 pub(crate) trait Word {
@@ -131,6 +131,13 @@ impl Value for Pattern {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str()?.parse().ok()
+    }
+
+    fn problem(value: &DeValue<'_>) -> Problem {
+        match value.as_str().map(str::parse::<Self>) {
+            Some(Err(problem @ NotAPattern::HostBits(_))) => problem.into(),
+            _ => unfit(value, Self::EXPECTED),
+        }
     }
 
     fn schema() -> Json {

@@ -95,7 +95,7 @@ mod tests {
             assert_eq!(caller.to_write().is_ok(), may_write);
         }
         let refusal = writers.of(7, None).to_write().unwrap_err().to_string();
-        assert!(refusal.contains("uid 7 may not") && refusal.contains("`writers` of [control]"), "{refusal}");
+        assert!(refusal.contains("\"uid 7\" may not") && refusal.contains("`writers` of [control]"), "{refusal}");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
-use tokio::sync::broadcast::error::RecvError;
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -22,10 +21,11 @@ use zbus::{
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
-use super::{Caller, Control, Error, Filter, PAGE, Page, Writers};
+use super::{Caller, Control, Error, Filter, Happening, PAGE, Page, Writers};
 use crate::{
+    access::record::{Record, Value},
     policy::{Refusal, Submission},
-    relay::tunnels::Tunnel,
+    relay::{self, tunnels::Tunnel},
 };
 
 const NAME: &str = "org.paced.Paced1";
@@ -82,6 +82,10 @@ impl From<Error> for Denial {
 /// A tunnel: ID, connection, user, class, protocol, target (empty for readers), and bytes to it and from it.
 type Row = (u64, u64, String, String, String, String, u64, u64);
 
+/// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
+/// lost.
+type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
+
 /// Keeps the door open on a bus; never returns. Where there is no such bus, or it does not let this process have the name,
 /// that is logged once, and tried again.
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
@@ -112,13 +116,17 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
     tracing::info!(%bus, name = NAME, "on D-Bus");
     let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
-    let mut events = control.events();
+    let mut events = control.events(Vec::new());
     loop {
         let (kind, message) = tokio::select! {
-            event = events.recv() => match event {
-                Ok(event) => (event.kind, event.message),
-                Err(RecvError::Lagged(count)) => ("lost", format!("{count} events came faster than they were sent")),
-                Err(RecvError::Closed) => return Ok(()),
+            event = events.next() => match event {
+                Some(Happening::Event(event)) => (event.kind, event.message),
+                Some(Happening::Access(record)) => {
+                    Door::access(door.signal_emitter(), record.event(), fields(&record)).await?;
+                    continue;
+                }
+                Some(Happening::Lost(count)) => ("lost", format!("{count} events came faster than they were sent")),
+                None => return Ok(()),
             },
             () = tokio::time::sleep(PAUSE) => {
                 // Whoever is not answered any more has no bus.
@@ -261,6 +269,21 @@ impl Door {
         Ok(rows.iter().map(|found| row(found, &caller)).collect())
     }
 
+    /// Lists at most 1000 connections of clients with an ID above `after`: ID, user, client (empty for readers), listener,
+    /// tunnels, smoothed round trip in microseconds (0 if there was none), bytes sent to the client and received from it,
+    /// and packets sent and lost.
+    #[zbus(out_args("connections"))]
+    async fn list_connections(
+        &self,
+        after: u64,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Vec<ConnectionRow>, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        let Page { rows, .. } = self.control.connections(after, PAGE);
+        Ok(rows.iter().map(|found| connection_row(found, &caller)).collect())
+    }
+
     /// Ends a tunnel.
     async fn close_tunnel(
         &self,
@@ -321,6 +344,15 @@ impl Door {
         self.control.counts().1
     }
 
+    /// A tunnel ended ("tunnel"), a request was refused ("refusal"), or there are no records of some ("omitted"): the keys
+    /// and values of the access log, without addresses.
+    #[zbus(signal)]
+    async fn access(
+        emitter: &SignalEmitter<'_>,
+        event: &str,
+        fields: HashMap<String, zbus::Variant<'_>>,
+    ) -> zbus::Result<()>;
+
     /// Something happened: "policy", "reload", "tunnel", or "lost" for events that there were too many of.
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
@@ -348,10 +380,38 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     Ok(submission)
 }
 
+/// A record as the signal has it, which is for all who may receive signals.
+fn fields(record: &Record) -> HashMap<String, zbus::Variant<'_>> {
+    let value = |value| match value {
+        Value::Number(number) => number.into(),
+        Value::Text(text) => text.into_owned().into(),
+    };
+    record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
+}
+
 /// A time in microseconds since 1970, as D-Bus interfaces have it.
 fn micros(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn connection_row(found: &relay::Caller, caller: &Caller) -> ConnectionRow {
+    let client = found.address.filter(|_| caller.may_write).map(|address| address.to_string()).unwrap_or_default();
+    let (user, path) = (found.user().map(ToString::to_string).unwrap_or_default(), found.path.get());
+    let rtt_us = path.smoothed_rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX));
+    let tunnels = u32::try_from(found.tunnels()).unwrap_or(u32::MAX);
+    (
+        found.id,
+        user,
+        client,
+        found.listener.to_string(),
+        tunnels,
+        rtt_us,
+        path.sent_bytes,
+        path.received_bytes,
+        path.sent_packets,
+        path.lost_packets,
+    )
 }
 
 fn row(found: &Tunnel, caller: &Caller) -> Row {

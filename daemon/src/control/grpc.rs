@@ -26,6 +26,7 @@ pub use self::listener::{Certificates, Listener, bind};
 use self::service::Service;
 use super::Control;
 
+mod events;
 mod listener;
 mod service;
 

@@ -32,7 +32,9 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
         message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
         request(&netlink, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_REPLACE)
             .await
-            .with_context(|| format!("failed to set fq on {device}"))?;
+            .with_context(|| {
+                format!("failed to set fq on {device}; \"No such file\" means a kernel without the module sch_fq")
+            })?;
         Ok(Some(kind))
     })
 }

@@ -35,12 +35,14 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::datagram as provider;
 
 use self::outbox::{Filled, Outbox};
+pub use self::view::{Losses, View};
 pub use super::schedule::{Schedule, Schedules};
 use super::{class::Terms, clock::Clock, dispatch, ledger::Ledger, turns::Turns};
 use crate::segments::Segments;
 
 mod outbox;
 mod proof;
+mod view;
 
 /// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
 /// flight of an inner QUIC handshake sent along with the request (RFC 9298 §5 lets a client do so).
@@ -152,13 +154,20 @@ struct Arrivals {
     /// Why the tunnel has to end, until its reader has been told.
     violation: Option<TunnelError>,
     reader: Option<Waker>,
+    losses: Arc<Losses>,
 }
 
 impl Arrivals {
     /// Takes an HTTP Datagram; returns how many payloads were dropped for it.
     fn push(&mut self, http_datagram: &[u8]) -> usize {
         match self.state.on_datagram(http_datagram) {
-            Ok(Some(payload)) => self.payloads.push(payload),
+            Ok(Some(payload)) => {
+                let dropped = self.payloads.push(payload);
+                if dropped > 0 {
+                    self.losses.receive_queue.fetch_add(dropped as u64, Relaxed);
+                }
+                dropped
+            }
             Ok(None) => 0,
             Err(error) => {
                 self.violation.get_or_insert(error);
@@ -185,8 +194,10 @@ impl Hub {
     /// Streams have to be opened in the order of their IDs: what arrives for a lower ID that is not open is dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
         let payloads = Segments::new(self.limits.flow_bytes);
-        let mut arrivals = Arrivals { payloads, state: Tunnel::new(false), violation: None, reader: None };
-        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes, self.terms.clone());
+        let losses = Arc::<Losses>::default();
+        let state = Tunnel::new(false);
+        let mut arrivals = Arrivals { payloads, state, violation: None, reader: None, losses: losses.clone() };
+        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
         let mut inbox = lock(&self.inbox);
         let inbox = &mut *inbox;
         if !inbox.early.is_empty() {
@@ -201,7 +212,7 @@ impl Hub {
         inbox.accepted = inbox.accepted.max(stream_id + 4);
         let arrivals = Arc::new(Mutex::new(arrivals));
         inbox.flows.insert(stream_id, (slot, arrivals.clone()));
-        Flow { hub: self.clone(), stream_id, slot, arrivals }
+        Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
     }
 
     /// Changes the terms of the flow of a stream, if there is one.
@@ -371,6 +382,7 @@ pub struct Flow {
     stream_id: u64,
     slot: u32,
     arrivals: Arc<Mutex<Arrivals>>,
+    losses: Arc<Losses>,
 }
 
 impl Flow {
@@ -383,6 +395,18 @@ impl Flow {
     #[must_use]
     pub fn form(&self) -> Form {
         lock(&self.arrivals).state.form()
+    }
+
+    /// What others may know of the flow.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View::new(&self.arrivals, &self.losses)
+    }
+
+    /// What the tunnel lost.
+    #[must_use]
+    pub fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     /// What arrived for the tunnel and was ignored.

@@ -10,13 +10,14 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
-        AckRangeReceived, AckRangeSent, ConnectionClosed, EndpointMeta, EndpointType, FrameReceived, FrameSent,
-        HandshakeStatus, HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent,
-        PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+        AckRangeReceived, AckRangeSent, ConnectionClosed, DatagramReceived, DatagramSent, EndpointMeta, EndpointType,
+        FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost,
+        PacketReceived, PacketSent, PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady,
+        TransportParametersReceived, TxStreamProgress,
     },
 };
 
-use super::{ledger::Account, qlog::Tap, schedule::Schedules};
+use super::{ledger::Account, path::PathStats, qlog::Tap, schedule::Schedules};
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -75,6 +76,8 @@ pub struct ConnectionState {
     pub account: Account,
     /// Where all that happens can be listened to.
     pub tap: Tap,
+    /// What is known of its path.
+    pub path: PathStats,
     completed: bool,
 }
 
@@ -118,7 +121,8 @@ impl Subscriber for Events {
         let account = Account::new(is_server, self.schedules.get().binding);
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
-        ConnectionState { peer_certificate: None, packets, account, tap, completed: false }
+        let path = PathStats::default();
+        ConnectionState { peer_certificate: None, packets, account, tap, path, completed: false }
     }
 
     fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
@@ -137,7 +141,16 @@ impl Subscriber for Events {
         state.tap.introduce(&event.transport_parameters);
     }
 
+    fn on_datagram_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramSent) {
+        state.path.sent_datagram(event.len.into());
+    }
+
+    fn on_datagram_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramReceived) {
+        state.path.received_datagram(event.len.into());
+    }
+
     fn on_packet_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketSent) {
+        state.path.sent_packet();
         if let Some(log) = state.tap.log() {
             log.packet_sent(event);
         }
@@ -180,6 +193,7 @@ impl Subscriber for Events {
     }
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
+        state.path.measured(event.smoothed_rtt, event.min_rtt);
         state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
         if let Some(log) = state.tap.log() {
             log.recovery_metrics(event);
@@ -221,6 +235,9 @@ impl Subscriber for Events {
 
     fn on_packet_lost(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketLost) {
         state.account.on_packet_lost(event.bytes_lost, event.is_mtu_probe);
+        if !event.is_mtu_probe {
+            state.path.lost_packet();
+        }
         if let Some(log) = state.tap.log() {
             log.packet_lost(event);
         }

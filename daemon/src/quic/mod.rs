@@ -19,6 +19,7 @@ pub mod io;
 pub mod ledger;
 pub mod mark;
 pub mod pacer;
+pub mod path;
 pub mod qlog;
 mod queue;
 pub mod schedule;

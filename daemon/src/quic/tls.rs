@@ -361,6 +361,11 @@ struct Pin {
     provider: Arc<CryptoProvider>,
 }
 
+/// Another certificate than the one that is believed.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not the one that is pinned")]
+struct NotPinned;
+
 impl ServerCertVerifier for Pin {
     fn verify_server_cert(
         &self,
@@ -373,7 +378,8 @@ impl ServerCertVerifier for Pin {
         if bool::from(fingerprint(end_entity).ct_eq(&self.fingerprint)) {
             Ok(ServerCertVerified::assertion())
         } else {
-            Err(rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure))
+            let reason = rustls::OtherError(Arc::new(NotPinned));
+            Err(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)))
         }
     }
 

@@ -13,10 +13,11 @@ mod request;
 pub mod tcp;
 pub mod tunnels;
 mod udp;
+pub mod usage;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::{Duration, SystemTime},
 };
 
@@ -35,12 +36,13 @@ use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 use self::{
     gate::Gate,
     limits::{Gauge, PerUser},
-    request::{Admitted, Target, mark},
+    request::{Admitted, Attempt, Target, mark},
     tcp::TcpPump,
     tunnels::{Table, Tunnel},
     udp::UdpPump,
 };
 use crate::{
+    access::record::{self, Refused},
     auth::Users,
     host_addresses::HostAddresses,
     metrics::Metrics,
@@ -48,6 +50,7 @@ use crate::{
         class::{Class, Classes, Membership, Since},
         events::ConnectionState,
         h3::{self, Error, MessageLimits, Request},
+        path::PathStats,
         qlog::Tap,
         schedule::{Schedule, Schedules},
     },
@@ -130,6 +133,9 @@ pub struct Caller {
     pub listener: SocketAddr,
     /// Where what happens on it can be listened to.
     pub tap: Tap,
+    /// What is known of its path.
+    pub path: PathStats,
+    user: OnceLock<Arc<str>>,
     auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
@@ -137,6 +143,12 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// The user of its first request that showed credentials, if there was one.
+    #[must_use]
+    pub fn user(&self) -> Option<&Arc<str>> {
+        self.user.get()
+    }
+
     /// How many tunnels it has.
     #[must_use]
     pub fn tunnels(&self) -> usize {
@@ -221,12 +233,23 @@ impl Relay {
     }
 
     async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
-        let known = |state: &ConnectionState| (state.peer_certificate.clone(), state.tap.clone());
-        let (certificate, tap) = connection.query_event_context(known).unwrap_or_default();
+        let known = |state: &ConnectionState| (state.peer_certificate.clone(), state.tap.clone(), state.path.clone());
+        let (certificate, tap, path) = connection.query_event_context(known).unwrap_or_default();
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
-        let caller =
-            self.connections.insert(|id| Caller { id, address, since, listener, tap, auth, certificate, tunnels });
+        let user = OnceLock::new();
+        let caller = self.connections.insert(|id| Caller {
+            id,
+            address,
+            since,
+            listener,
+            tap,
+            path,
+            user,
+            auth,
+            certificate,
+            tunnels,
+        });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
         let ended = self.clone().serve_requests(connection, caller.clone(), limits).await;
@@ -317,9 +340,11 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     }
     drop(rules);
     let (metrics, membership) = (relay.metrics.clone(), Membership::new(terms.class));
-    metrics.opened(protocol);
-    let (end, member, stream_id) = ((caller, client.clone()), membership.clone(), request.stream_id);
-    let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream_id, member));
+    let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
+    metrics.opened(protocol, usage.as_deref());
+    let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
+    let stream = (request.stream_id, request.flow.view());
+    let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream, member));
     // There may have come another policy since it was admitted; from here on, those that come find it.
     tunnel.follow(&relay.classes());
     let (gate, traffic) = (Gate::new(membership), tunnel.traffic.clone());
@@ -349,7 +374,11 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         let (up_bytes, down_bytes) = tunnel.traffic.bytes();
         metrics.add_tcp(up_bytes, down_bytes);
     }
-    metrics.closed(protocol, end);
+    metrics.closed(protocol, end, usage.as_deref());
+    if metrics.access.is_wanted() {
+        let (request, ended) = tunnel.ended(end);
+        metrics.access.ended(request, ended);
+    }
     drop(places);
 }
 
@@ -367,21 +396,25 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
         Ok(Ok(Some(Part::Request(head)))) => head,
         Ok(Err(Error::Protocol(error))) => {
             let too_large = error.code() == Code::ExcessiveLoad;
-            relay.metrics.refused(if too_large { "field_section_too_large" } else { "malformed" });
+            let reason = if too_large { "field_section_too_large" } else { "malformed" };
+            note_refusal(relay, caller, Attempt::default(), Refused { status: error.answer(), error: None, reason });
             let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
             tracing::debug!(%error, "malformed request");
             return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
         }
         Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
         Err(_) => {
-            relay.metrics.refused("head_timeout");
+            let refused = Refused { status: None, error: None, reason: "head_timeout" };
+            note_refusal(relay, caller, Attempt::default(), refused);
             return Err(Rejected::Unanswered(Code::RequestRejected));
         }
     };
-    match request::admit(relay, rules, caller, &head, request.signal).await {
+    let mut attempt = Attempt::default();
+    match request::admit(relay, rules, caller, &head, request.signal, &mut attempt).await {
         Ok(admitted) => Ok(admitted),
         Err(refusal) => {
-            relay.metrics.refused(refusal.label());
+            let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
+            note_refusal(relay, caller, attempt, Refused { status, error, reason: refusal.label() });
             tracing::debug!(%refusal, "request refused");
             let code = match refusal {
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
@@ -389,6 +422,20 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
             };
             Err(answer(request, &refusal.response(&rules.name), code).await)
         }
+    }
+}
+
+/// Counts a request that was refused, and records it.
+fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: Refused) {
+    let metrics = &relay.metrics;
+    metrics.refused(refused.reason);
+    if let Some(user) = &user {
+        metrics.users.of(user).refused.inc();
+    }
+    if metrics.access.is_wanted() {
+        let (protocol, target) = target.unzip();
+        let Caller { id: connection, listener, address: client, .. } = *caller;
+        metrics.access.refused(record::Request { connection, listener, client, user, protocol, target }, refused);
     }
 }
 

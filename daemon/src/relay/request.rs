@@ -1,6 +1,6 @@
 //! From a request to a connected target, or to the refusal that says why not.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use config::targets::{Denied, Protocol};
 use masque::{
@@ -32,6 +32,15 @@ pub struct Admitted {
     pub terms: Terms,
 }
 
+/// What is known of a request before it is decided about.
+#[derive(Debug, Default)]
+pub struct Attempt {
+    /// The user, once they are known.
+    pub user: Option<Arc<str>>,
+    /// How the target is to be reached, and what it is, once that is known.
+    pub target: Option<(Protocol, masque::target::Target)>,
+}
+
 /// Given back when the tunnel ends.
 pub struct Places {
     _connection: Place,
@@ -59,7 +68,7 @@ impl Target {
 /// Decides about a request and connects to its target.
 ///
 /// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused. `signal`
-/// is where the client wanted the request to be moved since it sent it.
+/// is where the client wanted the request to be moved since it sent it; `attempt` is told what is known meanwhile.
 ///
 /// # Errors
 /// The refusal to answer with.
@@ -69,15 +78,21 @@ pub async fn admit(
     caller: &Caller,
     head: &RequestHead,
     signal: Option<Priority>,
+    attempt: &mut Attempt,
 ) -> Result<Admitted, Refusal> {
     let user = authenticate(rules, caller, head)?;
+    attempt.user = user.as_ref().map(|user| user.name.clone());
+    if let Some(user) = &user {
+        caller.user.get_or_init(|| user.name.clone());
+    }
     let request = request::parse(head, &rules.templates)?;
-    let places = take_places(relay, rules, caller, user.as_ref())?;
     let target = request.target();
     let protocol = match request {
         Request::ConnectUdp(_) => Protocol::Udp,
         Request::ConnectTcp(_) => Protocol::Tcp,
     };
+    attempt.target = Some((protocol, target.clone()));
+    let places = take_places(relay, rules, caller, user.as_ref())?;
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {

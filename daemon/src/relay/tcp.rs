@@ -8,7 +8,7 @@ use std::{
     future::poll_fn,
     io,
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -163,9 +163,10 @@ impl TcpPump {
                 ready!(self.gate.poll(cx, self.unwritten.len()));
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
-                let Traffic { up_bytes, down_bytes } = &*self.traffic;
-                let counter = if self.role == Role::Relay { up_bytes } else { down_bytes };
-                counter.fetch_add(written as u64, Relaxed);
+                match self.role {
+                    Role::Relay => self.traffic.add_up(written as u64, 0),
+                    Role::Edge => self.traffic.add_down(written as u64, 0),
+                }
             }
             self.gate.passed();
             if self.request_finished {
@@ -218,9 +219,10 @@ impl TcpPump {
     }
 
     fn count_from_socket(&self, bytes: usize) {
-        let Traffic { up_bytes, down_bytes } = &*self.traffic;
-        let counter = if self.role == Role::Relay { down_bytes } else { up_bytes };
-        counter.fetch_add(bytes as u64, Relaxed);
+        match self.role {
+            Role::Relay => self.traffic.add_down(bytes as u64, 0),
+            Role::Edge => self.traffic.add_up(bytes as u64, 0),
+        }
     }
 }
 

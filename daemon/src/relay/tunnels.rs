@@ -15,12 +15,17 @@ use std::{
 };
 
 use config::{policy::Subject, targets::Protocol};
+use masque::target::{Host, Target};
 use tokio::sync::Notify;
 
-use super::Caller;
-use crate::quic::{
-    class::{Class, Classes, Membership},
-    h3,
+use super::{Caller, usage::Usage};
+use crate::{
+    access::record::{self, Moved},
+    quic::{
+        class::{Class, Classes, Membership},
+        datagrams::View,
+        h3,
+    },
 };
 
 /// Things with an ID that counts up, found by it.
@@ -118,16 +123,60 @@ impl Asked {
     }
 }
 
-/// What went through a tunnel: UDP payloads, or what TCP carried, in bytes.
+/// What went through a tunnel, as its pump counts it.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// To the target.
-    pub up_bytes: AtomicU64,
-    /// From the target.
-    pub down_bytes: AtomicU64,
+    up_bytes: AtomicU64,
+    up_packets: AtomicU64,
+    down_bytes: AtomicU64,
+    down_packets: AtomicU64,
+    too_big: AtomicU64,
+    refused_by_host: AtomicU64,
+    /// Of the user, if there is one.
+    usage: Option<Arc<Usage>>,
 }
 
 impl Traffic {
+    /// Returns that of a tunnel of the user whose usage this is, which counts the same.
+    #[must_use]
+    pub fn of(usage: Option<Arc<Usage>>) -> Self {
+        Self { usage, ..Self::default() }
+    }
+
+    /// Adds what went to the target: bytes, and UDP payloads if it was such.
+    pub fn add_up(&self, bytes: u64, packets: u64) {
+        self.up_bytes.fetch_add(bytes, Relaxed);
+        self.up_packets.fetch_add(packets, Relaxed);
+        if let Some(usage) = &self.usage {
+            usage.up.add(bytes, packets);
+        }
+    }
+
+    /// Adds what came from the target, as [`Traffic::add_up`].
+    pub fn add_down(&self, bytes: u64, packets: u64) {
+        self.down_bytes.fetch_add(bytes, Relaxed);
+        self.down_packets.fetch_add(packets, Relaxed);
+        if let Some(usage) = &self.usage {
+            usage.down.add(bytes, packets);
+        }
+    }
+
+    /// Adds UDP payloads that could not be sent to the target: too big for the path, or refused by this host.
+    pub fn add_unsent(&self, too_big: u64, refused_by_host: u64) {
+        self.too_big.fetch_add(too_big, Relaxed);
+        self.refused_by_host.fetch_add(refused_by_host, Relaxed);
+    }
+
+    /// What went to the target, and what came from it.
+    #[must_use]
+    pub fn moved(&self) -> (Moved, Moved) {
+        let of = |bytes: &AtomicU64, packets: &AtomicU64| Moved {
+            bytes: bytes.load(Relaxed),
+            packets: packets.load(Relaxed),
+        };
+        (of(&self.up_bytes, &self.up_packets), of(&self.down_bytes, &self.down_packets))
+    }
+
     /// What went to the target, and what came from it, in bytes.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
@@ -149,6 +198,7 @@ pub struct Tunnel {
     pub traffic: Arc<Traffic>,
     /// The stream of its request, and so of it.
     pub stream_id: u64,
+    view: View,
     class: Membership,
     /// The class that the operator gave it, whatever the rules say.
     pinned: Mutex<Option<String>>,
@@ -163,8 +213,8 @@ impl Tunnel {
         id: u64,
         (caller, client): (Arc<Caller>, h3::Client),
         asked: Asked,
-        stream_id: u64,
-        class: Membership,
+        (stream_id, view): (u64, View),
+        (class, usage): (Membership, Option<Arc<Usage>>),
     ) -> Self {
         Self {
             id,
@@ -172,12 +222,57 @@ impl Tunnel {
             asked,
             since: SystemTime::now(),
             class,
-            traffic: Arc::default(),
+            traffic: Arc::new(Traffic::of(usage)),
+            view,
             pinned: Mutex::default(),
             client,
             stream_id,
             closed: Notify::new(),
         }
+    }
+
+    /// What is recorded of it when it has ended, for `reason`.
+    #[must_use]
+    pub fn ended(&self, reason: &'static str) -> (record::Request, record::Ended) {
+        let Asked { user, name, next_hop, protocol, listener } = &self.asked;
+        let (up, down) = self.traffic.moved();
+        let host = name.as_ref().map_or(Host::Ip(next_hop.ip()), |name| Host::Name(name.to_string()));
+        let request = record::Request {
+            connection: self.caller.id,
+            listener: *listener,
+            client: self.caller.address,
+            user: user.clone(),
+            protocol: Some(*protocol),
+            target: Some(Target { host, port: next_hop.port() }),
+        };
+        let ended = record::Ended {
+            tunnel: self.id,
+            next_hop: *next_hop,
+            class: self.class().policy().name.clone(),
+            form: (*protocol == Protocol::Udp).then(|| self.view.form()),
+            up,
+            down,
+            drops: self.drops().to_vec(),
+            duration: self.since.elapsed().unwrap_or_default(),
+            reason,
+        };
+        (request, ended)
+    }
+
+    /// The payloads of it that were dropped, by direction and reason.
+    #[must_use]
+    pub fn drops(&self) -> [(&'static str, u64); 7] {
+        let (traffic, losses) = (&self.traffic, &self.view.losses);
+        [
+            ("dropped_up_queue_full", &losses.receive_queue),
+            ("dropped_up_too_big", &traffic.too_big),
+            ("dropped_up_refused_by_host", &traffic.refused_by_host),
+            ("dropped_down_queue_full", &losses.send_queue),
+            ("dropped_down_too_big", &losses.too_big),
+            ("dropped_down_stale", &losses.stale),
+            ("dropped_down_stream_queue_full", &losses.capsules),
+        ]
+        .map(|(reason, count)| (reason, count.load(Relaxed)))
     }
 
     fn pinned(&self) -> MutexGuard<'_, Option<String>> {

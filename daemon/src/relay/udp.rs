@@ -3,7 +3,7 @@
 use std::{
     future::{Future as _, poll_fn},
     pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -196,7 +196,10 @@ impl UdpPump {
         };
         up.moved = counters.sent > 0;
         if up.moved {
-            self.traffic.up_bytes.fetch_add(counters.sent_bytes, Relaxed);
+            self.traffic.add_up(counters.sent_bytes, counters.sent);
+        }
+        if counters.dropped_too_big + counters.dropped_by_host > 0 {
+            self.traffic.add_unsent(counters.dropped_too_big, counters.dropped_by_host);
         }
         self.metrics.add_uplink(&counters);
         outcome.map(|()| up)
@@ -228,8 +231,8 @@ impl UdpPump {
                 }
             }
         };
-        if bytes > 0 {
-            self.traffic.down_bytes.fetch_add(bytes, Relaxed);
+        if packets > 0 {
+            self.traffic.add_down(bytes, packets);
         }
         self.metrics.add_downlink(packets, bytes);
         outcome.map(|()| packets > 0)

@@ -80,7 +80,7 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
     let socket = site.path("control.sock");
     runtime().block_on(async {
         let mut client = grpc::connect(&socket).await.unwrap();
-        let mut events = client.watch_events(v1::WatchEventsRequest {}).await.unwrap().into_inner();
+        let mut events = client.watch_events(v1::WatchEventsRequest::default()).await.unwrap().into_inner();
         let interval = Some(Duration::from_millis(1).try_into().unwrap());
         let _stats = client.watch_stats(v1::WatchStatsRequest { interval }).await.unwrap().into_inner();
         let mut other = grpc::connect(&socket).await.unwrap();

@@ -1,9 +1,11 @@
-//! The dashboard in `perf/grafana.json`, against what a relay shows.
+//! The dashboard in `perf/grafana.json` and the alert rules in `perf/alerts.yml`, against what a relay shows.
 
+use paced::auth::{generate_token, hex};
 use serde_json::Value;
+use tests::client::Client;
 use tests::site::{Family, Site, Terms};
 
-use super::{VOICE, connect};
+use super::VOICE;
 
 /// All strings of a JSON value that stand where Grafana expects a query.
 fn queries(value: &Value) -> Vec<&str> {
@@ -22,26 +24,48 @@ fn queries(value: &Value) -> Vec<&str> {
 
 /// The names of metrics in a query of PromQL.
 fn metrics(query: &str) -> impl Iterator<Item = &str> {
-    query
-        .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
-        .filter_map(|word| word.strip_prefix("paced_"))
+    let words = query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    words.filter_map(|word| word.strip_prefix("paced_").or_else(|| word.starts_with("process_").then_some(word)))
+}
+
+/// The queries of alert rules: what stands behind `expr:`, on the same line or indented on the next ones.
+fn rules(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some(query) = line.trim().strip_prefix("expr: ") else { continue };
+        let mut query = query.trim_start_matches('>').to_owned();
+        while let Some(more) = lines.next_if(|line| line.starts_with("          ")) {
+            query.push_str(more);
+        }
+        found.push(query);
+    }
+    found
 }
 
 #[test]
-fn every_query_of_the_dashboard_is_about_metrics_that_a_relay_has() {
+fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has() {
     tests::ring!(Netns);
     let dashboard = include_str!("../../../perf/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);
-    let wanted: Vec<_> = queries.iter().flat_map(|query| metrics(query)).collect();
+    let mut wanted: Vec<_> = queries.iter().flat_map(|query| metrics(query)).collect();
     assert!(queries.len() > 20 && wanted.len() >= queries.len() - 1, "each but that for data sources: {queries:#?}");
+    let rules = rules(include_str!("../../../perf/alerts.yml"));
+    assert!(rules.len() > 10, "{rules:#?}");
+    for rule in &rules {
+        assert!(metrics(rule).count() > 0 || rule.starts_with("up{"), "{rule}");
+        wanted.extend(metrics(rule));
+    }
 
-    let sections = format!("{VOICE}[kernel]\ndevices = [\"client\", \"target\"]\n");
-    let terms = Terms { sections: &sections, limits: "tunnels_per_connection = 1", ..Terms::default() };
+    let (token, digest) = generate_token().unwrap();
+    let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
+    let sections = format!("{token_lines}{VOICE}[kernel]\ndevices = [\"client\", \"target\"]\n");
+    let terms = Terms { relay: "", sections: &sections, limits: "tunnels_per_connection = 1", ..Terms::default() };
     let site = Site::new(terms).unwrap();
     site.client(async || {
         // What is counted by reason shows only once there was one.
-        let client = connect(&site).await;
+        let client = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
         let tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "one too many");
         drop(tunnel);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use tests::process::{Process, wait_for};
-use tests::site::{SOON, Site, Terms};
+use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, in_force, json};
 
@@ -76,7 +76,7 @@ fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
     tests::ring!(Netns);
     let bus = Bus::new("policy");
     let introspected = bus.busctl(&["introspect", OBJECT[0], OBJECT[1], OBJECT[2]]).unwrap();
-    for member in [".GetPolicy", ".SetPolicy", ".Reload", ".CloseTunnel", ".Revision", ".Event"] {
+    for member in [".GetPolicy", ".SetPolicy", ".Reload", ".CloseTunnel", ".Revision", ".Event", ".Access"] {
         assert!(introspected.contains(member), "{member} in\n{introspected}");
     }
     assert_eq!(bus.property("Revision"), "t 1");
@@ -146,7 +146,7 @@ fn over_the_bus_too_only_writers_write() {
         ("SetTunnelClass", &["ts", "1", ""]),
     ] {
         let said = call(daemon, method, arguments).unwrap_err();
-        assert!(said.contains("daemon may not change anything"), "{method}: {said}");
+        assert!(said.contains("\"daemon\" may not change anything"), "{method}: {said}");
     }
     assert_eq!(bus.property("Revision"), "t 1");
     call(nobody, "SetPolicy", &["sa{sv}", VOICE, "0"]).unwrap();
@@ -166,6 +166,18 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
         .wait_for_line("org.paced.Control1.Event ('policy', 'revision 2 is in force (set, by root)')", SOON)
         .unwrap();
     monitor.wait_for_line("'Revision': <uint64 2>", SOON).unwrap();
+    bus.site
+        .client(async || {
+            let client = super::connect(&bus.site).await;
+            let tunnel = client.open(bus.site.target(Family::V4, 7)).await.unwrap();
+            let listed = bus.call("ListConnections", &["t", "0"]).unwrap();
+            assert!(listed.starts_with("a(tsssuttttt) 1 1 \"\" \"10."), "{listed}");
+            tunnel.udp.finish();
+            bus.site.counted("the end", |counts| counts.closed("finished") == 1).await.unwrap();
+        })
+        .unwrap();
+    let signal = monitor.wait_for_line("org.paced.Control1.Access ('tunnel', {", SOON).unwrap();
+    assert!(signal.contains("'reason': <'finished'>") && !signal.contains("10.0."), "{signal}");
 }
 
 #[test]

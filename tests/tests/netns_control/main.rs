@@ -4,8 +4,10 @@
 
 mod abuse;
 mod access;
+mod access_log;
 mod dashboard;
 mod dbus;
+mod health;
 mod policy;
 mod qlog;
 mod remote;

@@ -57,7 +57,7 @@ fn on_another_machine_a_certificate_admits_and_its_name_decides_who_writes() {
     let (code, words) = pacectl(&site, "reader", "authority.pem", &["status"]);
     assert!(code == Some(0) && words.contains("revision"), "{words}");
     let (code, words) = pacectl(&site, "reader", "authority.pem", &["policy", "set", &policy]);
-    assert!(code == Some(4) && words.contains("desk.example.org may not change anything"), "{code:?} {words}");
+    assert!(code == Some(4) && words.contains("\"desk.example.org\" may not change anything"), "{code:?} {words}");
     for (name, authority, why) in
         [("stranger", "authority.pem", "the authority"), ("writer", "other.pem", "invalid peer certificate")]
     {

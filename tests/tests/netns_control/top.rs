@@ -87,10 +87,16 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
         let lines = terminal.lines();
         assert!(lines[0].contains("revision 1") && lines[1].contains("1 connections  1 tunnels"), "{lines:#?}");
         assert!(lines[23].starts_with("q quit"), "{lines:#?}");
-        let head = lines.iter().find(|line| line.starts_with("class ")).unwrap();
-        for column in ["tunnels", "rate", "queue", "waited", "missed", "late", "drops", "expired"] {
+        let head = lines.iter().position(|line| line.starts_with("class ")).unwrap();
+        let head = lines[head..head + 2].join(" ");
+        for column in ["tunnels", "rate", "queue", "waited", "late", "payloads", "packets", "drops", "expired"] {
             assert!(head.contains(column), "{column}: {head}");
         }
+        terminal.press("?");
+        terminal
+            .wait_for("what the columns mean", |lines| lines.iter().any(|line| line.contains("late packets   were")));
+        terminal.press("?");
+        terminal.wait_for("the tunnels again", |lines| lines.iter().any(|line| line.contains("10.0.2.")));
         terminal.press(" ");
         terminal.wait_for("that it pauses", |lines| lines[0].contains("PAUSED"));
         terminal.press(" b");

@@ -34,6 +34,14 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
         let connections = json(&site, &["connections"]);
         assert_eq!((connections[0]["tunnels"].clone(), connections.as_array().unwrap().len()), (2.into(), 1));
         assert!(connections[0]["client"].as_str().unwrap().starts_with("10."));
+        let count = |key: &str| connections[0][key].as_u64().unwrap();
+        assert!(
+            count("sent_bytes") > 1_200 && count("received_bytes") > 1_200,
+            "both sent full packets: {connections}"
+        );
+        assert!(count("sent_packets") > count("lost_packets"), "{connections}");
+        let rtt = connections[0]["smoothed_rtt"].as_str().unwrap();
+        assert!(rtt.ends_with('s') && rtt != "0s", "{connections}");
         client.close().await;
     })
     .unwrap();

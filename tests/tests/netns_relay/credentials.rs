@@ -28,9 +28,15 @@ fn a_token_admits_and_nothing_else_does() {
         assert_eq!(refusal(liar.open(target).await), (407, DENIED));
         let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
         assert_eq!(alice.open(target).await.unwrap().echo(None, b"known").await, b"known");
+        let (_, said) = site.pacectl(&["--json", "connections"], "").unwrap();
+        assert!(said.contains(r#""user":"alice""#), "{said}");
     })
     .unwrap();
     let counts = site.counts().unwrap();
+    let user = |what: &str| counts.of(&format!("user_{what}"));
+    assert_eq!(user("bytes_total{user=\"alice\",direction=\"up\"}"), 5);
+    assert_eq!(user("packets_total{user=\"alice\",direction=\"down\"}"), 1);
+    assert_eq!(user("tunnels_opened_total{user=\"alice\"}"), 1);
     assert_eq!((counts.refused("credentials_missing"), counts.refused("credentials_invalid")), (1, 1));
 }
 

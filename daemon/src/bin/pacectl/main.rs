@@ -15,7 +15,7 @@ mod token;
 mod top;
 mod trace;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -25,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 use self::door::Door;
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (the message says why), 4 this user may \
-    not, 5 no daemon answers.\n\
+    not, 5 no daemon or relay answers.\n\
     Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
 
 /// Looks at a running paced and changes its policy; makes tokens, probes relays, forwards ports through them
@@ -68,10 +68,10 @@ enum Command {
         /// The class
         class: Option<String>,
     },
-    /// Shows what each class and tunnel gets, as it happens
+    /// Shows what each class and tunnel gets, as it happens; with --json, a line for each second
     Top,
-    /// Prints what happens, until interrupted
-    Events,
+    /// Prints what happens, until interrupted: what operators do, tunnels that end, requests that are refused
+    Events(status::Events),
     /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
     Trace(trace::Arguments),
     /// Writes what happens on a connection as a qlog, with classes, turns and departures
@@ -81,7 +81,7 @@ enum Command {
     /// Bearer tokens, by which a relay knows its users
     #[command(subcommand)]
     Token(token::Command),
-    /// Opens a UDP tunnel to an echo and measures set-up time, round trips and loss
+    /// Is the relay there, and does it let this client in? With a UDP echo behind it: round trips and loss, too
     Probe(probe::Arguments),
     /// Forwards a local UDP address, or a TCP one, to a target through a relay, until interrupted
     Forward(forward::Arguments),
@@ -104,7 +104,10 @@ async fn main() -> ExitCode {
     let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
     let filter = filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| format!("paced={quiet}")));
-    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).init();
+    let has_colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    log.with_ansi(has_colours).with_writer(std::io::stderr).init();
     match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -124,8 +127,8 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Connections => status::connections(&mut door.open().await?, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
-        Command::Top => top::run(&mut door.open().await?).await,
-        Command::Events => status::events(&mut door.open().await?, json).await,
+        Command::Top => top::run(&mut door.open().await?, json).await,
+        Command::Events(arguments) => status::events(&mut door.open().await?, arguments, json).await,
         Command::Trace(arguments) => trace::run(&door, &arguments, json).await,
         Command::Qlog(arguments) => qlog::run(&mut door.open().await?, &arguments, json).await,
         Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,

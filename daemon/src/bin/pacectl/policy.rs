@@ -10,7 +10,7 @@ use paced::{
     print, say,
 };
 
-use super::table::{age, show, table};
+use super::table::{age, show, table, time};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -130,7 +130,7 @@ async fn try_out(client: &mut Client, file: &PathBuf) -> Result<v1::SetPolicyRes
 fn in_force(revision: &v1::Revision) {
     print::text(&revision.diff);
     say!("revision {} is in force", revision.number);
-    if let Some(by) = &revision.confirm_by {
+    if let Some(by) = revision.confirm_by.map(time) {
         say!("until {by}, unless it is confirmed: pacectl policy confirm");
     }
 }

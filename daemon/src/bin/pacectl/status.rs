@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use paced::{
     control::grpc::{Client, v1},
     say,
 };
 
-use super::table::{age, bytes, or_dash, rate, show, table};
+use super::table::{age, bytes, or_dash, rate, show, table, time};
 
 #[derive(Args)]
 pub(crate) struct Tunnels {
@@ -24,6 +24,37 @@ pub(crate) struct Tunnels {
     connection: Option<u64>,
 }
 
+#[derive(Args)]
+pub(crate) struct Events {
+    /// Only events of this kind; may be given several times
+    #[arg(long, value_name = "KIND", value_enum)]
+    kind: Vec<Kind>,
+}
+
+/// What events are about.
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Policies that come into force
+    Policy,
+    /// Configurations that are read again
+    Reload,
+    /// Tunnels that an operator changed
+    Tunnel,
+    /// Tunnels that end, and requests that are refused
+    Access,
+}
+
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Reload => "reload",
+            Self::Tunnel => "tunnel",
+            Self::Access => "access",
+        }
+    }
+}
+
 pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
     let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
     show(as_json, status, people)
@@ -33,7 +64,7 @@ fn people(status: v1::GetStatusResponse) {
     say!("paced {}, up for {}", status.version, age(status.started.as_ref()));
     let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
     say!("policy        revision {}{saved}", status.revision);
-    if let Some(by) = &status.confirm_by {
+    if let Some(by) = status.confirm_by.map(time) {
         say!("              until {by}, unless it is confirmed: pacectl policy confirm");
     }
     for listener in &status.listeners {
@@ -82,8 +113,13 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
             of.expired_streams.to_string(),
         ]
     };
-    let heads = ["class", "role", "tunnels", "rate", "sent", "dropped", "missed", "late", "expired"];
+    let heads =
+        ["class", "role", "tunnels", "rate", "sent", "dropped", "late payloads", "late packets", "expired streams"];
     table(heads, after.classes.into_iter().map(row));
+    say!(
+        "\nLate payloads left after their deadline; late packets were handed to the kernel more than 0.25 ms after their"
+    );
+    say!("departure. Rates are of the last second; all else is since the start.");
     Ok(())
 }
 
@@ -139,9 +175,22 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
         Ok((page.connections, page.next_page_token))
     });
     let row = |of: v1::Connection| {
-        [of.id.to_string(), or_dash(&of.client), of.listener, age(of.since.as_ref()), of.tunnels.to_string()]
+        let rtt = of.smoothed_rtt.and_then(|rtt| Duration::try_from(rtt).ok());
+        let loss = (of.sent_packets > 0).then(|| 100.0 * of.lost_packets as f64 / of.sent_packets as f64);
+        [
+            of.id.to_string(),
+            or_dash(&of.user),
+            or_dash(&of.client),
+            of.listener,
+            age(of.since.as_ref()),
+            of.tunnels.to_string(),
+            rtt.map_or_else(|| "-".into(), |rtt| format!("{:.1} ms", rtt.as_secs_f64() * 1e3)),
+            loss.map_or_else(|| "-".into(), |loss| format!("{loss:.1} %")),
+            bytes(of.received_bytes),
+            bytes(of.sent_bytes),
+        ]
     };
-    let heads = ["id", "client", "listener", "open for", "tunnels"];
+    let heads = ["id", "user", "client", "listener", "open for", "tunnels", "RTT", "lost", "received", "sent"];
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
@@ -157,11 +206,12 @@ pub(crate) async fn class(client: &mut Client, tunnel: u64, class: Option<String
     show(as_json, answer, |answer| table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel)))
 }
 
-pub(crate) async fn events(client: &mut Client, as_json: bool) -> Result<()> {
-    let mut events = client.watch_events(v1::WatchEventsRequest {}).await?.into_inner();
+pub(crate) async fn events(client: &mut Client, arguments: Events, as_json: bool) -> Result<()> {
+    let kinds = arguments.kind.into_iter().map(|kind| kind.as_str().to_owned()).collect();
+    let mut events = client.watch_events(v1::WatchEventsRequest { kinds }).await?.into_inner();
     while let Some(event) = events.message().await? {
         show(as_json, event, |event| {
-            let time = event.time.map(|time| time.to_string()).unwrap_or_default();
+            let time = event.time.map(time).unwrap_or_default();
             say!("{time}  {}: {}", event.kind, event.message);
         })?;
     }

@@ -62,6 +62,11 @@ pub(crate) fn age(since: Option<&prost_types::Timestamp>) -> String {
     age.map_or_else(|| "-".into(), duration)
 }
 
+/// Shows a moment, to the second.
+pub(crate) fn time(at: prost_types::Timestamp) -> String {
+    prost_types::Timestamp { nanos: 0, ..at }.to_string()
+}
+
 /// Shows a time in its two largest units.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();

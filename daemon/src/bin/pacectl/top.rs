@@ -5,10 +5,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyModifiers};
 use futures::StreamExt as _;
-use paced::control::grpc::{Client, v1};
+use paced::{
+    control::grpc::{Client, v1},
+    say,
+};
 use ratatui::{
     DefaultTerminal, Frame,
     layout::{Constraint, Layout},
@@ -19,7 +22,25 @@ use ratatui::{
 
 use super::table::{age, bytes, or_dash, rate};
 
-const KEYS: &str = "q quit  space pause  b/c/d/l/m sort by bytes, class, drops, late, missed";
+const KEYS: &str = "q quit  ? help  space pause  b/c/d/p/l sort";
+
+/// What the columns mean, in the words of `--json` and of the metrics.
+const HELP: [&str; 14] = [
+    "Of each class, toward its peers (clients, or the relay of an edge):",
+    "  tunnels        that are open",
+    "  rate, queue    in the last second; how many payloads waited, in the mean",
+    "  waited         how long those that left had waited, in the mean",
+    "  late payloads  left after their class's deadline: give the class more, or the",
+    "                 others less",
+    "  late packets   were handed to the kernel more than 0.25 ms after their",
+    "                 departure: the machine is too busy; `pacectl trace` shows where",
+    "  drops          payloads dropped: the queue was full, they were late, or they had",
+    "                 waited too long",
+    "  expired        streams reset because their deadline passed",
+    "Of each tunnel, up is to its target and down from it.",
+    "  b bytes  c order of the policy  d drops  p late payloads  l late packets",
+    "  ? again for the tunnels",
+];
 
 /// What classes are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,10 +52,10 @@ enum Order {
     Bytes,
     /// The most drops first.
     Drops,
-    /// The most late departures first.
-    Late,
-    /// The most missed deadlines first.
-    Missed,
+    /// The most late packets first.
+    LatePackets,
+    /// The most late payloads first.
+    LatePayloads,
 }
 
 /// What is on the screen.
@@ -46,6 +67,7 @@ struct Screen {
     status: v1::GetStatusResponse,
     order: Order,
     is_paused: bool,
+    shows_help: bool,
 }
 
 /// A tunnel, and what it moved since the last look.
@@ -66,19 +88,31 @@ struct Change {
     /// The mean wait of what was sent.
     sojourn: Option<Duration>,
     /// Payloads that left after their deadline.
-    missed: u64,
+    late_payloads: u64,
     /// Packets that were handed to the kernel late.
-    late: u64,
+    late_packets: u64,
     dropped: u64,
     expired: u64,
 }
 
-pub(crate) async fn run(client: &mut Client) -> Result<()> {
-    ensure!(io::stdout().is_terminal(), "top needs a terminal; `pacectl --json classes` is for programs");
+pub(crate) async fn run(client: &mut Client, as_json: bool) -> Result<()> {
+    if as_json {
+        return print(client).await;
+    }
+    ensure!(io::stdout().is_terminal(), "top needs a terminal; `pacectl top --json` is for programs");
     let mut terminal = ratatui::try_init()?;
     let outcome = show(client, &mut terminal).await;
     ratatui::try_restore()?;
     outcome
+}
+
+/// Prints what is counted since the start, a line each second.
+async fn print(client: &mut Client) -> Result<()> {
+    let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
+    while let Some(found) = stats.message().await? {
+        say!("{}", serde_json::to_string(&found)?);
+    }
+    bail!("the daemon ended")
 }
 
 async fn show(client: &mut Client, terminal: &mut DefaultTerminal) -> Result<()> {
@@ -128,12 +162,13 @@ impl Screen {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return true,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
+            KeyCode::Char('?') => self.shows_help = !self.shows_help,
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             KeyCode::Char('b') => self.order = Order::Bytes,
             KeyCode::Char('c') => self.order = Order::Class,
             KeyCode::Char('d') => self.order = Order::Drops,
-            KeyCode::Char('l') => self.order = Order::Late,
-            KeyCode::Char('m') => self.order = Order::Missed,
+            KeyCode::Char('p') => self.order = Order::LatePayloads,
+            KeyCode::Char('l') => self.order = Order::LatePackets,
             _ => {}
         }
         false
@@ -160,8 +195,8 @@ impl Screen {
                 bits_per_sec: per_second(since(of.sent_bytes, was.sent_bytes) as f64 * 8.0),
                 queue: per_second(waiting.as_secs_f64()),
                 sojourn: waiting.checked_div(payloads),
-                missed: since(of.late_payloads, was.late_payloads),
-                late: since(of.late_packets, was.late_packets),
+                late_payloads: since(of.late_payloads, was.late_payloads),
+                late_packets: since(of.late_packets, was.late_packets),
                 dropped: since(dropped(of), dropped(&was)),
                 expired: since(of.expired_streams, was.expired_streams),
                 of: of.clone(),
@@ -172,16 +207,22 @@ impl Screen {
             Order::Class => {}
             Order::Bytes => changes.sort_by(|a, b| b.bits_per_sec.total_cmp(&a.bits_per_sec)),
             Order::Drops => changes.sort_by_key(|change| std::cmp::Reverse(change.dropped)),
-            Order::Late => changes.sort_by_key(|change| std::cmp::Reverse(change.late)),
-            Order::Missed => changes.sort_by_key(|change| std::cmp::Reverse(change.missed)),
+            Order::LatePayloads => changes.sort_by_key(|change| std::cmp::Reverse(change.late_payloads)),
+            Order::LatePackets => changes.sort_by_key(|change| std::cmp::Reverse(change.late_packets)),
         }
         changes
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
         let changes = self.changes();
-        let rows = u16::try_from(changes.len()).unwrap_or(u16::MAX).saturating_add(2);
-        let classes = Constraint::Length(rows.min(frame.area().height / 2));
+        let rows = u16::try_from(changes.len()).unwrap_or(u16::MAX).saturating_add(3);
+        // Help takes the place of tunnels, and needs that of some classes on a small terminal.
+        let most = if self.shows_help {
+            frame.area().height.saturating_sub(4 + HELP.len() as u16)
+        } else {
+            frame.area().height / 2
+        };
+        let classes = Constraint::Length(rows.min(most));
         let [head, upper, lower, foot] =
             Layout::vertical([Constraint::Length(2), classes, Constraint::Min(3), Constraint::Length(1)])
                 .areas(frame.area());
@@ -193,12 +234,11 @@ impl Screen {
             age(self.status.started.as_ref())
         );
         let counts =
-            format!("{connections} connections  {tunnels} tunnels  {late_packets} departures late since the start");
+            format!("{connections} connections  {tunnels} tunnels  {late_packets} late packets since the start");
         frame.render_widget(ratatui::widgets::Paragraph::new(vec![Line::from(title), Line::from(counts)]), head);
 
         let shown = |change: Change| {
-            let sojourn =
-                change.sojourn.map_or_else(|| "-".into(), |wait| format!("{:.1} ms", wait.as_secs_f64() * 1e3));
+            let sojourn = change.sojourn.map_or_else(|| "-".into(), |wait| milliseconds(wait.as_secs_f64() * 1e3));
             let number = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
             // Most relays are nothing else.
             let is_edge = change.of.role == "edge";
@@ -208,16 +248,33 @@ impl Screen {
                 rate(change.bits_per_sec),
                 format!("{:.1}", change.queue),
                 sojourn,
-                number(change.missed),
-                number(change.late),
+                number(change.late_payloads),
+                number(change.late_packets),
                 number(change.dropped),
                 number(change.expired),
             ])
         };
-        let widths = [14, 7, 11, 6, 8, 6, 6, 6, 7].map(Constraint::Length);
-        let heads = ["class", "tunnels", "rate", "queue", "waited", "missed", "late", "drops", "expired"];
+        let widths = [14, 7, 11, 5, 7, 8, 7, 5, 7].map(Constraint::Length);
+        let heads = [
+            "class",
+            "tunnels",
+            "rate",
+            "queue",
+            "waited",
+            "late\npayloads",
+            "late\npackets",
+            "drops",
+            "expired\nstreams",
+        ];
         frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes, in the last second"), upper);
 
+        frame.render_widget(Line::from(KEYS), foot);
+        if self.shows_help {
+            let help = HELP.map(Line::from).to_vec();
+            let block = Block::new().borders(Borders::TOP).title("help");
+            frame.render_widget(ratatui::widgets::Paragraph::new(help).block(block), lower);
+            return;
+        }
         let shown = |of: &Moved| {
             let Moved { tunnel, up_bytes, down_bytes } = of;
             Row::new([
@@ -234,8 +291,13 @@ impl Screen {
         let heads = ["tunnel", "user", "class", "target", "up", "down", "moved"];
         let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
         frame.render_widget(table(heads, rows, widths, "busiest tunnels"), lower);
-        frame.render_widget(Line::from(KEYS), foot);
     }
+}
+
+/// Shows milliseconds in seven characters.
+fn milliseconds(wait: f64) -> String {
+    let digits = usize::from(wait < 100.0);
+    format!("{wait:.digits$} ms")
 }
 
 fn table<'a, const N: usize>(
@@ -244,9 +306,10 @@ fn table<'a, const N: usize>(
     widths: [Constraint; N],
     title: &'a str,
 ) -> Table<'a> {
+    let height = if heads.iter().any(|head| head.contains('\n')) { 2 } else { 1 };
     let bold = Style::new().add_modifier(Modifier::BOLD);
     Table::new(rows, widths)
-        .header(Row::new(heads.map(Cell::from)).style(bold))
+        .header(Row::new(heads.map(Cell::from)).style(bold).height(height))
         .block(Block::new().borders(Borders::TOP).title(title))
 }
 
@@ -310,7 +373,7 @@ mod tests {
     fn rates_are_of_the_last_look_and_the_busiest_tunnel_is_first() {
         let shown = lines(&screen());
         assert_eq!(shown.len(), 24);
-        assert!(shown[0].contains("revision 3") && shown[1].contains("7 departures late"), "{shown:#?}");
+        assert!(shown[0].contains("revision 3") && shown[1].contains("7 late packets"), "{shown:#?}");
         let row = |part: &str| {
             shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"))
         };
@@ -330,7 +393,7 @@ mod tests {
         let first = |screen: &Screen| screen.changes().remove(0).of.class;
         assert_eq!(first(&screen), "default");
         for (letter, class) in
-            [('b', "voice"), ('c', "default"), ('l', "voice"), ('c', "default"), ('m', "voice"), ('d', "voice")]
+            [('b', "voice"), ('c', "default"), ('l', "voice"), ('c', "default"), ('p', "voice"), ('d', "voice")]
         {
             assert!(!screen.on_key(key(letter)));
             assert_eq!(first(&screen), class, "{letter}");
@@ -339,6 +402,23 @@ mod tests {
         screen.update(stats(2, Vec::new()), Vec::new());
         assert!(screen.now.classes.len() == 2 && lines(&screen)[0].contains("PAUSED"));
         assert!(screen.on_key(key('q')));
+    }
+
+    #[test]
+    fn a_question_mark_explains_every_column_until_the_next_one() {
+        let mut screen = screen();
+        let before = lines(&screen);
+        assert!(!screen.on_key(key('?')));
+        let shown = lines(&screen);
+        assert_eq!(shown.len(), 24);
+        for part in
+            ["late payloads  left after", "late packets   were handed", "waited", "expired", "? again", "q quit"]
+        {
+            assert!(shown.iter().any(|line| line.contains(part)), "{part}: {shown:#?}");
+        }
+        assert!(shown.iter().any(|line| line.starts_with("default")), "{shown:#?}");
+        screen.on_key(key('?'));
+        assert_eq!(lines(&screen), before);
     }
 
     #[test]

@@ -6,14 +6,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::sync::broadcast;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
     super::{Caller, Control, Error, Filter, Page},
-    v1,
+    events, v1,
 };
 use crate::{
     policy::{InForce, Refusal, Revision, Submission},
@@ -190,17 +189,15 @@ impl v1::control_service_server::ControlService for Service {
         answer(Box::pin(sent))
     }
 
-    async fn watch_events(&self, _: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
-        let sent = futures::stream::unfold(self.0.events(), |mut events| async {
-            let (time, kind, message) = match events.recv().await {
-                Ok(event) => (event.time, event.kind, event.message),
-                Err(broadcast::error::RecvError::Lagged(count)) => {
-                    (SystemTime::now(), "lost", format!("{count} events came faster than they were read"))
-                }
-                Err(broadcast::error::RecvError::Closed) => return None,
-            };
-            let event = v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message };
-            Some((Ok(event), events))
+    async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
+        let caller = caller(&request)?;
+        let events = self.0.events(request.into_inner().kinds);
+        let sent = futures::stream::unfold(events, move |mut events| {
+            let addresses = caller.may_write;
+            async move {
+                let happening = events.next().await?;
+                Some((Ok(events::response(happening, addresses)), events))
+            }
         });
         answer(Box::pin(sent))
     }
@@ -312,7 +309,16 @@ fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
 }
 
 fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
+    let path = found.path.get();
+    let time = |time: Option<Duration>| time.and_then(|time| time.try_into().ok());
     v1::Connection {
+        user: found.user().map(ToString::to_string).unwrap_or_default(),
+        smoothed_rtt: time(path.smoothed_rtt),
+        min_rtt: time(path.min_rtt),
+        sent_bytes: path.sent_bytes,
+        received_bytes: path.received_bytes,
+        sent_packets: path.sent_packets,
+        lost_packets: path.lost_packets,
         id: found.id,
         client: shown(caller, || found.address.map(|address| address.to_string()).unwrap_or_default()),
         listener: found.listener.to_string(),

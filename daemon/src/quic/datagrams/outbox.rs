@@ -1,10 +1,12 @@
 //! The payloads of one connection's flows that wait to leave, and the order in which they do.
 
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
 use masque::datagram;
 use s2n_quic::provider::datagram as provider;
 use sched::stream::Expiry;
 
-use super::proof::Proof;
+use super::{Losses, proof::Proof};
 use crate::quic::{
     backlog::Backlog,
     class::Terms,
@@ -39,6 +41,7 @@ pub(super) struct Queue {
     misses: u8,
     /// When the class lets the oldest payload leave.
     departure: Departure,
+    losses: Arc<Losses>,
 }
 
 /// What became of payloads in one packet.
@@ -66,12 +69,13 @@ impl Outbox {
         }
     }
 
-    pub(super) fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms) -> u32 {
+    pub(super) fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms, losses: Arc<Losses>) -> u32 {
         let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
         self.turns.set(Kind::Flow, slot, terms.service);
         let payloads = Backlog::new(limit_bytes);
         let header = datagram::header(stream_id);
-        let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure: Departure::default() };
+        let departure = Departure::default();
+        let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure, losses };
         match self.queues.get_mut(slot as usize) {
             Some(free) => *free = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -123,7 +127,10 @@ impl Outbox {
         }
         dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
         self.bytes = self.bytes - before + queue.payloads.bytes();
-        queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+        if dropped > 0 {
+            queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+            queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
+        }
         // One that waits already keeps its rank for as long as its oldest payload is the same.
         if before == 0 || dropped > 0 {
             self.wake(slot);
@@ -167,12 +174,17 @@ impl Outbox {
             let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
             let Some(departure) = queue.depart(now_ns, expiry) else {
                 // Emptied since it was woken, or by its class's rule.
+                queue.losses.stale.fetch_add(waiting as u64, Relaxed);
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
                 self.turns.end_turn(Kind::Flow, slot, 0, false);
                 continue;
             };
-            filled.stale += (waiting - queue.payloads.len()) as u64;
+            let stale = (waiting - queue.payloads.len()) as u64;
+            if stale > 0 {
+                queue.losses.stale.fetch_add(stale, Relaxed);
+                filled.stale += stale;
+            }
             self.bytes -= waiting_bytes - queue.payloads.bytes();
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
@@ -197,7 +209,10 @@ impl Outbox {
                         log.datagram_sent(queue.stream_id, queue.terms.class.key, sent_bytes, waited_ns);
                     }
                 }
-                Err(provider::WriteError::ExceedsPeerTransportLimits) => filled.too_big += 1,
+                Err(provider::WriteError::ExceedsPeerTransportLimits) => {
+                    queue.losses.too_big.fetch_add(1, Relaxed);
+                    filled.too_big += 1;
+                }
                 Err(_) => {
                     if filled.sent > 0 {
                         break;
@@ -208,6 +223,7 @@ impl Outbox {
                     if room < self.roomiest && queue.misses < MAX_MISSES {
                         break;
                     }
+                    queue.losses.too_big.fetch_add(1, Relaxed);
                     filled.too_big += 1;
                 }
             }

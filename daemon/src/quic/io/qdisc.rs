@@ -187,9 +187,10 @@ impl Follower {
         if self.is_first {
             let names = |keeps| {
                 let them = self.devices.values().filter(|device| device.keeps_departures() == keeps);
-                them.map(|device| device.name()).collect::<Vec<_>>().join(" ")
+                let names = them.map(|device| device.name()).collect::<Vec<_>>().join(", ");
+                if names.is_empty() { "no device".to_owned() } else { names }
             };
-            tracing::info!(kernel = names(true), paced = names(false), "departure times are kept, by device");
+            tracing::info!("departure times are kept by the kernel on {}, by paced on {}", names(true), names(false));
         }
         self.is_first = false;
         Ok(())

@@ -1,0 +1,39 @@
+//! Where metrics are served, and of how many users.
+
+use std::net::SocketAddr;
+
+use crate::section::Section;
+
+/// Metrics over HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metrics {
+    /// The address to bind, if they are served at all.
+    pub listen: Option<SocketAddr>,
+    /// How many users have metrics of their own; all others are added up as one.
+    pub users: u32,
+}
+
+impl Default for Metrics {
+    /// Not served.
+    fn default() -> Self {
+        Self { listen: None, users: 256 }
+    }
+}
+
+pub(crate) fn read(section: &mut Section<'_>) -> Metrics {
+    let default = Metrics::default();
+    Metrics { listen: section.get("listen"), users: section.number("users", 0..=10_000, default.users) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::valid;
+
+    #[test]
+    fn metrics_are_off_without_an_address_and_have_room_for_users() {
+        assert_eq!(valid("").metrics, Metrics::default());
+        let expected = Metrics { listen: Some(([127, 0, 0, 1], 9433).into()), users: 0 };
+        assert_eq!(valid("[metrics]\nlisten = \"127.0.0.1:9433\"\nusers = 0").metrics, expected);
+    }
+}

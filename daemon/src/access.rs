@@ -1,0 +1,285 @@
+//! The access log: what became of each tunnel, and of each request that was refused.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`record`] | what is said, and how it is written |
+//! | [`budget`] | how many refusals are recorded |
+//! | [`sink`] | where lines and entries go |
+//!
+//! Who records never waits: records go into a bounded queue, from which a thread of its own writes them. The same records
+//! are events for the control plane while somebody listens, whether they are written or not.
+
+pub mod budget;
+pub mod record;
+pub mod sink;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use config::log::{Access, Log};
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::broadcast;
+
+use self::{
+    budget::Budget,
+    record::{Ended, Omitted, Record, Refused, Request, What},
+    sink::Sink,
+};
+
+/// How many bytes of records may wait to be written; beyond, the latest are lost and counted.
+const QUEUE_BYTES: usize = 1 << 20;
+
+/// How many records wait for those who listen; beyond, they miss the oldest and are told so.
+const EVENTS: usize = 1024;
+
+/// How often it is said what there are no records of.
+const SUMMARY: Duration = Duration::from_secs(10);
+
+/// How many records are written at once.
+const BATCH: usize = 256;
+
+/// The access log.
+#[derive(Debug)]
+pub struct AccessLog {
+    /// Whether records are written.
+    is_on: AtomicBool,
+    queue: Mutex<Queue>,
+    /// There is something in the queue, or it is empty and written.
+    changed: Condvar,
+    budget: Mutex<Budget>,
+    events: broadcast::Sender<Arc<Record>>,
+    started: Instant,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    form: Access,
+    addresses: bool,
+    records: VecDeque<Arc<Record>>,
+    bytes: usize,
+    /// Lost since the last summary.
+    lost: u64,
+    has_writer: bool,
+    is_writing: bool,
+}
+
+/// What became of records.
+#[derive(Debug, Default)]
+struct Counters {
+    written: Counter,
+    lost: Counter,
+    omitted: Counter,
+}
+
+impl Default for AccessLog {
+    /// Written nowhere.
+    fn default() -> Self {
+        Self {
+            is_on: AtomicBool::new(false),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            budget: Mutex::new(Budget::new(Log::default().access_refusals_per_second)),
+            events: broadcast::channel(EVENTS).0,
+            // Budgets begin a second after the beginning of time.
+            started: Instant::now(),
+            counters: Counters::default(),
+        }
+    }
+}
+
+impl AccessLog {
+    /// The counters of records, by what became of them, for one family with the label `result`.
+    #[must_use]
+    pub fn counters(&self) -> [(&'static str, &Counter); 3] {
+        let Counters { written, lost, omitted } = &self.counters;
+        [("written", written), ("lost", lost), ("omitted", omitted)]
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn budget(&self) -> MutexGuard<'_, Budget> {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does as a configuration says from now on; what waits is written in the new form.
+    pub fn set(self: &Arc<Self>, log: &Log) {
+        self.budget().set(log.access_refusals_per_second);
+        let mut queue = self.queue();
+        (queue.form, queue.addresses) = (log.access, log.access_addresses);
+        self.is_on.store(log.access != Access::Off, Relaxed);
+        if log.access != Access::Off && !queue.has_writer {
+            let access = self.clone();
+            let writer = thread::Builder::new().name("access-log".into()).spawn(move || access.write());
+            queue.has_writer = writer.is_ok();
+            if let Err(error) = writer {
+                tracing::error!("there is no access log: no thread can be started: {error}");
+            }
+        }
+    }
+
+    /// Whether anybody wants records.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.is_on.load(Relaxed) || self.events.receiver_count() > 0
+    }
+
+    /// Tells of records from now on, with addresses.
+    #[must_use]
+    pub fn listen(&self) -> broadcast::Receiver<Arc<Record>> {
+        self.events.subscribe()
+    }
+
+    /// Records that a tunnel ended.
+    pub fn ended(&self, request: Request, ended: Ended) {
+        self.tell(What::Tunnel(request, ended));
+    }
+
+    /// Records that a request was refused, unless there were too many.
+    pub fn refused(&self, request: Request, refused: Refused) {
+        let now_ns = (self.started.elapsed() + Duration::from_secs(1)).as_nanos() as u64;
+        if self.budget().admit(request.user.as_ref(), refused.reason, now_ns) {
+            self.tell(What::Refusal(request, refused));
+        } else {
+            self.counters.omitted.inc();
+        }
+    }
+
+    fn tell(&self, what: What) {
+        let record = Arc::new(Record { time: SystemTime::now(), what });
+        if self.is_on.load(Relaxed) {
+            let mut queue = self.queue();
+            let bytes = record.bytes();
+            if queue.bytes + bytes > QUEUE_BYTES || !queue.has_writer {
+                queue.lost += 1;
+                self.counters.lost.inc();
+            } else {
+                queue.bytes += bytes;
+                queue.records.push_back(record.clone());
+                self.changed.notify_all();
+            }
+        }
+        // Nobody may be listening.
+        _ = self.events.send(record);
+    }
+
+    /// Says what there are no records of since the last time, if there is any such.
+    pub fn summarise(&self) {
+        let refusals = self.budget().take_left_out();
+        let lost = std::mem::take(&mut self.queue().lost);
+        if lost > 0 || !refusals.is_empty() {
+            self.tell(What::Omitted(Omitted { refusals, lost }));
+        }
+    }
+
+    /// Says every ten seconds what there are no records of; never returns.
+    pub async fn keep_summarising(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(SUMMARY).await;
+            self.summarise();
+        }
+    }
+
+    /// Waits until everything is written, for `patience` at most.
+    pub fn finish(&self, patience: Duration) {
+        self.summarise();
+        let waits = |queue: &mut Queue| queue.has_writer && (queue.is_writing || !queue.records.is_empty());
+        _ = self.changed.wait_timeout_while(self.queue(), patience, waits);
+    }
+
+    /// Writes what is queued, for ever.
+    fn write(&self) {
+        let mut sink = Sink::default();
+        let mut queue = self.queue();
+        loop {
+            while queue.records.is_empty() {
+                queue.is_writing = false;
+                self.changed.notify_all();
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.is_writing = true;
+            let count = queue.records.len().min(BATCH);
+            let records: Vec<_> = queue.records.drain(..count).collect();
+            queue.bytes -= records.iter().map(|record| record.bytes()).sum::<usize>();
+            let (form, addresses) = (queue.form, queue.addresses);
+            drop(queue);
+            let lost = sink.write(form, &records, addresses);
+            self.counters.written.inc_by(records.len() as u64 - lost);
+            self.counters.lost.inc_by(lost);
+            queue = self.queue();
+            queue.lost += lost;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(access: &AccessLog, user: &str) {
+        let What::Tunnel(request, ended) = record::tests::tunnel(user, "dns.example").what else { return };
+        access.ended(request, ended);
+    }
+
+    /// A log that is on, and whose writer never comes to anything.
+    fn stuck() -> AccessLog {
+        let access = AccessLog { is_on: true.into(), ..AccessLog::default() };
+        access.queue().has_writer = true;
+        access
+    }
+
+    #[test]
+    fn who_records_never_waits_and_what_has_no_room_is_counted() {
+        let access = stuck();
+        for _ in 0..20_000 {
+            ended(&access, &"u".repeat(200));
+        }
+        let (bytes, kept, lost) = {
+            let queue = access.queue();
+            (queue.bytes, queue.records.len() as u64, queue.lost)
+        };
+        assert!(bytes <= QUEUE_BYTES && kept > 1_000, "{kept} records in {bytes} bytes");
+        assert_eq!((kept + lost, access.counters.lost.get()), (20_000, lost));
+        access.queue().records.clear();
+        access.queue().bytes = 0;
+        access.summarise();
+        let summary = access.queue().records.pop_front().unwrap();
+        assert!(matches!(&summary.what, What::Omitted(omitted) if omitted.lost == lost), "{summary:?}");
+    }
+
+    #[test]
+    fn those_who_listen_hear_of_records_that_are_not_written() {
+        let access = AccessLog::default();
+        assert!(!access.is_wanted());
+        let mut events = access.listen();
+        assert!(access.is_wanted());
+        ended(&access, "alice");
+        assert_eq!(events.try_recv().unwrap().event(), "tunnel");
+        assert!(access.queue().records.is_empty());
+    }
+
+    #[test]
+    fn refusals_beyond_the_budget_are_summarised() {
+        let access = stuck();
+        for _ in 0..1_000 {
+            let What::Tunnel(request, _) = record::tests::tunnel("alice", "a").what else { unreachable!() };
+            let refused = Refused { status: Some(407), error: None, reason: "credentials_missing" };
+            access.refused(Request { user: None, target: None, ..request }, refused);
+        }
+        let recorded = access.queue().records.len() as u64;
+        assert!((10..900).contains(&recorded), "{recorded}");
+        access.summarise();
+        let summary = access.queue().records.pop_back().unwrap();
+        let text = format!("omitted lost=0 refused_credentials_missing={}", 1_000 - recorded);
+        assert_eq!((summary.text(true), access.counters.omitted.get()), (text, 1_000 - recorded));
+    }
+}

@@ -1,0 +1,125 @@
+//! How many refusals are recorded: so many a second of strangers together, and of each user. A flood of them fills no disk.
+//!
+//! Pure: time is an argument.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+/// How many users have a budget of their own at once. A budget that is whole again is forgotten, so only so many users who
+/// are refused within the same second can fill this; the rest share that of strangers.
+const USERS: usize = 1024;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// The budgets, and what they left out.
+#[derive(Debug)]
+pub struct Budget {
+    per_second: u32,
+    strangers: Bucket,
+    users: HashMap<Arc<str>, Bucket>,
+    left_out: BTreeMap<&'static str, u64>,
+}
+
+/// What a second brings, at most, less what was taken (a token bucket).
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// When it would be empty if it had been filling from then on: as in GCRA (ITU-T I.371), one number is all.
+    empty_ns: u64,
+}
+
+impl Bucket {
+    fn take(&mut self, per_second: u32, now_ns: u64) -> bool {
+        let cost_ns = SECOND_NS / u64::from(per_second.max(1));
+        let empty_ns = self.empty_ns.max(now_ns.saturating_sub(SECOND_NS));
+        let is_affordable = empty_ns + cost_ns <= now_ns;
+        if is_affordable {
+            self.empty_ns = empty_ns + cost_ns;
+        }
+        is_affordable
+    }
+
+    fn is_whole(&self, now_ns: u64) -> bool {
+        self.empty_ns.saturating_add(SECOND_NS) <= now_ns
+    }
+}
+
+impl Budget {
+    /// Returns budgets of so many a second each, all of them whole at the time 0 and later.
+    #[must_use]
+    pub fn new(per_second: u32) -> Self {
+        Self { per_second, strangers: Bucket { empty_ns: 0 }, users: HashMap::new(), left_out: BTreeMap::new() }
+    }
+
+    /// Changes how much each budget has, from now on.
+    pub fn set(&mut self, per_second: u32) {
+        self.per_second = per_second;
+    }
+
+    /// Whether a refusal of a user, or of a stranger, for `reason` is to be recorded; counts it if not. `now_ns` begins at a
+    /// second or later.
+    pub fn admit(&mut self, user: Option<&Arc<str>>, reason: &'static str, now_ns: u64) -> bool {
+        if self.users.len() >= USERS {
+            self.users.retain(|_, bucket| !bucket.is_whole(now_ns));
+        }
+        let bucket = match user {
+            Some(user) if self.users.contains_key(user) || self.users.len() < USERS => {
+                self.users.entry(user.clone()).or_insert(Bucket { empty_ns: 0 })
+            }
+            _ => &mut self.strangers,
+        };
+        let is_admitted = bucket.take(self.per_second, now_ns);
+        if !is_admitted {
+            *self.left_out.entry(reason).or_default() += 1;
+        }
+        is_admitted
+    }
+
+    /// Takes what was left out since the last time, by reason.
+    #[must_use]
+    pub fn take_left_out(&mut self) -> Vec<(&'static str, u64)> {
+        std::mem::take(&mut self.left_out).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nanoseconds; the first second has passed.
+    fn at(ms: u64) -> u64 {
+        SECOND_NS + ms * 1_000_000
+    }
+
+    #[test]
+    fn a_flood_is_recorded_at_its_rate_and_the_rest_is_counted_by_reason() {
+        let mut budget = Budget::new(10);
+        // 60 seconds of 1,000 a second.
+        let recorded = (0..60_000).filter(|ms| budget.admit(None, "credentials_missing", at(*ms))).count();
+        assert!((600..=610).contains(&recorded), "{recorded}");
+        assert_eq!(budget.take_left_out(), [("credentials_missing", 60_000 - recorded as u64)]);
+        assert_eq!(budget.take_left_out(), []);
+    }
+
+    #[test]
+    fn strangers_leave_users_their_budget_and_users_each_other() {
+        let mut budget = Budget::new(2);
+        let [alice, bob]: [Arc<str>; 2] = ["alice".into(), "bob".into()];
+        let mut taken = |user: Option<&Arc<str>>| (0..9).filter(|_| budget.admit(user, "malformed", at(0))).count();
+        assert_eq!((taken(None), taken(Some(&alice)), taken(Some(&bob)), taken(Some(&alice))), (2, 2, 2, 0));
+    }
+
+    #[test]
+    fn a_user_is_forgotten_as_soon_as_that_changes_nothing() {
+        let mut budget = Budget::new(1);
+        for number in 0..10_000_u64 {
+            budget.admit(Some(&number.to_string().into()), "malformed", at(number * 100));
+            assert!(budget.users.len() <= USERS);
+        }
+        // All at once, more than there is room for, share what strangers have.
+        let crowd =
+            (0..5_000).filter(|n| budget.admit(Some(&format!("u{n}").into()), "malformed", at(2_000_000))).count();
+        assert_eq!((crowd, budget.users.len()), (USERS + 1, USERS));
+    }
+}

@@ -1,0 +1,75 @@
+//! Events as messages of the protocol.
+
+use std::time::SystemTime;
+
+use super::{
+    super::{ACCESS, Happening},
+    v1,
+};
+use crate::access::record::{Record, Request, What};
+
+/// Returns what is sent of an event to one who may see addresses, or may not.
+pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEventsResponse {
+    let (time, kind, message, access) = match happening {
+        Happening::Event(event) => (event.time, event.kind, event.message, None),
+        Happening::Access(found) => (found.time, ACCESS, found.text(addresses), Some(record(&found, addresses))),
+        Happening::Lost(count) => {
+            (SystemTime::now(), "lost", format!("{count} events came faster than they were read"), None)
+        }
+    };
+    v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message, access }
+}
+
+fn record(found: &Record, addresses: bool) -> v1::AccessRecord {
+    let event = found.event().to_owned();
+    match &found.what {
+        What::Tunnel(asked, ended) => v1::AccessRecord {
+            tunnel: ended.tunnel,
+            next_hop: if addresses { ended.next_hop.to_string() } else { String::new() },
+            class: ended.class.clone(),
+            form: ended.form().to_owned(),
+            up_bytes: ended.up.bytes,
+            down_bytes: ended.down.bytes,
+            up_packets: ended.up.packets,
+            down_packets: ended.down.packets,
+            counts: counts(&ended.drops),
+            duration: ended.duration.try_into().ok(),
+            reason: ended.reason.to_owned(),
+            ..request(asked, event, addresses)
+        },
+        What::Refusal(asked, refused) => v1::AccessRecord {
+            reason: refused.reason.to_owned(),
+            status: refused.status.unwrap_or_default().into(),
+            error: refused.error.unwrap_or_default().to_owned(),
+            ..request(asked, event, addresses)
+        },
+        What::Omitted(omitted) => v1::AccessRecord {
+            counts: omitted
+                .refusals
+                .iter()
+                .map(|(reason, count)| (format!("refused_{reason}"), *count))
+                .chain([("lost".to_owned(), omitted.lost)])
+                .collect(),
+            event,
+            ..v1::AccessRecord::default()
+        },
+    }
+}
+
+fn counts(of: &[(&str, u64)]) -> std::collections::HashMap<String, u64> {
+    of.iter().filter(|(_, count)| *count > 0).map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+fn request(of: &Request, event: String, addresses: bool) -> v1::AccessRecord {
+    let shown = |text: Option<String>| text.filter(|_| addresses).unwrap_or_default();
+    v1::AccessRecord {
+        event,
+        connection: of.connection,
+        user: of.user.as_deref().unwrap_or_default().to_owned(),
+        listener: of.listener.to_string(),
+        client: shown(of.client.map(|client| client.to_string())),
+        target: shown(of.target.as_ref().map(ToString::to_string)),
+        protocol: of.protocol.map(|protocol| protocol.to_string()).unwrap_or_default(),
+        ..v1::AccessRecord::default()
+    }
+}

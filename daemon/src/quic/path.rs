@@ -1,0 +1,102 @@
+//! What the transport knows of a connection's path, for those who look at connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// What one connection has seen of its path. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct PathStats(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    smoothed_rtt_us: AtomicU64,
+    min_rtt_us: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    sent_packets: AtomicU64,
+    lost_packets: AtomicU64,
+}
+
+/// What a connection has seen of its path, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// The smoothed round trip (RFC 9002 §5.3), once there was a sample.
+    pub smoothed_rtt: Option<Duration>,
+    /// The shortest one.
+    pub min_rtt: Option<Duration>,
+    /// UDP payloads sent, in bytes.
+    pub sent_bytes: u64,
+    /// UDP payloads received, in bytes.
+    pub received_bytes: u64,
+    /// QUIC packets sent.
+    pub sent_packets: u64,
+    /// Of these, the ones declared lost (RFC 9002 §6), probes of the path's MTU excepted.
+    pub lost_packets: u64,
+}
+
+impl PathStats {
+    /// Returns what is known now.
+    #[must_use]
+    pub fn get(&self) -> Path {
+        let of = |count: &AtomicU64| count.load(Relaxed);
+        let time = |count: &AtomicU64| Some(of(count)).filter(|us| *us > 0).map(Duration::from_micros);
+        Path {
+            smoothed_rtt: time(&self.0.smoothed_rtt_us),
+            min_rtt: time(&self.0.min_rtt_us),
+            sent_bytes: of(&self.0.sent_bytes),
+            received_bytes: of(&self.0.received_bytes),
+            sent_packets: of(&self.0.sent_packets),
+            lost_packets: of(&self.0.lost_packets),
+        }
+    }
+
+    pub(super) fn sent_datagram(&self, bytes: u64) {
+        add(&self.0.sent_bytes, bytes);
+    }
+
+    pub(super) fn received_datagram(&self, bytes: u64) {
+        add(&self.0.received_bytes, bytes);
+    }
+
+    pub(super) fn sent_packet(&self) {
+        add(&self.0.sent_packets, 1);
+    }
+
+    pub(super) fn lost_packet(&self) {
+        add(&self.0.lost_packets, 1);
+    }
+
+    pub(super) fn measured(&self, smoothed_rtt: Duration, min_rtt: Duration) {
+        // Zero is for what is not known.
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.0.smoothed_rtt_us.store(us(smoothed_rtt), Relaxed);
+        self.0.min_rtt_us.store(us(min_rtt), Relaxed);
+    }
+}
+
+/// Only the connection's endpoint writes, on one thread.
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_is_known_once_there_was_one_however_short() {
+        let stats = PathStats::default();
+        assert_eq!(stats.get(), Path::default());
+        stats.measured(Duration::from_nanos(10), Duration::ZERO);
+        stats.sent_packet();
+        stats.sent_datagram(1_200);
+        let us = Some(Duration::from_micros(1));
+        let expected = Path { smoothed_rtt: us, min_rtt: us, sent_bytes: 1_200, sent_packets: 1, ..Path::default() };
+        assert_eq!(stats.clone().get(), expected);
+    }
+}

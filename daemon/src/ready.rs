@@ -1,0 +1,102 @@
+//! Whether this daemon should be sent work: what load balancers and orchestrators ask for.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU8, Ordering::Relaxed},
+};
+
+/// Where the daemon is in its life; it only moves on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stage {
+    /// Not everything is open yet.
+    Starting,
+    /// Everything is.
+    Serving,
+    /// Nothing new is taken on.
+    Draining,
+}
+
+/// What one part of the daemon says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is ready.
+    Ready,
+    /// It is not, for this reason.
+    Missing(String),
+    /// There is no such part any more.
+    Gone,
+}
+
+type Check = Box<dyn Fn() -> Verdict + Send + Sync>;
+
+/// What has to be so that the daemon is ready.
+#[derive(Default)]
+pub struct Readiness {
+    stage: AtomicU8,
+    checks: Mutex<Vec<Check>>,
+}
+
+impl Readiness {
+    /// Notes that the daemon has come to a stage.
+    pub fn reach(&self, stage: Stage) {
+        self.stage.fetch_max(stage as u8, Relaxed);
+    }
+
+    /// Has a part of the daemon asked each time, until it is gone. It is asked on the control thread, and must not wait.
+    pub fn require(&self, check: impl Fn() -> Verdict + Send + Sync + 'static) {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(check));
+    }
+
+    /// Returns what is missing; nothing if the daemon is ready.
+    #[must_use]
+    pub fn missing(&self) -> Vec<String> {
+        let stage = match self.stage.load(Relaxed) {
+            stage if stage == Stage::Starting as u8 => Some("starting".to_owned()),
+            stage if stage == Stage::Draining as u8 => Some("draining".to_owned()),
+            _ => None,
+        };
+        let mut missing: Vec<_> = stage.into_iter().collect();
+        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        checks.retain(|check| match check() {
+            Verdict::Ready => true,
+            Verdict::Missing(reason) => {
+                missing.push(reason);
+                true
+            }
+            Verdict::Gone => false,
+        });
+        missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    use super::*;
+
+    #[test]
+    fn the_daemon_is_ready_while_it_serves_and_no_part_lacks_anything() {
+        let ready = Readiness::default();
+        assert_eq!(ready.missing(), ["starting"]);
+        ready.reach(Stage::Serving);
+        assert!(ready.missing().is_empty());
+        let uplink = Arc::new(AtomicBool::new(false));
+        let weak = Arc::downgrade(&uplink);
+        ready.require(move || match weak.upgrade() {
+            None => Verdict::Gone,
+            Some(up) if up.load(Relaxed) => Verdict::Ready,
+            Some(_) => Verdict::Missing("no connection".into()),
+        });
+        assert_eq!(ready.missing(), ["no connection"]);
+        uplink.store(true, Relaxed);
+        assert!(ready.missing().is_empty());
+        uplink.store(false, Relaxed);
+        drop(uplink);
+        assert!(ready.missing().is_empty(), "a part that is gone lacks nothing");
+        ready.reach(Stage::Draining);
+        ready.reach(Stage::Serving);
+        assert_eq!(ready.missing(), ["draining"]);
+    }
+}

@@ -1,0 +1,140 @@
+//! The access log, and the same as events.
+
+use masque::tunnel::Form;
+use paced::auth::{generate_token, hex};
+use paced::control::grpc::{self, v1};
+use serde_json::Value;
+use tests::client::{Client, refusal};
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::{connect, json};
+
+/// `access` of `[log]`, which is the configuration's last section, and a token of alice's.
+fn terms(access: &str) -> (String, String) {
+    let (token, digest) = generate_token().unwrap();
+    let sections = format!("{access}\n[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    (token, sections)
+}
+
+/// The lines of JSON that the relay has printed about an event.
+fn lines(site: &Site, event: &str) -> Vec<Value> {
+    let all = site.relay.output();
+    let records = all.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    records.filter(|record| record["event"] == event).collect()
+}
+
+#[test]
+fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
+    tests::ring!(Netns);
+    let (token, sections) = terms("access = \"json\"\naccess_addresses = true");
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let target = site.target(Family::V4, 7);
+    site.client(async || {
+        let stranger = connect(&site).await;
+        assert_eq!(refusal(stranger.open(target).await).0, 407);
+        let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        let mut tunnel = alice.open(target).await.unwrap();
+        for form in [Form::Datagram, Form::Datagram] {
+            tunnel.echo(form, &[7; 100]).await;
+        }
+        tunnel.udp.finish();
+        assert_eq!(refusal(alice.open("127.0.0.1:443".parse().unwrap()).await).0, 403);
+        site.counted("both refusals, and the end", |counts| counts.of("access_records_total{result=\"written\"}") == 3)
+            .await
+            .unwrap();
+    })
+    .unwrap();
+    let [ended] =
+        &wait_for("the line", SOON, || Some(lines(&site, "tunnel")).filter(|lines| lines.len() == 1)).unwrap()[..]
+    else {
+        panic!("one tunnel")
+    };
+    for (key, value) in [
+        ("tunnel", Value::from(1)),
+        ("connection", 2.into()),
+        ("user", "alice".into()),
+        ("target", target.to_string().into()),
+        ("next_hop", target.to_string().into()),
+        ("protocol", "udp".into()),
+        ("class", "default".into()),
+        ("form", "datagram".into()),
+        ("up_bytes", 200.into()),
+        ("down_bytes", 200.into()),
+        ("up_packets", 2.into()),
+        ("down_packets", 2.into()),
+        ("reason", "finished".into()),
+    ] {
+        assert_eq!(ended[key], value, "{key} of {ended}");
+    }
+    assert!(ended["client"].as_str().unwrap().starts_with("10.") && ended["duration_ms"].is_u64(), "{ended}");
+    let refusals = lines(&site, "refusal");
+    let shown: Vec<_> =
+        refusals.iter().map(|of| ["user", "status", "error", "reason", "target"].map(|key| of[key].clone())).collect();
+    assert_eq!(
+        shown,
+        [
+            [Value::Null, 407.into(), "http_request_denied".into(), "credentials_missing".into(), Value::Null],
+            [
+                "alice".into(),
+                403.into(),
+                "destination_ip_prohibited".into(),
+                "address_prohibited".into(),
+                "127.0.0.1:443".into()
+            ],
+        ]
+    );
+}
+
+#[test]
+fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
+    tests::ring!(Netns);
+    let (_, sections) = terms("access = \"text\"\naccess_refusals_per_second = 1");
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    site.client(async || {
+        let stranger = connect(&site).await;
+        for _ in 0..200 {
+            assert_eq!(refusal(stranger.open(site.target(Family::V4, 7)).await).0, 407);
+        }
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    let [written, omitted] =
+        ["written", "omitted"].map(|of| counts.of(&format!("access_records_total{{result=\"{of}\"}}")));
+    assert!(written + omitted == 200 && omitted > 100, "{written} written, {omitted} omitted");
+    let said = site.relay.wait_for_line(" omitted lost=0 refused_credentials_missing=", SOON).unwrap();
+    let shown = site.relay.output();
+    assert!(!shown.contains(" client=") && !shown.contains(" target="), "no addresses: {shown}");
+    assert!(said.contains('Z'), "{said}");
+}
+
+#[test]
+fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let (socket, target) = (site.path("control.sock"), site.target(Family::V4, 7));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut events = runtime.block_on(async {
+        let kinds = vec!["access".to_owned()];
+        let mut client = grpc::connect(&socket).await.unwrap();
+        client.watch_events(v1::WatchEventsRequest { kinds }).await.unwrap().into_inner()
+    });
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut tunnel = client.open(target).await.unwrap();
+        tunnel.echo(None, b"eight by").await;
+        json(&site, &["close", "1"]);
+        site.counted("the tunnel is closed", |counts| counts.closed("operator") == 1).await.unwrap();
+    })
+    .unwrap();
+    let event = runtime.block_on(events.message()).unwrap().unwrap();
+    assert_eq!(event.kind, "access", "what the operator did is of another kind: {event:?}");
+    assert!(event.message.starts_with("tunnel tunnel=1 connection=1 "), "{event:?}");
+    let record = event.access.unwrap();
+    assert_eq!((&record.event[..], record.tunnel, &record.reason[..]), ("tunnel", 1, "operator"));
+    assert_eq!((record.up_bytes, record.down_packets, &record.form[..]), (8, 1, "datagram"));
+    assert_eq!((record.target, record.next_hop), (target.to_string(), target.to_string()));
+    assert!(record.client.starts_with("10."), "{}", record.client);
+}

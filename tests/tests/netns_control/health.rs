@@ -1,0 +1,45 @@
+//! What load balancers and orchestrators ask a relay.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
+
+use super::connect;
+
+/// Status and body of a page.
+fn get(site: &Site, path: &str) -> Option<(u16, String)> {
+    let answer = site.chain.relay.run(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:9433").ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    });
+    let answer = answer.unwrap()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+#[test]
+fn a_relay_that_drains_is_healthy_and_not_ready() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 60", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    wait_for("a relay that is ready", SOON, || (get(&site, "/readyz") == Some((200, "ready\n".into()))).then_some(()))
+        .unwrap();
+    assert_eq!(get(&site, "/healthz"), Some((200, "ok\n".into())));
+    site.client(async || {
+        let client = connect(&site).await;
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        site.signal(libc::SIGTERM).unwrap();
+        wait_for("that it is not ready any more", SOON, || {
+            (get(&site, "/readyz") == Some((503, "draining\n".into()))).then_some(())
+        })
+        .unwrap();
+        assert_eq!(get(&site, "/healthz"), Some((200, "ok\n".into())));
+        assert_eq!(tunnel.echo(None, b"still there").await, b"still there");
+    })
+    .unwrap();
+}
