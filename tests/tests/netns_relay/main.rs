@@ -15,6 +15,7 @@ mod forward;
 mod lifecycle;
 mod limits;
 mod migration;
+mod probe;
 mod proxy;
 mod refusals;
 mod tcp;

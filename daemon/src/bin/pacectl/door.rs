@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 use paced::{
+    client::{OpenError, endpoint::ConnectError},
     control::grpc::{self, Client},
     quic::tls::{self, Trust},
     state,
@@ -102,6 +103,12 @@ fn cause(error: &dyn std::error::Error) -> String {
 /// The exit code for a failure: what to do about it differs.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<Unreachable>() || broken(error).is_some() {
+        return 5;
+    }
+    if error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OpenError::Refused(_)))) {
+        return 3;
+    }
+    if matches!(error.downcast_ref(), Some(ConnectError::NoAnswer(_))) {
         return 5;
     }
     match error.downcast_ref::<Status>().map(Status::code) {

@@ -36,6 +36,7 @@ const TCP_CONNECTIONS: u32 = 512;
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// The local address, such as 127.0.0.1:5353; port 0 lets the system choose
+    #[arg(value_parser = options::listen)]
     listen: SocketAddr,
     /// The target as HOST:PORT
     #[arg(value_parser = options::target)]

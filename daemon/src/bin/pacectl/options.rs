@@ -1,8 +1,8 @@
 //! Options that name a relay and what to show to it.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use config::{
     forward::Mode,
@@ -13,7 +13,7 @@ use masque::{
     template::{Template, TemplateError},
 };
 use paced::{
-    client::endpoint::{Access, TokenSource},
+    client::endpoint::{Access, ConnectError, TokenSource},
     quic::{endpoint::Transport, tls},
     state,
 };
@@ -70,6 +70,22 @@ impl RelayOptions {
         Ok(Access { template, trust, token, identity })
     }
 
+    /// Says more of a failure to connect, where more is known.
+    pub(crate) fn explain(&self, error: ConnectError) -> anyhow::Error {
+        match error {
+            ConnectError::Untrusted { fingerprint, .. } if self.is_development() => {
+                let digits: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+                anyhow::anyhow!(
+                    "the relay at {DEVELOPMENT_AUTHORITY} is not the one that `paced run` of this user has its certificate \
+                     in {} for: another user runs it, or with another --state-dir. If that is meant: --relay \
+                     {DEVELOPMENT_AUTHORITY} --pin {digits}",
+                    state::development_dir().display()
+                )
+            }
+            error => error.into(),
+        }
+    }
+
     /// Whether the relay of development mode is meant.
     pub(crate) fn is_development(&self) -> bool {
         self.relay.is_none()
@@ -88,6 +104,16 @@ pub(crate) fn target(text: &str) -> Result<Target> {
 pub(crate) fn mode(text: &str) -> Result<Mode> {
     let found = [Mode::Auto, Mode::Datagram, Mode::Stream].into_iter().find(|mode| mode.as_str() == text);
     found.context("expected auto, datagram or stream")
+}
+
+/// A local address to listen on.
+pub(crate) fn listen(text: &str) -> Result<SocketAddr> {
+    let whole = |port: u16| format!("expected ADDRESS:PORT; for this machine alone, write 127.0.0.1:{port}");
+    match (text.parse(), text.trim_start_matches(':').parse()) {
+        (Ok(address), _) => Ok(address),
+        (Err(_), Ok(port)) => bail!(whole(port)),
+        (Err(_), Err(_)) => bail!("expected ADDRESS:PORT, such as 127.0.0.1:5353 or [::1]:5353; no names"),
+    }
 }
 
 /// The relay of development mode keeps its certificate where we find it.
@@ -126,6 +152,15 @@ mod tests {
         {
             assert!(fingerprint(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_port_alone_is_told_what_it_lacks() {
+        assert_eq!(listen("[::1]:5353").unwrap(), "[::1]:5353".parse().unwrap());
+        for port in ["5558", ":5558"] {
+            assert!(listen(port).unwrap_err().to_string().contains("write 127.0.0.1:5558"));
+        }
+        assert!(listen("localhost:5558").unwrap_err().to_string().contains("no names"));
     }
 
     #[test]

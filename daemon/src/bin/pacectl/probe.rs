@@ -6,12 +6,14 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use config::forward::Mode;
 use masque::{
+    proxy_status::ErrorType,
+    request::Refused,
     target::{Host, Target},
     tunnel::Form,
 };
 use paced::{
     client::{
-        drive,
+        OpenError, drive,
         endpoint::{ANSWER_TIMEOUT, Endpoint},
     },
     edge::{backoff, link::Link},
@@ -32,7 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A UDP echo as HOST:PORT. Without it, the one that `paced run` has in development mode
+    /// A UDP echo as HOST:PORT. Without it, the one that `paced run` has in development mode; of other relays, whether they
+    /// are up and let this client in
     #[arg(value_parser = options::target)]
     target: Option<Target>,
     #[command(flatten)]
@@ -80,12 +83,10 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     let target = match &arguments.target {
         Some(target) => target.clone(),
         None if arguments.relay.is_development() => Target { host: Host::Ip([127, 0, 0, 1].into()), port: 4_434 },
-        None => {
-            bail!("name a target, HOST:PORT of a UDP echo: only `paced run` in development mode has one of its own")
-        }
+        None => return reach(arguments, as_json).await,
     };
     let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
-    let connected = endpoint.connect().await?;
+    let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
     let link = Link::alone(&connected);
     let (address, handshake) = (connected.address, connected.handshake);
     let driver = tokio::spawn(drive(connected.connection));
@@ -132,6 +133,77 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
         bail!("nothing came back from {target}: is there a UDP echo, and may the relay reach it?");
     }
     Ok(())
+}
+
+/// Looks whether the relay is there and lets this client in, without a target: asks for one that no relay may lead to, and
+/// which one that asks for credentials refuses for them first.
+async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
+    let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
+    let (relay, address, handshake) = (connected.relay.clone(), connected.address, connected.handshake);
+    let driver = tokio::spawn(drive(connected.connection));
+    let begun = Instant::now();
+    let answer = timeout(ANSWER_TIMEOUT, relay.open_udp(&nowhere())).await.context("the relay does not answer")?;
+    let reached = Reached {
+        relay: endpoint.origin().to_string(),
+        relay_address: address.to_string(),
+        handshake_us: micros(handshake),
+        answer_us: micros(begun.elapsed()),
+        admitted: is_admitted(&answer),
+    };
+    endpoint.close(&relay).await;
+    driver.abort();
+    if as_json {
+        say!("{}", serde_json::to_string_pretty(&reached)?);
+    } else {
+        reached.print();
+    }
+    match answer {
+        Err(error) if !reached.admitted => Err(error).context("the relay is up, and does not let this client in"),
+        _ => Ok(()),
+    }
+}
+
+/// The unspecified address (RFC 6890 §2.2.2), at a port that relays allow.
+fn nowhere() -> Target {
+    Target { host: Host::Ip([0, 0, 0, 0].into()), port: 443 }
+}
+
+/// Whether a relay that answers this to a request for [`nowhere`] serves its client: it looked at the target.
+fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(OpenError::Refused(Refused::Status { status, proxy_status })) => match status {
+            401 | 407 => false,
+            403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
+            // The target is nowhere, or the relay has no room.
+            429 | 500..=599 => true,
+            _ => false,
+        },
+        Err(_) => false,
+    }
+}
+
+/// What was found out without a target. Times are in microseconds.
+#[derive(Serialize)]
+struct Reached {
+    relay: String,
+    relay_address: String,
+    handshake_us: u64,
+    answer_us: u64,
+    /// Whether it serves this client.
+    admitted: bool,
+}
+
+impl Reached {
+    fn print(&self) {
+        let ms = |us: u64| us as f64 / 1_000.0;
+        say!("relay      {} ({}), up", self.relay, self.relay_address);
+        say!("set-up     QUIC {:.2} ms, answer {:.2} ms", ms(self.handshake_us), ms(self.answer_us));
+        if self.admitted {
+            say!("access     granted; name a UDP echo, HOST:PORT, for round trips and loss");
+        }
+    }
 }
 
 /// Sends probes at a steady pace and returns how long the answered ones took.
@@ -213,7 +285,33 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use masque::proxy_status::ProxyStatus;
+
     use super::*;
+
+    #[test]
+    fn a_relay_that_judges_the_target_has_admitted_the_client() {
+        let refused = |status, error: Option<ErrorType>| {
+            let proxy_status = error.map(|error| ProxyStatus { error: Some(error), ..ProxyStatus::default() });
+            Err::<(), _>(OpenError::Refused(Refused::Status {
+                status,
+                proxy_status: proxy_status.into_iter().collect(),
+            }))
+        };
+        let prohibited = Some(ErrorType::DestinationIpProhibited);
+        for (answer, expected) in [
+            (Ok(()), true),
+            (refused(403, prohibited), true),
+            (refused(502, Some(ErrorType::DestinationIpUnroutable)), true),
+            (refused(403, Some(ErrorType::HttpRequestDenied)), false),
+            (refused(403, None), false),
+            (refused(407, prohibited), false),
+            (refused(404, None), false),
+            (Err(OpenError::NoAnswer), false),
+        ] {
+            assert_eq!(is_admitted(&answer), expected, "{answer:?}");
+        }
+    }
 
     #[test]
     fn percentiles_are_those_of_the_nearest_rank() {

@@ -203,11 +203,12 @@ fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
     if let Some(refused @ 1..) = trace.refused_payloads {
         writeln!(to, "{refused} UDP payloads met a full socket buffer on this machine")?;
     }
-    for (what, found) in [("program", &trace.programs), ("map", &trace.maps)] {
-        found.iter().try_for_each(|found| writeln!(to, "{what}: {found}"))?;
-    }
     if trace.programs.is_empty() {
         writeln!(to, "no program of paced was seen in the kernel")?;
+    } else {
+        // `--json` has all that bpftool says of them.
+        let names = |of: &[Value]| of.iter().filter_map(|of| of["name"].as_str()).collect::<Vec<_>>().join(", ");
+        writeln!(to, "in the kernel: programs {}; maps {}", names(&trace.programs), names(&trace.maps))?;
     }
     trace.left_out.iter().try_for_each(|what| writeln!(to, "left out: {what}"))?;
     Ok(())
@@ -251,8 +252,8 @@ mod tests {
             lost_packets: 0,
             lost_events: 3,
             refused_payloads: None,
-            programs: Vec::new(),
-            maps: Vec::new(),
+            programs: vec![serde_json::json!({"id": 7, "name": "paced_egress"})],
+            maps: vec![serde_json::json!({"id": 8, "name": "paced_terms"})],
             left_out: vec!["bpftool".into()],
         };
         let mut shown = Vec::new();
@@ -264,8 +265,14 @@ mod tests {
                 == "0.000000 voice 1200 1/2 10.0 - 900.0 902.5 2.5 -".split(' ').collect::<Vec<_>>()[..]),
             "{shown}"
         );
-        for part in ["dropped: QDISC_DROP", "2 packets, of which 1 were seen to leave", "3 events", "left out: bpftool"]
-        {
+        assert!(!shown.contains(['{', '"']), "JSON is for --json: {shown}");
+        for part in [
+            "in the kernel: programs paced_egress; maps paced_terms",
+            "dropped: QDISC_DROP",
+            "2 packets, of which 1 were seen to leave",
+            "3 events",
+            "left out: bpftool",
+        ] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
     }
