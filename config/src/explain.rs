@@ -147,7 +147,7 @@ fn limits(limits: &Limits) -> [String; 4] {
 }
 
 fn forward(forward: &Forward) -> String {
-    let (listen, target, relay) = (forward.listen, &forward.target, forward.uplink.relay.origin());
+    let (listen, target, relay) = (forward.listen, &forward.target, forward.uplink.through());
     let (protocol, how) = match forward.protocol {
         Protocol::Udp => ("UDP", format!("mode {}", forward.mode)),
         Protocol::Tcp => ("TCP", format!("up to {} connections at once", forward.max_connections)),
@@ -167,7 +167,7 @@ fn proxy(proxy: &Proxy) -> String {
         "proxy {} ({}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}",
         proxy.listen,
         protocols.join(", "),
-        proxy.uplink.relay.origin(),
+        proxy.uplink.through(),
         proxy.max_connections,
         proxy.max_connections_per_client,
         proxy.max_udp_tunnels,

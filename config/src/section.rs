@@ -175,6 +175,15 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// As [`one_or_list`](Self::one_or_list), where the section means nothing without.
+    pub(crate) fn require_one_or_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
+        if self.value(key, schema::one_or_list::<T>).is_none() {
+            self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
+        }
+        self.demand(key);
+        self.one_or_list(key)
+    }
+
     /// Reads a list of tables, read by `detailed`, and of values that say the same in short.
     pub(crate) fn list_or_tables<T, V: Value + Into<T>>(
         &mut self,

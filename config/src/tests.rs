@@ -351,6 +351,27 @@ fn a_forward_is_read_as_written() {
 }
 
 #[test]
+fn a_forward_may_have_several_relays_in_the_order_of_preference() {
+    let relay = |name: &str| format!("\"https://{name}/m/{{target_host}}/{{target_port}}/\"");
+    let with = |relays: &str| FORWARD.replace(&relay("relay.example"), relays);
+    let two = format!("[{}, {}]", relay("one.example"), relay("two.example:8443"));
+    assert_eq!(valid(&with(&two)).forwards[0].uplink.through(), "one.example:443, or else two.example:8443");
+    let many = vec![relay("one.example"); 9].join(", ");
+    assert!(refusals(&with(&format!("[{many}]"))).contains("more than 8 relays"));
+    assert!(refusals(&with("[]")).contains("relay"));
+    assert!(refusals(&FORWARD.replace("relay = ", "#")).contains("relay"));
+}
+
+#[test]
+fn senders_that_got_their_answers_leave_sooner_toward_well_known_ports() {
+    let answered = |text: &str| valid(text).forwards[0].idle_answered.as_secs();
+    assert_eq!(answered(FORWARD), 10);
+    assert_eq!(answered(&FORWARD.replace(":53\"", ":5683\"")), 120);
+    assert_eq!(answered(&format!("{FORWARD}idle_seconds = 4")), 4);
+    assert_eq!(answered(&format!("{FORWARD}idle_answered_seconds = 3")), 3);
+}
+
+#[test]
 fn what_may_not_be_meant_is_warned_of() {
     let warnings = |text: &str| valid(text).warnings();
     assert_eq!(warnings(""), [Warning::NothingToDo]);

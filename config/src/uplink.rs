@@ -8,11 +8,11 @@ use masque::template::Template;
 use crate::error::Problem;
 use crate::section::Section;
 
-/// The relay behind a local address, and what it takes to use it. Addresses with equal ones share a connection.
+/// The relays behind a local address, and what it takes to use them. Addresses with equal ones share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
-    /// The relay, by the template of its URIs.
-    pub relay: Template,
+    /// The relays, by the templates of their URIs: the first that works is used. At least one.
+    pub relays: Vec<Template>,
     /// File with the bearer token to show.
     pub token_file: Option<PathBuf>,
     /// Client certificate to show.
@@ -22,6 +22,17 @@ pub struct Uplink {
     /// The first and the longest wait before the relay is tried again; every wait doubles the last.
     pub backoff: (Duration, Duration),
 }
+
+impl Uplink {
+    /// The relays' hosts and ports, for people.
+    #[must_use]
+    pub fn through(&self) -> String {
+        self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", or else ")
+    }
+}
+
+/// How many relays a local address may choose from.
+const MAX_RELAYS: usize = 8;
 
 /// PEM files of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +56,11 @@ pub enum Trust {
 
 /// Reads the keys about the relay from the section of a local address.
 pub(crate) fn read(section: &mut Section<'_>) -> Option<Uplink> {
-    let relay = section.require("relay");
+    let relays = section.require_one_or_list::<Template>("relay");
+    if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
+        let cause = "there are more than 8 relays";
+        section.refuse("relay", Problem::Contradiction { cause, remedy: "leave some out" });
+    }
     let token_file = section.get("token_file");
     let client = match (section.get("client_certificate"), section.get("client_key")) {
         (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),
@@ -72,5 +87,5 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Uplink> {
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
-    Some(Uplink { relay: relay?, token_file, client, trust, backoff: (first, longest) })
+    Some(Uplink { relays: relays?, token_file, client, trust, backoff: (first, longest) })
 }

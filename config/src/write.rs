@@ -188,7 +188,7 @@ fn proxy(proxy: &Proxy, section: &mut Section<'_>) {
 }
 
 fn uplink(uplink: &Uplink, section: &mut Section<'_>) {
-    section.text("relay", &uplink.relay);
+    section.list("relay", Some(&uplink.relays));
     section.optional_text("token_file", uplink.token_file.as_ref().map(|path| path.display()));
     if let Some(client) = &uplink.client {
         section.text("client_certificate", &client.certificate.display());

@@ -64,9 +64,9 @@ impl Facts {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let forward = |forward: &Forward| {
             let Forward { listen, protocol, target, uplink, .. } = forward;
-            format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.relay.origin())
+            format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
         };
-        let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.relay.origin());
+        let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.through());
         Self {
             started: SystemTime::now(),
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),

@@ -12,7 +12,9 @@
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
 //! | [`counters`] | what is counted, by local address |
-//! | [`uplink`] | the connections to a relay, which local addresses share |
+//! | [`uplink`] | the connections to relays, which local addresses share |
+//! | [`failover`] | which of several relays is used |
+//! | [`moves`] | what becomes of connections when this host's addresses change |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
 //! | [`sources`] | the table of senders |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
@@ -24,7 +26,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, proxy::Proxy, targets::Protocol};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 use tracing::info;
 
 use crate::{
@@ -39,8 +41,10 @@ use crate::{
 pub mod backoff;
 pub mod connect;
 pub mod counters;
+pub mod failover;
 pub mod link;
 pub mod local;
+pub mod moves;
 pub mod notice;
 pub mod places;
 pub mod proxy;
@@ -90,7 +94,7 @@ impl Entrances {
 }
 
 /// Serves all local addresses until `stop` completes; connections to relays are then closed properly. `schedules` order
-/// what shares one of those.
+/// what shares one of those; `moves` tells of changes of this host's addresses.
 ///
 /// # Errors
 /// A local address is taken or not ours, a file that the configuration names is not usable, or a local socket failed for
@@ -100,21 +104,25 @@ pub async fn serve(
     transport: &Transport,
     metrics: &EdgeMetrics,
     schedules: &Schedules,
+    moves: watch::Receiver<()>,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
-    let mut uplinks: Vec<(Access, Arc<Uplink>)> = Vec::new();
+    let mut uplinks: Vec<(Vec<Access>, Arc<Uplink>)> = Vec::new();
     let mut locals = JoinSet::new();
     let mut connections = JoinSet::new();
     let mut uplink_of = |wanted: &config::uplink::Uplink, listen: SocketAddr| -> Result<Arc<Uplink>> {
-        let access = Access::from(wanted);
+        let access = Access::of(wanted);
         if let Some((_, uplink)) = uplinks.iter().find(|(known, _)| *known == access) {
             return Ok(uplink.clone());
         }
-        let endpoint = Endpoint::new(access.clone(), transport.clone(), metrics.datagrams.clone(), schedules.clone())
-            .with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
-        let (uplink, backoff) = (Uplink::new(endpoint), wanted.backoff);
-        let runner = uplink.clone();
-        connections.spawn(async move { runner.run(backoff).await });
+        let endpoint = |access: &Access| {
+            Endpoint::new(access.clone(), transport.clone(), metrics.datagrams.clone(), schedules.clone())
+        };
+        let relays = access.iter().map(endpoint).collect::<Result<Vec<_>>>();
+        let relays = relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
+        let uplink = Uplink::new(relays, wanted.backoff, metrics.connections.clone());
+        let (runner, moves) = (uplink.clone(), moves.clone());
+        connections.spawn(async move { runner.run(moves).await });
         uplinks.push((access, uplink.clone()));
         Ok(uplink)
     };
@@ -138,7 +146,7 @@ pub async fn serve(
                 });
             }
         }
-        info!(%listen, %protocol, %target, relay = %forward.uplink.relay.origin(), "forwarding");
+        info!(%listen, %protocol, %target, relay = %forward.uplink.through(), "forwarding");
     }
     for (proxy, membership) in &entrances.proxies {
         let listen = proxy.listen;
@@ -150,7 +158,7 @@ pub async fn serve(
             entrance.run().await;
             Ok(())
         });
-        info!(%listen, relay = %proxy.uplink.relay.origin(), "serving as a proxy");
+        info!(%listen, relay = %proxy.uplink.through(), "serving as a proxy");
     }
     tokio::pin!(stop);
     tokio::select! {

@@ -201,7 +201,7 @@ impl Daemon {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
         if !(config.forwards.is_empty() && config.proxies.is_empty()) {
-            daemon.start_edge(&config, &metrics);
+            daemon.start_edge(&config, &metrics, control);
         }
         let policies = Policies::new(&config, saved, daemon.enforce());
         let (reloads, mut reload_wanted) = mpsc::channel(1);
@@ -327,7 +327,10 @@ impl Daemon {
         Ok(())
     }
 
-    fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>) {
+    fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>, control: &Handle) {
+        let moved = watch::Sender::new(());
+        let moves = moved.subscribe();
+        control.spawn(edge::moves::follow(moved));
         let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
         let classes = classes(&config.policy, Role::Edge, metrics);
         let (metrics, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
@@ -339,7 +342,7 @@ impl Daemon {
                 // An error means that the daemon is gone, which is a reason to stop, too.
                 _ = stopped.wait_for(|stop| *stop).await;
             };
-            edge::serve(&entrances, &transport, &metrics, &schedules, stop).await
+            edge::serve(&entrances, &transport, &metrics, &schedules, moves, stop).await
         });
     }
 

@@ -23,8 +23,9 @@ use super::Relay;
 use crate::quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
-    events::{ConnectionState, PacketSize},
-    h3, tls,
+    events::{ConnectionState, Heard, PacketSize},
+    h3::{self, connection_reason},
+    tls,
 };
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
@@ -65,14 +66,17 @@ pub enum TokenSource {
     Environment(String),
 }
 
-impl From<&Uplink> for Access {
-    fn from(uplink: &Uplink) -> Self {
-        Self {
-            template: uplink.relay.clone(),
+impl Access {
+    /// What the configuration says of each relay of an uplink, in their order.
+    #[must_use]
+    pub fn of(uplink: &Uplink) -> Vec<Self> {
+        let access = |template: &Template| Self {
+            template: template.clone(),
             trust: uplink.trust.clone(),
             token: uplink.token_file.clone().map(TokenSource::File),
             identity: uplink.client.clone(),
-        }
+        };
+        uplink.relays.iter().map(access).collect()
     }
 }
 
@@ -122,7 +126,7 @@ pub enum ConnectError {
         reason: rustls::Error,
     },
     /// The handshake failed otherwise, or the connection did.
-    #[error("connection to {to} failed: {cause}")]
+    #[error("connection to {to} failed: {}", connection_reason(cause))]
     Failed {
         /// The relay's address.
         to: SocketAddr,
@@ -169,6 +173,8 @@ pub struct Connected {
     pub connection: h3::Connection,
     /// How large its packets are.
     pub packets: PacketSize,
+    /// What arrives from the relay.
+    pub heard: Heard,
     /// The relay's address.
     pub address: SocketAddr,
     /// How long the QUIC handshake took.
@@ -238,10 +244,10 @@ impl Endpoint {
                 }
             }
         };
-        let packets = connection.query_event_context(|state: &ConnectionState| state.packets.clone());
-        let packets = packets.unwrap_or_default();
+        let known = |state: &ConnectionState| (state.packets.clone(), state.heard.clone());
+        let (packets, heard) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
-        Ok(Connected { relay, connection, packets, address, handshake })
+        Ok(Connected { relay, connection, packets, heard, address, handshake })
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.
@@ -295,7 +301,7 @@ impl Endpoint {
             max_frame_bytes: u64::from(u16::MAX),
             schedules: self.schedules.clone(),
         };
-        let io = self.transport.sockets(any).context("failed to bind a socket")?;
+        let io = self.transport.roaming_sockets(any).context("failed to bind a socket")?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), datagrams)?;
         Ok(socket.insert(client).clone())
     }

@@ -7,6 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use super::uplink::ConnectionCounters;
 use crate::quic::datagrams::DatagramCounters;
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -32,6 +33,8 @@ pub struct EdgeMetrics {
     dropped_down: Family<Labels<2>, Counter>,
     /// What became of datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,
+    /// What became of those connections when this host's addresses changed.
+    pub connections: Arc<ConnectionCounters>,
 }
 
 /// What one local address counts.
@@ -89,6 +92,7 @@ impl EdgeMetrics {
         ] {
             registry.register(name, help, family.clone());
         }
+        self.connections.register(registry);
         for (name, help, family) in [
             ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),

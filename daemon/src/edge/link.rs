@@ -1,8 +1,11 @@
 //! A connection to a relay, and the places for tunnels on it.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use config::forward::Mode;
@@ -10,10 +13,13 @@ use masque::{h3::Code, tunnel::Form};
 use tokio::{sync::Notify, time::Instant};
 use tracing::info;
 
-use super::places::Places;
+use super::{
+    moves::{Paths, Verdict, source_toward},
+    places::Places,
+};
 use crate::{
     client::{Relay, endpoint::Connected},
-    quic::events::PacketSize,
+    quic::events::{Heard, PacketSize},
 };
 
 /// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`Mode::Auto`]: QUIC
@@ -29,9 +35,19 @@ pub struct NoDatagrams;
 pub struct Line {
     /// The relay.
     pub relay: Relay,
+    /// Its place among the relays of the uplink.
+    pub place: usize,
+    /// Its address.
+    pub address: SocketAddr,
     /// When the connection was made.
     pub since: Instant,
     packets: PacketSize,
+    heard: Heard,
+    paths: Mutex<Paths>,
+    /// Whether there has been no answer since this host's address changed.
+    doubted: AtomicBool,
+    /// Whether its address has changed so often that it takes no new tunnels.
+    worn: AtomicBool,
     /// Whether it was said that the path is too narrow.
     told: AtomicBool,
     places: Mutex<Places>,
@@ -42,18 +58,66 @@ pub struct Line {
 }
 
 impl Line {
-    /// Takes over a new connection; `freed` is told of every place that is given back.
+    /// Takes over a new connection to the relay in place `place`; `freed` is told of every place for a tunnel that is
+    /// given back.
     #[must_use]
-    pub fn new(connected: &Connected, freed: Arc<Notify>) -> Arc<Self> {
-        let (relay, packets) = (connected.relay.clone(), connected.packets.clone());
-        let (told, closed, places) = (AtomicBool::new(false), AtomicBool::new(false), Mutex::default());
-        Arc::new(Self { relay, since: Instant::now(), packets, told, places, closed, freed })
+    pub fn new(connected: &Connected, place: usize, freed: Arc<Notify>) -> Arc<Self> {
+        let flag = || AtomicBool::new(false);
+        Arc::new(Self {
+            relay: connected.relay.clone(),
+            place,
+            address: connected.address,
+            since: Instant::now(),
+            packets: connected.packets.clone(),
+            heard: connected.heard.clone(),
+            paths: Mutex::new(Paths::new(source_toward(connected.address))),
+            doubted: flag(),
+            worn: flag(),
+            told: flag(),
+            places: Mutex::default(),
+            closed: flag(),
+            freed,
+        })
     }
 
     /// Whether new tunnels may be asked for.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        !self.is_closed() && self.relay.http().takes_requests()
+        let is_out = [&self.closed, &self.doubted, &self.worn].into_iter().any(|reason| reason.load(Relaxed));
+        !is_out && self.relay.http().takes_requests()
+    }
+
+    /// Asks the kernel from which address packets leave for the relay by now, and says what that means. If it is
+    /// another one than before, something is sent, so that the relay learns of it.
+    #[must_use]
+    pub fn follow(&self) -> Verdict {
+        let source = source_toward(self.address);
+        let verdict = self.paths.lock().unwrap_or_else(PoisonError::into_inner).moved(source);
+        if verdict == Verdict::Wears {
+            self.worn.store(true, Relaxed);
+        }
+        if matches!(verdict, Verdict::Follows | Verdict::Wears) {
+            // An error means that the connection has ended, which its task finds out.
+            _ = self.relay.http().handle().clone().ping();
+        }
+        verdict
+    }
+
+    /// How many packets have arrived.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.heard.count()
+    }
+
+    /// Notes whether there is reason to think that the relay does not hear us any more.
+    pub fn doubt(&self, is_doubted: bool) {
+        self.doubted.store(is_doubted, Relaxed);
+    }
+
+    /// Whether there is reason to think so.
+    #[must_use]
+    pub fn is_doubted(&self) -> bool {
+        self.doubted.load(Relaxed)
     }
 
     /// Whether one more tunnel fits.
@@ -111,9 +175,15 @@ impl Link {
     /// A place on a connection that nobody else uses.
     #[must_use]
     pub fn alone(connected: &Connected) -> Self {
-        let line = Line::new(connected, Arc::default());
+        let line = Line::new(connected, 0, Arc::default());
         line.places().take(line.since);
         Self { relay: line.relay.clone(), line }
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn line(&self) -> &Arc<Line> {
+        &self.line
     }
 
     /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, those who

@@ -525,7 +525,7 @@ impl Shared {
     /// Warns of a limit that was reached, not too often.
     fn say(&self, what: &str) {
         if self.notice.is_due(Instant::now()) {
-            warn!(relay = %self.uplink.origin(), target = %self.target, "{what}");
+            warn!(relay = %self.uplink.names(), target = %self.target, "{what}");
         }
     }
 
@@ -545,11 +545,11 @@ impl Shared {
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
-        let (since, relay) = (Instant::now(), link.relay.clone());
+        let (since, line) = (Instant::now(), link.line().clone());
         source.open(self, opened.tunnel, link, class);
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)).await;
-        if since.elapsed() < self.first_wait && relay.http().takes_requests() {
+        if since.elapsed() < self.first_wait && line.is_usable() {
             return End::AtOnce(Box::new(end));
         }
         lock(&self.backoff).succeeded();

@@ -4,7 +4,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -24,6 +24,7 @@ use masque::{
 };
 use tokio::{
     net::UdpSocket,
+    sync::watch,
     task::JoinHandle,
     time::{Instant, timeout},
 };
@@ -70,6 +71,8 @@ struct Seen {
     datagrams: AtomicUsize,
     capsules: AtomicUsize,
     finished: AtomicUsize,
+    /// How often all connections were closed from here.
+    closings: watch::Sender<u32>,
     /// Tunnels that are open, and as many as ever were at once.
     open: AtomicUsize,
     most: AtomicUsize,
@@ -80,6 +83,8 @@ struct TestRelay {
     fingerprint: [u8; 32],
     seen: Arc<Seen>,
     server: JoinHandle<()>,
+    /// Whether connections are let in.
+    open: Arc<AtomicBool>,
 }
 
 impl Drop for TestRelay {
@@ -107,9 +112,10 @@ impl TestRelay {
         };
         let io = transport.sockets((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let tls = ServerTls::new(identity.prepare().unwrap());
+        let admission = Admission::default();
+        let open = admission.open.clone();
         let mut server =
-            endpoint::serve(io, &transport, tls, datagrams, Admission::default(), &Issuer::ephemeral().unwrap())
-                .unwrap();
+            endpoint::serve(io, &transport, tls, datagrams, admission, &Issuer::ephemeral().unwrap()).unwrap();
         let (address, seen) = (server.local_addr().unwrap(), Arc::new(Seen::default()));
         let counting = seen.clone();
         let server = tokio::spawn(async move {
@@ -119,7 +125,13 @@ impl TestRelay {
                 tokio::spawn(serve(connection, does, counting.clone()));
             }
         });
-        Self { address, fingerprint, seen, server }
+        Self { address, fingerprint, seen, server, open }
+    }
+
+    /// Lets nobody in any more, and closes what is open.
+    fn shut(&self) {
+        self.open.store(false, Relaxed);
+        self.seen.closings.send_modify(|closings| *closings += 1);
     }
 
     fn access(&self) -> Access {
@@ -134,9 +146,16 @@ impl TestRelay {
 
 async fn serve(mut connection: Connection, does: Does, seen: Arc<Seen>) {
     let client = connection.client();
-    while let Ok(request) = connection.next().await {
-        seen.requests.fetch_add(1, Relaxed);
-        tokio::spawn(answer(request, client.clone(), does, seen.clone()));
+    let mut closings = seen.closings.subscribe();
+    loop {
+        tokio::select! {
+            request = connection.next() => {
+                let Ok(request) = request else { return };
+                seen.requests.fetch_add(1, Relaxed);
+                tokio::spawn(answer(request, client.clone(), does, seen.clone()));
+            }
+            _ = closings.changed() => client.close(Code::NoError),
+        }
     }
 }
 
@@ -207,14 +226,23 @@ impl Edge {
         Self::with(relay, mode, (idle, idle)).await
     }
 
-    async fn with(relay: &TestRelay, mode: Mode, (idle, idle_answered): (Duration, Duration)) -> Self {
-        let access = relay.access();
-        let backoff = (Duration::from_millis(10), Duration::from_secs(60));
+    async fn with(relay: &TestRelay, mode: Mode, idle: (Duration, Duration)) -> Self {
+        Self::of(&[relay], mode, idle, (Duration::from_millis(10), Duration::from_secs(60))).await
+    }
+
+    async fn of(
+        relays: &[&TestRelay],
+        mode: Mode,
+        (idle, idle_answered): (Duration, Duration),
+        backoff: (Duration, Duration),
+    ) -> Self {
+        let accesses: Vec<_> = relays.iter().map(|relay| relay.access()).collect();
+        let access = accesses[0].clone();
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: targets::Protocol::Udp,
             uplink: uplink::Uplink {
-                relay: access.template.clone(),
+                relays: accesses.iter().map(|access| access.template.clone()).collect(),
                 token_file: None,
                 client: None,
                 trust: access.trust.clone(),
@@ -228,12 +256,15 @@ impl Edge {
             max_connections: 1,
         };
         let counters = Arc::new(Counters::default());
-        let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-        let uplink = Uplink::new(endpoint);
+        let endpoint =
+            |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+        let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), backoff, Arc::default());
+        let moved = watch::Sender::new(());
+        let moves = moved.subscribe();
         let local = Local::bind(&forward, Membership::default(), uplink.clone(), counters.clone()).await.unwrap();
         let address = local.address().unwrap();
         let tasks = vec![
-            tokio::spawn(async move { uplink.run(backoff).await }),
+            tokio::spawn(async move { uplink.run(moves).await }),
             tokio::spawn(async move { local.run().await.unwrap() }),
         ];
         Self { address, counters, tasks }
@@ -414,4 +445,57 @@ async fn the_tunnel_of_a_sender_that_has_its_answer_is_closed_before_others() {
     ask(&edge, 3).await;
     eventually(|| relay.seen.finished.load(Relaxed) == 3).await;
     assert_eq!(relay.seen.open.load(Relaxed), 1, "one that asks more than a resolver does is not thought answered");
+}
+
+/// Sends payloads from one new port until one comes back.
+async fn ask_until_answered(edge: &Edge) -> UdpSocket {
+    let application = edge.application().await;
+    let asking = async {
+        let mut buffer = [0; 64];
+        loop {
+            application.send(b"anybody?").await.unwrap();
+            if timeout(Duration::from_millis(100), application.recv(&mut buffer)).await.is_ok() {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, asking).await.expect("nobody answers");
+    application
+}
+
+#[tokio::test]
+async fn the_next_relay_takes_over_and_the_preferred_one_gets_new_senders_again_once_it_lasts() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+    let backoff = (Duration::from_millis(10), Duration::from_millis(300));
+    let edge = Edge::of(&[&relays[0], &relays[1]], Mode::Auto, (PATIENCE, PATIENCE), backoff).await;
+    let requests = || relays.each_ref().map(|relay| relay.seen.requests.load(Relaxed));
+    ask(&edge, 2).await;
+    assert_eq!(requests(), [2, 0], "the first works");
+    relays[0].shut();
+    let moved = ask_until_answered(&edge).await;
+    assert!(requests()[1] > 0, "the second has taken over");
+
+    relays[0].open.store(true, Relaxed);
+    let asking = async {
+        while requests()[0] == 2 {
+            drop(ask_until_answered(&edge).await);
+        }
+    };
+    timeout(PATIENCE, asking).await.expect("the first is not used again");
+    while moved.try_recv(&mut [0; 64]).is_ok() {}
+    let (connections, asked) = (relays[1].seen.connections.load(Relaxed), requests()[1]);
+    moved.send(b"still there?").await.unwrap();
+    assert_eq!(receive(&moved).await, b"still there?");
+    assert_eq!((relays[1].seen.connections.load(Relaxed), requests()[1]), (connections, asked), "what is open stays");
+}
+
+#[tokio::test]
+async fn the_next_relay_is_tried_while_the_first_says_nothing() {
+    let (mut silent, relay) = (TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true));
+    let hole = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    silent.address = hole.local_addr().unwrap();
+    let backoff = (Duration::from_millis(10), Duration::from_secs(60));
+    let edge = Edge::of(&[&silent, &relay], Mode::Auto, (PATIENCE, PATIENCE), backoff).await;
+    ask(&edge, 3).await;
+    assert_eq!(relay.seen.requests.load(Relaxed), 3);
 }

@@ -1,22 +1,25 @@
-//! One relay, and the connections to it that the forwards share: made when they are needed, and made again when lost.
+//! The connections to a relay that the forwards share: made when they are needed, and made again when lost. There may be
+//! several relays to choose from; [`failover`](super::failover) chooses.
 //!
 //! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows; only when they are
 //! taken is another one made, up to [`CONNECTIONS`].
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures::future::OptionFuture;
-use masque::target::Target;
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::{info, warn};
 
 use super::{
-    backoff::{Backoff, random},
+    backoff::random,
+    failover::{Failover, Next, Standing},
     link::{Line, Link},
+    moves::Verdict,
 };
 use crate::{
     client::{
@@ -33,9 +36,36 @@ pub const CONNECTIONS: usize = 4;
 /// For how long a connection that others make up for may be without tunnels before it is closed.
 const SPARE: Duration = Duration::from_secs(30);
 
+/// How soon after a change of this host's address the relay has to be heard, or a new connection is made.
+const PROOF: Duration = Duration::from_millis(400);
+
+/// What became of connections when this host's addresses changed.
+#[derive(Debug, Default)]
+pub struct ConnectionCounters {
+    /// Connections that went on from another address of this host.
+    pub moved: Counter,
+    /// Connections that were given up because the relay does not hear them from there.
+    pub left: Counter,
+}
+
+impl ConnectionCounters {
+    /// Registers the counters.
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, counter) in [
+            ("edge_connections_moved", "Connections that went on from another address", &self.moved),
+            ("edge_connections_left", "Connections given up after a change of address", &self.left),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
+    }
+}
+
 /// The connections to a relay. Those who want to use one ask with [`Uplink::link`]; [`Uplink::run`] keeps them up.
 pub struct Uplink {
-    endpoint: Endpoint,
+    /// In the order of preference.
+    relays: Vec<Endpoint>,
+    backoff: (Duration, Duration),
+    counters: Arc<ConnectionCounters>,
     wanted: Notify,
     freed: Arc<Notify>,
     state: watch::Sender<State>,
@@ -43,13 +73,15 @@ pub struct Uplink {
 
 #[derive(Default)]
 struct State {
-    /// In the order in which they are to be filled.
     lines: Vec<Arc<Line>>,
     /// How often connecting has failed, and how it did last.
     failures: u64,
     failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     is_alone: bool,
+    /// How long a connection to a preferred relay has to last before it takes tunnels from one that works: a relay that
+    /// comes and goes is no gain.
+    settling: Duration,
 }
 
 impl State {
@@ -60,20 +92,55 @@ impl State {
     fn has_room(&self) -> bool {
         self.lines.iter().any(|line| line.has_room())
     }
+
+    /// Connections in the order in which they are to be filled: those to the first relay first. One that has just been
+    /// made to a better relay than the others' comes last.
+    fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
+        let is_new = |line: &Line| {
+            now.saturating_duration_since(line.since) < self.settling
+                && self.usable().any(|other| other.place > line.place && other.since < line.since)
+        };
+        let mut lines: Vec<_> = self.usable().collect();
+        lines.sort_by_key(|line| (is_new(line), line.place));
+        lines
+    }
+
+    fn standings(&self, relays: usize) -> Vec<Standing> {
+        let mut standings = vec![Standing::default(); relays];
+        for line in self.usable() {
+            if let Some(standing) = standings.get_mut(line.place) {
+                standing.usable += 1;
+                standing.has_room |= line.has_room();
+            }
+        }
+        standings
+    }
+}
+
+/// What the task of an uplink works with.
+struct Work<'a> {
+    uplink: &'a Uplink,
+    failover: Failover,
+    connections: JoinSet<(Arc<Line>, h3::Error)>,
+    /// Whether somebody waits for a place.
+    wanted: bool,
+    /// Connections whose address has changed, what had been heard of them before, and when more has to have been.
+    proofs: Vec<(Arc<Line>, u64, Instant)>,
 }
 
 impl Uplink {
-    /// Returns an uplink without a connection.
+    /// Returns an uplink to these relays, of which the first is preferred, without a connection. `backoff` is the first
+    /// and the longest wait between attempts to connect.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Arc<Self> {
-        let (wanted, freed, state) = (Notify::new(), Arc::default(), watch::Sender::default());
-        Arc::new(Self { endpoint, wanted, freed, state })
+    pub fn new(relays: Vec<Endpoint>, backoff: (Duration, Duration), counters: Arc<ConnectionCounters>) -> Arc<Self> {
+        let state = watch::Sender::new(State { settling: backoff.1, ..State::default() });
+        Arc::new(Self { relays, backoff, counters, wanted: Notify::new(), freed: Arc::default(), state })
     }
 
-    /// The relay's host and port.
+    /// The hosts and ports of the relays.
     #[must_use]
-    pub fn origin(&self) -> &Target {
-        self.endpoint.origin()
+    pub fn names(&self) -> String {
+        self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
@@ -89,7 +156,7 @@ impl Uplink {
             freed.as_mut().enable();
             {
                 let state = changes.borrow_and_update();
-                if let Some(link) = state.lines.iter().find_map(Line::link) {
+                if let Some(link) = state.in_order(Instant::now()).into_iter().find_map(Line::link) {
                     return Ok(link);
                 }
                 let failed = state.failures > failures && state.usable().next().is_none();
@@ -117,88 +184,58 @@ impl Uplink {
         connections > 0 && !state.has_room() && (connections >= CONNECTIONS || state.is_alone)
     }
 
-    /// Connects whenever a connection is wanted and there is none with room, at first at once; never returns.
-    pub async fn run(&self, backoff: (Duration, Duration)) {
-        let origin = self.origin();
-        let mut backoff = Backoff::new(backoff);
-        // More than one while a relay that goes away still serves the tunnels it has (RFC 9114 §5.2).
-        let mut connections: JoinSet<(Arc<Line>, h3::Error)> = JoinSet::new();
-        let (mut attempt, mut connecting) = (pin!(OptionFuture::from(None)), false);
+    /// Connects whenever a connection is wanted and there is none with room, at first at once; never returns. Whenever
+    /// this host's addresses change, `moves` tells.
+    pub async fn run(&self, mut moves: watch::Receiver<()>) {
+        let failover = Failover::new(self.relays.len(), CONNECTIONS, self.backoff);
+        let mut work = Work { uplink: self, failover, connections: JoinSet::new(), wanted: true, proofs: Vec::new() };
+        let mut attempts = FuturesUnordered::new();
         let mut tidy = interval(SPARE / 4);
         tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.wanted.notify_one();
         loop {
+            let until = loop {
+                match work.next() {
+                    Next::Connect(place) => attempts.push(self.attempt(place)),
+                    Next::Wait(until) => break Some(until),
+                    Next::Nothing => break None,
+                }
+            };
+            let until = work.proofs.iter().map(|(_, _, due)| *due).chain(until).min();
             tokio::select! {
-                Some(ended) = connections.join_next() => {
-                    let Ok((line, error)) = ended else { continue };
-                    self.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, &line)));
-                    if line.is_closed() {
-                        continue;
-                    }
-                    warn!(relay = %origin, "connection lost: {error}");
-                    if line.since.elapsed() > backoff.longest() {
-                        backoff.succeeded();
-                    } else {
-                        backoff.failed(Instant::now(), random());
+                Some(ended) = work.connections.join_next() => {
+                    if let Ok((line, error)) = ended {
+                        work.lost(&line, &error);
                     }
                 }
-                Some(connected) = &mut attempt, if connecting => {
-                    attempt.set(None.into());
-                    connecting = false;
-                    let connected: Result<Connected, ConnectError> = connected;
-                    match connected {
-                        Ok(connected) => {
-                            info!(relay = %origin, address = %connected.address, "connected");
-                            let line = Line::new(&connected, self.freed.clone());
-                            let driven = line.clone();
-                            connections.spawn(async { (driven, drive(connected.connection).await) });
-                            self.state.send_modify(|state| {
-                                state.lines.push(line);
-                                state.is_alone = false;
-                            });
-                        }
-                        Err(error) => {
-                            let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
-                            warn!(relay = %origin, "{error}; next attempt in {wait:.1?} at the earliest");
-                            self.state.send_modify(|state| {
-                                state.failures += 1;
-                                state.failure = Some(Arc::new(error));
-                                state.is_alone = true;
-                            });
-                        }
-                    }
-                }
-                () = self.wanted.notified(), if !connecting => {
-                    let (room, usable) = {
-                        let state = self.state.borrow();
-                        (state.has_room(), state.usable().count())
-                    };
-                    if !room && usable < CONNECTIONS {
-                        connecting = true;
-                        let wait = backoff.wait(Instant::now());
-                        attempt.set(Some(async move {
-                            sleep(wait).await;
-                            self.endpoint.connect().await
-                        }).into());
-                    }
-                }
+                Some((place, connected)) = attempts.next() => work.attempted(place, connected),
+                () = self.wanted.notified() => work.wanted = true,
+                Ok(()) = moves.changed() => work.moved(),
+                () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => self.close_spare(),
             }
+        }
+    }
+
+    async fn attempt(&self, place: usize) -> (usize, Result<Connected, ConnectError>) {
+        match self.relays.get(place) {
+            Some(relay) => (place, relay.connect().await),
+            None => std::future::pending().await,
         }
     }
 
     /// Closes connections without tunnels that others make up for.
     fn close_spare(&self) {
         self.state.send_if_modified(|state| {
-            let spare = |line: &Arc<Line>| line.tunnels() == 0 && line.since.elapsed() > SPARE;
-            let first = state.usable().next().cloned();
+            let now = Instant::now();
+            let first = state.in_order(now).first().map(|line| Arc::clone(line));
             let before = state.lines.len();
             state.lines.retain(|line| {
-                let kept = !spare(line) || first.as_ref().is_none_or(|first| Arc::ptr_eq(first, line));
-                if !kept {
+                let is_spare = line.tunnels() == 0 && now.saturating_duration_since(line.since) > SPARE;
+                let is_kept = !is_spare || first.as_ref().is_none_or(|first| Arc::ptr_eq(first, line));
+                if !is_kept {
                     line.close();
                 }
-                kept
+                is_kept
             });
             state.lines.len() < before
         });
@@ -208,7 +245,125 @@ impl Uplink {
     pub async fn close(&self) {
         let lines = self.state.borrow().lines.clone();
         for line in lines {
-            self.endpoint.close(&line.relay).await;
+            if let Some(relay) = self.relays.get(line.place) {
+                relay.close(&line.relay).await;
+            }
         }
+    }
+}
+
+impl Work<'_> {
+    /// Decides what to do next, and notes if it is to connect.
+    fn next(&mut self) -> Next {
+        let now = Instant::now();
+        let standings = {
+            let state = self.uplink.state.borrow();
+            self.wanted &= !state.has_room();
+            state.standings(self.uplink.relays.len())
+        };
+        let next = self.failover.next(now, self.wanted, &standings);
+        if let Next::Connect(place) = next {
+            self.failover.begun(place, now);
+        }
+        next
+    }
+
+    fn attempted(&mut self, place: usize, connected: Result<Connected, ConnectError>) {
+        let Some(origin) = self.uplink.relays.get(place).map(Endpoint::origin) else { return };
+        match connected {
+            Ok(connected) => {
+                info!(relay = %origin, address = %connected.address, "connected");
+                self.failover.connected(place);
+                let line = Line::new(&connected, place, self.uplink.freed.clone());
+                let driven = line.clone();
+                self.connections.spawn(async { (driven, drive(connected.connection).await) });
+                self.uplink.state.send_modify(|state| {
+                    // What did not answer from its new address is given up: its tunnels are opened anew.
+                    state.lines.iter().filter(|line| line.is_doubted()).for_each(|line| line.close());
+                    state.lines.push(line);
+                    state.is_alone = false;
+                });
+            }
+            Err(error) => {
+                let now = Instant::now();
+                let wait = self.failover.failed(place, now, random());
+                warn!(relay = %origin, "{error}; next attempt in {wait:.1?} at the earliest");
+                let standings = self.uplink.state.borrow().standings(self.uplink.relays.len());
+                let is_over =
+                    self.failover.is_idle() && !matches!(self.failover.next(now, true, &standings), Next::Connect(_));
+                self.uplink.state.send_modify(|state| {
+                    state.failures += u64::from(is_over);
+                    state.failure = Some(Arc::new(error));
+                    state.is_alone = true;
+                });
+            }
+        }
+    }
+
+    fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
+        self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
+        self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
+        if line.is_closed() {
+            return;
+        }
+        if let Some(relay) = self.uplink.relays.get(line.place) {
+            warn!(relay = %relay.origin(), "connection lost: {error}");
+        }
+        self.failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
+    }
+
+    /// This host's addresses have changed: has connections go on from the new ones.
+    fn moved(&mut self) {
+        let lines = self.uplink.state.borrow().lines.clone();
+        for line in lines {
+            let heard = line.heard();
+            let relay = line.address;
+            match line.follow() {
+                Verdict::Stays => continue,
+                Verdict::Follows => {
+                    info!(%relay, "this host's address changed: the connection goes on from the new one")
+                }
+                Verdict::Wears => {
+                    info!(%relay, "this host's address changed again: new tunnels get a new connection");
+                    self.wanted = true;
+                }
+                Verdict::Ends => {
+                    info!(%relay, "this host's address changed too often for one connection: it is made anew");
+                    self.uplink.counters.left.inc();
+                    line.close();
+                    self.wanted = true;
+                    continue;
+                }
+            }
+            self.uplink.counters.moved.inc();
+            self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
+            self.proofs.push((line, heard, Instant::now() + PROOF));
+        }
+        self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Looks whether the relays of connections that moved are heard. Until they are, others take the new tunnels.
+    fn prove(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
+        for (line, before, _) in due {
+            let (was_doubted, is_silent) = (line.is_doubted(), line.heard() == before);
+            line.doubt(is_silent);
+            if !is_silent {
+                continue;
+            }
+            if !was_doubted {
+                info!(relay = %line.address, "no answer since this host's address changed: trying a new connection");
+                self.uplink.counters.left.inc();
+            }
+            if self.uplink.state.borrow().has_room() {
+                line.close();
+                continue;
+            }
+            self.wanted = true;
+            self.proofs.push((line, before, now + PROOF));
+        }
+        // Those who wait for a place look again.
+        self.uplink.state.send_modify(|_| {});
     }
 }

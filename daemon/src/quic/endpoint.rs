@@ -131,6 +131,13 @@ impl From<&config::Transport> for Transport {
 }
 
 impl Transport {
+    /// How many request streams a client may have open that may have so many tunnels. They are many more, so that one
+    /// tunnel too many gets an answer: the transport gives new credit only when a tenth of all streams has ended.
+    #[must_use]
+    pub fn requests_for(tunnels: u32) -> u64 {
+        2 * u64::from(tunnels) + 64
+    }
+
     /// Has departure times, if there are any, go by what is known of `devices`, and counts packets at `counters`.
     #[must_use]
     pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<Counters>) -> Self {
@@ -166,6 +173,19 @@ impl Transport {
     /// The address is in use or not ours, or MTU bounds contradict each other.
     pub fn sockets(&self, address: SocketAddr) -> Result<Sockets> {
         self.sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
+    }
+
+    /// The same for clients: packets leave from whichever address the routes choose, so that connections go on when
+    /// this host's addresses change. s2n-quic's own provider keeps to the first.
+    ///
+    /// # Errors
+    /// As [`sockets`](Self::sockets).
+    pub fn roaming_sockets(&self, address: SocketAddr) -> Result<Sockets> {
+        let mut sockets = self.sockets(address)?;
+        if let Sockets::Paced(provider) = &mut sockets {
+            provider.roam();
+        }
+        Ok(sockets)
     }
 
     /// The socket provider of an endpoint on a socket that is bound.

@@ -3,19 +3,21 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU16, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
-        AckRangeReceived, AckRangeSent, ConnectionClosed, DatagramReceived, DatagramSent, EndpointMeta, EndpointType,
-        FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost,
-        PacketReceived, PacketSent, PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady,
-        TransportParametersReceived, TxStreamProgress,
+        AckRangeReceived, AckRangeSent, ConnectionClosed, DatagramDropReason, DatagramDropped, DatagramReceived,
+        DatagramSent, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated,
+        KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup, RecoveryMetrics,
+        TlsExporterReady, TransportParametersReceived, TxStreamProgress,
     },
 };
+
+use tokio::sync::Notify;
 
 use super::{ledger::Account, path::PathStats, qlog::Tap, schedule::Schedules};
 
@@ -78,6 +80,10 @@ pub struct ConnectionState {
     pub tap: Tap,
     /// What is known of its path.
     pub path: PathStats,
+    /// What arrives.
+    pub heard: Heard,
+    /// What arrives from addresses to which the transport does not follow its peer.
+    pub strays: Strays,
     completed: bool,
 }
 
@@ -111,6 +117,54 @@ impl PacketSize {
     }
 }
 
+/// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(Arc<AtomicU64>);
+
+impl Heard {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    fn count_one(&self) {
+        // Only the connection writes.
+        self.0.store(self.count().wrapping_add(1), Relaxed);
+    }
+}
+
+/// Datagrams for a connection from addresses that the transport does not follow its peer to: it knows five addresses in
+/// a connection's life. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct Strays(Arc<(AtomicU32, Notify)>);
+
+impl Strays {
+    /// How many of them in a row, with nothing from a known address between, mean that the peer has moved on. They are
+    /// not authentic, but who forges them has to know the connection's ID and to silence its peer.
+    const ENOUGH: u32 = 3;
+
+    /// Waits until the peer has most likely moved to where the transport does not follow.
+    pub async fn lost(&self) {
+        while self.0.0.load(Relaxed) < Self::ENOUGH {
+            self.0.1.notified().await;
+        }
+    }
+
+    fn count_one(&self) {
+        // Only the connection writes.
+        let count = self.0.0.load(Relaxed).saturating_add(1);
+        self.0.0.store(count, Relaxed);
+        if count >= Self::ENOUGH {
+            self.0.1.notify_one();
+        }
+    }
+
+    fn forget(&self) {
+        self.0.0.store(0, Relaxed);
+    }
+}
+
 impl Subscriber for Events {
     type ConnectionContext = ConnectionState;
 
@@ -121,8 +175,8 @@ impl Subscriber for Events {
         let account = Account::new(is_server, self.schedules.get().binding);
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
-        let path = PathStats::default();
-        ConnectionState { peer_certificate: None, packets, account, tap, path, completed: false }
+        let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
+        ConnectionState { peer_certificate: None, packets, account, tap, path, heard, strays, completed: false }
     }
 
     fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
@@ -157,8 +211,16 @@ impl Subscriber for Events {
     }
 
     fn on_packet_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketReceived) {
+        state.heard.count_one();
+        state.strays.forget();
         if let Some(log) = state.tap.log() {
             log.packet_received(event);
+        }
+    }
+
+    fn on_datagram_dropped(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramDropped) {
+        if matches!(event.reason, DatagramDropReason::PathLimitExceeded { .. }) {
+            state.strays.count_one();
         }
     }
 

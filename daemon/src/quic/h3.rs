@@ -32,6 +32,7 @@ use s2n_quic::{
 };
 use tokio::sync::Notify;
 
+pub(crate) use self::error::connection_reason;
 pub use self::{
     error::Error,
     message::{RecvStream, SendStream},

@@ -130,13 +130,21 @@ const RECEIVE_BYTES: u32 = 8 << 20;
 pub struct Provider {
     socket: UdpSocket,
     settings: Settings,
+    /// Whether packets may leave from another address than the last that was sent to.
+    roams: bool,
 }
 
 impl Provider {
     /// Creates a provider for a socket that is bound.
     #[must_use]
     pub fn new(socket: UdpSocket, settings: Settings) -> Self {
-        Self { socket, settings }
+        Self { socket, settings, roams: false }
+    }
+
+    /// Leaves it to the routes from which address packets leave. For clients: a server has to answer from the address
+    /// that it was asked at.
+    pub fn roam(&mut self) {
+        self.roams = true;
     }
 }
 
@@ -145,7 +153,7 @@ impl s2n_quic::provider::io::Provider for Provider {
     type Error = io::Error;
 
     fn start<E: Endpoint<PathHandle = Handle>>(self, mut endpoint: E) -> io::Result<SocketAddress> {
-        let Self { socket, settings } = self;
+        let Self { socket, settings, roams } = self;
         let runtime = tokio::runtime::Handle::try_current().map_err(io::Error::other)?;
         let _entered = runtime.enter();
         let address: SocketAddress = socket.local_addr()?.into();
@@ -181,6 +189,10 @@ impl s2n_quic::provider::io::Provider for Provider {
 
         let clock = Clock::new()?;
         let (reports, stats) = stats::channel();
+        if !roams {
+            // The transport answers from the address that a packet came to, once it knows it.
+            syscall::configure_pktinfo(&socket);
+        }
         let rx = receive(socket.try_clone()?, address, settings.max_mtu, reports)?;
         let outlet = KernelSocket { socket: socket.into(), full: None };
         let tx = Tx::new(outlet, forming, settings.devices, Clock::new()?.timer(), settings.counters);
@@ -194,7 +206,6 @@ impl s2n_quic::provider::io::Provider for Provider {
 fn receive(socket: Socket, address: SocketAddress, max_mtu: u16, stats: stats::Sender) -> io::Result<Rx<Received>> {
     // One read may bring as many packets of one sender as fit.
     let room = if syscall::configure_gro(&socket) { u16::MAX } else { max_mtu };
-    syscall::configure_pktinfo(&socket);
     syscall::configure_tos(&socket);
     let entries = (RECEIVE_BYTES / u32::from(room)).next_power_of_two();
     let (producer, consumer) = ring::pair(entries, u32::from(room));

@@ -48,7 +48,7 @@ use crate::{
     metrics::Metrics,
     quic::{
         class::{Class, Classes, Membership, Since},
-        events::ConnectionState,
+        events::{ConnectionState, Strays},
         h3::{self, Error, MessageLimits, Request},
         path::PathStats,
         qlog::Tap,
@@ -233,8 +233,10 @@ impl Relay {
     }
 
     async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
-        let known = |state: &ConnectionState| (state.peer_certificate.clone(), state.tap.clone(), state.path.clone());
-        let (certificate, tap, path) = connection.query_event_context(known).unwrap_or_default();
+        let known = |state: &ConnectionState| {
+            (state.peer_certificate.clone(), state.tap.clone(), state.path.clone(), state.strays.clone())
+        };
+        let (certificate, tap, path, strays) = connection.query_event_context(known).unwrap_or_default();
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
         let user = OnceLock::new();
@@ -252,7 +254,7 @@ impl Relay {
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
-        let ended = self.clone().serve_requests(connection, caller.clone(), limits).await;
+        let ended = self.clone().serve_requests(connection, caller.clone(), limits, strays).await;
         self.metrics.connections.dec();
         self.connections.remove(caller.id);
         tracing::debug!(reason = %ended, "connection ended");
@@ -263,13 +265,23 @@ impl Relay {
         connection: Connection,
         caller: Arc<Caller>,
         limits: MessageLimits,
+        strays: Strays,
     ) -> Error {
         let mut connection = match h3::Connection::start(connection, Role::Server, limits).await {
             Ok(connection) => connection,
             Err(error) => return error,
         };
         let mut requests = JoinSet::new();
-        let ended = self.accept_requests(&mut connection, &caller, &mut requests).await;
+        let client = connection.client();
+        let ended = tokio::select! {
+            ended = self.accept_requests(&mut connection, &caller, &mut requests) => ended,
+            () = strays.lost() => {
+                // The close does not reach the client, but from now on its packets are answered with a reset.
+                self.metrics.limit_hit("addresses_per_connection");
+                client.close(Code::NoError);
+                Error::Closed
+            }
+        };
         // The tunnels learn from their streams that the connection is gone.
         while requests.join_next().await.is_some() {}
         ended

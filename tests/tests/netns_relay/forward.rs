@@ -1,9 +1,11 @@
 //! Applications that know nothing of relays, behind `pacectl forward` and the daemon's edge role.
 
+use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use paced::auth::{generate_token, hex};
 use tests::process::{Process, wait_for};
 use tests::site::{Family, SOON, Site, Terms};
 
@@ -129,5 +131,167 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     for sender in &senders {
         sender.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         wait_for("an echo over a new connection", SOON, || echoes(sender, b"back again").then_some(())).unwrap();
+    }
+}
+
+/// Sends one question from each of so many new ports, `at_once` at a time, and returns how many were answered.
+fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
+    let answered = |_| {
+        let socket = application(site, to);
+        socket.set_read_timeout(Some(SOON)).unwrap();
+        socket.send(b"a question").unwrap();
+        socket
+    };
+    let mut received = [0; 64];
+    (0..questions / at_once)
+        .map(|_| {
+            let sockets: Vec<_> = (0..at_once).map(answered).collect();
+            sockets.iter().filter(|socket| socket.recv(&mut received).is_ok()).count()
+        })
+        .sum()
+}
+
+#[test]
+fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let edge = edge(&site, "");
+    assert_eq!(ask(&site, LISTEN, 3_000, 20), 3_000, "the edge said:\n{}", edge.output());
+    let counts = site.counts().unwrap();
+    assert_eq!((counts.of("connections"), counts.udp_tunnels() <= 1_024), (1, true));
+}
+
+/// Starts an edge at the client with one forward to port 7 of the target, and lines of its `[transport]`.
+fn edge(site: &Site, transport: &str) -> Process {
+    let edge = r#"
+        state_dir = "$FOLDER"
+        [transport]
+        $TRANSPORT
+        [[forward]]
+        listen = "127.0.0.1:5000"
+        relay = "$RELAY"
+        target = "10.0.2.2:7"
+        ca = "$FOLDER/authority.pem"
+        "#;
+    let folder = site.path("").display().to_string();
+    let edge = edge.replace("$FOLDER", folder.trim_end_matches('/')).replace("$RELAY", &site.template(Family::V4));
+    let file = site.write("edge.toml", &edge.replace("$TRANSPORT", transport)).unwrap();
+    let edge =
+        site.chain.client.start(tests::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
+    edge.wait_for_line("forwarding", SOON).unwrap();
+    edge
+}
+
+/// Sends a probe every 10 ms for two seconds, with a change after the first of them, and returns how many were lost.
+fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
+    const PROBES: u16 = 200;
+    let (mut change, mut answered, mut received) = (Some(change), HashSet::new(), [0; 64]);
+    let mut take = |wait_ms| {
+        socket.set_read_timeout(Some(Duration::from_millis(wait_ms))).unwrap();
+        while let Ok(len) = socket.recv(&mut received) {
+            answered.insert(received[..len].to_vec());
+        }
+        answered.len()
+    };
+    for probe in 0..PROBES {
+        if probe == 20 {
+            change.take().unwrap()();
+        }
+        // What ICMP said of an earlier one is no concern of this one.
+        _ = socket.send(&probe.to_be_bytes());
+        take(10);
+    }
+    usize::from(PROBES) - take(500)
+}
+
+#[test]
+fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_second() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let edge = edge(&site, "");
+    let socket = application(&site, LISTEN);
+    assert_carries(&socket, 1200);
+    let device = &site.chain.access.near.device;
+    let mut address = "10.0.1.1".to_owned();
+    for change in 1..=8 {
+        let next = format!("10.0.1.{}", 10 + change);
+        let lines = format!("address del {address}/24 dev {device}\naddress add {next}/24 dev {device}");
+        let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
+        assert!(lost < 100, "{lost} of 200 probes were lost at change {change}; the edge said:\n{}", edge.output());
+        address = next;
+        if change <= 2 {
+            let counts = site.counts().unwrap();
+            assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1), "change {change}");
+        }
+    }
+}
+
+#[test]
+fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_second() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    // s2n-quic's own sockets keep to the address that they began with.
+    let edge = edge(&site, "io = \"stock\"");
+    let socket = application(&site, LISTEN);
+    assert_carries(&socket, 1200);
+    let device = &site.chain.access.near.device;
+    let lines = format!("address del 10.0.1.1/24 dev {device}\naddress add 10.0.1.9/24 dev {device}");
+    let lost = lost_over(&socket, || site.chain.client.ip(&lines).unwrap());
+    assert!(lost < 100, "{lost} of 200 probes were lost; the edge said:\n{}", edge.output());
+}
+
+#[test]
+fn short_connections_and_questions_pass_one_after_another_through_a_relay_that_allows_few_at_once() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "tunnels_per_connection = 4", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let questions = forward(&site, Family::V4, &site.target(Family::V4, 7).to_string(), &[]);
+    assert_eq!(ask(&site, LISTEN, 200, 2), 200, "pacectl said:\n{}", questions.output());
+    drop(questions);
+
+    const CONNECTIONS: usize = 200;
+    let listener = site.chain.target.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
+    let server = std::thread::spawn(move || {
+        for _ in 0..CONNECTIONS {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            stream.write_all(&byte).unwrap();
+        }
+    });
+    let _forward = forward(&site, Family::V4, &site.target(Family::V4, 80).to_string(), &["--tcp"]);
+    for at in 0..CONNECTIONS {
+        let mut stream = site.chain.client.run(|| TcpStream::connect(LISTEN).unwrap()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream.write_all(&[at as u8]).unwrap();
+        let mut answer = [0];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [at as u8]);
+    }
+    server.join().unwrap();
+}
+
+#[test]
+fn whoever_forwards_tcp_is_told_why_a_connection_comes_to_nothing() {
+    tests::ring!(Netns);
+    let (token, digest) = generate_token().unwrap();
+    let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    let connect = || {
+        let mut stream = site.chain.client.run(|| TcpStream::connect(LISTEN).unwrap()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        // It ends, by a reset or without.
+        _ = stream.read(&mut [0]);
+    };
+    for (token, reason) in [("wrong", "the token in proxy-authorization is not valid"), (&token, "the target refused")]
+    {
+        let token = site.write("a.token", token).unwrap().display().to_string();
+        let closed = site.target(Family::V4, 81).to_string();
+        let forward = forward(&site, Family::V4, &closed, &["--tcp", "--token-file", &token]);
+        connect();
+        forward.wait_for_line(reason, SOON).unwrap();
     }
 }

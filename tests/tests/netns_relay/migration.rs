@@ -1,6 +1,7 @@
 //! A client whose address changes under its connection, without its knowing.
 
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
 
 use masque::tunnel::Form;
 use tests::client::Client;
@@ -9,6 +10,7 @@ use tests::site::{Family, Site, Terms};
 use tokio::net::UdpSocket as Socket;
 use tokio::runtime;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// Carries packets between whoever speaks to `inner` and the relay, over the outer socket that was named last.
 async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {
@@ -32,6 +34,11 @@ async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {
     }
 }
 
+fn asynchronous(socket: UdpSocket) -> Socket {
+    socket.set_nonblocking(true).unwrap();
+    Socket::from_std(socket).unwrap()
+}
+
 /// Opens tunnels over connections whose port, as the relay sees it, changes again and again; they have to go on.
 fn assert_goes_on(site: &Site, family: Family) {
     let End { v4, v6, .. } = site.chain.access.far;
@@ -39,10 +46,6 @@ fn assert_goes_on(site: &Site, family: Family) {
     // The client's network, where the translator has the relay's addresses.
     let inside = Namespace::new("inside").unwrap();
     inside.ip(&format!("address add {v4} dev lo\naddress add {v6} dev lo nodad")).unwrap();
-    let asynchronous = |socket: UdpSocket| {
-        socket.set_nonblocking(true).unwrap();
-        Socket::from_std(socket).unwrap()
-    };
     let outer = || {
         let socket = site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
         socket.connect((relay, 443)).unwrap();
@@ -82,4 +85,43 @@ fn a_tunnel_goes_on_when_the_port_that_its_client_is_seen_at_changes_with_one_wo
         }
         assert_eq!(site.counts().unwrap().of("misdirected_packets_total"), 0, "{workers} workers");
     }
+}
+
+#[test]
+fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connection_is_gone() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let relay = site.chain.access.far.v4;
+    let inside = Namespace::new("inside").unwrap();
+    inside.ip(&format!("address add {relay} dev lo")).unwrap();
+    let outer = || {
+        let socket = site.chain.client.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap()).unwrap();
+        socket.connect((relay, 443)).unwrap();
+        asynchronous(socket)
+    };
+    let scenario = async {
+        let (rebind, outers) = mpsc::unbounded_channel();
+        tokio::spawn(translate(asynchronous(UdpSocket::bind((relay, 443)).unwrap()), outers));
+        rebind.send(outer()).unwrap();
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        for port in 0..4 {
+            rebind.send(outer()).unwrap();
+            assert_eq!(tunnel.echo(Form::Capsule, &[port; 600]).await, [port; 600]);
+        }
+        rebind.send(outer()).unwrap();
+        // Without a word from the relay, it would be half a minute.
+        let ended = async {
+            loop {
+                _ = tunnel.send(Form::Datagram, &[0; 600]).await;
+                if timeout(Duration::from_millis(100), tunnel.recv()).await.is_ok_and(|received| received.is_err()) {
+                    return;
+                }
+            }
+        };
+        timeout(Duration::from_secs(15), ended).await.expect("the connection ends");
+    };
+    inside.run(|| runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scenario)).unwrap();
+    assert_eq!(site.counts().unwrap().of("limit_hits_total{limit=\"addresses_per_connection\"}"), 1);
 }

@@ -14,13 +14,17 @@ use paced::{
     edge::{
         EdgeMetrics,
         local::Local,
+        moves,
         tcp::{self, Connections},
         uplink::Uplink,
     },
     quic::{class::Membership, datagrams::Schedules},
     say,
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
 
 use super::options::{self, RelayOptions};
 
@@ -56,9 +60,11 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let metrics = EdgeMetrics::default();
     let counters = metrics.of(&arguments.listen.to_string(), if arguments.tcp { "tcp" } else { "udp" });
     let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
-    let uplink = Uplink::new(endpoint);
-    let runner = uplink.clone();
-    let runner = tokio::spawn(async move { runner.run(BACKOFF).await });
+    let uplink = Uplink::new(vec![endpoint], BACKOFF, metrics.connections);
+    let (runner, moved) = (uplink.clone(), watch::Sender::new(()));
+    let moves = moved.subscribe();
+    tokio::spawn(moves::follow(moved));
+    let runner = tokio::spawn(async move { runner.run(moves).await });
     // Whoever sits in front of it wants to know at once; later losses are made good in silence.
     uplink.link().await.map_err(anyhow::Error::new)?;
 
@@ -69,7 +75,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         listen: *listen,
         protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
         uplink: config::uplink::Uplink {
-            relay: access.template,
+            relays: vec![access.template],
             token_file: None,
             client: access.identity,
             trust: access.trust,
@@ -104,7 +110,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn ready(protocol: &str, listen: SocketAddr, arguments: &Arguments, uplink: &Uplink) {
-    say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.origin());
+    say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.names());
 }
 
 /// Completes when the user or the system asks us to end.

@@ -1,0 +1,204 @@
+//! Which of several relays is connected to, and when: the first that works, and again the first when it is back.
+//!
+//! Relays stand in the order of preference. While there is no connection at all, one after another is tried; the next
+//! already when the one before has not answered for [`STAGGER`], or has failed. While there is one, those that are
+//! preferred to its relay are tried in the background, as often as the back-off allows.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::backoff::Backoff;
+
+/// For how long a relay may be silent before the next one is tried as well.
+pub const STAGGER: Duration = Duration::from_secs(1);
+
+/// Where one relay stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// Connections to it that take new tunnels.
+    pub usable: usize,
+    /// Whether one of them has a place for a tunnel.
+    pub has_room: bool,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// To connect to the relay in this place.
+    Connect(usize),
+    /// Nothing before this time, unless something happens.
+    Wait(Instant),
+    /// Nothing unless something happens.
+    Nothing,
+}
+
+/// How connecting to each relay has gone.
+#[derive(Debug)]
+pub struct Failover {
+    relays: Vec<Attempts>,
+    /// Connections to one relay at once, at most.
+    connections: usize,
+}
+
+#[derive(Debug)]
+struct Attempts {
+    backoff: Backoff,
+    /// When the one that is going on was begun.
+    since: Option<Instant>,
+}
+
+impl Failover {
+    /// Starts with so many relays, none of which has been tried.
+    #[must_use]
+    pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
+        let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();
+        Self { relays, connections }
+    }
+
+    /// Says what to do at `now`, where `wanted` tells whether somebody waits for a place.
+    #[must_use]
+    pub fn next(&self, now: Instant, wanted: bool, standings: &[Standing]) -> Next {
+        match standings.iter().position(|standing| standing.usable > 0) {
+            None if wanted => self.first(now),
+            None => Next::Nothing,
+            Some(used) => self.better(now, wanted, used, standings),
+        }
+    }
+
+    /// Nothing works: the first relay that may be tried, behind those that have not had their time.
+    fn first(&self, now: Instant) -> Next {
+        let mut earliest: Option<Instant> = None;
+        for (place, relay) in self.relays.iter().enumerate() {
+            match relay.since {
+                Some(since) if now < since + STAGGER => return Next::Wait(since + STAGGER),
+                Some(_) => {}
+                None => match relay.backoff.wait(now) {
+                    Duration::ZERO => return Next::Connect(place),
+                    wait => earliest = Some(earliest.map_or(now + wait, |earliest| earliest.min(now + wait))),
+                },
+            }
+        }
+        earliest.map_or(Next::Nothing, Next::Wait)
+    }
+
+    /// The relay in place `used` works: those before it are tried, and it once more if it is full.
+    fn better(&self, now: Instant, wanted: bool, used: usize, standings: &[Standing]) -> Next {
+        let is_full = !standings.iter().any(|standing| standing.has_room);
+        let more = wanted && is_full && standings.get(used).is_some_and(|it| it.usable < self.connections);
+        let idle = self.relays.iter().take(used + usize::from(more)).enumerate().filter(|(_, it)| it.since.is_none());
+        let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
+        match next {
+            Some((Duration::ZERO, place)) => Next::Connect(place),
+            Some((wait, _)) => Next::Wait(now + wait),
+            None => Next::Nothing,
+        }
+    }
+
+    /// Notes that connecting to a relay begins.
+    pub fn begun(&mut self, relay: usize, now: Instant) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.since = Some(now);
+        }
+    }
+
+    /// Notes that it succeeded.
+    pub fn connected(&mut self, relay: usize) {
+        if let Some(relay) = self.relays.get_mut(relay) {
+            relay.since = None;
+        }
+    }
+
+    /// Notes that it failed, and returns after what time it may be tried again.
+    pub fn failed(&mut self, relay: usize, now: Instant, random: u64) -> Duration {
+        let Some(relay) = self.relays.get_mut(relay) else { return Duration::ZERO };
+        relay.since = None;
+        relay.backoff.failed(now, random).unwrap_or_default()
+    }
+
+    /// Notes that a connection was lost that had lasted for `lasted`.
+    pub fn lost(&mut self, relay: usize, lasted: Duration, now: Instant, random: u64) {
+        let Some(relay) = self.relays.get_mut(relay) else { return };
+        if lasted > relay.backoff.longest() {
+            relay.backoff.succeeded();
+        } else {
+            relay.backoff.failed(now, random);
+        }
+    }
+
+    /// Whether no attempt is going on.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.relays.iter().all(|relay| relay.since.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const NONE: Standing = Standing { usable: 0, has_room: false };
+    const UP: Standing = Standing { usable: 1, has_room: true };
+    const FULL: Standing = Standing { usable: 1, has_room: false };
+
+    fn of(relays: usize) -> Failover {
+        Failover::new(relays, 2, (SECOND, 8 * SECOND))
+    }
+
+    #[test]
+    fn nothing_is_connected_to_unless_somebody_wants_it() {
+        assert_eq!(of(2).next(Instant::now(), false, &[NONE, NONE]), Next::Nothing);
+    }
+
+    #[test]
+    fn the_next_relay_is_tried_when_the_one_before_fails_or_is_silent() {
+        let (mut relays, now) = (of(2), Instant::now());
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Connect(0));
+        relays.begun(0, now);
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Wait(now + STAGGER));
+        assert_eq!(relays.next(now + STAGGER, true, &[NONE; 2]), Next::Connect(1));
+        relays.failed(0, now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Connect(1));
+        relays.begun(1, now);
+        relays.failed(1, now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE; 2]), Next::Wait(now + SECOND));
+        assert_eq!(relays.next(now + SECOND, true, &[NONE; 2]), Next::Connect(0));
+    }
+
+    #[test]
+    fn a_preferred_relay_is_tried_while_another_works_no_faster_than_the_back_off() {
+        let (mut relays, now) = (of(3), Instant::now());
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, false, &[NONE, UP, NONE]), Next::Connect(0));
+        relays.begun(0, now);
+        assert_eq!(relays.next(now, false, &[NONE, UP, NONE]), Next::Nothing);
+        let mut now = now;
+        for seconds in [1, 2, 4, 8, 8] {
+            let wait = relays.failed(0, now, u64::MAX);
+            assert_eq!(wait, seconds * SECOND);
+            assert_eq!(relays.next(now, false, &[NONE, UP, NONE]), Next::Wait(now + wait));
+            now += wait;
+            assert_eq!(relays.next(now, false, &[NONE, UP, NONE]), Next::Connect(0));
+            relays.begun(0, now);
+        }
+    }
+
+    #[test]
+    fn a_full_relay_gets_another_connection_as_far_as_it_may_have_more() {
+        let (relays, now) = (of(2), Instant::now());
+        assert_eq!(relays.next(now, true, &[FULL, NONE]), Next::Connect(0));
+        assert_eq!(relays.next(now, false, &[FULL, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[UP, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[Standing { usable: 2, has_room: false }, NONE]), Next::Nothing);
+    }
+
+    #[test]
+    fn only_a_connection_that_lasted_counts_as_a_success() {
+        let (mut relays, now) = (of(1), Instant::now());
+        relays.lost(0, 7 * SECOND, now, u64::MAX);
+        assert_eq!(relays.next(now, true, &[NONE]), Next::Wait(now + SECOND));
+        relays.lost(0, 9 * SECOND, now + SECOND, u64::MAX);
+        assert_eq!(relays.next(now + SECOND, true, &[NONE]), Next::Connect(0));
+    }
+}

@@ -1,0 +1,161 @@
+//! What a change of this host's addresses means for its connections.
+//!
+//! The sockets of connections have no address of their own: packets leave from the one that the routes choose, and the
+//! relay follows as soon as it sees one (connection migration, RFC 9000 §9). So that it sees one at once, the edge asks
+//! the kernel after every change, and has a connection whose source has changed send something.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use futures::{FutureExt as _, StreamExt as _};
+use rtnetlink::{MulticastGroup, new_multicast_connection};
+use tokio::{sync::watch, time::sleep};
+use tracing::warn;
+
+/// How many addresses of one client a relay built on s2n-quic knows before it ignores further ones (`MAX_ALLOWED_PATHS`
+/// in s2n-quic-transport's path/manager.rs).
+const MOST: usize = 5;
+
+/// From how many on a connection takes no new tunnels: a NAT on the way may use up some that are not seen here.
+const WORN: usize = 4;
+
+/// How long to wait before netlink is listened to again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// How long changes are collected, since they come in flocks.
+const FLOCK: Duration = Duration::from_millis(20);
+
+/// The addresses that one connection has sent from.
+#[derive(Debug)]
+pub struct Paths {
+    seen: Vec<IpAddr>,
+    last: Option<IpAddr>,
+}
+
+/// What becomes of a connection whose source changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It did not change.
+    Stays,
+    /// It goes on from the new address.
+    Follows,
+    /// It goes on, but takes no new tunnels: the relay would not follow much further.
+    Wears,
+    /// The relay would ignore it from now on.
+    Ends,
+}
+
+impl Paths {
+    /// Begins with the address that a connection was made from, if it is known.
+    #[must_use]
+    pub fn new(first: Option<IpAddr>) -> Self {
+        Self { seen: first.into_iter().collect(), last: first }
+    }
+
+    /// Judges the address that packets leave from by now, if there is a route.
+    pub fn moved(&mut self, to: Option<IpAddr>) -> Verdict {
+        if std::mem::replace(&mut self.last, to) == to {
+            return Verdict::Stays;
+        }
+        let Some(to) = to else { return Verdict::Stays };
+        if !self.seen.contains(&to) {
+            self.seen.push(to);
+        }
+        match self.seen.len() {
+            count if count > MOST => Verdict::Ends,
+            WORN.. => Verdict::Wears,
+            _ => Verdict::Follows,
+        }
+    }
+}
+
+/// The address that packets to `peer` leave from at the moment; `None` if there is no route.
+#[must_use]
+pub fn source_toward(peer: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a UDP socket sends nothing; it looks for a route.
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(peer).ok()?;
+    socket.local_addr().ok().map(|address| address.ip())
+}
+
+/// Tells `changed` whenever an address or a route of this network namespace has changed, as long as anybody listens.
+pub async fn follow(changed: watch::Sender<()>) {
+    let mut told = false;
+    while !changed.is_closed() {
+        let error = tokio::select! {
+            error = listen(&changed) => error,
+            () = changed.closed() => return,
+        };
+        if !std::mem::replace(&mut told, true) {
+            warn!("changes of addresses are not always heard of: {error}");
+        }
+        // Some may have been missed.
+        changed.send_replace(());
+        sleep(PAUSE).await;
+    }
+}
+
+async fn listen(changed: &watch::Sender<()>) -> io::Error {
+    let groups =
+        [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
+    let (connection, _netlink, mut events) = match new_multicast_connection(&groups) {
+        Ok(opened) => opened,
+        Err(error) => return error,
+    };
+    let following = async {
+        // Messages that were lost are a change like any other.
+        while events.next().await.is_some() {
+            sleep(FLOCK).await;
+            while let Some(Some(_)) = events.next().now_or_never() {}
+            changed.send_replace(());
+        }
+    };
+    tokio::select! {
+        () = connection => {}
+        () = following => {}
+    }
+    io::ErrorKind::ConnectionAborted.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[test]
+    fn a_connection_follows_until_the_relay_would_not() {
+        let mut paths = Paths::new(Some(address(0)));
+        assert_eq!(paths.moved(Some(address(0))), Verdict::Stays);
+        let verdicts = (1..=5).map(|last| paths.moved(Some(address(last))));
+        use Verdict::{Ends, Follows, Wears};
+        assert_eq!(verdicts.collect::<Vec<_>>(), [Follows, Follows, Wears, Wears, Ends]);
+    }
+
+    #[test]
+    fn an_address_that_the_relay_knows_costs_nothing() {
+        let mut paths = Paths::new(Some(address(0)));
+        for _ in 0..10 {
+            assert_eq!(paths.moved(Some(address(1))), Verdict::Follows);
+            assert_eq!(paths.moved(Some(address(0))), Verdict::Follows);
+        }
+    }
+
+    #[test]
+    fn a_connection_whose_route_comes_back_has_something_to_say() {
+        let mut paths = Paths::new(Some(address(0)));
+        assert_eq!(paths.moved(None), Verdict::Stays);
+        assert_eq!(paths.moved(Some(address(0))), Verdict::Follows);
+    }
+
+    #[test]
+    fn the_source_toward_an_address_of_this_host_is_an_address_of_it() {
+        assert_eq!(source_toward(([127, 0, 0, 1], 9).into()), Some(Ipv4Addr::LOCALHOST.into()));
+    }
+}
