@@ -3,11 +3,19 @@
 //! UDP payloads move through the relay in batches, and both ends of the relay like them back to back: a GSO message is
 //! a run of equal-sized payloads without gaps, and a copy into a warm buffer costs less than an allocation. An empty
 //! queue that has not been used for a while holds no memory, so that an idle tunnel costs none.
+//!
+//! Payloads leave at the front and the buffer grows at the back. What waits is moved to the front only when no more
+//! bytes wait than have left since the last move: each byte that leaves pays for at most one that is moved, whatever
+//! the sizes of payloads. So the buffer may be twice as large as the bound, and a push costs the same at the bound as
+//! far below it.
 
 use std::collections::VecDeque;
 
 /// A buffer no larger than this survives becoming empty; a larger one goes back to the allocator.
 const KEPT_BYTES: usize = 4096;
+
+/// The smallest buffer that there is.
+const LEAST_BYTES: usize = 64;
 
 /// Payloads in the order of their arrival, at most `limit` bytes of them; the oldest is dropped for the newest.
 #[derive(Debug, Default)]
@@ -17,6 +25,9 @@ pub struct Segments {
     head: usize,
     lens: VecDeque<u16>,
     limit: usize,
+    /// How many bytes were moved or copied, other than into the queue.
+    #[cfg(test)]
+    moved_bytes: usize,
 }
 
 impl Segments {
@@ -40,13 +51,31 @@ impl Segments {
             self.pop();
             dropped += 1;
         }
-        if self.head > 0 && self.buffer.len() + payload.len() > self.buffer.capacity() {
-            self.buffer.drain(..self.head);
-            self.head = 0;
+        if self.buffer.len() + payload.len() > self.buffer.capacity() {
+            self.make_room(payload.len());
         }
         self.buffer.extend_from_slice(payload);
         self.lens.push_back(len);
         dropped
+    }
+
+    /// Makes room for `len` more bytes in a buffer that has none, in time that what left since the last call has paid for.
+    fn make_room(&mut self, len: usize) {
+        let (live, capacity) = (self.bytes(), self.buffer.capacity());
+        #[cfg(test)]
+        (self.moved_bytes += if live <= self.head { live } else { self.buffer.len() });
+        if live <= self.head {
+            self.buffer.drain(..self.head);
+            self.head = 0;
+            if capacity > KEPT_BYTES && live + len <= capacity / 4 {
+                self.buffer.shrink_to(capacity / 2);
+            }
+        }
+        if self.buffer.len() + len > self.buffer.capacity() {
+            // With twice the limit, more bytes have left than wait whenever the buffer is full.
+            let wanted = (2 * capacity).clamp(LEAST_BYTES, (2 * self.limit).max(LEAST_BYTES));
+            self.buffer.reserve_exact(wanted.max(self.buffer.len() + len) - self.buffer.len());
+        }
     }
 
     /// Whether the queue, were it empty, could hold a payload of `len` bytes.
@@ -108,7 +137,7 @@ impl Segments {
         self.lens.clear();
         self.buffer.clear();
         self.head = 0;
-        if self.buffer.capacity() > KEPT_BYTES {
+        if self.buffer.capacity() > KEPT_BYTES || self.lens.capacity() > KEPT_BYTES / size_of::<u16>() {
             self.buffer = Vec::new();
             self.lens = VecDeque::new();
         }
@@ -177,6 +206,37 @@ mod tests {
         }
         queue.clear();
         assert_eq!(queue.buffer.capacity(), 0);
+    }
+
+    #[test]
+    fn at_its_bound_a_queue_moves_no_more_bytes_than_pass_through_it() {
+        for (len, limit) in [(1, 256 * 1024), (1, 4096), (7, 4096), (1200, 256 * 1024), (3000, 4096)] {
+            let (mut queue, payload) = (Segments::new(limit), vec![7; len]);
+            // Filled up, so that every further payload has the oldest dropped for it.
+            let pushes = 8 * limit / len;
+            (0..pushes).for_each(|_| _ = queue.push(&payload));
+            assert!(queue.bytes() > limit - len, "the queue is full");
+            // Growing to its size has copied up to as much again.
+            let most = pushes * len + 2 * limit;
+            assert!(queue.moved_bytes <= most, "{} bytes moved for {} pushed", queue.moved_bytes, pushes * len);
+            assert!(queue.buffer.capacity() <= 2 * limit, "{} for {limit}", queue.buffer.capacity());
+        }
+    }
+
+    #[test]
+    fn a_queue_that_was_long_gives_its_memory_back_while_a_little_still_waits() {
+        let mut queue = Segments::new(256 * 1024);
+        while queue.push(&[1; 1200]) == 0 {}
+        let most = queue.buffer.capacity();
+        while queue.len() > 2 {
+            queue.pop();
+        }
+        for _ in 0..4000 {
+            queue.push(&[2; 1200]);
+            queue.pop();
+        }
+        assert!(queue.buffer.capacity() < most / 16, "{} of {most} are kept", queue.buffer.capacity());
+        assert_eq!(queue.iter().map(<[u8]>::len).collect::<Vec<_>>(), [1200; 2]);
     }
 
     #[test]
