@@ -1,30 +1,124 @@
-//! TCP connections as they come, from a listener that outlives whatever goes wrong.
+//! Taking in connections for as long as there are descriptors for them, and again once there are.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, sleep},
 };
 
-/// How long nothing is accepted after the system refused to: out of descriptors or memory, it may have some again.
-const PAUSE: Duration = Duration::from_millis(200);
+/// How long nobody is let in after somebody could not be for lack of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the same trouble is told.
+/// How often the same trouble is told: where descriptors come and go, there is much of it.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// A listener whose connections are accepted one by one, for ever.
+/// What a counter is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    door: &'static str,
+}
+
+/// What became of callers of the control plane over TCP before they were known.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    result: &'static str,
+}
+
+/// What is counted of those who want to come in.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    failures: Family<Of, Counter>,
+    handshakes: Family<Ended, Counter>,
+}
+
+impl Counters {
+    /// Registers them.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
+        registry.register("accept_failures", help, self.failures.clone());
+        let help = "TLS handshakes with callers of the control plane";
+        registry.register("control_handshakes", help, self.handshakes.clone());
+    }
+
+    /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", or "crowded" for
+    /// one that made room for another.
+    pub fn handshake(&self, result: &'static str) {
+        self.handshakes.get_or_create(&Ended { result }).inc();
+    }
+}
+
+/// Lets callers in at one door.
+#[derive(Debug)]
+pub struct Acceptor {
+    door: &'static str,
+    failures: Counter,
+    /// When it was said last that there are none.
+    told: Option<Instant>,
+    /// Whether that is the last that was said.
+    is_short: bool,
+}
+
+impl Acceptor {
+    /// Returns that of a door.
+    #[must_use]
+    pub fn new(door: &'static str, counters: &Counters) -> Self {
+        Self { door, failures: counters.failures.get_or_create_owned(&Of { door }), told: None, is_short: false }
+    }
+
+    /// Waits for the next caller. Where there is none to be had for lack of descriptors or memory, that is counted, said
+    /// once (and at most once a minute), and tried again after a pause, for as long as it takes. Nothing is lost where this is dropped before.
+    pub async fn next<T, F: Future<Output = io::Result<T>>>(&mut self, mut accept: impl FnMut() -> F) -> T {
+        loop {
+            match accept().await {
+                Ok(caller) => {
+                    if std::mem::take(&mut self.is_short) {
+                        tracing::info!(door = self.door, "callers are let in again");
+                    }
+                    return caller;
+                }
+                // About one who is gone (accept(2)); the next may be there already.
+                Err(error) if is_about_the_caller(&error) => {
+                    tracing::debug!(door = self.door, "nobody came in: {error}")
+                }
+                Err(error) => {
+                    self.failures.inc();
+                    let now = Instant::now();
+                    if !self.is_short && self.told.is_none_or(|told| now.duration_since(told) >= TOLD) {
+                        (self.is_short, self.told) = (true, Some(now));
+                        tracing::warn!(door = self.door, "nobody is let in for now: {error}");
+                    }
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// A TCP listener of the edge, whose connections are accepted one by one, for ever.
 #[derive(Debug)]
 pub struct Accepting {
     listener: TcpListener,
-    told: Option<Instant>,
+    acceptor: Acceptor,
 }
 
 impl Accepting {
     /// Accepts from a listener.
     #[must_use]
-    pub const fn new(listener: TcpListener) -> Self {
-        Self { listener, told: None }
+    pub fn new(listener: TcpListener) -> Self {
+        Self {
+            listener,
+            acceptor: Acceptor { door: "edge", failures: Counter::default(), told: None, is_short: false },
+        }
     }
 
     /// The listener.
@@ -33,56 +127,118 @@ impl Accepting {
         &self.listener
     }
 
-    /// Returns the next connection and where it comes from. Out of descriptors, it waits and tries again; that is logged
-    /// once a minute at most. May be dropped and called again: no connection is lost.
-    pub async fn next(&mut self) -> (TcpStream, std::net::SocketAddr) {
-        loop {
-            let error = match self.listener.accept().await {
-                Ok(accepted) => return accepted,
-                Err(error) => error,
-            };
-            if is_of_one(&error) {
-                continue;
-            }
-            let now = Instant::now();
-            if self.told.is_none_or(|told| now.duration_since(told) >= TOLD) {
-                self.told = Some(now);
-                let at = self.listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
-                tracing::warn!("no connection is accepted on {at} for the moment: {error}");
-            }
-            sleep(PAUSE).await;
-        }
+    /// Returns the next connection and where it comes from, as [`Acceptor::next`] does.
+    pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
+        let Self { listener, acceptor } = self;
+        acceptor.next(|| listener.accept()).await
     }
 }
 
 /// Whether an error is about one connection, which is gone already, and says nothing about the next (accept(2)).
-fn is_of_one(error: &io::Error) -> bool {
-    use io::ErrorKind as K;
-    matches!(
-        error.kind(),
-        K::ConnectionAborted
-            | K::ConnectionReset
-            | K::Interrupted
-            | K::NetworkDown
-            | K::NetworkUnreachable
-            | K::HostUnreachable
-    )
+fn is_about_the_caller(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable,
+    };
+    [ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable]
+        .contains(&error.kind())
+}
+
+/// Callers of whom nothing is known yet but where they come from: so many at once, and so many from one place.
+#[derive(Debug)]
+pub struct Strangers<T> {
+    /// The oldest first.
+    inside: Vec<(u64, IpAddr, T)>,
+    next: u64,
+    most: usize,
+    most_from_one: usize,
+}
+
+impl<T> Strangers<T> {
+    /// Returns none yet, of which there may be `most`, and `most_from_one` of one IPv4 address or one IPv6 /64.
+    #[must_use]
+    pub const fn new(most: usize, most_from_one: usize) -> Self {
+        Self { inside: Vec::new(), next: 0, most, most_from_one }
+    }
+
+    /// Lets another in, who is called by the number that this returns. Where there is no room, somebody leaves, whom this
+    /// returns, too: the oldest of the same place, or else of the place with most. So those who stay for long make room for
+    /// those who do not, and no place keeps another out.
+    pub fn enter(&mut self, address: IpAddr, stranger: T) -> (u64, Option<T>) {
+        let place = place(address);
+        let of = |inside: &[(u64, IpAddr, T)], place| inside.iter().filter(|(_, other, _)| *other == place).count();
+        let crowded = if of(&self.inside, place) >= self.most_from_one {
+            Some(place)
+        } else if self.inside.len() >= self.most {
+            // Of several, the one that came first.
+            let places = self.inside.iter().rev().map(|(_, place, _)| *place);
+            places.max_by_key(|place| of(&self.inside, *place))
+        } else {
+            None
+        };
+        let at = crowded.and_then(|place| self.inside.iter().position(|(_, other, _)| *other == place));
+        let evicted = at.map(|at| self.inside.remove(at).2);
+        let number = self.next;
+        self.next += 1;
+        self.inside.push((number, place, stranger));
+        (number, evicted)
+    }
+
+    /// Lets one go who is known now, or gone.
+    pub fn leave(&mut self, number: u64) {
+        self.inside.retain(|(other, ..)| *other != number);
+    }
+}
+
+/// What one caller can have many addresses of: the /64 of an IPv6 address.
+fn place(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
 
+    #[tokio::test]
+    async fn a_door_that_lacks_descriptors_opens_again_by_itself_and_counts_each_attempt() {
+        let counters = Counters::default();
+        let mut acceptor = Acceptor::new("metrics", &counters);
+        let errors = [libc::EMFILE, libc::ECONNABORTED, libc::ENFILE, libc::ENOMEM];
+        let mut errors = errors.into_iter().map(io::Error::from_raw_os_error);
+        let caller = acceptor.next(|| ready(errors.next().map_or(Ok("a caller"), Err))).await;
+        assert_eq!((caller, acceptor.failures.get()), ("a caller", 3));
+        assert!(!acceptor.is_short);
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
     #[test]
-    fn what_concerns_one_connection_is_no_reason_to_pause() {
-        for (code, is_of_one_connection) in [
-            (libc::ECONNABORTED, true),
-            (libc::EINTR, true),
-            (libc::EMFILE, false),
-            (libc::ENFILE, false),
-            (libc::ENOMEM, false),
-        ] {
-            assert_eq!(is_of_one(&io::Error::from_raw_os_error(code)), is_of_one_connection, "{code}");
-        }
+    fn whoever_stays_for_long_makes_room_and_no_place_keeps_another_out() {
+        let mut strangers = Strangers::new(4, 2);
+        let mut enter = |from: &str, name: &'static str| strangers.enter(address(from), name).1;
+        assert_eq!((enter("192.0.2.1", "a"), enter("192.0.2.1", "b"), enter("192.0.2.2", "c")), (None, None, None));
+        assert_eq!(enter("::ffff:192.0.2.1", "d"), Some("a"), "the oldest of the same address");
+        assert_eq!(enter("192.0.2.3", "e"), None);
+        assert_eq!(enter("192.0.2.4", "f"), Some("b"), "the oldest of the address with most");
+        assert_eq!(enter("192.0.2.5", "g"), Some("c"), "the oldest where all have as many");
+    }
+
+    #[test]
+    fn a_network_of_one_caller_is_one_place_and_those_who_leave_make_room() {
+        let mut strangers = Strangers::new(8, 1);
+        let (first, _) = strangers.enter(address("2001:db8:0:1::1"), "a");
+        assert_eq!(strangers.enter(address("2001:db8:0:2::1"), "b").1, None);
+        assert_eq!(strangers.enter(address("2001:db8:0:1:ffff::2"), "c").1, Some("a"));
+        strangers.leave(first);
+        assert_eq!(strangers.inside.len(), 2, "it had gone already");
+        let (last, _) = strangers.enter(address("192.0.2.1"), "d");
+        strangers.leave(last);
+        assert_eq!(strangers.enter(address("192.0.2.1"), "e").1, None);
     }
 }

@@ -15,6 +15,7 @@ use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 
 use self::process::Process;
 use crate::{
+    accept::{self, Acceptor},
     access::AccessLog,
     edge, enforcement,
     quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
@@ -44,6 +45,8 @@ pub struct Metrics {
     conventional: Registry,
     /// Whether this daemon should be sent work.
     pub ready: Arc<Readiness>,
+    /// Who wanted to come in at doors other than the relay's.
+    pub doors: accept::Counters,
     /// Open connections of clients.
     pub connections: Gauge,
     /// Handshake results.
@@ -97,6 +100,7 @@ impl Metrics {
             registry: Registry::with_prefix("paced"),
             conventional: Registry::default(),
             ready: Arc::default(),
+            doors: accept::Counters::default(),
             connections: Gauge::default(),
             handshakes: Arc::default(),
             datagrams: Arc::default(),
@@ -181,6 +185,7 @@ impl Metrics {
         self.users.register(registry);
         let records = self.access.counters().map(|(result, counter)| ([("result", result)], counter));
         labelled(registry, "access_records", "Records for the access log, by what became of them", &records);
+        self.doors.register(registry);
         let handshakes = self.handshakes.clone();
         labelled(
             registry,
@@ -373,14 +378,12 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRAPES: usize = 8;
 
 /// Serves [`page`]s over HTTP/1.1, one request per connection, until dropped.
-///
-/// # Errors
-/// The listener failed for good.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
+    let mut acceptor = Acceptor::new("metrics", &metrics.doors);
     loop {
-        let Ok(place) = scrapes.clone().acquire_owned().await else { return Ok(()) };
-        let (stream, _) = listener.accept().await?;
+        let Ok(place) = scrapes.clone().acquire_owned().await else { return };
+        let (stream, _) = acceptor.next(|| listener.accept()).await;
         let metrics = metrics.clone();
         tokio::spawn(async move {
             // A scraper that gives up or breaks the rules is no concern of ours.

@@ -2,7 +2,8 @@
 //!
 //! | bound | what happens beyond |
 //! |---|---|
-//! | connections at once | more wait to be accepted |
+//! | connections at once | more wait to be accepted; over TCP, no longer than a handshake may take |
+//! | handshakes at once, and from one place | the one that has lasted longest ends |
 //! | requests at once over one connection | HTTP/2 lets the client wait |
 //! | bytes of a request | refused, unread |
 //! | what a client that reads slowly is sent | nothing is made for it before it reads; of events it misses some, and is told |
@@ -74,6 +75,7 @@ pub async fn serve(control: Arc<Control>, listener: Listener) {
 }
 
 async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
+    let counters = control.metrics().doors.clone();
     let service = v1::control_service_server::ControlServiceServer::new(Service::new(control))
         .max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -92,7 +94,7 @@ async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
         .add_service(reflection)
         .serve_with_incoming(ReceiverStream::new(doors));
     tokio::select! {
-        () = listener.accept(accepted) => Ok(()),
+        () = listener.accept(counters, accepted) => Ok(()),
         served = serving => served.context("it failed"),
     }
 }

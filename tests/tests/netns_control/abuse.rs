@@ -1,9 +1,13 @@
 //! Callers that are too much.
 
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use paced::control::grpc::{self, v1};
-use tests::site::{Family, Site, Terms};
+use tests::process::wait_for;
+use tests::site::{Family, SOON, Site, Terms};
 use tonic::Code;
 
 use super::{connect, in_force, json};
@@ -102,4 +106,52 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
     })
     .unwrap();
     assert_eq!(json(&site, &["policy", "list"])["revisions"].as_array().unwrap().len(), 64);
+}
+
+/// Sets how many descriptors the relay may have; returns how many it could.
+fn limit_descriptors(site: &Site, most: u64) -> u64 {
+    let pid = i32::try_from(site.relay.id()).unwrap();
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: prlimit reads and writes structures that live through the calls.
+    let done = unsafe {
+        let read = libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before);
+        let wanted = libc::rlimit { rlim_cur: most, ..before };
+        read + libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const wanted, std::ptr::null_mut())
+    };
+    assert_eq!(done, 0);
+    before.rlim_cur
+}
+
+#[test]
+fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let before = limit_descriptors(&site, 3);
+    let socket = site.path("control.sock");
+    // They wait where the kernel has accepted them.
+    let _waiting = site.chain.relay.run(|| {
+        let mut scraper = TcpStream::connect("127.0.0.1:9433").unwrap();
+        scraper.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        (scraper, UnixStream::connect(&socket).unwrap())
+    });
+    for door in ["metrics", "control socket"] {
+        let said = || {
+            let output = site.relay.output();
+            let mut lines =
+                output.lines().filter(|line| line.contains("nobody is let in for now: Too many open files"));
+            lines.any(|line| line.contains(&format!("\"{door}\""))).then_some(())
+        };
+        wait_for("the lack of descriptors to be said", SOON, said).unwrap();
+    }
+    limit_descriptors(&site, before);
+    let failures = |door: &str| format!("accept_failures_total{{door=\"{door}\"}}");
+    let counts = site.wait_for_counts("both doors to have counted", |counts| {
+        ["metrics", "control socket"].iter().all(|door| counts.of(&failures(door)) > 0)
+    });
+    counts.unwrap();
+    assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(0));
+    site.relay.wait_for_line("callers are let in again", SOON).unwrap();
+    let said = site.relay.output();
+    assert_eq!(said.matches("nobody is let in for now").count(), 2, "{said}");
 }

@@ -1,12 +1,12 @@
 //! Where callers of gRPC come in, and how it is known who they are.
 
 use std::{
+    convert::Infallible,
     fs, io,
-    net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::Path,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,8 +16,8 @@ use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    net::{TcpListener, TcpStream, UnixListener},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     task::spawn_blocking,
     time::timeout,
 };
@@ -28,15 +28,16 @@ use super::super::{
     Caller,
     caller::{Bearers, Writers},
 };
+use crate::accept::{self, Acceptor, Strangers};
 
-/// Connections at once over one listener, those in their handshake included.
+/// Connections at once over one listener.
 const CONNECTIONS: usize = 64;
 
-/// How long a TLS handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a TLS handshake may take, and the wait for a place behind it.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// How long nobody is let in after somebody could not be.
-const PAUSE: Duration = Duration::from_millis(100);
+/// TLS handshakes at once, and of one address (IPv4) or /64 (IPv6).
+const HANDSHAKES: (usize, usize) = (32, 4);
 
 /// A place to come in.
 pub enum Listener {
@@ -98,12 +99,6 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// One who has connected, and of whom nothing else is known.
-enum Stranger {
-    Unix(UnixStream),
-    Tcp(TcpStream, SocketAddr),
-}
-
 impl Listener {
     /// What it is called in logs.
     pub(super) fn name(&self) -> String {
@@ -120,60 +115,97 @@ impl Listener {
     }
 
     /// Lets callers in; never returns.
-    pub(super) async fn accept(self, doors: mpsc::Sender<io::Result<Door>>) {
-        let (places, listener) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(self));
+    pub(super) async fn accept(self, counters: accept::Counters, doors: mpsc::Sender<io::Result<Door>>) {
+        match self {
+            Self::Unix { socket, writers } => accept_here(&socket, &writers, &counters, &doors).await,
+            Self::Tcp { socket, certificates, bearers } => {
+                let hall = Arc::new(Hall {
+                    certificates,
+                    bearers,
+                    counters,
+                    doors,
+                    places: Arc::new(Semaphore::new(CONNECTIONS)),
+                    strangers: Mutex::new(Strangers::new(HANDSHAKES.0, HANDSHAKES.1)),
+                });
+                hall.accept(&socket).await;
+            }
+        }
+    }
+}
+
+/// Lets callers of this machine in.
+async fn accept_here(
+    socket: &UnixListener,
+    writers: &Writers,
+    counters: &accept::Counters,
+    doors: &mpsc::Sender<io::Result<Door>>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut acceptor = Acceptor::new("control socket", counters);
+    loop {
+        // Never closed.
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let (stream, _) = acceptor.next(|| socket.accept()).await;
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let (writers, doors) = (writers.clone(), doors.clone());
+        tokio::spawn(async move {
+            // Whoever knows the names of users may be slow.
+            let Ok(caller) = spawn_blocking(move || writers.caller(peer.uid())).await else { return };
+            _ = doors.send(Ok(Door { stream: Box::new(stream), caller, _place: place })).await;
+        });
+    }
+}
+
+/// Where callers of other machines are until they are known.
+struct Hall {
+    certificates: Certificates,
+    bearers: Bearers,
+    counters: accept::Counters,
+    doors: mpsc::Sender<io::Result<Door>>,
+    places: Arc<Semaphore>,
+    /// Who leaves does so when this is dropped.
+    strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
+}
+
+impl Hall {
+    async fn accept(self: Arc<Self>, socket: &TcpListener) {
+        let mut acceptor = Acceptor::new("control over TCP", &self.counters);
         loop {
-            // Never closed.
-            let Ok(place) = places.clone().acquire_owned().await else { return };
-            let stranger = match listener.next().await {
-                Ok(stranger) => stranger,
-                // It was about one who is gone; or of descriptors there may be more in a while.
-                Err(error) => {
-                    tracing::debug!("nobody was let in at {}: {error}", listener.name());
-                    tokio::time::sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            let (listener, doors) = (listener.clone(), doors.clone());
+            let (stream, address) = acceptor.next(|| socket.accept()).await;
+            let (stay, leave) = oneshot::channel();
+            // Who makes room hears of it by the drop of what is evicted.
+            let (number, _evicted) = self.strangers().enter(address.ip(), stay);
+            let hall = self.clone();
             tokio::spawn(async move {
-                let Some((stream, caller)) = listener.recognise(stranger).await else { return };
-                _ = doors.send(Ok(Door { stream, caller, _place: place })).await;
+                let greeted = tokio::select! {
+                    greeted = timeout(HANDSHAKE, hall.greet(stream)) => greeted.unwrap_or(Err("timeout")),
+                    _ = leave => Err("crowded"),
+                };
+                hall.strangers().leave(number);
+                hall.counters.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
+                match greeted {
+                    Ok(door) => _ = hall.doors.send(Ok(door)).await,
+                    Err(why) => tracing::debug!(%address, why, "a caller of gRPC was not let in"),
+                }
             });
         }
     }
 
-    async fn next(&self) -> io::Result<Stranger> {
-        Ok(match self {
-            Self::Unix { socket, .. } => Stranger::Unix(socket.accept().await?.0),
-            Self::Tcp { socket, .. } => {
-                let (stream, address) = socket.accept().await?;
-                Stranger::Tcp(stream, address)
-            }
-        })
+    /// Finds out who it is, and waits for a place.
+    async fn greet(&self, stream: TcpStream) -> Result<Door, &'static str> {
+        // Answers are small, and waited for.
+        _ = stream.set_nodelay(true);
+        let greeting = TlsAcceptor::from(self.certificates.0.load_full()).accept(stream).await;
+        let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
+        let stream = stream.map_err(|_| "failed")?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let caller = self.bearers.caller(shown.ok_or("failed")?);
+        let place = self.places.clone().acquire_owned().await.map_err(|_| "failed")?;
+        Ok(Door { stream: Box::new(stream), caller, _place: place })
     }
 
-    /// Finds out who it is; `None` for those who do not belong here.
-    async fn recognise(&self, stranger: Stranger) -> Option<(Box<dyn Stream>, Caller)> {
-        match (self, stranger) {
-            (Self::Unix { writers, .. }, Stranger::Unix(stream)) => {
-                let (uid, writers) = (stream.peer_cred().ok()?.uid(), writers.clone());
-                // Whoever knows the names of users may be slow.
-                let caller = spawn_blocking(move || writers.caller(uid)).await.ok()?;
-                Some((Box::new(stream), caller))
-            }
-            (Self::Tcp { certificates, bearers, .. }, Stranger::Tcp(stream, address)) => {
-                // Answers are small, and waited for.
-                _ = stream.set_nodelay(true);
-                let greeting = TlsAcceptor::from(certificates.0.load_full()).accept(stream);
-                let greeted =
-                    timeout(HANDSHAKE, greeting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-                let refused = |error: &io::Error| tracing::debug!(%address, "a caller of gRPC was not let in: {error}");
-                let stream = greeted.inspect_err(refused).ok()?;
-                let caller = bearers.caller(stream.get_ref().1.peer_certificates()?.first()?);
-                Some((Box::new(stream), caller))
-            }
-            _ => None,
-        }
+    fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
