@@ -33,6 +33,8 @@ pub struct Tcp {
     pub private_key: PathBuf,
     /// PEM file with the authorities that sign the certificates of callers. Whoever shows one may read.
     pub client_ca: PathBuf,
+    /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
+    pub client_crl: Option<PathBuf>,
     /// The subject alternative names whose bearers may write, too. None occurs twice.
     pub writers: Vec<String>,
 }
@@ -97,12 +99,13 @@ fn writers(section: &mut Section<'_>) -> Vec<String> {
 fn tcp(section: &mut Section<'_>) -> Option<Tcp> {
     let (address, client_ca) = (section.require("listen"), section.require("client_ca"));
     let (certificate, private_key) = (section.require("certificate"), section.require("private_key"));
-    let writers = writers(section);
+    let (client_crl, writers) = (section.get("client_crl"), writers(section));
     Some(Tcp {
         address: address?,
         certificate: certificate?,
         private_key: private_key?,
         client_ca: client_ca?,
+        client_crl,
         writers,
     })
 }
@@ -135,7 +138,9 @@ mod tests {
         let found = control(&whole).tcp.expect("a door");
         let files = [found.certificate, found.private_key, found.client_ca].map(|file| file.display().to_string());
         assert_eq!((found.address.port(), files), (9443, ["/c", "/k", "/a"].map(String::from)));
-        assert_eq!(found.writers, ["ops.example.org"]);
+        assert_eq!((found.writers, found.client_crl), (vec!["ops.example.org".to_owned()], None));
+        let revoked = control(&format!("{whole}\nclient_crl = \"/r\"")).tcp.expect("a door").client_crl;
+        assert_eq!(revoked, Some("/r".into()));
         assert_eq!(control(&format!("enabled = false\n{whole}")).tcp, None);
         for line in lines {
             let without = lines.iter().filter(|other| **other != line).copied().collect::<Vec<_>>().join("\n");

@@ -80,6 +80,9 @@ fn relay(relay: &Relay) -> Vec<String> {
     if by_certificate && relay.certificates.is_empty() {
         lines.push("  admits every client certificate that client_ca signed".into());
     }
+    if by_certificate && relay.listeners.iter().all(|listener| listener.client_crl.is_none()) {
+        lines.push("  knows of no certificate that was revoked: there is no client_crl".into());
+    }
     lines.extend(targets(&relay.targets));
     lines.extend(limits(&relay.limits));
     if relay.workers > 1 {

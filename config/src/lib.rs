@@ -226,6 +226,7 @@ impl Config {
             address: SocketAddr::new(ip, 4433),
             identity: Identity::SelfSigned,
             client_ca: None,
+            client_crl: None,
             auth: Auth::None,
             class: None,
         };

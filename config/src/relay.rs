@@ -44,6 +44,8 @@ pub struct Listener {
     pub identity: Identity,
     /// PEM file with the authorities that sign client certificates; always there if `auth` needs it.
     pub client_ca: Option<PathBuf>,
+    /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
+    pub client_crl: Option<PathBuf>,
     /// What a client has to show.
     pub auth: Auth,
     /// The class of what arrives there, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy may change
@@ -216,6 +218,7 @@ struct Terms {
     certificate: Option<PathBuf>,
     private_key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
+    client_crl: Option<PathBuf>,
     auth: Option<Auth>,
     class: Option<String>,
 }
@@ -226,6 +229,7 @@ impl Terms {
             certificate: section.get("certificate"),
             private_key: section.get("private_key"),
             client_ca: section.get("client_ca"),
+            client_crl: section.get("client_crl"),
             auth: section.get("auth"),
             class: policy.class_named_in(section),
         }
@@ -238,6 +242,11 @@ impl Terms {
         Self {
             certificate: identity.certificate.clone(),
             private_key: identity.private_key.clone(),
+            // Nor do an authority and what another one has revoked.
+            client_crl: match (&self.client_ca, self.client_crl) {
+                (None, None) => relay.client_crl.clone(),
+                (_, own) => own,
+            },
             client_ca: self.client_ca.or_else(|| relay.client_ca.clone()),
             auth: self.auth.or(relay.auth),
             class: self.class.or_else(|| relay.class.clone()),
@@ -257,13 +266,19 @@ impl Terms {
             let remedy = "add client_ca, the PEM file of that authority";
             section.refuse("auth", Problem::Contradiction { cause, remedy });
         }
+        if self.client_crl.is_some() && self.client_ca.is_none() {
+            let cause = "a list of revoked certificates, of which none admits";
+            let remedy = "add client_ca, the PEM file of the authority whose list it is";
+            section.refuse("client_crl", Problem::Contradiction { cause, remedy });
+        }
         for (key, value) in [("certificate", &self.certificate), ("private_key", &self.private_key)] {
             if value.is_none() {
                 section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
             }
         }
         let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
-        Some(Listener { address, identity, client_ca: self.client_ca, auth, class: self.class })
+        let Self { client_ca, client_crl, class, .. } = self;
+        Some(Listener { address, identity, client_ca, client_crl, auth, class })
     }
 }
 

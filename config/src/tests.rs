@@ -298,6 +298,7 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
         address: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port),
         identity,
         client_ca: Some("/ca.pem".into()),
+        client_crl: None,
         auth,
         class: None,
     };
@@ -306,6 +307,13 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
         listener(2, identity("/own.pem", "/own.key"), Auth::None),
     ];
     assert_eq!(valid(&text).relay.unwrap().listeners, expected);
+    // What is revoked comes with the authority whose list it is.
+    let revoked = |text: &str| valid(text).relay.unwrap().listeners.into_iter().map(|of| of.client_crl);
+    let listed = text.replacen("client_ca = \"/ca.pem\"", "client_ca = \"/ca.pem\"\nclient_crl = \"/crl.pem\"", 1);
+    assert!(revoked(&listed).all(|file| file == Some("/crl.pem".into())));
+    let other = listed.replace("127.0.0.1:1\"", "127.0.0.1:1\"\nclient_ca = \"/other.pem\"");
+    assert!(revoked(&other).eq([None, Some("/crl.pem".into())]));
+    assert!(refusals(&(RELAY.to_owned() + "client_crl = \"/crl.pem\"")).contains("add client_ca"));
     let half = text.replace("private_key = \"/own.key\"\n", "");
     assert!(refusals(&half).contains("relay.listener.private_key: missing"));
 }

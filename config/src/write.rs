@@ -98,6 +98,7 @@ fn listener(listener: &Listener, section: &mut Section<'_>) {
         section.text("private_key", &private_key.display());
     }
     section.optional_text("client_ca", listener.client_ca.as_ref().map(|path| path.display()));
+    section.optional_text("client_crl", listener.client_crl.as_ref().map(|path| path.display()));
     section.word("auth", listener.auth);
     section.optional_text("class", listener.class.as_ref());
 }
@@ -215,6 +216,7 @@ fn control_tcp(tcp: &Tcp, section: &mut Section<'_>) {
     section.text("certificate", &tcp.certificate.display());
     section.text("private_key", &tcp.private_key.display());
     section.text("client_ca", &tcp.client_ca.display());
+    section.optional_text("client_crl", tcp.client_crl.as_ref().map(|path| path.display()));
     section.list("writers", Some(&tcp.writers));
 }
 

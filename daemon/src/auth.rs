@@ -54,7 +54,7 @@ impl Users {
             tokens: tokens.iter().map(|token| (token.sha256, user(&token.name, token.max_tunnels))).collect(),
             certificates: certificates
                 .iter()
-                .map(|entry| (entry.san.to_ascii_lowercase(), user(&entry.name, entry.max_tunnels)))
+                .map(|entry| (entry.san.clone(), user(&entry.name, entry.max_tunnels)))
                 .collect(),
             any_certificate: certificates.is_empty(),
             certificate_tunnels: tunnels_per_user as usize,
@@ -98,7 +98,7 @@ impl Users {
             return Ok(User { name, max_tunnels: self.certificate_tunnels });
         }
         names
-            .find_map(|name| self.certificates.iter().find(|(san, _)| san.eq_ignore_ascii_case(name)))
+            .find_map(|name| self.certificates.iter().find(|(san, _)| is_same_name(san, name)))
             .map(|(_, user)| user.clone())
             .ok_or(AuthError::Invalid)
     }
@@ -113,6 +113,35 @@ pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
 
 fn names_in<'a>(certificate: &'a EndEntityCert<'_>) -> impl Iterator<Item = &'a str> {
     certificate.valid_dns_names().chain(certificate.valid_uri_names())
+}
+
+/// Whether two subject alternative names are the same: of DNS names, letters count whatever their case (RFC 4343), and of
+/// URIs only those of scheme and host (RFC 3986 §6.2.2.1).
+#[must_use]
+pub fn is_same_name(one: &str, other: &str) -> bool {
+    match (authority_end(one), authority_end(other)) {
+        (None, None) => one.eq_ignore_ascii_case(other),
+        (Some(one_end), Some(other_end)) => {
+            let ((one, one_rest), (other, other_rest)) = (one.split_at(one_end), other.split_at(other_end));
+            // Before the host there may be a user, whose case counts.
+            let user = |authority: &str| authority.rsplit_once('@').map(|(user, _)| user.to_owned());
+            let after_scheme = |authority: &str| authority.split_once("://").map(|(_, rest)| user(rest));
+            one.eq_ignore_ascii_case(other) && after_scheme(one) == after_scheme(other) && one_rest == other_rest
+        }
+        _ => false,
+    }
+}
+
+/// Where a URI's authority ends, or its scheme where it has no authority; `None` for what is no URI.
+fn authority_end(name: &str) -> Option<usize> {
+    let (scheme, rest) = name.split_once(':')?;
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let colon = scheme.len() + 1;
+    is_scheme.then(|| match rest.strip_prefix("//") {
+        Some(authority) => colon + 2 + authority.find(['/', '?', '#']).unwrap_or(authority.len()),
+        None => colon,
+    })
 }
 
 /// Makes a token from the system's randomness; returns what the user is given and what the configuration holds.
@@ -184,6 +213,26 @@ mod tests {
         let users = Users::new(&[entry], &[], 1);
         let field = Field::new("proxy-authorization", format!("Bearer {token}"));
         assert_eq!(users.by_token(&[field]).map(|user| user.name), Ok("bob".into()));
+    }
+
+    #[test]
+    fn of_names_letters_count_whatever_their_case_where_the_rules_of_dns_names_and_uris_say_so() {
+        for (one, other, is_same) in [
+            ("ops.example.org", "Ops.EXAMPLE.org", true),
+            ("ops.example.org", "ops.example.net", false),
+            ("spiffe://example.org/ops", "SPIFFE://Example.org/ops", true),
+            ("spiffe://example.org/ops", "spiffe://example.org/Ops", false),
+            ("https://example.org?a", "https://EXAMPLE.org?A", false),
+            ("https://me@example.org/", "https://me@EXAMPLE.org/", true),
+            ("https://me@example.org/", "https://Me@example.org/", false),
+            ("urn:example:a", "URN:example:a", true),
+            ("urn:example:a", "urn:example:A", false),
+            ("urn:example:a", "example", false),
+            ("a@example.org", "a@example.org/", false),
+        ] {
+            assert_eq!(is_same_name(one, other), is_same, "{one} {other}");
+            assert_eq!(is_same_name(other, one), is_same, "{other} {one}");
+        }
     }
 
     #[test]

@@ -63,7 +63,8 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> 
     match &listener.identity {
         Identity::SelfSigned => tls::development_identity(state_dir),
         Identity::Files { certificate, private_key } => {
-            tls::Identity::read(certificate, private_key, listener.client_ca.as_deref())
+            let (client_ca, client_crl) = (listener.client_ca.as_deref(), listener.client_crl.as_deref());
+            tls::Identity::read(tls::Files { certificate, private_key, client_ca, client_crl })
         }
     }
 }
@@ -73,7 +74,9 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> 
 /// # Errors
 /// A file cannot be read, is none of its kind, or does not fit the others.
 pub fn control_identity(tcp: &Tcp) -> Result<Arc<ServerConfig>> {
-    tls::Identity::read(&tcp.certificate, &tcp.private_key, Some(&tcp.client_ca))?.prepare_http2()
+    let Tcp { certificate, private_key, client_ca, client_crl, .. } = tcp;
+    let files = tls::Files { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
+    tls::Identity::read(files)?.prepare_http2()
 }
 
 /// Reads all certificates and keys that a configuration names, to see that they can be used.

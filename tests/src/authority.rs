@@ -1,9 +1,11 @@
 //! A certificate authority of the run's own.
 
 use anyhow::Result;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
 /// Signs certificates for servers and clients; nobody else trusts it.
@@ -16,7 +18,11 @@ pub struct Issued {
     pub certificate: String,
     /// The key that belongs to it.
     pub private_key: String,
+    serial: u64,
 }
+
+/// No certificate of one process has the number of another.
+static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 impl Authority {
     /// Makes a new key and a certificate for it that it signs itself.
@@ -43,9 +49,33 @@ impl Authority {
         // Were it called like the authority, some would take it for one that signed itself.
         params.distinguished_name = named(names.first().copied().unwrap_or_default()).distinguished_name;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let serial = SERIAL.fetch_add(1, Relaxed);
+        params.serial_number = Some(SerialNumber::from(serial));
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.0)?.pem();
-        Ok(Issued { certificate, private_key: key.serialize_pem() })
+        Ok(Issued { certificate, private_key: key.serialize_pem(), serial })
+    }
+
+    /// Signs a list of certificates that are revoked, in PEM.
+    ///
+    /// # Errors
+    /// It cannot be signed.
+    pub fn revoke(&self, revoked: &[&Issued]) -> Result<String> {
+        let entry = |issued: &&Issued| RevokedCertParams {
+            serial_number: SerialNumber::from(issued.serial),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2120, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.iter().map(entry).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        Ok(list.signed_by(&self.0)?.pem()?)
     }
 }
 

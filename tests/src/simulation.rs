@@ -118,7 +118,7 @@ pub(crate) fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
     let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
     let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
     let trust = tls::Trust::Pinned(tls::fingerprint(&chain[0]));
-    Ok((ServerTls::new(Identity { chain, key, client_authorities: None }.prepare()?), trust))
+    Ok((ServerTls::new(Identity { chain, key, client_authorities: None, revoked: Vec::new() }.prepare()?), trust))
 }
 
 /// A socket of the simulated network.

@@ -88,7 +88,7 @@ impl Lab {
         let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
         let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
         let trust = Trust::Pinned(tls::fingerprint(&chain[0]));
-        let tls = ServerTls::new(Identity { chain, key, client_authorities: None }.prepare()?);
+        let tls = ServerTls::new(Identity { chain, key, client_authorities: None, revoked: Vec::new() }.prepare()?);
         let (listening, is_listening) = mpsc::channel();
         let (progress, has_progress) = mpsc::channel();
         let receiver = self.receiver.spawn(move || receive(address, tls, bytes, &listening, &progress))?;

@@ -70,7 +70,7 @@ impl Bearers {
     #[must_use]
     pub fn caller(&self, certificate: &CertificateDer<'_>) -> Caller {
         let names = auth::names(certificate);
-        let writer = names.iter().find(|name| self.0.iter().any(|known| known.eq_ignore_ascii_case(name)));
+        let writer = names.iter().find(|name| self.0.iter().any(|known| auth::is_same_name(known, name)));
         let name = writer.or(names.first()).cloned().unwrap_or_else(|| "a certificate without a name".into());
         Caller { may_write: writer.is_some(), name }
     }

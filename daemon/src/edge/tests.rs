@@ -103,7 +103,7 @@ impl TestRelay {
         let key = rustls_pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()).into();
         let chain = vec![made.cert.der().clone()];
         let fingerprint = tls::fingerprint(&chain[0]);
-        let identity = Identity { chain, key, client_authorities: None };
+        let identity = Identity { chain, key, client_authorities: None, revoked: Vec::new() };
         let datagrams = Datagrams {
             limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: 4 * QUEUE_BYTES },
             counters: Arc::default(),

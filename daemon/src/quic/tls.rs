@@ -13,9 +13,11 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    server::{ClientCertVerifierBuilder, WebPkiClientVerifier},
+    server::{ClientCertVerifierBuilder, NoServerSessionStorage, WebPkiClientVerifier},
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject,
+};
 use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
@@ -44,6 +46,22 @@ pub struct Identity {
     /// Authorities whose client certificates are asked for and verified; `None` asks for none. A client without a
     /// certificate is let through: what it may do is decided per request, where a refusal can say why.
     pub client_authorities: Option<Vec<CertificateDer<'static>>>,
+    /// What those authorities have revoked; empty asks for no revocation. Otherwise there has to be a list of every
+    /// authority that signs, also of intermediate ones. A list that is older than it says counts all the same.
+    pub revoked: Vec<CertificateRevocationListDer<'static>>,
+}
+
+/// The files in which an [`Identity`] is, all PEM.
+#[derive(Clone, Copy, Debug)]
+pub struct Files<'a> {
+    /// The chain, leaf first.
+    pub certificate: &'a Path,
+    /// The leaf's private key.
+    pub private_key: &'a Path,
+    /// Authorities of client certificates.
+    pub client_ca: Option<&'a Path>,
+    /// Their revocation lists.
+    pub client_crl: Option<&'a Path>,
 }
 
 impl Identity {
@@ -51,11 +69,13 @@ impl Identity {
     ///
     /// # Errors
     /// A file that cannot be read or holds no certificate or key, named with what was expected in it.
-    pub fn read(certificate: &Path, private_key: &Path, client_ca: Option<&Path>) -> Result<Self> {
+    pub fn read(files: Files<'_>) -> Result<Self> {
+        let Files { certificate, private_key, client_ca, client_crl } = files;
         Ok(Self {
             chain: read_certificates(certificate)?,
             key: read_key(private_key)?,
             client_authorities: client_ca.map(read_certificates).transpose()?,
+            revoked: client_crl.map(read_revoked).transpose()?.unwrap_or_default(),
         })
     }
 }
@@ -72,6 +92,20 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
         bail!("{} holds no certificate: expected PEM with BEGIN CERTIFICATE", path.display());
     }
     Ok(chain)
+}
+
+/// Reads all certificate revocation lists of a PEM file.
+///
+/// # Errors
+/// The file cannot be read, is not PEM, or holds none.
+pub fn read_revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>> {
+    let lists = CertificateRevocationListDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("failed to read revocation lists from {}", path.display()))?;
+    if lists.is_empty() {
+        bail!("{} holds no revocation list: expected PEM with BEGIN X509 CRL", path.display());
+    }
+    Ok(lists)
 }
 
 /// Reads the first private key of a PEM file.
@@ -135,19 +169,27 @@ fn server_config(
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .context("TLS 1.3 is not available")?;
+    let decides_by_certificates = identity.client_authorities.is_some();
     let builder = match identity.client_authorities {
         None => builder.with_no_client_auth(),
-        Some(authorities) => builder.with_client_cert_verifier(
-            demand(WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider()))
-                .build()
-                .context("failed to use the client certificate authorities")?,
-        ),
+        Some(authorities) => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider());
+            let verifier = demand(verifier.with_crls(identity.revoked)).build();
+            builder.with_client_cert_verifier(
+                verifier.context("failed to use the client certificate authorities, or what they have revoked")?,
+            )
+        }
     };
     let mut config = builder
         .with_single_cert(identity.chain, identity.key)
         .context("the certificate and the private key cannot be used together")?;
     config.alpn_protocols = vec![protocol.to_vec()];
     config.ignore_client_order = true;
+    if decides_by_certificates {
+        // A resumed handshake shows no certificate: what was good when the ticket was given would be good for its life.
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+    }
     Ok(config)
 }
 
@@ -420,7 +462,7 @@ pub fn development_identity(folder: &Path) -> Result<Identity> {
         std::fs::write(&certificate, made.cert.pem())
             .with_context(|| format!("failed to write {}", certificate.display()))?;
     }
-    Identity::read(&certificate, &key, None)
+    Identity::read(Files { certificate: &certificate, private_key: &key, client_ca: None, client_crl: None })
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -434,3 +476,6 @@ fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
         .and_then(|mut file| file.write_all(bytes))
         .with_context(|| format!("failed to write {}", path.display()))
 }
+
+#[cfg(test)]
+mod tests;

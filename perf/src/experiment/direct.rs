@@ -103,8 +103,12 @@ impl Ends {
     /// # Errors
     /// The address is taken.
     pub fn server<I: io::Provider>(&self, io: I) -> Result<Server> {
-        let identity =
-            Identity { chain: vec![self.certificate.clone()], key: self.key.clone_key(), client_authorities: None };
+        let identity = Identity {
+            chain: vec![self.certificate.clone()],
+            key: self.key.clone_key(),
+            client_authorities: None,
+            revoked: Vec::new(),
+        };
         endpoint::serve(
             io,
             &self.transport,

@@ -96,6 +96,28 @@ fn a_certificate_that_is_renewed_is_shown_from_the_next_reload_on() {
 }
 
 #[test]
+fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
+    tests::ring!(Netns);
+    let tcp = format!(
+        "[control.tcp]\nlisten = \"0.0.0.0:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
+         private_key = \"{FOLDER}/relay.key\"\nclient_ca = \"{FOLDER}/authority.pem\""
+    );
+    let site = Site::new(Terms { sections: &tcp, ..Terms::default() }).unwrap();
+    let issued = ["one", "other"].map(|name| {
+        let issued = site.authority.issue(&[&format!("{name}.example.org")]).unwrap();
+        site.write_identity(name, &issued).unwrap();
+        issued
+    });
+    let code = |name: &str| pacectl(&site, name, "authority.pem", &["status"]).0;
+    assert_eq!([code("one"), code("other")], [Some(0); 2]);
+    site.write("revoked.pem", &site.authority.revoke(&[&issued[1]]).unwrap()).unwrap();
+    let sections = format!("{tcp}\nclient_crl = \"{FOLDER}/revoked.pem\"");
+    site.configure(Terms { sections: &sections, ..Terms::default() }).unwrap();
+    assert_eq!(site.pacectl(&["reload"], "").unwrap().0, Some(0));
+    assert_eq!([code("one"), code("other")], [Some(0), Some(5)]);
+}
+
+#[test]
 fn callers_that_do_not_finish_their_handshake_keep_nobody_else_out() {
     tests::ring!(Netns);
     let site = site();

@@ -56,7 +56,7 @@ impl Ends {
     /// # Errors
     /// The socket cannot be used.
     pub fn server(&self, socket: UdpSocket) -> Result<Server> {
-        let Issued { certificate, private_key } = &self.issued;
+        let Issued { certificate, private_key, .. } = &self.issued;
         let tls = rustls::Server::builder().with_certificate(certificate.as_str(), private_key.as_str());
         Ok(Server::builder()
             .with_tls(tls.and_then(rustls::server::Builder::build).map_err(|error| anyhow!("{error}"))?)?

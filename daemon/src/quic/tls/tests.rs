@@ -1,0 +1,143 @@
+//! Handshakes in memory: whom a server with client authorities lets in.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+use rustls::{ClientConnection, HandshakeKind, ServerConnection, time_provider::TimeProvider};
+
+use super::*;
+
+/// An authority for clients, and the certificate of a server.
+struct Site {
+    authority: CertifiedIssuer<'static, KeyPair>,
+    server: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+}
+
+/// Seconds since 1970 at the first of January of 2031, when certificates of operators end.
+const END_OF_2030: u64 = 1_924_992_000;
+
+impl Site {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let own = rcgen::generate_simple_self_signed(["relay.example".into()]).unwrap();
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+        Self { authority, server: own.cert.der().clone(), key }
+    }
+
+    fn operator(&self, serial: u64) -> ClientIdentity {
+        let mut params = CertificateParams::new(vec!["ops.example".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "operator");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.not_after = date_time_ymd(2031, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.authority).unwrap();
+        (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+    }
+
+    /// What the authority has revoked.
+    fn revoked(&self, serials: &[u64]) -> CertificateRevocationListDer<'static> {
+        let entry = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2020, 2, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(entry).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        list.signed_by(&self.authority).unwrap().der().clone()
+    }
+
+    fn identity(&self, revoked: Vec<CertificateRevocationListDer<'static>>) -> Identity {
+        Identity {
+            chain: vec![self.server.clone()],
+            key: self.key.clone_key(),
+            client_authorities: Some(vec![self.authority.der().clone()]),
+            revoked,
+        }
+    }
+
+    fn client(&self, identity: ClientIdentity) -> Arc<ClientConfig> {
+        client_http2(Trust::Pinned(fingerprint(&self.server)), identity).unwrap()
+    }
+}
+
+/// A handshake, and what follows it: the server's tickets. Returns what kind it was, or why the server refused it.
+fn shake(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>) -> Result<HandshakeKind, rustls::Error> {
+    let mut client = ClientConnection::new(client.clone(), "relay.example".try_into().unwrap()).unwrap();
+    let mut server = ServerConnection::new(server.clone()).unwrap();
+    for _ in 0..4 {
+        let mut bytes = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut bytes).unwrap();
+        }
+        server.read_tls(&mut &bytes[..]).unwrap();
+        server.process_new_packets()?;
+        let mut bytes = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut bytes).unwrap();
+        }
+        client.read_tls(&mut &bytes[..]).unwrap();
+        client.process_new_packets()?;
+    }
+    assert!(!server.is_handshaking() && !client.is_handshaking());
+    Ok(server.handshake_kind().unwrap())
+}
+
+/// A clock that a test sets.
+#[derive(Debug)]
+struct Clock(Arc<AtomicU64>);
+
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(self.0.load(Relaxed))))
+    }
+}
+
+#[test]
+fn an_operator_whose_certificate_has_expired_is_refused_also_after_an_earlier_handshake() {
+    let site = Site::new();
+    for demand in [|verifier| verifier, ClientCertVerifierBuilder::allow_unauthenticated] {
+        let mut server = server_config(site.identity(Vec::new()), H2, demand).unwrap();
+        let seconds = Arc::new(AtomicU64::new(END_OF_2030 - 60));
+        server.time_provider = Arc::new(Clock(seconds.clone()));
+        let (server, client) = (Arc::new(server), site.client(site.operator(1)));
+        for _ in 0..2 {
+            assert_eq!(shake(&server, &client).unwrap(), HandshakeKind::Full, "the certificate is looked at again");
+        }
+        seconds.store(END_OF_2030 + 60, Relaxed);
+        let refusal = shake(&server, &client).unwrap_err().to_string();
+        assert!(refusal.contains("certificate expired"), "{refusal}");
+    }
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_and_so_is_one_of_which_no_list_tells() {
+    let site = Site::new();
+    let admits = |serial, revoked| {
+        let server = site.identity(revoked).prepare_http2().unwrap();
+        shake(&server, &site.client(site.operator(serial)))
+    };
+    let list = || vec![site.revoked(&[7, 9])];
+    assert!(admits(8, list()).is_ok(), "the list is out of date, and counts");
+    for serial in [7, 9] {
+        let refusal = admits(serial, list()).unwrap_err().to_string();
+        assert!(refusal.contains("certificate revoked"), "{refusal}");
+    }
+    assert!(admits(7, Vec::new()).is_ok());
+    let other = vec![Site::new().revoked(&[])];
+    assert!(admits(8, other).is_err());
+}
