@@ -66,8 +66,9 @@ install: documents ## Binaries, documents, units, user, bus policy and sample co
 		perf/grafana.json perf/alerts.yml
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
-	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 644 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
-	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; }
+	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
+	# Below DESTDIR, who packs it gives the group paced that file, as systemd/debian/postinst does.
+	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; chgrp paced /etc/paced/paced.toml; }
 
 deb: documents ## The same as a Debian package: $(programs)/paced.deb.
 	@tests/setup deb

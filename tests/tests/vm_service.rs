@@ -187,6 +187,19 @@ fn the_unit_is_exposed_as_little_as_is_said() {
     run("systemd-analyze security --offline=true --threshold=15 paced.service");
     service.grant_rights();
     run("systemd-analyze security --offline=true --threshold=20 paced.service");
+    service.configure("", "");
+    run("systemctl start paced.service");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", main_pid())).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+    for limit in ["MemoryHigh", "MemoryMax"] {
+        assert!(property(limit).parse::<u64>().is_ok(), "{limit} is {}", property(limit));
+    }
+    assert!(property("After").contains("time-sync.target"));
+    // Its own filter of system calls is beside systemd's.
+    let said = run("journalctl -b --no-pager -u paced");
+    assert!(!said.contains("not confined"), "{said}");
+    assert_eq!(run("stat -c '%a %U:%G' /etc/paced/paced.toml"), "640 root:paced\n");
 }
 
 #[test]
