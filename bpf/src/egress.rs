@@ -61,6 +61,15 @@ pub enum Hook {
     },
 }
 
+/// How a program that was attached holds on to its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// By a link, which is there.
+    Link,
+    /// By a filter, of which only tc knows whether it is there.
+    Filter,
+}
+
 /// The loaded program. Dropping it, in the namespace of its devices, detaches it everywhere; only a `clsact` qdisc stays.
 #[derive(Debug)]
 pub struct Egress {
@@ -71,7 +80,6 @@ pub struct Egress {
 #[derive(Debug)]
 enum Attachment {
     /// Detaches when it is dropped.
-    #[expect(dead_code, reason = "it is kept for its end")]
     Link(Link),
     /// Detached by name, so only while the device still is the one that has it.
     Filter(SchedClassifierLinkId, Device),
@@ -150,6 +158,15 @@ impl Egress {
                 Err(refused(device, "tc egress, detaching", cause))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Asks the kernel how the program holds on to a device; `None` where it does not, also because somebody else
+    /// detached it.
+    pub fn attachment(&self, device: &str) -> Option<Attached> {
+        match self.attached.get(device)? {
+            Attachment::Link(link) => link.is_attached().then_some(Attached::Link),
+            Attachment::Filter(..) => Some(Attached::Filter),
         }
     }
 

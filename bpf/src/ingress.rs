@@ -81,6 +81,11 @@ impl Ingress {
         Ok(mode)
     }
 
+    /// Asks the kernel whether the program is on a device: somebody else may have detached it.
+    pub fn is_attached(&self, device: &str) -> bool {
+        self.attached.get(device).is_some_and(Link::is_attached)
+    }
+
     /// Detaches the program from a device; from one that it is not attached to, that is nothing.
     pub fn detach(&mut self, device: &str) {
         self.attached.remove(device);

@@ -38,6 +38,7 @@ pub(crate) fn load_trivial_program(program_type: ProgramType) -> io::Result<()> 
 }
 
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
@@ -168,6 +169,21 @@ impl Link {
             unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attributes, size_of::<LinkCreate>()) };
         owned(fd).map(Self)
     }
+
+    /// Whether the program still is on a device: another process may have detached it, or the device may be gone.
+    pub(crate) fn is_attached(&self) -> bool {
+        let mut info = LinkInfo::default();
+        let descriptor = self.0.as_raw_fd().cast_unsigned();
+        let attributes =
+            InfoByDescriptor { descriptor, size: size_of::<LinkInfo>() as u32, info: &raw mut info as u64 };
+        // SAFETY: the attributes are the head of `union bpf_attr`, of the size given; the kernel writes no more than the
+        // size in them to the structure that they point to, which lives through the call.
+        let told = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw const attributes, size_of::<InfoByDescriptor>())
+        };
+        // `bpf_xdp_link_fill_link_info` and `tcx_link_fill_info` say 0 where there is no device any more.
+        told == 0 && info.device != 0
+    }
 }
 
 impl Drop for Link {
@@ -195,4 +211,24 @@ struct LinkCreate {
     flags: u32,
     relative: u32,
     revision: u64,
+}
+
+/// The head of `union bpf_attr` for BPF_OBJ_GET_INFO_BY_FD.
+#[repr(C)]
+struct InfoByDescriptor {
+    descriptor: u32,
+    size: u32,
+    info: u64,
+}
+
+/// The head of `struct bpf_link_info`, for links of XDP and tcx: their union begins with the interface index.
+#[derive(Default)]
+#[repr(C)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    padding: u32,
+    device: u32,
+    rest: u32,
 }

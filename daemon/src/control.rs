@@ -53,8 +53,8 @@ pub struct Facts {
     pub forwards: Vec<String>,
     /// How many threads move packets.
     pub workers: u8,
-    /// What the kernel and the rights of this process allow.
-    pub features: bpf::Capabilities,
+    /// What the kernel and the rights of this process alone allow.
+    pub own_features: bpf::Capabilities,
 }
 
 impl Facts {
@@ -72,7 +72,7 @@ impl Facts {
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),
             forwards: config.forwards.iter().map(forward).chain(config.proxies.iter().map(proxy)).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
-            features: bpf::probe(),
+            own_features: bpf::probe(),
         }
     }
 }
@@ -271,6 +271,12 @@ impl Control {
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    /// What the kernel and the rights of paced's processes allow.
+    #[must_use]
+    pub fn features(&self) -> bpf::Capabilities {
+        self.metrics.kernel.in_force.features(&self.facts.own_features)
     }
 
     /// What is counted.

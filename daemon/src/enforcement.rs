@@ -1,88 +1,80 @@
 //! What the kernel enforces for this daemon: its programs' tables are filled from the policy, the listeners and the secret.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, future::pending, io, os::fd::OwnedFd, sync::Arc};
 
-use anyhow::Result;
-use bpf::{Device, mark::Tag};
+use bpf::{egress::Classes, ingress::Guard, mark::Tag};
+use config::kernel::Kernel;
 use tokio::{runtime, task::AbortHandle};
 
 use self::tables::Loaded;
-pub use self::tables::{Parts, Tables};
+pub use self::{
+    in_force::{InForce, Parts},
+    tables::Tables,
+};
 use crate::{
     monitor::{
-        Monitor,
+        Monitor, Notice, Notices, Outcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
         rights::{self, Rights},
     },
     quic::mark::{Marks, Permission},
 };
 
+mod in_force;
 mod tables;
 
 /// The kernel's part, in force until this is dropped.
 pub struct Enforcement {
     monitor: Monitor,
-    tables: Arc<Tables>,
-    /// What waits for the monitor's untimely end.
+    /// What the monitor will say next; taken by whoever waits for it.
+    notices: Option<Notices>,
+    intake: Option<Intake>,
+    /// What waits for news of the monitor, and for the next one where that ends.
     watch: Option<AbortHandle>,
 }
 
 impl Enforcement {
-    /// Starts the monitor, has it attach to every device what the configuration wants, gives up this process's own
-    /// rights, and puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not
-    /// enforced, and the daemon goes on without; on a device that is missing, it is enforced as soon as that comes. To be
-    /// called before any other thread exists; returns `None` where no device is named or no monitor starts.
+    /// Starts the monitor, which does to every device what the configuration wants, gives up this process's own rights, and
+    /// puts what was loaded into `tables`. What cannot be had is logged as a warning that says what is not enforced, and
+    /// the daemon goes on without; on a device that is missing, it is enforced as soon as that comes. To be called before
+    /// any other thread exists; returns `None` where no device is named or no monitor starts.
     #[must_use]
-    pub fn start(config: &config::kernel::Kernel, tables: Arc<Tables>) -> Option<Self> {
+    pub fn start(config: &Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {
             return None;
         }
-        let monitor = Monitor::start();
-        let monitor =
-            monitor.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
+        let started = Monitor::start(&Plan::from(config));
+        let (monitor, notices) =
+            started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
         if let Err(error) = rights::keep(Rights::DATA) {
             tracing::warn!("this process keeps all its rights: {error}");
         }
-        let tag = Tag::new(config.mark_tag).unwrap_or_default();
-        let classes = config.egress.then(|| monitor.load_egress(tag)).and_then(|loaded| {
-            loaded.inspect_err(|error| tracing::warn!("classes are not marked, paced and counted: {error:#}")).ok()
-        });
-        let guard = config
-            .ingress
-            .then(|| monitor.load_ingress())
-            .and_then(|loaded| loaded.inspect_err(|error| tracing::warn!("listeners have no guard: {error:#}")).ok());
-        let mut devices = HashMap::new();
-        for device in &config.devices {
-            let device = device.as_str();
-            let report = |part, outcome| report(&tables, device, part, outcome);
-            let has_fq = config.manage_qdisc && report("fq", monitor.set_fq(device));
-            // The monitor attaches to a device that comes later as soon as it is there.
-            if classes.is_some()
-                && (report("egress", monitor.attach_egress(device, has_fq)) || Device::find(device).is_err())
-            {
-                devices.insert(device.to_owned(), has_fq);
-                let rates = if has_fq { Ok("fq at the root".into()) } else { Err(tables::NO_FQ.into()) };
-                tables.note_part(device, "rates", rates);
+        tables.in_force.keeper_waits();
+        let mut intake = Intake::new(config, tables);
+        let notices = loop {
+            match notices.next() {
+                Ok(Some((notice, fds))) => {
+                    if intake.take(notice, fds) {
+                        break Some(notices);
+                    }
+                }
+                Ok(None) => break None,
+                Err(error) => {
+                    tracing::warn!("nothing is known yet of what the kernel enforces: {error}");
+                    break Some(notices);
+                }
             }
-            if guard.is_some() {
-                report("ingress", monitor.attach_ingress(device));
-            }
-        }
-        let marks = (!devices.is_empty()).then(|| Marks::new(tag, permission(tag)));
-        tables.hold(Loaded { classes, guard, devices, marks, ..Loaded::default() });
-        tables.monitor.set(1);
-        Some(Self { monitor, tables, watch: None })
+        };
+        Some(Self { monitor, notices, intake: Some(intake), watch: None })
     }
 
-    /// Has a task of `runtime` wait for the monitor to end before this does, which it reports.
+    /// Has a task of `runtime` hear what the monitor says from now on, and take over from the next where that ends.
     pub fn watch(&mut self, runtime: &runtime::Handle) {
-        let (tables, ended) = (self.tables.clone(), self.monitor.ended());
+        let Some(intake) = self.intake.take() else { return };
+        let (notices, successors) = (self.notices.take(), self.monitor.successors());
         let watch = runtime.spawn(async move {
-            if ended.await.is_ok() {
-                tables.monitor.set(0);
-                tracing::error!(
-                    "the monitor has ended, and with it what the kernel enforces: classes are not marked, paced and \
-                     counted and listeners have no guard until paced is started again"
-                );
+            // A failure here is a lack of descriptors, or a monitor that is none of ours.
+            if let Err(error) = follow(intake, notices, successors).await {
+                tracing::error!("the monitor is not heard any more: {error}");
             }
         });
         self.watch = Some(watch.abort_handle());
@@ -93,6 +85,146 @@ impl Drop for Enforcement {
     fn drop(&mut self) {
         // From here on, the monitor ends because it is told to.
         self.watch.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Hears one monitor after the other, until there is none and none will come.
+async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Result<Successors>) -> io::Result<()> {
+    let mut monitor = notices.map(Notices::waiting).transpose()?;
+    let mut keeper = Some(successors?.waiting()?);
+    if monitor.is_none() {
+        intake.ended();
+    }
+    while monitor.is_some() || keeper.is_some() {
+        tokio::select! {
+            said = next(monitor.as_ref()), if monitor.is_some() => match said {
+                Ok(Some((notice, fds))) => _ = intake.take(notice, fds),
+                outcome => {
+                    if let Err(error) = outcome {
+                        tracing::error!("the monitor is not understood: {error}");
+                    }
+                    monitor = None;
+                    intake.ended();
+                }
+            },
+            started = successor(keeper.as_ref()), if keeper.is_some() => match started {
+                Ok(Some(notices)) => {
+                    if monitor.take().is_some() {
+                        intake.ended();
+                    }
+                    intake.tables.in_force.monitor_started_again();
+                    monitor = Some(notices.waiting()?);
+                }
+                outcome => {
+                    if let Err(error) = outcome {
+                        tracing::error!("the keeper of the monitor is not understood: {error}");
+                    }
+                    keeper = None;
+                    intake.tables.in_force.keeper_ended();
+                    tracing::error!(
+                        "the keeper of the monitor has ended: a monitor that ends is not started again until paced is"
+                    );
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+async fn next(monitor: Option<&Waiting<Notice>>) -> io::Result<Option<(Notice, Vec<OwnedFd>)>> {
+    match monitor {
+        Some(monitor) => monitor.next().await,
+        None => pending().await,
+    }
+}
+
+async fn successor(keeper: Option<&WaitingForSuccessors>) -> io::Result<Option<Notices>> {
+    match keeper {
+        Some(keeper) => keeper.next().await,
+        None => pending().await,
+    }
+}
+
+/// Takes in what the monitor says.
+struct Intake {
+    tables: Arc<Tables>,
+    tag: Tag,
+    devices: Vec<String>,
+    classes: Option<Classes>,
+    guard: Option<Guard>,
+    /// Found out with the first program that is there.
+    permission: Option<Permission>,
+}
+
+impl Intake {
+    fn new(config: &Kernel, tables: Arc<Tables>) -> Self {
+        Self {
+            tables,
+            tag: Tag::new(config.mark_tag).unwrap_or_default(),
+            devices: config.devices.iter().map(|device| device.as_str().to_owned()).collect(),
+            classes: None,
+            guard: None,
+            permission: None,
+        }
+    }
+
+    /// Takes in one thing; returns whether everything has been said that there is to say at first.
+    fn take(&mut self, notice: Notice, fds: Vec<OwnedFd>) -> bool {
+        match notice {
+            Notice::Loaded(Program::Egress) => {
+                let classes = Classes::from_fds(fds);
+                self.classes = classes.inspect_err(|error| not_loaded(Program::Egress, &error.to_string())).ok();
+            }
+            Notice::Loaded(Program::Ingress) => {
+                let guard = Guard::from_fds(fds);
+                self.guard = guard.inspect_err(|error| not_loaded(Program::Ingress, &error.to_string())).ok();
+            }
+            Notice::NotLoaded(program, why) => not_loaded(program, &why),
+            Notice::Part { device, part, outcome } => {
+                if self.tables.in_force.note(&device, part, outcome.clone()) {
+                    report(&device, part.name(), &outcome);
+                }
+            }
+            Notice::Ready => {
+                self.hold();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Puts the tables of a new monitor's programs in place of the last one's.
+    fn hold(&mut self) {
+        let (classes, guard) = (self.classes.take(), self.guard.take());
+        let mut devices = HashMap::new();
+        let mut marks = None;
+        if classes.is_some() {
+            for device in &self.devices {
+                devices.insert(device.clone(), false);
+                self.tables.in_force.note_rates(device, tables::rates(false));
+            }
+            let tag = self.tag;
+            marks = Some(Marks::new(tag, *self.permission.get_or_insert_with(|| permission(tag))));
+        }
+        self.tables.hold(Loaded { classes, guard, devices, marks, ..Loaded::default() });
+        self.tables.in_force.monitor_looks();
+    }
+
+    /// Notes that the monitor has ended.
+    fn ended(&mut self) {
+        (self.classes, self.guard) = (None, None);
+        self.tables.in_force.monitor_ended();
+        tracing::error!(
+            "the monitor has ended, and with it what the kernel enforces: until there is another, classes are not \
+             marked, paced and counted and listeners have no guard"
+        );
+    }
+}
+
+fn not_loaded(program: Program, why: &str) {
+    match program {
+        Program::Egress => tracing::warn!("classes are not marked, paced and counted: {why}"),
+        Program::Ingress => tracing::warn!("listeners have no guard: {why}"),
     }
 }
 
@@ -110,13 +242,10 @@ fn permission(tag: Tag) -> Permission {
     permission
 }
 
-/// Says at start what is in force on a device; returns whether it is.
-fn report(tables: &Tables, device: &str, part: &'static str, outcome: Result<String>) -> bool {
-    match &outcome {
-        Ok(how) => tracing::info!(device, part, how, "enforced in the kernel"),
-        Err(error) => tracing::warn!(device, part, "not enforced in the kernel: {error:#}"),
+/// Says what is in force on a device, or is not any more.
+fn report(device: &str, part: &'static str, outcome: &Outcome) {
+    match outcome {
+        Ok(how) => tracing::info!(device, part, how = how.words, "enforced in the kernel"),
+        Err(why) => tracing::warn!(device, part, "not enforced in the kernel: {why}"),
     }
-    let is_enforced = outcome.is_ok();
-    tables.note_part(device, part, outcome.map_err(|error| format!("{error:#}")));
-    is_enforced
 }

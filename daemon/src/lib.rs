@@ -7,6 +7,7 @@ pub mod auth;
 pub mod bind_error;
 pub mod client;
 pub mod configuration;
+pub mod confinement;
 pub mod control;
 pub mod echo;
 pub mod edge;

@@ -44,7 +44,10 @@ enum Command {
     },
     /// The privileged half, which `run` starts.
     #[command(name = monitor::SUBCOMMAND, hide = true)]
-    Monitor,
+    Monitor {
+        /// What it does, to which devices.
+        plan: String,
+    },
 }
 
 #[derive(Subcommand)]
@@ -77,7 +80,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Command::Man { folder } => man(&folder),
-        Command::Monitor => monitor::serve(),
+        Command::Monitor { plan } => monitor::serve(&plan),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -30,6 +30,7 @@ use crate::{
     auth::hex,
     bind_error::BindError,
     configuration::{self, control_identity, identity},
+    confinement::{self, Process},
     control::{Control, Facts, Reload, doors, grpc::Certificates},
     echo,
     edge::{self, Entrances},
@@ -103,7 +104,10 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     // Before there are threads, so that none keeps a right.
     let metrics = Metrics::new();
     metrics.users.limit(config.metrics.users);
+    metrics.kernel.in_force.probe();
     let mut enforcement = Enforcement::start(&config.kernel, metrics.kernel.clone());
+    confinement::confine(Process::Data)
+        .unwrap_or_else(|error| tracing::warn!("this process is not confined: {error:#}"));
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
         // For what may wait: for the disk, the kernel, or whoever knows the names of users.
@@ -416,7 +420,7 @@ impl Daemon {
             certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
             file = config.state_dir.join("certificate.pem").display(),
             socket = socket.unwrap_or_default(),
-            features = facts.features,
+            features = self.metrics.kernel.in_force.features(&facts.own_features),
             pacectl = pacectl.display(),
         );
         // It serves whether or not somebody reads this.

@@ -3,8 +3,10 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
+use std::fs;
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::Command;
 use std::time::Duration;
 
 use masque::tunnel::Form;
@@ -17,6 +19,7 @@ use s2n_quic_core::path::{Handle as _, RemoteAddress};
 use s2n_quic_platform::message::default::Handle;
 use tests::client::{Client, Tunnel};
 use tests::netns::{Chain, End, Namespace};
+use tests::process::wait_for;
 use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
@@ -174,4 +177,62 @@ fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
     let drops = "fq{device=\"client\",what=\"horizon_drops\"}";
     site.wait_for_counts("the drop", |counts| counts.of(drops) == 1).unwrap();
     site.relay.wait_for_line("fq drops what departs beyond its horizon", SOON).unwrap();
+}
+
+/// A relay that makes `fq` the root of its device to clients.
+fn with_fq() -> Site {
+    let sections = "[kernel]\ndevices = [\"client\"]\nmanage_qdisc = true";
+    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    site
+}
+
+fn tc(site: &Site, arguments: &str) -> String {
+    let mut command = Command::new("tc");
+    let output = command.args(["-n", site.chain.relay.name()]).args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "tc {arguments}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
+    tests::ring!(Vm);
+    let site = with_fq();
+    let becomes = |enforced: bool, detail: &str| {
+        let found = || {
+            let (_, words) = site.pacectl(&["status"], "").unwrap();
+            let enforced = if enforced { " yes " } else { " no " };
+            let is_it = |line: &str| line.contains(" fq ") && line.contains(enforced) && line.contains(detail);
+            words.lines().any(is_it).then_some(())
+        };
+        wait_for("news of fq", SOON, found).unwrap();
+    };
+    becomes(true, "in place of noqueue");
+    tc(&site, "qdisc replace dev client root handle 7: pfifo");
+    becomes(false, "client has pfifo at its root, set by somebody");
+    assert!(tc(&site, "qdisc show dev client").contains("pfifo 7:"));
+    tc(&site, "qdisc delete dev client root");
+    becomes(true, "in place of noqueue");
+}
+
+#[test]
+fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
+    tests::ring!(Vm);
+    let mut site = with_fq();
+    assert!(tc(&site, "qdisc show dev client").contains("fq "));
+    let child_of = |pid: u32| -> Option<u32> {
+        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.trim().parse().ok()
+    };
+    let keeper = child_of(site.relay.id()).unwrap();
+    let monitor = i32::try_from(child_of(keeper).unwrap()).unwrap();
+    // SAFETY: kill takes two integers; the monitor lives, and only its keeper reaps it.
+    assert_eq!(unsafe { libc::kill(monitor, libc::SIGKILL) }, 0);
+    site.wait_for_counts("another monitor", |counts| {
+        counts.of("kernel_monitor_restarts_total") == 1 && counts.of("kernel_monitor") == 1
+    })
+    .unwrap();
+    assert!(tc(&site, "qdisc show dev client").contains("fq "), "it stays all the while");
+    site.relay.signal(libc::SIGTERM).unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success());
+    assert!(!tc(&site, "qdisc show dev client").contains("fq "));
 }

@@ -2,7 +2,7 @@
 //! what the kernel counts. Any thread may use them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU32, NonZeroU64},
@@ -23,11 +23,12 @@ use config::{
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::ConstCounter, counter::Counter, gauge::Gauge},
+    metrics::{MetricType, counter::ConstCounter, counter::Counter},
     registry::Registry,
 };
 use sched::stream::Level;
 
+use super::in_force::InForce;
 use crate::{
     host_addresses::HostAddresses,
     quic::{
@@ -37,27 +38,46 @@ use crate::{
     },
 };
 
-/// By device and part: how the part is enforced there, or why it is not.
-pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
-
 /// What is loaded; nothing, to begin with.
 #[derive(Default)]
 pub struct Tables {
     loaded: Mutex<Loaded>,
     /// Apart from the rest: those who move packets write here, and wait for nobody who reads counters.
     known: Mutex<Option<KnownAddresses>>,
-    parts: Mutex<Parts>,
+    wanted: Mutex<Wanted>,
+    /// What the kernel has in force of all that is wanted.
+    pub in_force: InForce,
     /// Updates that were refused when they were last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
     refused_updates: Counter,
     /// Target sockets that could not be given the mark of their class.
     pub unmarked_sockets: Counter,
-    /// Whether the monitor lives, which has the kernel enforce anything.
-    pub monitor: Gauge,
+}
+
+/// Whether a device keeps rates, or why not.
+pub(super) fn rates(has_fq: bool) -> Result<String, String> {
+    if has_fq { Ok("fq at the root".into()) } else { Err(NO_FQ.into()) }
 }
 
 /// Why a device keeps no rates.
-pub(super) const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
+const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
+
+/// What the tables were told, for those of programs that are loaded anew.
+#[derive(Clone, Default)]
+struct Wanted {
+    policy: Option<Policy>,
+    limits: Option<Limits>,
+    guard: Option<Guarded>,
+}
+
+/// What the guard knows.
+#[derive(Clone)]
+struct Guarded {
+    /// Where the daemon listens, and the class of what arrives there.
+    listeners: Vec<(SocketAddr, Option<String>)>,
+    addresses: HostAddresses,
+    secret: Secret,
+}
 
 /// The tables themselves.
 #[derive(Default)]
@@ -76,10 +96,34 @@ pub(super) struct Loaded {
 }
 
 impl Tables {
-    /// Takes over what has been loaded.
-    pub(super) fn hold(&self, mut loaded: Loaded) {
-        *self.known() = loaded.guard.as_mut().and_then(Guard::take_known_addresses);
-        *self.loaded() = loaded;
+    /// Takes over programs that have been loaded, in place of those before, and tells them all that those were told. Classes
+    /// keep their numbers and marks.
+    pub(super) fn hold(&self, mut programs: Loaded) {
+        let devices = {
+            let mut held = self.loaded();
+            *self.known() = programs.guard.as_mut().and_then(Guard::take_known_addresses);
+            let Loaded { classes, guard, marks, devices, .. } = programs;
+            (held.classes, held.guard) = (classes, guard);
+            held.marks = held.marks.take().or(marks);
+            let devices = std::mem::replace(&mut held.devices, devices);
+            // Whoever tells the tables something has to wait, or has told it already.
+            let Wanted { policy, limits, guard } = self.wanted().clone();
+            if let Some(Err(error)) = policy.map(|policy| self.publish_to(&mut held, &policy)) {
+                tracing::warn!("no class has terms in the kernel: {error:#}");
+            }
+            if let Some(limits) = limits {
+                self.limit_to(&mut held, limits);
+            }
+            if let Some(guarded) = guard {
+                self.guard_by(&mut held, &guarded);
+            }
+            devices
+        };
+        devices.iter().for_each(|(device, has_fq)| self.set_fq(device, *has_fq));
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, Option<KnownAddresses>> {
@@ -102,8 +146,14 @@ impl Tables {
     /// The kernel refuses an update.
     pub fn publish(&self, policy: &Policy) -> Result<()> {
         let mut loaded = self.loaded();
+        self.publish_to(&mut loaded, policy)?;
+        self.wanted().policy = Some(policy.clone());
+        Ok(())
+    }
+
+    fn publish_to(&self, loaded: &mut Loaded, policy: &Policy) -> Result<()> {
         loaded.numbers.learn(policy);
-        if let Loaded { classes: Some(classes), marks: Some(marks), numbers, .. } = &mut *loaded {
+        if let Loaded { classes: Some(classes), marks: Some(marks), numbers, .. } = loaded {
             marks.number_by(numbers);
             let published = classes.publish(terms(policy, marks));
             if published.is_err() {
@@ -112,7 +162,7 @@ impl Tables {
             published.context("the kernel refuses it")?;
         }
         loaded.ranks = ranks(policy, &loaded.numbers);
-        self.set_arrivals(&mut loaded);
+        self.set_arrivals(loaded);
         Ok(())
     }
 
@@ -125,11 +175,16 @@ impl Tables {
     /// Puts the limits in front of listeners in force.
     pub fn limit(&self, kernel: &Kernel) {
         let mut loaded = self.loaded();
-        if let Some(guard) = &mut loaded.guard {
-            self.note("limits", guard.set_limits(limits(kernel)));
-        }
+        self.wanted().limits = Some(limits(kernel));
         loaded.arrivals = kernel.arrivals_per_second;
-        self.set_arrivals(&mut loaded);
+        self.limit_to(&mut loaded, limits(kernel));
+    }
+
+    fn limit_to(&self, loaded: &mut Loaded, limits: Limits) {
+        if let Some(guard) = &mut loaded.guard {
+            self.note("limits", guard.set_limits(limits));
+        }
+        self.set_arrivals(loaded);
     }
 
     fn set_arrivals(&self, loaded: &mut Loaded) {
@@ -147,21 +202,6 @@ impl Tables {
         }
     }
 
-    /// Notes what became of a part on a device: how it is enforced, or why it is not.
-    pub(super) fn note_part(&self, device: &str, part: &'static str, outcome: Result<String, String>) {
-        self.parts().insert((device.to_owned(), part), outcome);
-    }
-
-    fn parts(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Says of each device and part how it is enforced in the kernel, or why it is not.
-    #[must_use]
-    pub fn enforced(&self) -> Parts {
-        self.parts().clone()
-    }
-
     /// Notes whether the root queueing discipline of a device is `fq`. Where it is not, the kernel keeps no rates. To be
     /// repeated: what was refused is tried again, and a device may have been replaced by another of its name.
     pub fn set_fq(&self, device: &str, has_fq: bool) {
@@ -174,7 +214,7 @@ impl Tables {
                 true => tracing::info!(device, part = "rates", "enforced in the kernel"),
                 false => tracing::warn!(device, part = "rates", "not enforced in the kernel: {NO_FQ}"),
             }
-            self.note_part(device, "rates", if has_fq { Ok("fq at the root".into()) } else { Err(NO_FQ.into()) });
+            self.in_force.note_rates(device, rates(has_fq));
         }
     }
 
@@ -187,19 +227,26 @@ impl Tables {
         secret: &Secret,
     ) {
         let mut loaded = self.loaded();
-        let Loaded { guard: Some(guard), numbers, .. } = &mut *loaded else { return };
+        let listeners = listeners.into_iter().map(|(address, class)| (address, class.map(str::to_owned))).collect();
+        let guarded = Guarded { listeners, addresses: addresses.clone(), secret: secret.clone() };
+        self.guard_by(&mut loaded, &guarded);
+        self.wanted().guard = Some(guarded);
+    }
+
+    fn guard_by(&self, loaded: &mut Loaded, Guarded { listeners, addresses, secret }: &Guarded) {
+        let Loaded { guard: Some(guard), numbers, .. } = loaded else { return };
         self.note("connection IDs", guard.set_keys(&secret.connection_id_keys()));
         self.note("stamps of address tokens", guard.set_stamp_key(&secret.stamp_key().0));
         let assigned = addresses.list();
-        let of = |(listener, class): (SocketAddr, Option<&str>)| -> Vec<Listener> {
-            let class = class.and_then(|class| numbers.of(class)).unwrap_or_default();
+        let of = |(listener, class): &(SocketAddr, Option<String>)| -> Vec<Listener> {
+            let class = class.as_deref().and_then(|class| numbers.of(class)).unwrap_or_default();
             if !listener.ip().is_unspecified() {
-                return vec![Listener { address: listener, class }];
+                return vec![Listener { address: *listener, class }];
             }
             let family = assigned.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
             family.map(|ip| Listener { address: SocketAddr::new(*ip, listener.port()), class }).collect()
         };
-        self.note("listeners", guard.listen(listeners.into_iter().flat_map(of)));
+        self.note("listeners", guard.listen(listeners.iter().flat_map(of)));
     }
 
     /// Counts an update that the kernel refused, and reports it unless it was refused the last time; returns whether it
@@ -228,8 +275,7 @@ impl Tables {
         registry.register("kernel_refused_updates", help, self.refused_updates.clone());
         let help = "Target sockets that could not be given the mark of their class";
         registry.register("kernel_unmarked_sockets", help, self.unmarked_sockets.clone());
-        let help = "Whether the process lives that has the kernel enforce anything";
-        registry.register("kernel_monitor", help, self.monitor.clone());
+        self.in_force.register(registry);
         registry.register_collector(Box::new(self.clone()));
     }
 }
@@ -273,6 +319,7 @@ const ARRIVED: [Arrived; 3] = [
 
 impl Collector for Tables {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.in_force.encode(&mut encoder)?;
         let loaded = self.loaded();
         if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &*loaded {
             let of = |(direction, label)| marks.all(direction).map(move |(class, mark)| (label, class, mark));

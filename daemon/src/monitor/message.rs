@@ -1,79 +1,71 @@
-//! Messages between the two processes: JSON, and file descriptors beside it (unix(7), SCM_RIGHTS).
+//! Messages between the processes: JSON, and file descriptors beside it (unix(7), SCM_RIGHTS).
 
 use std::{
-    io::{self, IoSlice},
+    io::{self, ErrorKind, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use serde::{Serialize, de::DeserializeOwned};
-use socket2::{MaybeUninitSlice, MsgHdr, MsgHdrMut, Socket};
 
 /// More than any message needs.
 const MOST_BYTES: usize = 16 * 1024;
 const MOST_FDS: usize = 16;
 
-/// The head of a control message, `struct cmsghdr`: its length with this head, its level and its type.
-const HEAD_BYTES: usize = size_of::<libc::cmsghdr>();
-const FD_BYTES: usize = size_of::<RawFd>();
+/// Room for the control message of that many descriptors.
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MOST_FDS));
 
-/// Sends a message with copies of file descriptors.
+/// Sends a message with copies of file descriptors; never waits.
 ///
 /// # Errors
-/// The other process is gone.
-pub(super) fn send(socket: &Socket, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// The other process is gone, or so far behind that its socket takes no more.
+pub(super) fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    let mut control = Vec::new();
-    if !fds.is_empty() {
-        control.extend((HEAD_BYTES + fds.len() * FD_BYTES).to_ne_bytes());
-        control.extend(libc::SOL_SOCKET.to_ne_bytes());
-        control.extend(libc::SCM_RIGHTS.to_ne_bytes());
-        control.extend(fds.iter().flat_map(|fd| fd.as_raw_fd().to_ne_bytes()));
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "more descriptors than a message carries"));
     }
-    let slices = [IoSlice::new(&bytes)];
-    let header = MsgHdr::new().with_buffers(&slices).with_control(&control);
-    socket.sendmsg(&header, libc::MSG_NOSIGNAL).map(drop)
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
 }
 
 /// Receives a message and what came with it; `None` once the other process has closed its end.
 ///
 /// # Errors
-/// Time is up, or what came is no such message.
-pub(super) fn receive<T: DeserializeOwned>(socket: &Socket) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = [MaybeUninit::new(0); MOST_BYTES];
-    let mut control = [MaybeUninit::new(0); HEAD_BYTES + MOST_FDS * FD_BYTES];
-    let (len, control_len) = {
-        let mut slices = [MaybeUninitSlice::new(&mut bytes)];
-        let mut header = MsgHdrMut::new().with_buffers(&mut slices).with_control(&mut control);
-        let len = socket.recvmsg(&mut header, libc::MSG_CMSG_CLOEXEC)?;
-        (len, header.control_len())
-    };
-    // SAFETY: all of it was initialised above, whatever the kernel has written since.
-    let (bytes, control) = unsafe { (bytes[..len].assume_init_ref(), control[..control_len].assume_init_ref()) };
-    let fds = descriptors(control);
-    if bytes.is_empty() {
+/// There is none yet (of a socket that does not wait), or what came is no such message; descriptors that came with it
+/// are closed then.
+pub(super) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = [0; MOST_BYTES];
+    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(given) = message {
+            fds.extend(given);
+        }
+    }
+    if received.bytes == 0 {
         return Ok(None);
     }
-    Ok(Some((serde_json::from_slice(bytes)?, fds)))
-}
-
-/// Takes the descriptors of the only control message there may be.
-fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
-    let kind = [libc::SOL_SOCKET.to_ne_bytes(), libc::SCM_RIGHTS.to_ne_bytes()].concat();
-    let Some((head, rest)) = control.split_at_checked(HEAD_BYTES) else { return Vec::new() };
-    if head[size_of::<usize>()..] != kind {
-        return Vec::new();
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
+        return Err(io::Error::new(ErrorKind::InvalidData, "the message is longer than any of ours"));
     }
-    let fds = rest.as_chunks().0.iter().map(|fd| RawFd::from_ne_bytes(*fd));
-    // SAFETY: the kernel has just put these descriptors into this process, and nobody else owns them.
-    fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
+    let bytes = bytes.get(..received.bytes).unwrap_or(&bytes);
+    Ok(Some((serde_json::from_slice(bytes)?, fds)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, io::Read as _, os::fd::AsFd as _};
+    use std::{fs::File, os::fd::AsRawFd as _, os::unix::fs::MetadataExt as _};
 
-    use socket2::{Domain, Type};
+    use socket2::{Domain, Socket, Type};
 
     use super::*;
 
@@ -81,21 +73,50 @@ mod tests {
         Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap()
     }
 
+    fn inode(file: impl Into<OwnedFd>) -> u64 {
+        File::from(file.into()).metadata().unwrap().ino()
+    }
+
     #[test]
-    fn messages_arrive_with_their_descriptors_in_order() {
+    fn messages_arrive_with_as_many_descriptors_as_were_sent_in_order() {
+        let paths = ["/proc/self/comm", "/dev/null", "/proc/self/maps"];
+        // Odd numbers leave padding behind the last one, which is none.
+        for count in [0, 1, 2, 3, 15, MOST_FDS] {
+            let (near, far) = pair();
+            let files: Vec<_> = paths.iter().cycle().take(count).map(|path| File::open(path).unwrap()).collect();
+            let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            send(&near, &"text", &fds).unwrap();
+            let (text, received) = receive::<String>(&far).unwrap().unwrap();
+            assert!(received.iter().all(|fd| fd.as_raw_fd() > 2), "{count}: {received:?}");
+            let received: Vec<_> = received.into_iter().map(inode).collect();
+            assert_eq!((&text[..], received), ("text", files.into_iter().map(inode).collect()), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_message_with_more_descriptors_than_any_of_ours_is_refused_and_they_are_closed() {
         let (near, far) = pair();
-        let files = ["/proc/self/comm", "/dev/null"].map(|path| File::open(path).unwrap());
-        send(&near, &"with two", &[files[0].as_fd(), files[1].as_fd()]).unwrap();
-        send(&near, &"with none", &[]).unwrap();
-        let (text, fds) = receive::<String>(&far).unwrap().unwrap();
-        let read = fds.into_iter().map(|fd| {
-            let mut text = String::new();
-            File::from(fd).read_to_string(&mut text).unwrap();
-            text.is_empty()
-        });
-        assert_eq!((&text[..], read.collect::<Vec<_>>()), ("with two", vec![false, true]));
-        let (text, fds) = receive::<String>(&far).unwrap().unwrap();
-        assert_eq!((&text[..], fds.len()), ("with none", 0));
+        let file = File::open("/dev/null").unwrap();
+        let fds = [file.as_fd(); 2 * MOST_FDS];
+        assert_eq!(send(&near, &"text", &fds).unwrap_err().kind(), ErrorKind::InvalidInput);
+        // From a sender that is none of ours: one more than there may be, and more than there is room for.
+        for count in [MOST_FDS + 1, 2 * MOST_FDS] {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2 * MOST_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds[..count])));
+            sendmsg(&near, &[IoSlice::new(b"\"text\"")], &mut control, SendFlags::empty()).unwrap();
+            assert_eq!(receive::<String>(&far).unwrap_err().kind(), ErrorKind::InvalidData, "{count}");
+        }
+        // The other end of a pipe learns when the last copy of a descriptor is closed.
+        let (reader, writer) = io::pipe().unwrap();
+        let fds = vec![writer.as_fd(); MOST_FDS];
+        near.send(&vec![b' '; MOST_BYTES + 1]).unwrap();
+        send(&near, &"x".repeat(MOST_BYTES), &fds).unwrap();
+        for _ in 0..2 {
+            assert_eq!(receive::<String>(&far).unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+        drop(writer);
+        assert_eq!(io::read_to_string(reader).unwrap(), "");
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! Queueing disciplines, set over netlink (rtnetlink(7)).
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result, anyhow, bail};
 use futures::StreamExt as _;
 use rtnetlink::{
     Handle, new_connection,
     packet_core::{
         DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+        Nla as _,
     },
     packet_route::{
         RouteNetlinkMessage,
@@ -36,6 +39,46 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
                 format!("failed to set fq on {device}; \"No such file\" means a kernel without the module sch_fq")
             })?;
         Ok(Some(kind))
+    })
+}
+
+/// The kind of the root of each device, by the device's index.
+pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
+    with_netlink(async |netlink| {
+        let all = dump(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
+        let roots = all.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewQueueDiscipline(qdisc) if qdisc.header.parent == TcHandle::ROOT => {
+                Some((u32::try_from(qdisc.header.index).ok()?, kind(&qdisc).to_owned()))
+            }
+            _ => None,
+        });
+        Ok(roots.collect())
+    })
+}
+
+/// Whether a filter with a BPF program of this name looks at what leaves through a device.
+pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
+    with_netlink(async |netlink| {
+        let mut message = TcMessage::with_index(i32::try_from(index)?);
+        message.header.parent = TcHandle::from(0xffff_fff3); // TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)
+        let all = dump(&netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
+        let is_ours = |message: &RouteNetlinkMessage| match message {
+            RouteNetlinkMessage::NewTrafficFilter(filter) => {
+                filter.attributes.iter().any(|attribute| names(attribute, program))
+            }
+            _ => false,
+        };
+        Ok(all.iter().any(is_ours))
+    })
+}
+
+/// Whether a filter's attribute is an option that holds a name: `TCA_BPF_NAME`, which ends with NUL.
+fn names(attribute: &TcAttribute, program: &str) -> bool {
+    let TcAttribute::Options(options) = attribute else { return false };
+    options.iter().any(|option| {
+        let mut value = vec![0; option.value_len()];
+        option.emit_value(&mut value);
+        value.strip_suffix(b"\0") == Some(program.as_bytes())
     })
 }
 
@@ -101,22 +144,30 @@ async fn index(netlink: &Handle, device: &str) -> Result<i32> {
 }
 
 async fn root(netlink: &Handle, index: i32) -> Result<Option<TcMessage>> {
-    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index)));
+    let all = dump(netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index))).await?;
+    Ok(all.into_iter().find_map(|message| match message {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc)
+            if qdisc.header.index == index && qdisc.header.parent == TcHandle::ROOT =>
+        {
+            Some(qdisc)
+        }
+        _ => None,
+    }))
+}
+
+async fn dump(netlink: &Handle, wanted: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut message = NetlinkMessage::from(wanted);
     message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     let mut replies = netlink.clone().request(message).map_err(|error| anyhow!("{error}"))?;
-    let mut found = None;
+    let mut all = Vec::new();
     while let Some(reply) = replies.next().await {
         match reply.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewQueueDiscipline(qdisc))
-                if qdisc.header.index == index && qdisc.header.parent == TcHandle::ROOT =>
-            {
-                found = Some(qdisc);
-            }
+            NetlinkPayload::InnerMessage(message) => all.push(message),
             NetlinkPayload::Error(error) => return Err(error.to_io().into()),
             _ => {}
         }
     }
-    Ok(found)
+    Ok(all)
 }
 
 async fn request(netlink: &Handle, message: RouteNetlinkMessage, flags: u16) -> Result<()> {

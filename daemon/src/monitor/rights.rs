@@ -27,6 +27,27 @@ impl Rights {
 /// # Errors
 /// The kernel refuses, which it has no reason to.
 pub fn keep(rights: Rights) -> io::Result<()> {
+    set(rights, |effective, _| effective)
+}
+
+/// As [`keep`], but none of them is in force: a process that only starts others has them for those.
+///
+/// # Errors
+/// As [`keep`].
+pub fn hold(rights: Rights) -> io::Result<()> {
+    set(rights, |_, _| 0)
+}
+
+/// As [`keep`], and puts in force those that were held back.
+///
+/// # Errors
+/// As [`keep`].
+pub fn use_held(rights: Rights) -> io::Result<()> {
+    set(rights, |_, permitted| permitted)
+}
+
+/// Leaves of the permitted rights these, and in force what `of` says of a half of the effective and the permitted ones.
+fn set(rights: Rights, of: fn(u32, u32) -> u32) -> io::Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     let header = [VERSION_3, 0];
     // Effective, permitted and inheritable, the lower halves and then the upper ones.
@@ -35,7 +56,9 @@ pub fn keep(rights: Rights) -> io::Result<()> {
     call(unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) })?;
     let [low, high] = [rights.0 as u32, (rights.0 >> 32) as u32];
     let [effective, permitted, _, high_effective, high_permitted, _] = sets;
-    let sets = [effective & low, permitted & low, 0, high_effective & high, high_permitted & high, 0];
+    let lower = of(effective, permitted) & low;
+    let upper = of(high_effective, high_permitted) & high;
+    let sets = [lower, permitted & low, 0, upper, high_permitted & high, 0];
     // SAFETY: capset reads the same.
     call(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) })
 }
@@ -63,5 +86,17 @@ mod tests {
             assert_eq!(after, before & rights.0);
         }
         assert_eq!(effective(), before, "of that thread only");
+    }
+
+    #[test]
+    fn what_is_held_back_is_not_in_force_until_it_is_used() {
+        let before = effective();
+        let thread = std::thread::spawn(|| {
+            hold(Rights::MONITOR).unwrap();
+            let held_back = effective();
+            use_held(Rights::MONITOR).unwrap();
+            (held_back, effective())
+        });
+        assert_eq!(thread.join().unwrap(), (0, before & Rights::MONITOR.0));
     }
 }

@@ -15,10 +15,38 @@ fn site() -> Site {
     Site::new(Terms { sections: KERNEL, ..Terms::default() }).unwrap()
 }
 
+/// The only child of a process.
+fn child_of(pid: u32) -> u32 {
+    let children = format!("/proc/{pid}/task/{pid}/children");
+    wait_for("a child", SOON, || fs::read_to_string(&children).ok()?.trim().parse().ok()).unwrap()
+}
+
+/// The pids of the process that starts the monitor, and of the monitor.
+fn keeper_and_monitor(relay: &Process) -> (u32, u32) {
+    let keeper = child_of(relay.id());
+    (keeper, child_of(keeper))
+}
+
 /// The monitor's pid.
 fn monitor_of(relay: &Process) -> u32 {
-    let children = format!("/proc/{0}/task/{0}/children", relay.id());
-    wait_for("the monitor", SOON, || fs::read_to_string(&children).unwrap().trim().parse().ok()).unwrap()
+    keeper_and_monitor(relay).1
+}
+
+fn kill(pid: u32) {
+    // SAFETY: kill takes two integers; a process of the test's own, which nobody reaps before it has ended.
+    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) }, 0);
+}
+
+/// A line of a process's status.
+fn status_of(pid: u32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":")).unwrap();
+    line.trim().to_owned()
+}
+
+fn has_ended(pid: u32) -> bool {
+    // Nobody may be there to reap it.
+    !fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 /// The identifiers of the kernel's objects of one kind (`prog_id`, `link_id`) that a process holds.
@@ -45,11 +73,9 @@ fn tc_of(site: &Site) -> String {
     show(&["qdisc", "show"]) + &filters.concat()
 }
 
-/// The effective capabilities of a process.
-fn rights_of(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
-    u64::from_str_radix(effective.trim(), 16).unwrap()
+/// A set of capabilities of a process: `CapEff` of those in force, `CapPrm` of those that it can put in force.
+fn rights_of(pid: u32, set: &str) -> u64 {
+    u64::from_str_radix(&status_of(pid, set), 16).unwrap()
 }
 
 /// What the log says of a part of the kernel's on a device.
@@ -60,19 +86,19 @@ fn said_of(site: &Site, device: &str, part: &str) -> String {
     lines.next().unwrap_or_else(|| panic!("{part} of {device} is not in:\n{output}")).to_owned()
 }
 
-fn leaves_nothing_behind(signal: i32) {
+fn leaves_nothing_behind(end: impl FnOnce(&Site, u32, u32)) {
     let plain = tc_of(&Site::new(Terms::default()).unwrap());
-    let site = site();
+    let sections = format!("{KERNEL}\nmanage_qdisc = true");
+    let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
-    let monitor = monitor_of(&site.relay);
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
     let (programs, links) = (held(monitor, "prog_id"), held(monitor, "link_id"));
     assert!(programs.len() >= 2, "two programs are loaded: {programs:?}");
     assert!(links.len() >= 2, "XDP is linked to two devices: {links:?}");
     assert!(programs.iter().all(|id| exists("prog", id)) && links.iter().all(|id| exists("link", id)));
-    site.signal(signal).unwrap();
-    // Nobody may be there to reap it.
-    let ended = || !fs::read_to_string(format!("/proc/{monitor}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-    wait_for("the end of the monitor", SOON, || ended().then_some(())).unwrap();
+    end(&site, keeper, monitor);
+    let ended = || (has_ended(monitor) && has_ended(keeper)).then_some(());
+    wait_for("the end of monitor and keeper", SOON, ended).unwrap();
     let gone =
         || (!programs.iter().any(|id| exists("prog", id)) && !links.iter().any(|id| exists("link", id))).then_some(());
     wait_for("the end of programs and links", SOON, gone).unwrap();
@@ -82,13 +108,34 @@ fn leaves_nothing_behind(signal: i32) {
 #[test]
 fn a_killed_daemon_leaves_no_program_link_filter_or_qdisc_behind() {
     tests::ring!(Netns);
-    leaves_nothing_behind(libc::SIGKILL);
+    leaves_nothing_behind(|site, _, _| site.signal(libc::SIGKILL).unwrap());
 }
 
 #[test]
 fn a_daemon_that_ends_in_peace_leaves_nothing_behind_either() {
     tests::ring!(Netns);
-    leaves_nothing_behind(libc::SIGTERM);
+    leaves_nothing_behind(|site, _, _| site.signal(libc::SIGTERM).unwrap());
+}
+
+#[test]
+fn a_daemon_and_its_monitor_killed_together_leave_nothing_behind() {
+    tests::ring!(Netns);
+    leaves_nothing_behind(|site, _, monitor| {
+        // Before the keeper has started another.
+        kill(monitor);
+        site.signal(libc::SIGKILL).unwrap();
+    });
+}
+
+#[test]
+fn a_daemon_killed_after_the_keeper_leaves_nothing_behind() {
+    tests::ring!(Netns);
+    leaves_nothing_behind(|site, keeper, monitor| {
+        kill(keeper);
+        site.relay.wait_for_line("the keeper of the monitor has ended", SOON).unwrap();
+        assert!(!has_ended(monitor), "what is in force stays so");
+        site.signal(libc::SIGKILL).unwrap();
+    });
 }
 
 #[test]
@@ -97,8 +144,32 @@ fn each_process_has_the_rights_that_it_needs_and_no_other() {
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let (bind, admin, raw, perfmon, bpf) = (1 << 10, 1 << 12, 1 << 13, 1 << 38, 1 << 39);
-    assert_eq!(rights_of(site.relay.id()), bind | raw, "moves packets");
-    assert_eq!(rights_of(monitor_of(&site.relay)), admin | perfmon | bpf, "knows no peer");
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
+    let of = |pid| ["CapEff", "CapPrm"].map(|set| rights_of(pid, set));
+    assert_eq!(of(site.relay.id()), [bind | raw; 2], "moves packets");
+    assert_eq!(of(monitor), [admin | perfmon | bpf; 2], "knows no peer");
+    assert_eq!(of(keeper), [0, admin | perfmon | bpf], "only hands them on");
+    for pid in [site.relay.id(), keeper, monitor] {
+        let confined = ["NoNewPrivs", "Seccomp", "CapInh", "CapAmb"].map(|key| status_of(pid, key));
+        assert_eq!(confined[..2], ["1", "2"], "{pid}");
+        assert!(confined[2..].iter().all(|set| set.chars().all(|digit| digit == '0')), "{pid}: {confined:?}");
+    }
+    // All threads of those that have several.
+    for thread in fs::read_dir(format!("/proc/{}/task", site.relay.id())).unwrap().flatten() {
+        let status = fs::read_to_string(thread.path().join("status")).unwrap();
+        assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+    }
+}
+
+#[test]
+fn the_monitor_hears_nobody_and_its_devices_are_on_the_command_line_of_its_keeper() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
+    let words = fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
+    assert!(words.contains(r#"{"devices":["client","target"],"#), "{words}");
+    assert!(fs::read(format!("/proc/{monitor}/environ")).unwrap().is_empty());
 }
 
 #[test]
@@ -180,18 +251,117 @@ fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_th
     wait_for("all of them to pass", SOON, || (flood() == 0).then_some(())).unwrap();
 }
 
+/// What `pacectl status` says of devices and of features, as rows of words.
+fn status(site: &Site) -> serde_json::Value {
+    let (code, words) = site.pacectl(&["--json", "status"], "").unwrap();
+    assert_eq!(code, Some(0), "{words}");
+    serde_json::from_str(&words).unwrap_or_else(|error| panic!("{error}: {words}"))
+}
+
+/// Whether everything is in force, by the status, by the metrics, and by what is said of features.
+fn all_in_force(site: &Site) -> [bool; 3] {
+    let status = status(site);
+    let parts = status["enforcement"].as_array().unwrap();
+    let programs: Vec<_> =
+        parts.iter().filter(|part| ["egress", "ingress"].contains(&part["part"].as_str().unwrap())).collect();
+    assert_eq!(programs.len(), 4, "{status:#}");
+    let by_status: Vec<_> = programs.iter().map(|part| part["enforced"] == true).collect();
+    let counts = site.counts().unwrap();
+    let by_metrics = ["client", "target"].iter().flat_map(|device| {
+        ["egress", "ingress"]
+            .map(|part| counts.of(&format!("kernel_enforced{{device=\"{device}\",part=\"{part}\"}}")) == 1)
+    });
+    assert!(by_status.iter().copied().eq(by_metrics), "{status:#} {counts:#?}");
+    let features = status["features"].as_array().unwrap();
+    let may = |name: &str| features.iter().find(|feature| feature["name"] == name).unwrap()["state"] == "yes";
+    let by_features = ["CAP_BPF", "CAP_NET_ADMIN", "bpf()", "XDP"].map(may);
+    assert!(by_features.iter().all(|state| *state == by_features[0]), "{status:#}");
+    [by_status.iter().all(|state| *state), counts.of("kernel_monitor") == 1, by_features[0]]
+}
+
 #[test]
-fn the_end_of_the_monitor_is_reported_and_the_relay_serves_on() {
+fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_again() {
+    tests::ring!(Netns);
+    let plain = tc_of(&Site::new(Terms::default()).unwrap());
+    let sections = format!("[class.default]\nrate_up = \"800 kbit/s\"\ndscp = 46\n{KERNEL}\nmanage_qdisc = true");
+    let mut site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
+    let of_before = held(monitor_of(&site.relay), "link_id");
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
+    kill(monitor);
+    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
+    site.wait_for_counts("another monitor", |counts| {
+        counts.of("kernel_monitor") == 1 && counts.of("kernel_monitor_restarts_total") == 1
+    })
+    .unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
+    let (same_keeper, another) = keeper_and_monitor(&site.relay);
+    assert_eq!(same_keeper, keeper);
+    assert_ne!(another, monitor);
+    let links = held(another, "link_id");
+    assert_eq!(links.len(), of_before.len());
+    assert!(links.iter().all(|id| exists("link", id)) && !of_before.iter().any(|id| exists("link", id)), "{links:?}");
+    // Marks, terms and guard are those of before: packets are counted by class, and listeners are known.
+    assert_serves(&site, Family::V4);
+    let counts = site.counts().unwrap();
+    assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"up\"}") > 0, "{counts:#?}");
+    assert!(counts.of("kernel_guarded_packets_total{verdict=\"passed\",reason=\"connection\"}") > 0, "{counts:#?}");
+    assert_eq!(counts.of("kernel_refused_updates_total"), 0);
+    site.signal(libc::SIGTERM).unwrap();
+    assert!(site.relay.wait(SOON).unwrap().success());
+    assert_eq!(tc_of(&site), plain);
+}
+
+#[test]
+fn without_a_keeper_the_end_of_the_monitor_is_told_with_the_remedy_and_the_relay_serves_on() {
     tests::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
-    assert_eq!(site.counts().unwrap().of("kernel_monitor"), 1);
-    let monitor = i32::try_from(monitor_of(&site.relay)).unwrap();
-    // SAFETY: kill takes two integers; the relay, which reaps the monitor at its own end, lives.
-    assert_eq!(unsafe { libc::kill(monitor, libc::SIGKILL) }, 0);
-    site.relay.wait_for_line("the monitor has ended", SOON).unwrap();
+    let (keeper, monitor) = keeper_and_monitor(&site.relay);
+    kill(keeper);
+    site.relay.wait_for_line("the keeper of the monitor has ended", SOON).unwrap();
+    site.wait_for_counts("the gauge of the keeper", |counts| counts.of("kernel_monitor_keeper") == 0).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3], "while the monitor lives");
+    kill(monitor);
     site.wait_for_counts("the gauge of the monitor", |counts| counts.of("kernel_monitor") == 0).unwrap();
+    assert_eq!(all_in_force(&site), [false; 3]);
+    for of in status(&site)["enforcement"].as_array().unwrap() {
+        assert!(of["detail"].as_str().unwrap().contains("restart paced"), "{of}");
+    }
     assert_serves(&site, Family::V4);
+}
+
+#[test]
+fn a_monitor_that_keeps_falling_is_started_again_after_longer_and_longer_pauses() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    for restarts in 1..=4 {
+        kill(monitor_of(&site.relay));
+        site.wait_for_counts("another monitor", |counts| {
+            counts.of("kernel_monitor_restarts_total") == restarts && counts.of("kernel_monitor") == 1
+        })
+        .unwrap();
+    }
+    assert_eq!(all_in_force(&site), [true; 3]);
+}
+
+#[test]
+fn a_program_that_somebody_detaches_is_put_back() {
+    tests::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let links = held(monitor_of(&site.relay), "link_id");
+    let detached = &links[0];
+    let done = Command::new("bpftool").args(["link", "detach", "id", detached]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let is_back = || {
+        let now = held(monitor_of(&site.relay), "link_id");
+        (now.len() == links.len() && !now.contains(detached)).then_some(())
+    };
+    wait_for("the program to be back", SOON, is_back).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
 }
 
 /// Has a new client get a payload back.
@@ -234,10 +404,11 @@ fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
     assert!(counts.of("kernel_packets_total{class=\"default\",direction=\"down\"}") > 0, "the other device goes on");
 }
 
-/// Waits until the monitor has attached to a device that is new.
+/// Waits until the programs are on a device, which is new.
 fn wait_for_programs(site: &Site, device: &str) {
     for part in ["egress", "ingress"] {
-        site.relay.wait_for_line(&format!("{device} is new: {part}: "), SOON).unwrap();
+        let sample = format!("kernel_enforced{{device=\"{device}\",part=\"{part}\"}}");
+        site.wait_for_counts("the program on the device", |counts| counts.of(&sample) == 1).unwrap();
     }
 }
 
@@ -250,6 +421,8 @@ fn a_device_that_is_made_anew_has_its_programs_again() {
     let links = || held(monitor_of(&site.relay), "link_id");
     let before = links();
     chain.relay.ip("link delete target").unwrap();
+    let gone = |counts: &tests::site::Counts| counts.of("kernel_enforced{device=\"target\",part=\"ingress\"}") == 0;
+    site.wait_for_counts("the end of the device", gone).unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
     wait_for_programs(&site, "target");
     let after = links();

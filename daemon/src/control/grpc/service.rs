@@ -105,12 +105,13 @@ impl v1::control_service_server::ControlService for Service {
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
         let (facts, in_force) = (self.0.facts(), self.0.in_force());
         let (connections, tunnels) = self.0.counts();
-        let enforcement = self.0.metrics().kernel.enforced().into_iter().map(|((device, part), outcome)| {
+        let enforcement = self.0.metrics().kernel.in_force.list().into_iter().map(|((device, part), outcome)| {
             let enforced = outcome.is_ok();
             let (Ok(detail) | Err(detail)) = outcome;
             v1::Enforcement { device, part: part.to_owned(), enforced, detail }
         });
-        let features = facts.features.rows().into_iter().map(|(name, found)| v1::Feature {
+        let features = self.0.features();
+        let features = features.rows().into_iter().map(|(name, found)| v1::Feature {
             name: name.to_owned(),
             state: found.state.to_string(),
             detail: found.why.to_string(),

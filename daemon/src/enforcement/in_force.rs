@@ -1,0 +1,264 @@
+//! What the kernel has in force for this daemon, as the monitor finds it there, and whether there is a monitor.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use bpf::{Capabilities, Finding, State};
+use prometheus_client::{
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, counter::Counter, gauge::ConstGauge, gauge::Gauge},
+    registry::Registry,
+};
+
+use crate::monitor::{Outcome, Part};
+
+/// By device and part: how the part is enforced there, or why it is not.
+pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
+
+/// The name of the part that rates of classes are, which the tc program keeps where there is `fq`.
+const RATES: &str = "rates";
+
+/// What the processes are that have rights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Privileged {
+    /// Nothing is to be enforced.
+    #[default]
+    Unwanted,
+    /// The monitor looks.
+    Running,
+    /// It has ended, and is started again.
+    Ended,
+    /// It has ended, and what starts it as well.
+    Lost,
+}
+
+impl Privileged {
+    /// Why nothing is enforced; `None` if that is no reason.
+    const fn excuse(self) -> Option<&'static str> {
+        match self {
+            Self::Unwanted | Self::Running => None,
+            Self::Ended => Some("the monitor has ended; it is being started again"),
+            Self::Lost => Some("the monitor has ended, and nothing starts it again: restart paced"),
+        }
+    }
+}
+
+/// What is in force.
+#[derive(Default)]
+pub struct InForce {
+    /// As the monitor said last.
+    parts: Mutex<BTreeMap<(String, Part), Outcome>>,
+    /// Whether rates are kept, by device, or why not.
+    rates: Mutex<BTreeMap<String, Result<String, String>>>,
+    privileged: Mutex<Privileged>,
+    /// What could be done with the rights that there were at the start.
+    at_start: OnceLock<Capabilities>,
+    monitor: Gauge,
+    keeper: Gauge,
+    restarts: Counter,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl InForce {
+    /// Finds out what can be done with the rights that this process has, of which it gives up most.
+    pub fn probe(&self) {
+        self.at_start.get_or_init(bpf::probe);
+    }
+
+    /// Notes what became of a part on a device; returns whether that is news.
+    pub(super) fn note(&self, device: &str, part: Part, outcome: Outcome) -> bool {
+        let before = lock(&self.parts).insert((device.to_owned(), part), outcome.clone());
+        before.as_ref() != Some(&outcome)
+    }
+
+    /// Notes whether the rates of classes are kept on a device.
+    pub(super) fn note_rates(&self, device: &str, outcome: Result<String, String>) {
+        lock(&self.rates).insert(device.to_owned(), outcome);
+    }
+
+    /// Notes that the monitor has looked at everything.
+    pub(super) fn monitor_looks(&self) {
+        *lock(&self.privileged) = Privileged::Running;
+        self.monitor.set(1);
+    }
+
+    /// Notes that there is a process that starts the monitor.
+    pub(super) fn keeper_waits(&self) {
+        self.keeper.set(1);
+    }
+
+    /// Notes that the monitor has ended, and with it what does not outlive it.
+    pub(super) fn monitor_ended(&self) {
+        self.monitor.set(0);
+        let mut privileged = lock(&self.privileged);
+        *privileged = if self.keeper.get() == 1 { Privileged::Ended } else { Privileged::Lost };
+        self.forget(*privileged);
+    }
+
+    /// Notes that another monitor was started.
+    pub(super) fn monitor_started_again(&self) {
+        self.restarts.inc();
+    }
+
+    /// Notes that the process has ended that starts the monitor. What is in force stays so while the monitor lives.
+    pub(super) fn keeper_ended(&self) {
+        self.keeper.set(0);
+        let mut privileged = lock(&self.privileged);
+        if *privileged == Privileged::Ended {
+            *privileged = Privileged::Lost;
+            self.forget(*privileged);
+        }
+    }
+
+    fn forget(&self, privileged: Privileged) {
+        let Some(excuse) = privileged.excuse() else { return };
+        for outcome in lock(&self.parts).values_mut() {
+            if !matches!(outcome, Ok(how) if how.outlives_the_monitor) {
+                *outcome = Err(excuse.to_owned());
+            }
+        }
+    }
+
+    /// Says of each device and part how it is enforced in the kernel, or why it is not.
+    #[must_use]
+    pub fn list(&self) -> Parts {
+        let (parts, rates) = (lock(&self.parts), lock(&self.rates));
+        let all = parts.iter().map(|((device, part), outcome)| {
+            let outcome = outcome.as_ref().map(|how| how.words.clone()).map_err(Clone::clone);
+            ((device.clone(), part.name()), outcome)
+        });
+        // The tc program keeps them, so they share its lot.
+        let rates = rates.iter().map(|(device, outcome)| {
+            let egress = parts.get(&(device.clone(), Part::Egress));
+            let outcome = match egress {
+                Some(Err(why)) => Err(why.clone()),
+                _ => outcome.clone(),
+            };
+            ((device.clone(), RATES), outcome)
+        });
+        all.chain(rates).collect()
+    }
+
+    /// Says what the kernel and the rights of all of paced's processes allow; `own` is what the rights of this one do.
+    #[must_use]
+    pub fn features(&self, own: &Capabilities) -> Capabilities {
+        let Some(at_start) = self.at_start.get() else { return own.clone() };
+        let privileged = *lock(&self.privileged);
+        let of_monitor = |finding: &Finding| match (privileged, privileged.excuse()) {
+            (_, Some(excuse)) => Finding { state: State::No, why: excuse.into() },
+            (Privileged::Running, _) if finding.state == State::Yes => {
+                Finding { why: format!("{}; the monitor's", finding.why).into(), ..*finding }
+            }
+            _ => finding.clone(),
+        };
+        let is_attached = |((_, part), outcome): (&(String, Part), &Outcome)| *part == Part::Ingress && outcome.is_ok();
+        let xdp = if lock(&self.parts).iter().any(is_attached) {
+            Finding { state: State::Yes, why: "programs load and attach; the monitor's".into() }
+        } else {
+            of_monitor(&at_start.xdp)
+        };
+        Capabilities {
+            cap_bpf: of_monitor(&at_start.cap_bpf),
+            cap_net_admin: of_monitor(&at_start.cap_net_admin),
+            bpf: of_monitor(&at_start.bpf),
+            xdp,
+            ..own.clone()
+        }
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let help = "Whether the process lives that has the kernel enforce anything";
+        registry.register("kernel_monitor", help, self.monitor.clone());
+        let help = "Whether the process lives that starts the monitor again";
+        registry.register("kernel_monitor_keeper", help, self.keeper.clone());
+        let help = "Monitors that were started after one had ended";
+        registry.register("kernel_monitor_restarts", help, self.restarts.clone());
+    }
+
+    pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let parts = self.list();
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let help = "Whether the kernel enforces a part on a device";
+        let mut family = encoder.encode_descriptor("kernel_enforced", help, None, MetricType::Gauge)?;
+        for ((device, part), outcome) in parts {
+            let labels = [("device", device.as_str()), ("part", part)];
+            ConstGauge::new(i64::from(outcome.is_ok())).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::How;
+
+    fn how(words: &str, outlives_the_monitor: bool) -> Outcome {
+        Ok(How { words: words.into(), outlives_the_monitor })
+    }
+
+    fn running() -> InForce {
+        let in_force = InForce::default();
+        in_force.keeper_waits();
+        in_force.note("eth0", Part::Fq, how("in place of pfifo_fast", true));
+        in_force.note("eth0", Part::Egress, how("tcx", false));
+        in_force.note("eth0", Part::Ingress, how("native", false));
+        in_force.note_rates("eth0", Ok("fq at the root".into()));
+        in_force.monitor_looks();
+        in_force
+    }
+
+    fn of(in_force: &InForce, part: &'static str) -> Result<String, String> {
+        in_force.list().remove(&("eth0".to_owned(), part)).unwrap()
+    }
+
+    #[test]
+    fn with_the_monitor_goes_what_it_held_and_stays_what_outlives_it() {
+        let in_force = running();
+        assert!(in_force.list().values().all(Result::is_ok));
+        in_force.monitor_ended();
+        for part in ["egress", "ingress", "rates"] {
+            assert!(of(&in_force, part).unwrap_err().contains("being started again"), "{part}");
+        }
+        assert!(of(&in_force, "fq").is_ok());
+        in_force.keeper_ended();
+        assert!(of(&in_force, "ingress").unwrap_err().contains("restart paced"));
+        // A filter goes on, and rates with it.
+        let in_force = running();
+        in_force.note("eth0", Part::Egress, how("a filter of clsact", true));
+        in_force.monitor_ended();
+        assert!(of(&in_force, "egress").is_ok() && of(&in_force, "rates").is_ok() && of(&in_force, "ingress").is_err());
+    }
+
+    #[test]
+    fn without_its_keeper_the_monitor_goes_on_until_it_ends() {
+        let in_force = running();
+        in_force.keeper_ended();
+        assert!(in_force.list().values().all(Result::is_ok));
+        in_force.monitor_ended();
+        assert!(of(&in_force, "egress").unwrap_err().contains("restart paced"));
+    }
+
+    #[test]
+    fn features_never_contradict_what_is_in_force() {
+        let (in_force, own) = (running(), bpf::probe());
+        assert_eq!(in_force.features(&own), own, "nothing was looked at before rights were given up");
+        in_force.probe();
+        let before = in_force.features(&own);
+        assert_eq!(before.xdp.state, State::Yes);
+        in_force.monitor_ended();
+        let after = in_force.features(&own);
+        for finding in [&after.cap_bpf, &after.cap_net_admin, &after.bpf, &after.xdp] {
+            assert!(finding.state == State::No && finding.why.contains("the monitor has ended"), "{finding:?}");
+        }
+        assert_eq!((after.gso, after.cap_net_raw), (own.gso, own.cap_net_raw));
+    }
+}

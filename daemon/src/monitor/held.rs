@@ -1,0 +1,313 @@
+//! The monitor itself: does to each device what was planned, looks once a second whether it still holds, and says so.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, ErrorKind},
+    os::fd::BorrowedFd,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use bpf::{
+    Device,
+    egress::{self, Egress, Hook},
+    ingress::{Ingress, Mode},
+    mark::Tag,
+};
+use socket2::Socket;
+
+use super::{
+    How, Notice, Outcome, Part, Plan, Program,
+    keeper::has_closed,
+    ledger::{Changed, Entries, Ledger},
+    message::send,
+    qdisc,
+    rights::{self, Rights},
+};
+use crate::confinement::{self, Process};
+
+/// How often the monitor sees whether everything is as it was.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Is the monitor until the other end of `peer` closes; then undoes everything.
+///
+/// # Errors
+/// It was asked for something, which nobody may.
+pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
+    rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
+    confinement::confine(Process::Monitor).unwrap_or_else(|error| eprintln!("paced monitor: not confined: {error:#}"));
+    let mut held = Held::inherit(plan, ledger);
+    held.load();
+    loop {
+        held.look();
+        match held.tell(peer) {
+            // The other side is behind; the rest is said at the next look.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // The other side is gone, as is seen next.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            told => told?,
+        }
+        if has_closed(peer, LOOK_EVERY)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Undoes what a monitor left behind that was killed.
+///
+/// # Errors
+/// Rights cannot be taken up, which there is no reason to.
+pub(super) fn undo(plan: &Plan, ledger: &Ledger) -> Result<()> {
+    rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
+    drop(Held::inherit(plan, ledger));
+    Ok(())
+}
+
+/// What the monitor holds, and will undo.
+struct Held<'a> {
+    plan: &'a Plan,
+    ledger: &'a Ledger,
+    entries: Entries,
+    /// The programs, or why they are not loaded; `None` where they are not wanted.
+    egress: Option<Result<Egress, String>>,
+    ingress: Option<Result<Ingress, String>>,
+    /// By name, which device it was at the last look; `None` if there was none.
+    devices: BTreeMap<String, Option<u32>>,
+    /// What is in force, and what of that the other side knows.
+    parts: BTreeMap<(String, Part), Outcome>,
+    told: BTreeMap<(String, Part), Outcome>,
+    told_programs: Vec<Program>,
+    is_ready: bool,
+}
+
+impl<'a> Held<'a> {
+    /// Takes over what a monitor before this one did and could not undo.
+    fn inherit(plan: &'a Plan, ledger: &'a Ledger) -> Self {
+        let entries = ledger.read().unwrap_or_else(|error| {
+            eprintln!("paced monitor: what another did before is not known: {error}");
+            Entries::default()
+        });
+        Self {
+            plan,
+            ledger,
+            entries,
+            egress: None,
+            ingress: None,
+            devices: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            told: BTreeMap::new(),
+            told_programs: Vec::new(),
+            is_ready: false,
+        }
+    }
+
+    fn load(&mut self) {
+        let refused = |error: bpf::Error| abridged(&error.to_string());
+        self.egress = self.plan.egress.map(|tag| {
+            let tag = Tag::new(tag).ok_or("a mark's tag has upper bits only")?;
+            Egress::load(tag).map_err(refused)
+        });
+        self.ingress = self.plan.ingress.then(|| Ingress::load().map_err(refused));
+    }
+
+    /// Does what is wanted and not there, be it for the first time or because somebody took it away, and notes what is.
+    fn look(&mut self) {
+        let plan = self.plan;
+        let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
+        let roots = roots.unwrap_or_else(|error| {
+            eprintln!("paced monitor: queueing disciplines cannot be read: {error:#}");
+            BTreeMap::new()
+        });
+        for device in &plan.devices {
+            let index = index(device);
+            if self.devices.insert(device.clone(), index) != Some(index) {
+                // What was done to the one that had the name before went with it.
+                self.parts.retain(|(of, _), _| of != device);
+                for of in [&mut self.entries.clsact, &mut self.entries.fq] {
+                    of.retain(|changed| changed.device != *device || Some(changed.index) == index);
+                }
+            }
+            for part in plan.parts() {
+                let key = (device.clone(), part);
+                let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
+                let stands = index.is_some_and(|index| match part {
+                    Part::Fq => roots.get(&index).is_some_and(|kind| kind == "fq"),
+                    Part::Egress => self.egress_stands(device, index),
+                    Part::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
+                });
+                if is_done && stands {
+                    continue;
+                }
+                let outcome = match part {
+                    Part::Fq => self.set_fq(device),
+                    Part::Egress => self.attach_egress(device),
+                    Part::Ingress => self.attach_ingress(device),
+                };
+                self.parts.insert(key, outcome.map_err(|error| abridged(&format!("{error:#}"))));
+            }
+        }
+    }
+
+    fn egress_stands(&self, device: &str, index: u32) -> bool {
+        let Some(Ok(egress)) = &self.egress else { return false };
+        match egress.attachment(device) {
+            Some(egress::Attached::Link) => true,
+            Some(egress::Attached::Filter) => qdisc::has_filter(index, egress::PROGRAM).unwrap_or(false),
+            None => false,
+        }
+    }
+
+    fn set_fq(&mut self, device: &str) -> Result<How> {
+        let found = Device::find(device)?;
+        let is_ours = self.entries.fq.iter().any(|changed| changed.index == found.index);
+        let words = match qdisc::set_fq(device)? {
+            None if is_ours => "set by paced".to_owned(),
+            None => "it was there".to_owned(),
+            Some(before) => {
+                if !is_ours {
+                    self.entries.fq.push(Changed { device: device.to_owned(), index: found.index });
+                    self.note();
+                }
+                format!("in place of {before}")
+            }
+        };
+        Ok(How { words, outlives_the_monitor: true })
+    }
+
+    fn attach_egress(&mut self, device: &str) -> Result<How> {
+        let has_fq = self.parts.get(&(device.to_owned(), Part::Fq)).is_some_and(Result::is_ok);
+        let egress = loaded(&mut self.egress)?;
+        egress::remove_leftovers(device);
+        match egress.attach(device, has_fq)? {
+            Hook::Tcx => Ok(How { words: "tcx".to_owned(), outlives_the_monitor: false }),
+            Hook::Netlink { made_clsact } => {
+                if made_clsact {
+                    let found = Device::find(device)?;
+                    self.entries.clsact.push(Changed { device: device.to_owned(), index: found.index });
+                    self.note();
+                }
+                Ok(How { words: "a filter of clsact".to_owned(), outlives_the_monitor: true })
+            }
+        }
+    }
+
+    fn attach_ingress(&mut self, device: &str) -> Result<How> {
+        let words = match loaded(&mut self.ingress)?.attach(device)? {
+            Mode::Native => "native",
+            Mode::Generic => "generic: behind the driver",
+        };
+        Ok(How { words: words.to_owned(), outlives_the_monitor: false })
+    }
+
+    /// Writes down what a successor would have to undo.
+    fn note(&self) {
+        if let Err(error) = self.ledger.write(&self.entries) {
+            eprintln!("paced monitor: what was done is not written down: {error}");
+        }
+    }
+
+    /// Tells the other side what it does not know yet.
+    ///
+    /// # Errors
+    /// It is behind, or gone.
+    fn tell(&mut self, peer: &Socket) -> io::Result<()> {
+        for program in self.plan.programs() {
+            if self.told_programs.contains(&program) {
+                continue;
+            }
+            match self.tables(program) {
+                Ok(tables) => send(peer, &Notice::Loaded(program), &tables)?,
+                Err(why) => send(peer, &Notice::NotLoaded(program, why), &[])?,
+            }
+            self.told_programs.push(program);
+        }
+        for (key, outcome) in &self.parts {
+            if self.told.get(key) == Some(outcome) {
+                continue;
+            }
+            let (device, part) = key.clone();
+            send(peer, &Notice::Part { device, part, outcome: outcome.clone() }, &[])?;
+            self.told.insert(key.clone(), outcome.clone());
+        }
+        if !self.is_ready {
+            send(peer, &Notice::Ready, &[])?;
+            self.is_ready = true;
+        }
+        Ok(())
+    }
+
+    fn tables(&self, of: Program) -> Result<Vec<BorrowedFd<'_>>, String> {
+        let tables = match of {
+            Program::Egress => self.egress.as_ref().map(|loaded| loaded.as_ref().map(Egress::tables)),
+            Program::Ingress => self.ingress.as_ref().map(|loaded| loaded.as_ref().map(Ingress::tables)),
+        };
+        tables.ok_or(NOT_LOADED)?.map_err(String::clone)?.map_err(|error| error.to_string())
+    }
+
+    fn restore(&mut self) {
+        // A link ends with its descriptor. A filter of ours may be one that another monitor left behind.
+        (self.egress, self.ingress) = (None, None);
+        if self.plan.egress.is_some() {
+            self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
+        }
+        let Entries { clsact, fq } = std::mem::take(&mut self.entries);
+        let is_there = |changed: &&Changed| index(&changed.device) == Some(changed.index);
+        let removed = clsact.iter().filter(is_there).map(|changed| (changed, qdisc::remove_clsact(&changed.device)));
+        let removed: Vec<_> = removed
+            .chain(fq.iter().filter(is_there).map(|changed| (changed, qdisc::remove_root(&changed.device))))
+            .collect();
+        for (changed, outcome) in removed {
+            if let Err(error) = outcome {
+                eprintln!("paced monitor: failed to restore {}: {error:#}", changed.device);
+            }
+        }
+        self.note();
+    }
+}
+
+impl Drop for Held<'_> {
+    /// Devices may be gone by now; whatever can be taken back is.
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+const NOT_LOADED: &str = "the program was not loaded";
+
+fn loaded<T>(program: &mut Option<Result<T, String>>) -> Result<&mut T> {
+    match program {
+        Some(Ok(program)) => Ok(program),
+        Some(Err(why)) => bail!("{why}"),
+        None => bail!(NOT_LOADED),
+    }
+}
+
+/// A message with its middle left out if it is long: the kernel explains a refused program instruction by instruction.
+fn abridged(message: &str) -> String {
+    const HEAD: usize = 400;
+    const TAIL: usize = 600;
+    let length = message.chars().count();
+    if length <= HEAD + TAIL {
+        return message.to_owned();
+    }
+    let (head, tail) = (message.chars().take(HEAD), message.chars().skip(length - TAIL));
+    head.chain(" … ".chars()).chain(tail).collect()
+}
+
+/// Which device has a name now.
+fn index(device: &str) -> Option<u32> {
+    Device::find(device).ok().map(|found| found.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_message_beginning_and_end_are_left() {
+        assert_eq!(abridged("short"), "short");
+        let long = format!("begin{}end", "é".repeat(100_000));
+        let short = abridged(&long);
+        assert!(short.starts_with("beginé") && short.ends_with("éend") && short.len() < 3_000);
+    }
+}
