@@ -292,12 +292,11 @@ impl tx::Queue for Batch {
             self.path = Some(path);
         }
         // A packet that cannot follow even the largest one is a probe of the path's MTU, which fails alone if it fails.
+        // Nothing else is asked of the transport: its queue clamps a packet to the size of the one before and therefore
+        // wants that to be full, while this one groups packets as they were written (`Group::join`).
         let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
-        let joins = self.is_open
-            && self.messages.last().is_some_and(|last| {
-                let Group { segment_bytes, packets, .. } = last.group;
-                last.path.strict_eq(&path) && last.ecn == ecn && packet.can_gso(segment_bytes, packets)
-            });
+        let last = self.messages.last();
+        let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);
 
         let begin = self.written;
         let room = tx::PayloadBuffer::new(&mut self.arena[begin..begin + self.forming.packet_bytes]);

@@ -117,8 +117,9 @@ impl tx::Message for Packet {
         0
     }
 
+    /// As the transport's own packets do, asks for a packet before it that is full.
     fn can_gso(&self, segment_bytes: usize, _: usize) -> bool {
-        !self.is_probe && segment_bytes >= self.bytes
+        !self.is_probe && segment_bytes >= FORMING.packet_bytes
     }
 
     fn write_payload(&mut self, mut buffer: PayloadBuffer<'_>, _: usize) -> Result<usize, tx::Error> {
