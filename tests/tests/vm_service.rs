@@ -381,7 +381,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
 }
 
 #[test]
-fn a_purge_leaves_nothing() {
+fn a_purge_ends_the_service_and_leaves_nothing_but_the_user() {
     tests::ring!(Vm);
     let service = Service::install();
     service.configure("", "");
@@ -391,6 +391,34 @@ fn a_purge_leaves_nothing() {
     let files = run(&format!("{DPKG} -L paced"));
     run(&format!("{DPKG} --purge paced"));
     assert!(!Path::new(&format!("/proc/{pid}")).exists(), "it runs no more");
+    assert_nothing_is_left(&files);
+    // Debian keeps system users, so that their numbers do not pass to others.
+    assert!(try_run("getent passwd paced").0);
+    assert!(!try_run("systemctl cat paced.service").0);
+}
+
+#[test]
+fn a_purge_succeeds_where_scripts_of_packages_may_not_stop_services() {
+    tests::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "");
+    run("systemctl enable --now paced.service");
+    let pid = main_pid();
+    let files = run(&format!("{DPKG} -L paced"));
+    // As in containers (invoke-rc.d(8)).
+    write("/usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n");
+    run("chmod +x /usr/sbin/policy-rc.d");
+    let (purged, said) = try_run(&format!("{DPKG} --purge paced"));
+    run("rm /usr/sbin/policy-rc.d");
+    assert!(purged, "{said}");
+    assert!(Path::new(&format!("/proc/{pid}")).exists(), "the scripts stopped it all the same");
+    run(&format!("kill {pid}"));
+    wait_for("the end of the relay", SOON, || (!Path::new(&format!("/proc/{pid}")).exists()).then_some(())).unwrap();
+    assert_nothing_is_left(&files);
+}
+
+/// That none of the package's files is left, nor what came with them while it was in use.
+fn assert_nothing_is_left(files: &str) {
     let left =
         files.lines().filter(|file| Path::new(file).is_file() || file.contains("paced") && Path::new(file).exists());
     assert_eq!(left.collect::<Vec<_>>(), [""; 0]);
@@ -402,6 +430,4 @@ fn a_purge_leaves_nothing() {
             .collect::<Vec<_>>(),
         [""; 0]
     );
-    assert!(!try_run("getent passwd paced").0 && !try_run("getent group paced").0);
-    assert!(!try_run("systemctl cat paced.service").0);
 }
