@@ -150,6 +150,16 @@ impl Drop for Recording {
     }
 }
 
+/// What a program said before it failed: its last lines, in one.
+fn last_words(said: &str) -> String {
+    const LINES: usize = 5;
+    let lines: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match &lines[lines.len().saturating_sub(LINES)..] {
+        [] => "it does not say why".to_owned(),
+        lines => lines.join("; "),
+    }
+}
+
 /// What `perf` recorded.
 pub(crate) struct Recorded(PathBuf);
 
@@ -164,11 +174,47 @@ impl Recorded {
         command
             .args(["script", "--ns", "--no-inline", "--show-lost-events", "--fields", fields, "--input"])
             .arg(&self.0);
-        let mut perf = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        // What it says goes to a file: a pipe that nobody reads meanwhile would stop it.
+        let said = self.0.with_extension("said");
+        let mut perf = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(fs::File::create(&said)?).spawn()?;
         let output = perf.stdout.take().context("no pipe")?;
         let lost = Lines::new(BufReader::new(output)).read(&mut each);
         let status = perf.wait()?;
-        ensure!(status.success(), "perf script failed");
-        Ok(lost?)
+        // Where the output was not read to its end, perf failed only because of that.
+        let lost = lost?;
+        if !status.success() {
+            let said = fs::read(&said)?;
+            bail!("perf script failed ({status}): {}", last_words(&String::from_utf8_lossy(&said)));
+        }
+        Ok(lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_perf_says_of_a_failure_is_passed_on() {
+        assert_eq!(last_words("\n  \n"), "it does not say why");
+        assert_eq!(last_words("Error:\n  no such file\n\n"), "Error:; no such file");
+        assert_eq!(last_words("1\n2\n3\n4\n5\n6\n"), "2; 3; 4; 5; 6");
+    }
+
+    #[test]
+    fn a_recording_that_cannot_be_read_says_why() {
+        let file = std::env::temp_dir().join(format!("pacectl-no-recording-{}", std::process::id()));
+        fs::write(&file, "no recording").unwrap();
+        let outcome = Recorded(file.clone()).read(false, |_| {});
+        fs::remove_file(&file).unwrap();
+        _ = fs::remove_file(file.with_extension("said"));
+        match outcome.unwrap_err().downcast_ref::<io::Error>() {
+            // No perf on this machine.
+            Some(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
+            None => {
+                let said = Recorded(file).read(false, |_| {}).unwrap_err().to_string();
+                assert!(said.contains("perf script failed") && !said.ends_with("it does not say why"), "{said}");
+            }
+        }
     }
 }
