@@ -1,0 +1,19 @@
+//! How an input is taken apart into what a target needs.
+
+use bytes::Bytes;
+
+/// Takes the first byte as a number below `limit`; 0 if there is none.
+pub fn choice(input: &mut &[u8], limit: u8) -> u8 {
+    let Some((first, rest)) = input.split_first() else { return 0 };
+    *input = rest;
+    first % limit
+}
+
+/// Cuts bytes into pieces whose lengths follow from `seed`: what a network may do to a stream.
+pub fn pieces(mut bytes: Bytes, seed: u8) -> impl Iterator<Item = Bytes> {
+    let mut lens = [1, usize::from(seed), 2, usize::from(seed >> 4) + 1, 17].into_iter().cycle();
+    std::iter::from_fn(move || {
+        let len = lens.next()?.max(1).min(bytes.len());
+        (!bytes.is_empty()).then(|| bytes.split_to(len))
+    })
+}

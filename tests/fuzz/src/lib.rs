@@ -1,0 +1,144 @@
+//! What reads bytes of strangers, as targets for a fuzzer: each takes any bytes, and panics where a rule is broken.
+//!
+//! `tests/fuzz/run` searches with libFuzzer, led by coverage. The tests of this crate try each target's corpus and a fixed
+//! number of inputs made from it, the same ones in every run.
+
+#![expect(clippy::panic, reason = "a target panics where a rule is broken")]
+
+mod http3;
+mod input;
+mod text;
+mod tunnel;
+
+#[cfg(feature = "daemon")]
+mod transport;
+
+/// What reads bytes, and what holds of that.
+pub struct Target {
+    /// Its name, and that of its corpus.
+    pub name: &'static str,
+    /// Reads an input; panics where a rule is broken.
+    pub read: fn(&[u8]),
+}
+
+const fn target(name: &'static str, read: fn(&[u8])) -> Target {
+    Target { name, read }
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    target("request_stream", http3::request_stream),
+    target("control_streams", http3::control_streams),
+    target("field_section", http3::field_section),
+    target("capsules", tunnel::capsules),
+    target("datagrams", tunnel::datagrams),
+    target("priority", text::priority),
+    target("proxy_status", text::proxy_status),
+    target("target", text::target),
+    target("template", text::template),
+    target("policy", text::policy),
+    target("configuration", text::configuration),
+    #[cfg(feature = "daemon")]
+    target("connection_id", transport::connection_id),
+    #[cfg(feature = "daemon")]
+    target("address_token", transport::address_token),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// How many inputs a target gets that are made from its corpus.
+    const MADE: u64 = 100_000;
+
+    /// A xorshift generator: the same numbers in every run.
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        fn below(&mut self, limit: usize) -> usize {
+            (self.next() % limit.max(1) as u64) as usize
+        }
+    }
+
+    fn corpus(target: &Target) -> Vec<Vec<u8>> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name);
+        let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        files.sort();
+        files.iter().map(|file| fs::read(file).unwrap()).collect()
+    }
+
+    /// Changes a few bytes, cuts, repeats, or joins with another input.
+    fn made(corpus: &[Vec<u8>], numbers: &mut Numbers) -> Vec<u8> {
+        let mut input = corpus[numbers.below(corpus.len())].clone();
+        for _ in 0..=numbers.below(4) {
+            let at = numbers.below(input.len());
+            match numbers.below(7) {
+                0 if !input.is_empty() => input[at] = numbers.next() as u8,
+                1 if !input.is_empty() => input[at] ^= 1 << numbers.below(8),
+                2 => input.insert(at, numbers.next() as u8),
+                3 if !input.is_empty() => _ = input.remove(at),
+                4 => input.truncate(at),
+                5 => {
+                    let other = &corpus[numbers.below(corpus.len())];
+                    let from = numbers.below(other.len());
+                    input.splice(at.., other[from..].iter().copied());
+                }
+                // Lengths and types at the ends of their ranges.
+                _ => {
+                    const EDGES: [&[u8]; 6] =
+                        [&[0], &[0x3f], &[0x40, 0x40], &[0x7f, 0xff], &[0xbf, 0xff, 0xff, 0xff], &[0xff; 8]];
+                    input.splice(at..at, EDGES[numbers.below(EDGES.len())].iter().copied());
+                }
+            }
+        }
+        input.truncate(4096);
+        input
+    }
+
+    fn try_out(name: &str) {
+        let target = TARGETS.iter().find(|target| target.name == name).unwrap();
+        let corpus = corpus(target);
+        assert!(!corpus.is_empty(), "{name} has no corpus");
+        corpus.iter().for_each(|input| (target.read)(input));
+        let mut numbers = Numbers(0x9298_2022_0829_0001);
+        for _ in 0..MADE {
+            let input = made(&corpus, &mut numbers);
+            let outcome = std::panic::catch_unwind(|| (target.read)(&input));
+            assert!(outcome.is_ok(), "{name} breaks a rule with {}", input.escape_ascii());
+        }
+    }
+
+    macro_rules! targets {
+        ($($name:ident)*) => {
+            $(#[test]
+            fn $name() {
+                try_out(stringify!($name));
+            })*
+        };
+    }
+
+    targets! {
+        request_stream control_streams field_section capsules datagrams priority proxy_status target template policy
+        configuration
+    }
+
+    #[cfg(feature = "daemon")]
+    targets! { connection_id address_token }
+
+    #[test]
+    fn every_target_is_tried() {
+        let tests = include_str!("lib.rs").split("    targets! {").skip(1).collect::<String>();
+        let is_tried = |target: &&Target| tests.split_whitespace().any(|word| word == target.name);
+        assert_eq!(TARGETS.iter().filter(is_tried).count(), TARGETS.len());
+    }
+}
