@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How much is let through of what nothing, or little, is known about. Packets that begin a connection go by lanes, each with
- * a budget of its own, so that those who prove something do not share theirs with those who forge their address:
+ * a budget of its own, so that a packet that proves something does not share its budget with packets from forged addresses:
  *
- *   lane       who may take it                                     and no more than, each
- *   TOKENS     shows an address token with our stamp                a prefix's limit, by address
- *   IDS        is under an ID of ours, so we have answered it once   an ID's limit
- *   KNOWN      comes from where a handshake was completed            a prefix's limit, by address
- *   STRANGERS  everybody                                            a prefix's limit, by prefix
+ *   lane       packets in it                                  each by the limit of
+ *   TOKENS     show an address token with our stamp           a prefix, for the address
+ *   IDS        are under an ID of ours                        an ID
+ *   KNOWN      come from where a handshake was completed      a prefix, for the address
+ *   STRANGERS  all                                            a prefix
  *
- * One that finds its lane used up goes on to the next that it may take.
+ * A packet whose lane is used up goes on to the next that it may take.
  */
 #ifndef PACED_ADMISSION_H
 #define PACED_ADMISSION_H

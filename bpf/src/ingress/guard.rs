@@ -171,7 +171,7 @@ impl Guard {
         Ok(counts)
     }
 
-    /// Takes the table of known addresses, for those who write into that alone; there is one to take.
+    /// Takes the table of known addresses, for a writer that needs no other; there is one to take.
     pub fn take_known_addresses(&mut self) -> Option<KnownAddresses> {
         self.known.take()
     }

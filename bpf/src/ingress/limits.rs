@@ -28,8 +28,8 @@ pub struct Limits {
     /// Packets that begin a connection, from one /24 (IPv4) or /56 (IPv6); and as many from one IPv4 address or /64 that
     /// shows an address token, or from which a handshake was completed.
     pub prefix: Limit,
-    /// The same from everywhere: so many from strangers, and so many each of those that show a token, are under an ID of
-    /// ours, or come from known addresses.
+    /// The same from everywhere, for each lane: of strangers, and of packets with a token, under an ID of ours, and from
+    /// known addresses.
     pub total: Limit,
     /// Packets that begin a connection under one ID of ours.
     pub id: Limit,

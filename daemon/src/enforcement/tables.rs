@@ -42,7 +42,7 @@ use crate::{
 #[derive(Default)]
 pub struct Tables {
     loaded: Mutex<Loaded>,
-    /// Apart from the rest: those who move packets write here, and wait for nobody who reads counters.
+    /// Apart from the rest: workers write here, and do not wait for a scrape that reads counters.
     known: Mutex<Option<KnownAddresses>>,
     wanted: Mutex<Wanted>,
     /// What the kernel has in force of all that is wanted.

@@ -1,5 +1,9 @@
-//! What a restarted relay says to peers of before.
+//! What a relay says to peers of before its start, and how often.
 
+use std::fs;
+use std::net::UdpSocket;
+
+use paced::quic::connection_id::{Keys, Label, Secret};
 use paced::quic::h3;
 use s2n_quic::connection;
 use tests::client::Client;
@@ -22,6 +26,37 @@ fn a_restarted_relay_answers_old_connection_ids_with_stateless_resets() {
         assert!(matches!(ended, h3::Error::Connection(connection::Error::StatelessReset { .. })), "{ended:?}");
     })
     .unwrap();
+}
+
+#[test]
+fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let folder = fs::canonicalize(site.path("")).unwrap();
+    let [(config, keys), ..] = Secret::keep_in(&folder).unwrap().connection_id_keys::<Keys>();
+    let forgotten = keys.seal(config, [9; 5], Label { class: 0, worker: 0 });
+    let mut forged = forgotten;
+    forged[7] ^= 1;
+    let unanswered = || site.counts().unwrap().of("unanswered_packets_total");
+    let socket = site.chain.client.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let relay = (site.chain.access.far.v4, 443);
+    let send = |id: [u8; 12]| {
+        let packet = [&[0x40], &id[..], &[7; 60]].concat();
+        // A full buffer is one packet less.
+        _ = socket.send_to(&packet, relay);
+    };
+    send(forgotten);
+    wait_for("a reset", SOON, || socket.recv(&mut [0; 100]).ok()).unwrap();
+    send(forged);
+    wait_for("the forged one to be counted", SOON, || (unanswered() == 1).then_some(())).unwrap();
+    socket.recv(&mut [0; 100]).unwrap_err();
+    let many = || {
+        (0..500).for_each(|_| send(forgotten));
+        (unanswered() > 1).then_some(())
+    };
+    wait_for("resets beyond their limit", SOON, many).unwrap();
 }
 
 /// Kills the relay and starts it again, in the same place and with the same state folder.
