@@ -1,6 +1,7 @@
 //! Says in words what a configuration means.
 
 use std::fmt::Display;
+use std::time::SystemTime;
 
 use sched::stream::{Discipline, Expiry, Low};
 
@@ -9,8 +10,10 @@ use crate::forward::Forward;
 use crate::kernel::{Device, Kernel};
 use crate::log::{Access, Log};
 use crate::metrics::Metrics;
+use crate::moment::Moment;
 use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
 use crate::proxy::Proxy;
+use crate::quota::{Quota, volume};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::Word as _;
 use crate::targets::{Protocol, TargetRules, Unlisted};
@@ -18,11 +21,11 @@ use crate::uplink::{Trust, Uplink};
 use crate::{Config, Io};
 
 /// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
-/// policy and the warnings. Ends with a newline.
+/// policy and the warnings, with the days that tokens have left at `now`. Ends with a newline.
 #[must_use]
-pub fn explain(config: &Config) -> String {
+pub fn explain(config: &Config, now: SystemTime) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
-    lines.extend(config.relay.iter().flat_map(relay));
+    lines.extend(config.relay.iter().flat_map(|config| relay(config, now)));
     lines.extend(config.forwards.iter().map(forward));
     lines.extend(config.proxies.iter().map(proxy));
     lines.extend(policy(&config.policy));
@@ -63,18 +66,20 @@ fn log(log: &Log) -> String {
     format!("log: {}; {access}", log.level)
 }
 
-fn relay(relay: &Relay) -> Vec<String> {
+fn relay(relay: &Relay, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!("relay \"{}\":", relay.proxy_status_name)];
     lines.extend(relay.listeners.iter().map(|listener| format!("  listens on {}", listener_line(listener))));
     lines.extend(relay.templates.iter().map(|template| format!("  serves {template}")));
-    lines.extend(
-        relay
-            .tokens
-            .iter()
-            .map(|token| format!("  admits {} by token, with up to {} tunnels", token.name, token.max_tunnels)),
-    );
+    lines.extend(relay.tokens.iter().map(|token| {
+        let (quota, expiry) = (quota(&token.quota), expiry(token.expires, now));
+        format!("  admits {} by token, with up to {} tunnels{quota}{expiry}", token.name, token.max_tunnels)
+    }));
     lines.extend(relay.certificates.iter().map(|user| {
-        format!("  admits {} by certificate for {}, with up to {} tunnels", user.name, user.san, user.max_tunnels)
+        let quota = quota(&user.quota);
+        format!(
+            "  admits {} by certificate for {}, with up to {} tunnels{quota}",
+            user.name, user.san, user.max_tunnels
+        )
     }));
     let by_certificate = relay.listeners.iter().any(|listener| listener.auth.accepts_certificates());
     if by_certificate && relay.certificates.is_empty() {
@@ -85,6 +90,9 @@ fn relay(relay: &Relay) -> Vec<String> {
     }
     lines.extend(targets(&relay.targets));
     lines.extend(limits(&relay.limits));
+    if !relay.source_addresses.is_empty() {
+        lines.push(format!("  reaches targets from {}", joined(&relay.source_addresses)));
+    }
     if relay.workers > 1 {
         lines.push(format!("  moves packets with {} threads", relay.workers));
     }
@@ -266,7 +274,7 @@ fn class(class: &Class) -> String {
         DropRule::Sojourn(wait) => format!("after {wait:?}"),
         DropRule::CoDel { target, interval } => format!("by CoDel (target {target:?}, interval {interval:?})"),
     };
-    let rate = |way, rate: Option<u64>| rate.map(|rate| format!("{way} at most {}", crate::write::rate(rate)));
+    let (rate, packets) = (rate_words, packet_words);
     [
         Some(format!("  class {}: level {level}", class.name)),
         Some(format!("priority {} (by signal {lowest} to {highest})", class.priority)),
@@ -276,12 +284,44 @@ fn class(class: &Class) -> String {
         Some(format!("drops {drops}")),
         rate("up", class.rate_up),
         rate("down", class.rate_down),
+        packets("up", class.packets_up),
+        packets("down", class.packets_down),
         class.dscp.map(|dscp| format!("DSCP {dscp}")),
     ]
     .into_iter()
     .flatten()
     .collect::<Vec<_>>()
     .join(", ")
+}
+
+fn rate_words(way: &str, rate: Option<u64>) -> Option<String> {
+    rate.map(|rate| format!("{way} at most {}", crate::write::rate(rate)))
+}
+
+fn packet_words(way: &str, packets: Option<u64>) -> Option<String> {
+    packets.map(|packets| format!("{way} at most {packets} packets a second"))
+}
+
+/// What a user may use, behind a comma.
+fn quota(quota: &Quota) -> String {
+    let month = quota.monthly_bytes.map(|bytes| format!("{} a month", volume(bytes)));
+    let limits = [
+        month,
+        rate_words("up", quota.rate_up),
+        rate_words("down", quota.rate_down),
+        packet_words("up", quota.packets_up),
+        packet_words("down", quota.packets_down),
+    ];
+    limits.into_iter().flatten().map(|limit| format!(", {limit}")).collect()
+}
+
+fn expiry(expires: Option<Moment>, now: SystemTime) -> String {
+    match expires.map(|expires| (expires, expires.days_left(now))) {
+        None => String::new(),
+        Some((expires, None)) => format!(", but expired at {expires}"),
+        Some((expires, Some(1))) => format!(", until {expires} (1 day left)"),
+        Some((expires, Some(days))) => format!(", until {expires} ({days} days left)"),
+    }
 }
 
 fn conditions(rule: &Rule) -> String {

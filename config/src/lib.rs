@@ -7,6 +7,7 @@
 //! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
+//! | [`quota`] | what one user may use |
 //! | [`control`] | who may look and change while paced runs |
 //! | [`log`] | what is logged, and in which form |
 //! | [`metrics`] | where metrics are served |
@@ -43,8 +44,10 @@ pub mod kernel;
 pub mod log;
 mod manual;
 pub mod metrics;
+pub mod moment;
 pub mod policy;
 pub mod proxy;
+pub mod quota;
 pub mod relay;
 mod sample;
 mod schema;
@@ -240,6 +243,7 @@ impl Config {
             proxy_status_name: relay::NAME.to_owned(),
             drain: Duration::from_secs(1),
             workers: 1,
+            source_addresses: Vec::new(),
             tokens: Vec::new(),
             certificates: Vec::new(),
             targets,

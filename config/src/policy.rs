@@ -20,7 +20,7 @@ mod read;
 mod tests;
 mod write;
 
-pub(crate) use read::read;
+pub(crate) use read::{PACKETS, Rate, read};
 
 /// The class of whatever no rule gives another one. Every policy has it.
 pub const DEFAULT: &str = "default";
@@ -79,10 +79,14 @@ pub struct Class {
     pub shortest_deadline: Option<Duration>,
     /// What a tunnel of the class drops when it has more to send than it may.
     pub drop: DropRule,
-    /// The most that all its traffic may send toward targets, in bytes per second.
+    /// The most that all its traffic may send toward targets, in bytes per second, headers included.
     pub rate_up: Option<u64>,
-    /// The most that all its traffic may send toward clients, in bytes per second.
+    /// The most that all its traffic may send toward clients, in bytes per second, headers of payloads included.
     pub rate_down: Option<u64>,
+    /// The most packets that all its traffic may send toward targets, per second.
+    pub packets_up: Option<u64>,
+    /// The most payloads that all its traffic may send toward clients, per second.
+    pub packets_down: Option<u64>,
     /// The codepoint of its packets (RFC 2474 §3), 0 to 63, toward targets, and where the kernel enforces classes also
     /// toward peers of QUIC connections; `None` leaves them as they are.
     pub dscp: Option<u8>,
@@ -206,6 +210,8 @@ impl Class {
             drop: DropRule::Oldest,
             rate_up: None,
             rate_down: None,
+            packets_up: None,
+            packets_down: None,
             dscp: None,
         }
     }

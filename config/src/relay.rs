@@ -1,5 +1,6 @@
 //! The relay role: where it listens, whom it serves, which targets it reaches, and how much of everything.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -8,7 +9,9 @@ use std::time::Duration;
 use masque::template::Template;
 
 use crate::error::Problem;
+use crate::moment::Moment;
 use crate::policy::Policy;
+use crate::quota::{self, Quota};
 use crate::section::{Section, Value, words};
 use crate::targets::{Pattern, Ports, Rule, TargetRules};
 
@@ -25,6 +28,9 @@ pub struct Relay {
     pub drain: Duration,
     /// How many threads move packets, each with endpoints of its own.
     pub workers: u8,
+    /// The addresses of this host that targets see, of which tunnels take one after the other; of a family without any, the
+    /// routes decide.
+    pub source_addresses: Vec<IpAddr>,
     /// The bearer tokens that admit.
     pub tokens: Vec<Token>,
     /// The client certificates that admit; empty means every one that the listener's `client_ca` signed.
@@ -106,6 +112,28 @@ pub struct Token {
     pub sha256: [u8; 32],
     /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
     pub max_tunnels: u32,
+    /// What the user may use; the same in all entries of the user.
+    pub quota: Quota,
+    /// From when on the token admits nobody any more.
+    pub expires: Option<Moment>,
+}
+
+impl Relay {
+    /// Returns the quota of each user by name.
+    #[must_use]
+    pub fn quotas(&self) -> BTreeMap<&str, Quota> {
+        // The entries of a user agree, or there would be no configuration.
+        quotas(&self.tokens, &self.certificates).unwrap_or_default()
+    }
+}
+
+/// Returns the quota of each user by name; `None` if two entries of a user disagree.
+fn quotas<'a>(tokens: &'a [Token], certificates: &'a [ClientCertificate]) -> Option<BTreeMap<&'a str, Quota>> {
+    let by_token = tokens.iter().map(|token| (token.name.as_str(), token.quota));
+    let by_certificate = certificates.iter().map(|user| (user.name.as_str(), user.quota));
+    let mut quotas = BTreeMap::new();
+    let agree = by_token.chain(by_certificate).all(|(name, quota)| *quotas.entry(name).or_insert(quota) == quota);
+    agree.then_some(quotas)
 }
 
 /// A user known by client certificate.
@@ -117,6 +145,8 @@ pub struct ClientCertificate {
     pub san: String,
     /// How many tunnels the user may have at once; the limit for all users unless the entry has its own.
     pub max_tunnels: u32,
+    /// What the user may use; the same in all entries of the user.
+    pub quota: Quota,
 }
 
 /// How much of everything the relay grants.
@@ -128,7 +158,7 @@ pub struct Limits {
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
     pub tunnels_per_connection: u32,
-    /// Tunnels at once of one user over all connections.
+    /// Tunnels at once of one user over all connections; of one network, where clients need not say who they are.
     pub tunnels_per_user: u32,
     /// Bytes that may wait toward the client for one tunnel.
     pub queue_bytes_per_tunnel: u32,
@@ -184,27 +214,38 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
     let tokens = relay.sections("token", |token| {
         let (name, sha256) = (token.require("name"), token.require("sha256"));
         let max_tunnels = token.number("max_tunnels", TUNNELS, limits.tunnels_per_user);
-        Some(Token { name: name?, sha256: sha256?, max_tunnels })
+        let (quota, expires) = (quota::read(token), token.get("expires"));
+        Some(Token { name: name?, sha256: sha256?, max_tunnels, quota, expires })
     });
     let certificates = relay.sections("client_certificate", |user| {
         let (name, san) = (user.require("name"), user.require("san"));
         let max_tunnels = user.number("max_tunnels", TUNNELS, limits.tunnels_per_user);
-        Some(ClientCertificate { name: name?, san: san?, max_tunnels })
+        let quota = quota::read(user);
+        Some(ClientCertificate { name: name?, san: san?, max_tunnels, quota })
     });
     relay.refuse_shared("token", &tokens, |token| token.sha256, "two entries have the same sha256");
     relay.refuse_shared("client_certificate", &certificates, |user| user.san.clone(), "two entries have the same san");
+    let disagree = |certificates: &[ClientCertificate]| quotas(&tokens, certificates).is_none();
+    let wrong = if disagree(&[]) { Some("token") } else { disagree(&certificates).then_some("client_certificate") };
+    if let Some(key) = wrong {
+        let cause = "two entries of one user have different quotas or rates, which the user has as a whole";
+        relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
+    }
     // Not whether `tokens` is empty: an entry that was refused has been reported already.
     let listeners = listeners(relay, relay.has("token"), policy);
     let templates = relay.require_list("templates");
     let proxy_status_name = relay.get("proxy_status_name").unwrap_or_else(|| NAME.to_owned());
     let drain = relay.seconds("drain_seconds", 0..=3_600, Duration::from_secs(30));
     let workers = relay.number("workers", 1..=64, 1);
+    let source_addresses = relay.list("source_addresses").unwrap_or_default();
+    relay.refuse_shared("source_addresses", &source_addresses, |address| *address, "an address occurs twice");
     Some(Relay {
         listeners,
         templates: templates?,
         proxy_status_name,
         drain,
         workers,
+        source_addresses,
         tokens,
         certificates,
         targets,

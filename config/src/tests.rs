@@ -84,7 +84,9 @@ fn the_sample_states_the_real_defaults() {
     assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
     assert_eq!(whole.limits, Limits::default());
-    assert_eq!(whole.tokens, shipped.tokens);
+    // What a user may use, and until when, are examples.
+    let plain = |token: &relay::Token| relay::Token { quota: Default::default(), expires: None, ..token.clone() };
+    assert_eq!(whole.tokens.iter().map(plain).collect::<Vec<_>>(), shipped.tokens);
     assert_eq!((whole.drain, whole.workers), (shipped.drain, shipped.workers));
     assert_eq!(whole.proxy_status_name, shipped.proxy_status_name);
     assert_eq!(
@@ -132,7 +134,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         ("log = 3", "line 1, column 7: log: ", "3 does not fit", "write a section"),
         ("forward = {}", "line 1, column 11: forward: ", "this table does not fit", "write a list"),
         ("forward = [1]", "line 1, column 11: forward: ", "1 does not fit", "double brackets"),
-        ("colour = 1", "line 1, column 1: colour: ", "unknown key", "known here: state_dir, relay"),
+        ("colour = 1", "line 1, column 1: colour: ", "unknown key", "known here: state_dir, "),
         ("[[relay]]", "line 1, column 1: relay: ", "this array does not fit", "write a section"),
         ("[relay]\nauth = \"none\"", "line 1, column 1: relay.certificate: ", "missing", "add certificate ="),
         ("[relay]\nauth = \"none\"", "line 1, column 1: relay.templates: ", "missing", "add templates = [...]"),
@@ -327,7 +329,10 @@ fn a_listener_is_of_its_own_class_or_the_relays_and_of_none_that_the_policy_lack
     let classes: Vec<_> =
         config.relay.iter().flat_map(|relay| &relay.listeners).map(|of| of.class.as_deref()).collect();
     assert_eq!(classes, [Some("voice"), Some("bulk")]);
-    assert!(explain(&config).contains("127.0.0.1:1 (UDP) with certificate /c.pem, open to all clients, class voice\n"));
+    assert!(
+        explain(&config, std::time::SystemTime::now())
+            .contains("127.0.0.1:1 (UDP) with certificate /c.pem, open to all clients, class voice\n")
+    );
     let wrong = text.replace("class = \"voice\"", "class = \"vioce\"");
     let refusals = refusals(&wrong);
     assert!(refusals.contains("relay.listener.class: there is no \"vioce\"; did you mean voice?"), "{refusals}");
@@ -415,11 +420,13 @@ fn development_needs_no_file_and_no_warning() {
 fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
     let text = whole_sample() + &FORWARD.replace("127.0.0.1:5353", "192.0.2.7:53");
     let config = Config::from_toml(&text.replace("level = \"info\"", "")).unwrap();
-    let explained = explain(&config);
+    let explained = explain(&config, std::time::SystemTime::UNIX_EPOCH);
     for part in [
         "listens on 192.0.2.1:8443 (UDP) with certificate /etc/paced/internal.pem, clients show a certificate",
         "serves https://relay.example/",
-        "admits example by token",
+        "admits example by token, with up to 4096 tunnels, 500 GB a month, up at most 20 Mbit/s, \
+         down at most 100 Mbit/s, up at most 20000 packets a second, down at most 20000 packets a second, \
+         until 2027-01-31T00:00:00Z (20849 days left)\n",
         "admits branch-office by certificate for branch.example.org",
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
@@ -432,7 +439,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
          by signal 500ms or longer, drops after 200ms, DSCP 46\n",
         "class long-output: level low, priority 159 (by signal 0 to 159), weight 1, deadline 7s, \
          by signal 7s or longer, drops by CoDel (target 5ms, interval 100ms), up at most 20 Mbit/s, \
-         down at most 200 Mbit/s\n",
+         down at most 200 Mbit/s, up at most 20000 packets a second, down at most 200000 packets a second\n",
         "rule 1: realtime-short for user example or branch-office, targets 10.1.2.0/24; *.chat.example, \
          port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
         "rule 3: long-output for targets *.batch.example\n",
@@ -547,4 +554,34 @@ fn a_configuration_that_is_written_out_reads_back_as_the_same_and_names_every_ke
     let missing: Vec<_> =
         keys.filter(|key| !key.starts_with('#') && !words.contains(key) && !elsewhere.contains(key)).collect();
     assert!(missing.is_empty(), "{missing:?} in\n{text}");
+}
+
+#[test]
+fn a_user_has_one_quota_whose_volumes_and_dates_read_back_as_they_are_written() {
+    let token = |name: &str, digit: char, more: &str| {
+        let hash: String = std::iter::repeat_n(digit, 64).collect();
+        format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{hash}\"\n{more}\n")
+    };
+    let rich = "monthly_quota = \"1500 GB\"\nrate_up = \"1 Mbit/s\"\npackets_down = 7\nexpires = \"2027-01-31T12:00:00+02:00\"";
+    let text = RELAY.to_owned()
+        + &token("a", '1', rich)
+        + &token("a", '2', &rich.replace("2027", "2028"))
+        + &token("b", '3', "");
+    let config = valid(&text);
+    let relay = config.relay.as_ref().unwrap();
+    assert_eq!(relay.quotas()["a"].monthly_bytes, Some(1_500_000_000_000));
+    assert_eq!(relay.quotas()["b"], quota::Quota::default());
+    let again = valid(&config.to_toml()).relay.unwrap();
+    assert_eq!(again.tokens, relay.tokens);
+
+    let wrong = RELAY.to_owned() + &token("a", '1', rich) + &token("a", '2', "");
+    assert_refused(&wrong, &refusals(&wrong), ["line ", "different quotas", "the same in both"]);
+    for (value, remedy) in
+        [("\"1 KB\"", "500 GB"), ("\"0 GB\"", "1 MB"), ("\"1.5 TB\"", "whole number"), ("5", "500 GB")]
+    {
+        let wrong = RELAY.to_owned() + &token("a", '1', &format!("monthly_quota = {value}"));
+        assert_refused(&wrong, &refusals(&wrong), ["line 9", "does not fit", remedy]);
+    }
+    let wrong = RELAY.to_owned() + &token("a", '1', "expires = 2027-01-31");
+    assert_refused(&wrong, &refusals(&wrong), ["line 9", "", "in quotes"]);
 }

@@ -10,6 +10,7 @@ use crate::forward::Forward;
 use crate::kernel::Kernel;
 use crate::log::Log;
 use crate::proxy::Proxy;
+use crate::quota::{Quota, volume};
 use crate::relay::{Identity, Limits, Listener, Relay};
 use crate::section::Word;
 use crate::targets::{Ports, Protocol, Rule, TargetRules};
@@ -69,6 +70,7 @@ fn relay(relay: &Relay, text: &mut Text) {
         section.text("proxy_status_name", &relay.proxy_status_name);
         section.seconds("drain_seconds", relay.drain);
         section.number("workers", Some(relay.workers));
+        section.list("source_addresses", Some(&relay.source_addresses));
     });
     for listener in &relay.listeners {
         text.section("[[relay.listener]]", |section| self::listener(listener, section));
@@ -78,6 +80,8 @@ fn relay(relay: &Relay, text: &mut Text) {
             section.text("name", &token.name);
             section.hash("sha256", &token.sha256);
             section.number("max_tunnels", Some(token.max_tunnels));
+            quota(&token.quota, section);
+            section.optional_text("expires", token.expires);
         });
     }
     for user in &relay.certificates {
@@ -85,10 +89,19 @@ fn relay(relay: &Relay, text: &mut Text) {
             section.text("name", &user.name);
             section.text("san", &user.san);
             section.number("max_tunnels", Some(user.max_tunnels));
+            quota(&user.quota, section);
         });
     }
     text.section("[relay.targets]", |section| targets(&relay.targets, section));
     text.section("[relay.limits]", |section| limits(&relay.limits, section));
+}
+
+fn quota(quota: &Quota, section: &mut Section<'_>) {
+    section.optional_text("monthly_quota", quota.monthly_bytes.map(volume));
+    section.rate("rate_up", quota.rate_up);
+    section.rate("rate_down", quota.rate_down);
+    section.number("packets_up", quota.packets_up);
+    section.number("packets_down", quota.packets_down);
 }
 
 fn listener(listener: &Listener, section: &mut Section<'_>) {

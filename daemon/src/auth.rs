@@ -3,9 +3,12 @@
 //! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and found
 //! by a search that takes equally long whatever it finds.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
-use config::relay::{ClientCertificate, Token};
+use config::{
+    moment::Moment,
+    relay::{ClientCertificate, Token},
+};
 use masque::h3::Field;
 use rustls_pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
@@ -22,6 +25,8 @@ pub struct User {
     pub name: Arc<str>,
     /// How many tunnels it may have at once.
     pub max_tunnels: usize,
+    /// From when on its credentials admit it no longer. Certificates are judged when a connection begins.
+    pub expires: Option<SystemTime>,
 }
 
 /// Why a client is not known.
@@ -33,6 +38,9 @@ pub enum AuthError {
     /// What it showed is not known, or not well formed.
     #[error("unknown credentials")]
     Invalid,
+    /// What it showed was known, and is valid no longer.
+    #[error("expired credentials")]
+    Expired,
 }
 
 /// The users that tokens and certificates stand for.
@@ -49,23 +57,28 @@ impl Users {
     /// authority has signed is let in, under the name it carries.
     #[must_use]
     pub fn new(tokens: &[Token], certificates: &[ClientCertificate], tunnels_per_user: u32) -> Self {
-        let user = |name: &str, max_tunnels: u32| User { name: name.into(), max_tunnels: max_tunnels as usize };
+        let user = |name: &str, max_tunnels: u32, expires: Option<Moment>| User {
+            name: name.into(),
+            max_tunnels: max_tunnels as usize,
+            expires: expires.map(SystemTime::from),
+        };
+        let by_token = |token: &Token| (token.sha256, user(&token.name, token.max_tunnels, token.expires));
         Self {
-            tokens: tokens.iter().map(|token| (token.sha256, user(&token.name, token.max_tunnels))).collect(),
+            tokens: tokens.iter().map(by_token).collect(),
             certificates: certificates
                 .iter()
-                .map(|entry| (entry.san.clone(), user(&entry.name, entry.max_tunnels)))
+                .map(|entry| (entry.san.clone(), user(&entry.name, entry.max_tunnels, None)))
                 .collect(),
             any_certificate: certificates.is_empty(),
             certificate_tunnels: tunnels_per_user as usize,
         }
     }
 
-    /// Returns the user whose token a request carries in `proxy-authorization` (RFC 6750 §2.1, RFC 9110 §11.7.1).
+    /// Returns the user whose token a request at `now` carries in `proxy-authorization` (RFC 6750 §2.1, RFC 9110 §11.7.1).
     ///
     /// # Errors
-    /// There is no such field; or there is more than one, another scheme, or a token that nobody has.
-    pub fn by_token(&self, fields: &[Field]) -> Result<User, AuthError> {
+    /// There is no such field; or there is more than one, another scheme, or a token that nobody has, or not any more.
+    pub fn by_token(&self, fields: &[Field], now: SystemTime) -> Result<User, AuthError> {
         let mut values = fields.iter().filter(|field| field.name == b"proxy-authorization"[..]);
         let value = &values.next().ok_or(AuthError::Missing)?.value;
         if values.next().is_some() {
@@ -82,7 +95,11 @@ impl Users {
             found.conditional_assign(&index, known.ct_eq(&digest));
         }
         let found = usize::try_from(found).ok().and_then(|index| self.tokens.get(index));
-        found.map(|(_, user)| user.clone()).ok_or(AuthError::Invalid)
+        match found {
+            None => Err(AuthError::Invalid),
+            Some((_, user)) if user.expires.is_some_and(|expires| expires <= now) => Err(AuthError::Expired),
+            Some((_, user)) => Ok(user.clone()),
+        }
     }
 
     /// Returns the user that a client's verified certificate (DER) stands for, by its subject alternative names.
@@ -95,7 +112,7 @@ impl Users {
         let mut names = names_in(&certificate);
         if self.any_certificate {
             let name = names.next().unwrap_or("certificate").into();
-            return Ok(User { name, max_tunnels: self.certificate_tunnels });
+            return Ok(User { name, max_tunnels: self.certificate_tunnels, expires: None });
         }
         names
             .find_map(|name| self.certificates.iter().find(|(san, _)| is_same_name(san, name)))
@@ -169,13 +186,23 @@ pub fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use config::quota::Quota;
+
     use super::*;
+
+    fn expiry() -> SystemTime {
+        Moment::parse("2027-01-31").unwrap().into()
+    }
 
     fn users(token: &str) -> Users {
         let entry = |name: &str, token: &str| Token {
             name: name.into(),
             sha256: Sha256::digest(token.as_bytes()).into(),
             max_tunnels: 7,
+            quota: Quota::default(),
+            expires: Moment::parse("2027-01-31"),
         };
         Users::new(&[entry("other", "another token"), entry("alice", token)], &[], 100)
     }
@@ -187,7 +214,7 @@ mod tests {
     #[test]
     fn a_token_names_its_user_and_nothing_else_does() {
         let users = users("secret");
-        let alice = User { name: "alice".into(), max_tunnels: 7 };
+        let alice = User { name: "alice".into(), max_tunnels: 7, expires: Some(expiry()) };
         for (values, expected) in [
             (&["Bearer secret"][..], Ok(alice.clone())),
             (&["bearer secret"], Ok(alice)),
@@ -198,10 +225,21 @@ mod tests {
             (&["secret"], Err(AuthError::Invalid)),
             (&["Bearer secret", "Bearer secret"], Err(AuthError::Invalid)),
         ] {
-            assert_eq!(users.by_token(&fields(values)), expected, "{values:?}");
+            assert_eq!(users.by_token(&fields(values), SystemTime::UNIX_EPOCH), expected, "{values:?}");
         }
         let other_field = [Field::new("authorization", "Bearer secret")];
-        assert_eq!(users.by_token(&other_field), Err(AuthError::Missing), "that one is for the origin");
+        assert_eq!(
+            users.by_token(&other_field, SystemTime::UNIX_EPOCH),
+            Err(AuthError::Missing),
+            "that one is for the origin"
+        );
+    }
+
+    #[test]
+    fn a_token_admits_until_it_expires() {
+        let (users, fields) = (users("secret"), fields(&["Bearer secret"]));
+        assert!(users.by_token(&fields, expiry() - Duration::from_secs(1)).is_ok());
+        assert_eq!(users.by_token(&fields, expiry()), Err(AuthError::Expired));
     }
 
     #[test]
@@ -209,10 +247,11 @@ mod tests {
         let (token, digest) = generate_token().unwrap();
         assert_ne!(token, generate_token().unwrap().0);
         assert_eq!(token.len(), PREFIX.len() + 64);
-        let entry = Token { name: "bob".into(), sha256: digest, max_tunnels: 1 };
+        let entry =
+            Token { name: "bob".into(), sha256: digest, max_tunnels: 1, quota: Quota::default(), expires: None };
         let users = Users::new(&[entry], &[], 1);
         let field = Field::new("proxy-authorization", format!("Bearer {token}"));
-        assert_eq!(users.by_token(&[field]).map(|user| user.name), Ok("bob".into()));
+        assert_eq!(users.by_token(&[field], SystemTime::now()).map(|user| user.name), Ok("bob".into()));
     }
 
     #[test]
@@ -238,10 +277,15 @@ mod tests {
     #[test]
     fn a_certificate_stands_for_the_user_of_one_of_its_names() {
         let certificate = rcgen::generate_simple_self_signed(["laptop.example.org".into()]).unwrap().cert;
-        let entry = |san: &str| ClientCertificate { name: "carol".into(), san: san.into(), max_tunnels: 3 };
+        let entry = |san: &str| ClientCertificate {
+            name: "carol".into(),
+            san: san.into(),
+            max_tunnels: 3,
+            quota: Quota::default(),
+        };
         let known = Users::new(&[], &[entry("Laptop.example.org")], 9);
         let found = known.by_certificate(Some(certificate.der()));
-        assert_eq!(found, Ok(User { name: "carol".into(), max_tunnels: 3 }));
+        assert_eq!(found, Ok(User { name: "carol".into(), max_tunnels: 3, expires: None }));
         let unknown = Users::new(&[], &[entry("desktop.example.org")], 9);
         assert_eq!(unknown.by_certificate(Some(certificate.der())), Err(AuthError::Invalid));
         let open = Users::new(&[], &[], 9);

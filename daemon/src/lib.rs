@@ -12,6 +12,7 @@ pub mod control;
 pub mod echo;
 pub mod edge;
 pub mod enforcement;
+pub mod holder;
 pub mod host_addresses;
 pub mod log;
 pub mod metrics;

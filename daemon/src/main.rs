@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::SystemTime,
 };
 
 use anyhow::{Context as _, Result};
@@ -94,7 +95,7 @@ fn main() -> ExitCode {
 fn check(file: &Path) -> Result<()> {
     let config = configuration::read(file)?;
     configuration::read_identities(&config)?;
-    say!("{}", config::explain(&config));
+    say!("{}", config::explain(&config, SystemTime::now()));
     Ok(())
 }
 

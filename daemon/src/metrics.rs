@@ -20,7 +20,10 @@ use crate::{
     edge, enforcement,
     quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
     ready::Readiness,
-    relay::usage::{Usage, Usages},
+    relay::{
+        accounts::QuotaGauges,
+        usage::{Usage, Usages},
+    },
     resolve::DnsCounters,
     target::UplinkCounters,
 };
@@ -59,6 +62,8 @@ pub struct Metrics {
     pub edge: Arc<edge::EdgeMetrics>,
     /// What became of each class's traffic.
     pub classes: ClassMetrics,
+    /// What users have used of their quotas.
+    pub quotas: QuotaGauges,
     /// How QUIC packets reached the kernel, in either role.
     pub io: Arc<quic::io::Counters>,
     /// What becomes of departure times at devices.
@@ -107,6 +112,7 @@ impl Metrics {
             dns: Arc::default(),
             edge: Arc::default(),
             classes: ClassMetrics::default(),
+            quotas: QuotaGauges::default(),
             io: Arc::default(),
             qdiscs: Default::default(),
             kernel: Arc::default(),
@@ -179,6 +185,7 @@ impl Metrics {
             ],
         );
         self.classes.register(registry);
+        self.quotas.register(registry);
         self.io.register(registry);
         self.qdiscs.register(registry);
         self.kernel.register(registry);

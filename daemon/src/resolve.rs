@@ -40,6 +40,7 @@ use tokio::{
 };
 
 use self::cache::Cache;
+use crate::holder::Holder;
 
 mod cache;
 #[cfg(test)]
@@ -59,7 +60,7 @@ const SECOND_FAMILY_DELAY: Duration = Duration::from_millis(300);
 /// so long that a change of the name is missed for days.
 const TTL_BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 
-/// How long errors of name servers and the absence of addresses are kept (RFC 9520 §3.2 asks for 1 s to 5 min), and
+/// How long errors of name servers, their silence and the absence of addresses are kept (RFC 9520 §3.2 asks for 1 s to 5 min), and
 /// addresses of one family while the question about the other failed.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
@@ -139,7 +140,15 @@ pub struct Resolver {
 #[derive(Debug)]
 struct Question {
     name: Name,
+    holder: Holder,
     asker: oneshot::Sender<Answer>,
+}
+
+/// A look-up on its way.
+struct Asked {
+    /// Against whom it counts: the one who asked first.
+    holder: Holder,
+    askers: Vec<oneshot::Sender<Answer>>,
 }
 
 impl Resolver {
@@ -156,13 +165,14 @@ impl Resolver {
     }
 
     /// Asks for the addresses of `name`, at most 8 of each family. Those that the host is more likely to reach come
-    /// first: IPv6 if it has a route for that to the internet, otherwise IPv4.
+    /// first: IPv6 if it has a route for that to the internet, otherwise IPv4. A look-up that this takes counts against
+    /// `holder`, who may have no more of them at a time than are still free.
     ///
     /// # Errors
     /// Why there are none; there is at least one otherwise.
-    pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
+    pub async fn resolve(&self, name: &str, holder: &Holder) -> Result<Vec<IpAddr>, ResolveError> {
         self.counters.names.inc();
-        let answer = self.ask(name).await;
+        let answer = self.ask(name, holder.clone()).await;
         match &answer {
             Ok(_) => return answer,
             Err(ResolveError::Rcode(_)) => &self.counters.negative,
@@ -179,11 +189,11 @@ impl Resolver {
         &self.counters
     }
 
-    async fn ask(&self, name: &str) -> Answer {
+    async fn ask(&self, name: &str, holder: Holder) -> Answer {
         let mut name = Name::from_ascii(name).map_err(|_| ResolveError::Failed)?;
         name.set_fqdn(true);
         let (asker, answer) = oneshot::channel();
-        self.questions.try_send(Question { name, asker }).map_err(|refused| match refused {
+        self.questions.try_send(Question { name, holder, asker }).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => ResolveError::Overloaded,
             mpsc::error::TrySendError::Closed(_) => ResolveError::Failed,
         })?;
@@ -231,12 +241,16 @@ async fn answer_questions(
 ) {
     let mut cache = Cache::new(settings.cache_entries);
     let mut lookups = FuturesUnordered::<BoxFuture<'static, (Name, (Answer, Duration))>>::new();
-    let mut askers: HashMap<Name, Vec<oneshot::Sender<Answer>>> = HashMap::new();
+    let mut asked: HashMap<Name, Asked> = HashMap::new();
+    let mut held: HashMap<Holder, usize> = HashMap::new();
     loop {
-        let Question { name, asker } = tokio::select! {
+        let Question { name, holder, asker } = tokio::select! {
             Some((name, (answer, ttl))) = lookups.next() => {
-                for asker in askers.remove(&name).into_iter().flatten() {
-                    _ = asker.send(answer.clone());
+                if let Some(Asked { holder, askers }) = asked.remove(&name) {
+                    give_back(&mut held, &holder);
+                    for asker in askers {
+                        _ = asker.send(answer.clone());
+                    }
                 }
                 cache.insert(name, answer, ttl, Instant::now());
                 continue;
@@ -249,20 +263,32 @@ async fn answer_questions(
         if let Some(answer) = cache.get(&name, Instant::now()) {
             counters.cached.inc();
             _ = asker.send(answer);
-        } else if let Some(askers) = askers.get_mut(&name) {
+        } else if let Some(Asked { askers, .. }) = asked.get_mut(&name) {
             counters.joined.inc();
             // Askers that gave up make room before the list grows, so that its size follows those who still wait.
             if askers.len() == askers.capacity() {
                 askers.retain(|asker| !asker.is_closed());
             }
             askers.push(asker);
-        } else if askers.len() >= settings.lookups_in_flight {
+        } else if held.get(&holder).copied().unwrap_or(0) >= settings.lookups_in_flight.saturating_sub(asked.len()) {
+            // Whoever holds none finds a place as long as there is one; whoever holds as many as are free has to wait
+            // (dynamic thresholds, Choudhury and Hahne 1998).
             _ = asker.send(Err(ResolveError::Overloaded));
         } else {
-            askers.insert(name.clone(), vec![asker]);
+            *held.entry(holder.clone()).or_default() += 1;
+            asked.insert(name.clone(), Asked { holder, askers: vec![asker] });
             let lookup = tokio::spawn(look_up(dns.clone(), name.clone(), settings.timeout));
             let failed = (Err(ResolveError::Failed), Duration::ZERO);
             lookups.push(lookup.map(|done| (name, done.unwrap_or(failed))).boxed());
+        }
+    }
+}
+
+fn give_back(held: &mut HashMap<Holder, usize>, holder: &Holder) {
+    if let Some(count) = held.get_mut(holder) {
+        *count -= 1;
+        if *count == 0 {
+            held.remove(holder);
         }
     }
 }
@@ -331,7 +357,12 @@ fn merge(ipv4: FamilyAnswer, ipv6: FamilyAnswer, ipv6_first: impl FnOnce() -> bo
         }
         (Err(ipv4), Err(ipv6)) => {
             let error = if ipv4 == NO_ADDRESSES { ipv6 } else { ipv4 };
-            let ttl = if matches!(error, ResolveError::Rcode(_)) { NEGATIVE_TTL } else { Duration::ZERO };
+            let ttl = match error {
+                ResolveError::Rcode(_) | ResolveError::Timeout => NEGATIVE_TTL,
+                // Of this host's making, perhaps, and over soon.
+                ResolveError::Failed => TTL_BOUNDS.0,
+                ResolveError::Overloaded => Duration::ZERO,
+            };
             (Err(error), ttl)
         }
     }

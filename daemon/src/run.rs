@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
@@ -48,7 +48,7 @@ use crate::{
         tls::{self, ServerTls},
     },
     ready::{Stage, Verdict},
-    relay::{Phase, Relay, Rules},
+    relay::{Phase, Relay, Rules, ledger::Ledger},
     resolve::{Resolver, ResolverSettings},
     watchdog::Watchdog,
     workers::{self, Endpoints, Sockets, Steering},
@@ -156,6 +156,8 @@ struct RelayRole {
     host_addresses: HostAddresses,
     secret: Secret,
     steering: Steering,
+    /// What users have used of their quotas.
+    ledger: Arc<Ledger>,
 }
 
 impl Daemon {
@@ -286,6 +288,8 @@ impl Daemon {
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
         let policy = classes(&config.policy, Role::Relay, metrics);
         let relay = Relay::new(Rules::new(settings), policy, resolver, host_addresses.clone(), metrics.clone());
+        let ledger = Ledger::open(&config.state_dir, relay.accounts.clone(), metrics.quotas.clone());
+        control.spawn(ledger.clone().keep());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
             // Many more than there may be tunnels, so that one too many gets an answer: the transport gives new credit
@@ -327,7 +331,8 @@ impl Daemon {
             });
         }
         let drain = settings.drain;
-        self.relay = Some(RelayRole { relay, listeners, classes, open, drain, host_addresses, secret, steering });
+        self.relay =
+            Some(RelayRole { relay, listeners, classes, open, drain, host_addresses, secret, steering, ledger });
         Ok(())
     }
 
@@ -416,7 +421,7 @@ impl Daemon {
              {features}\n\n\
              Try, in another terminal:  {pacectl} probe\n",
             version = env!("CARGO_PKG_VERSION"),
-            explained = config::explain(config),
+            explained = config::explain(config, SystemTime::now()),
             certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
             file = config.state_dir.join("certificate.pem").display(),
             socket = socket.unwrap_or_default(),
@@ -534,6 +539,9 @@ impl Daemon {
             role.relay.end(Phase::Closing);
         }
         _ = timeout(CLOSING, self.all_ended()).await;
+        if let Some(role) = &self.relay {
+            role.ledger.save(SystemTime::now());
+        }
         // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;
     }

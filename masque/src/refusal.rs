@@ -33,6 +33,9 @@ pub enum Refusal {
     /// Credentials that are not known.
     #[error("the token in proxy-authorization is not valid")]
     CredentialsInvalid,
+    /// Credentials that were known and are valid no longer.
+    #[error("the token in proxy-authorization has expired")]
+    CredentialsExpired,
     /// A known client that may not use this proxy, or not this way.
     #[error("this client may not use this proxy")]
     ClientProhibited,
@@ -63,6 +66,12 @@ pub enum Refusal {
     /// The client has as many tunnels as it may have.
     #[error("too many tunnels")]
     TunnelLimitReached,
+    /// The client has used up what it may move in a month.
+    #[error("this month's quota is used up")]
+    QuotaUsedUp {
+        /// After how many seconds the next month begins.
+        retry_after_s: u64,
+    },
     /// The proxy has as much to do as it can or may do.
     #[error("this proxy is at its limit")]
     Overloaded {
@@ -108,6 +117,7 @@ impl Refusal {
         match self {
             Self::CredentialsMissing => (407, E::HttpRequestDenied, "credentials_missing"),
             Self::CredentialsInvalid => (407, E::HttpRequestDenied, "credentials_invalid"),
+            Self::CredentialsExpired => (407, E::HttpRequestDenied, "credentials_invalid"),
             Self::ClientProhibited => (403, E::HttpRequestDenied, "client_prohibited"),
             Self::Malformed(_) => (400, E::HttpRequestError, "malformed"),
             Self::Target(_) => (400, E::HttpRequestError, "target_invalid"),
@@ -118,6 +128,7 @@ impl Refusal {
             Self::NameProhibited => (403, E::HttpRequestDenied, "name_prohibited"),
             Self::PortProhibited => (403, E::HttpRequestDenied, "port_prohibited"),
             Self::TunnelLimitReached => (429, E::HttpRequestDenied, "tunnel_limit_reached"),
+            Self::QuotaUsedUp { .. } => (429, E::HttpRequestDenied, "quota_used_up"),
             Self::Overloaded { .. } => (503, E::ConnectionLimitReached, "overloaded"),
             Self::DnsError { .. } => (502, E::DnsError, "dns_error"),
             Self::DnsTimeout => (504, E::DnsTimeout, "dns_timeout"),
@@ -172,7 +183,14 @@ impl Refusal {
             Self::CredentialsInvalid => {
                 Some(Field::new("proxy-authenticate", "Bearer realm=\"proxy\", error=\"invalid_token\""))
             }
+            Self::CredentialsExpired => {
+                let challenge =
+                    "Bearer realm=\"proxy\", error=\"invalid_token\", error_description=\"the token has expired\"";
+                Some(Field::new("proxy-authenticate", challenge))
+            }
             Self::MethodNotAllowed => Some(Field::new("allow", "CONNECT")),
+            // RFC 6585 §4.
+            Self::QuotaUsedUp { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
             Self::Overloaded { retry_after_s } => Some(Field::new("retry-after", retry_after_s.to_string())),
             _ => None,
         }
@@ -204,6 +222,21 @@ mod tests {
                 407,
                 r#"paced;error=http_request_denied;details="the token in proxy-authorization is not valid""#,
                 Some(("proxy-authenticate", r#"Bearer realm="proxy", error="invalid_token""#)),
+            ),
+            (
+                Refusal::CredentialsExpired,
+                407,
+                r#"paced;error=http_request_denied;details="the token in proxy-authorization has expired""#,
+                Some((
+                    "proxy-authenticate",
+                    r#"Bearer realm="proxy", error="invalid_token", error_description="the token has expired""#,
+                )),
+            ),
+            (
+                Refusal::QuotaUsedUp { retry_after_s: 86_400 },
+                429,
+                r#"paced;error=http_request_denied;details="this month's quota is used up""#,
+                Some(("retry-after", "86400")),
             ),
             (
                 Refusal::MethodNotAllowed,

@@ -100,6 +100,21 @@ impl Site {
         Ok(site)
     }
 
+    /// Has the relay end, and starts another on these terms in the same folder.
+    ///
+    /// # Errors
+    /// When it does not end, or the other does not come up.
+    pub fn restart(&mut self, terms: Terms<'_>) -> Result<()> {
+        self.signal(libc::SIGTERM)?;
+        self.relay.wait(SOON)?;
+        self.configure(terms)?;
+        let arguments = ["run".into(), "--config".into(), self.path("paced.toml")];
+        self.relay = self.chain.relay.start(crate::program("paced")?, arguments)?;
+        wait_for("metrics of the relay", SOON, || self.counts().ok())
+            .with_context(|| format!("the relay said:\n{}", self.relay.output()))?;
+        Ok(())
+    }
+
     /// Issues another certificate for the relay's addresses.
     ///
     /// # Errors

@@ -117,6 +117,8 @@ fn class(name: &str, section: &mut Section<'_>) -> Class {
         drop: drop_rule(section),
         rate_up: section.get("rate_up").map(|Rate(rate)| rate),
         rate_down: section.get("rate_down").map(|Rate(rate)| rate),
+        packets_up: section.optional_number("packets_up", PACKETS),
+        packets_down: section.optional_number("packets_down", PACKETS),
         dscp: section.optional_number("dscp", 0..=63),
         ..default
     }
@@ -162,8 +164,11 @@ fn drop_rule(section: &mut Section<'_>) -> DropRule {
     }
 }
 
+/// How many packets a second may be the most.
+pub(crate) const PACKETS: RangeInclusive<u64> = 1..=1_000_000_000;
+
 /// A rate in bytes per second.
-struct Rate(u64);
+pub(crate) struct Rate(pub(crate) u64);
 
 impl Value for Rate {
     const EXPECTED: &'static str = "a rate as a whole number, a space and kbit/s, Mbit/s or Gbit/s, such as \"5 Mbit/s\", \

@@ -89,6 +89,8 @@ drop = "codel"
 target_ms = 10
 rate_up = "64 kbit/s"
 rate_down = "5 Mbit/s"
+packets_up = 700
+packets_down = 900
 dscp = 46
 "#;
     let expected = Class {
@@ -102,6 +104,8 @@ dscp = 46
         drop: DropRule::CoDel { target: Duration::from_millis(10), interval: Duration::from_millis(100) },
         rate_up: Some(8_000),
         rate_down: Some(625_000),
+        packets_up: Some(700),
+        packets_down: Some(900),
         dscp: Some(46),
     };
     assert_eq!(class_a(text), expected);

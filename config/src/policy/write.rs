@@ -75,6 +75,8 @@ fn class(class: &Class, plain: &Class, section: &mut Section<'_>) {
     }
     section.rate("rate_up", class.rate_up);
     section.rate("rate_down", class.rate_down);
+    section.number("packets_up", class.packets_up);
+    section.number("packets_down", class.packets_down);
     section.number("dscp", class.dscp);
 }
 

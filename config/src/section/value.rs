@@ -1,6 +1,6 @@
 //! What one TOML value can say, and how a schema says the same.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -142,6 +142,18 @@ impl Value for Pattern {
 
     fn schema() -> Json {
         text(&format!(r"^((\*?\.)?{NAME}|({V4}|{V6})(/[0-9]{{1,3}})?)$"))
+    }
+}
+
+impl Value for IpAddr {
+    const EXPECTED: &'static str = "an address, such as \"192.0.2.1\" or \"2001:db8::1\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn schema() -> Json {
+        text(&format!("^({V4}|{V6})$"))
     }
 }
 

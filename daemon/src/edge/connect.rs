@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use config::forward::Mode;
+use config::{forward::Mode, targets::Protocol};
 use masque::{
     h3::Code,
     priority::Priority,
@@ -280,7 +280,9 @@ impl Way {
                 http.reprioritize(stream_id, signal);
             }
         };
-        let (gate, traffic) = (Gate::new(self.membership.clone()), Arc::<Traffic>::default());
+        // At an edge there are no users: the relay has them.
+        let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
+        let traffic = Arc::<Traffic>::default();
         let pump = TcpPump::at_edge(request, application, gate, traffic.clone()).behind(read, wanted);
         let end = pump.run(self.idle, on_class).await;
         let (up_bytes, down_bytes) = traffic.bytes();

@@ -111,13 +111,14 @@ pub struct Class {
 
 impl Class {
     fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: Option<&Marks>) -> Self {
+        let up = Cap::new(policy.rate_up, policy.packets_up);
         let (to_peers, to_targets, toward_peers) = match role {
-            Role::Relay => (policy.rate_down, policy.rate_up, Direction::Down),
-            Role::Edge => (policy.rate_up, None, Direction::Up),
+            Role::Relay => (Cap::new(policy.rate_down, policy.packets_down), up, Direction::Down),
+            Role::Edge => (up, None, Direction::Up),
         };
         Self {
-            to_peers: to_peers.map(Cap::new),
-            to_targets: to_targets.map(Cap::new),
+            to_peers,
+            to_targets,
             mark_to_peers: marks.and_then(|marks| marks.of_packets(&policy.name, toward_peers)),
             mark_to_targets: marks.and_then(|marks| marks.of_sockets(&policy.name, Direction::Up)),
             counters,
@@ -238,26 +239,41 @@ impl Membership {
     }
 }
 
-/// A rate that all of a class share ([`Pace`]). Departures are reserved in the order in which turns come, so that
-/// waiting for one costs no turn of anybody else.
+/// A limit that all of a class or of a user share, in bytes or packets a second or both ([`Pace`]). Departures are reserved
+/// in the order in which turns come, so that waiting for one costs no turn of anybody else.
 #[derive(Debug)]
-pub struct Cap(Mutex<Pace>);
+pub struct Cap(Mutex<Paces>);
+
+#[derive(Debug)]
+struct Paces {
+    bytes: Option<Pace>,
+    /// Of one "byte" a packet.
+    packets: Option<Pace>,
+}
 
 impl Cap {
-    /// How much time's worth of bytes may leave at once after a silence.
+    /// How much time's worth may leave at once after a silence.
     const BURST_NS: u64 = 10_000_000;
 
-    /// Returns a cap that nothing has used yet.
+    /// Returns a cap that nothing has used yet; `None` if there is no limit.
     #[must_use]
-    pub fn new(bytes_per_sec: u64) -> Self {
-        Self(Mutex::new(Pace::new(bytes_per_sec, Self::BURST_NS)))
+    pub fn new(bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) -> Option<Self> {
+        let pace = |per_sec: Option<u64>| per_sec.map(|per_sec| Pace::new(per_sec, Self::BURST_NS));
+        let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
+        (paces.bytes.is_some() || paces.packets.is_some()).then(|| Self(Mutex::new(paces)))
     }
 
-    /// Reserves the departure of `bytes` and returns when it is due: `now_ns` or later.
-    pub fn reserve(&self, now_ns: u64, bytes: u64) -> u64 {
-        let mut pace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at_ns = pace.ready_at(now_ns);
-        pace.sent(at_ns, bytes);
+    /// Reserves the departure of so much and returns when it is due: `now_ns` or later.
+    pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
+        let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
+        let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
+        let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
+        for (pace, sent) in [(by_bytes, bytes), (by_packets, packets)] {
+            if let Some(pace) = pace {
+                pace.sent(at_ns, sent);
+            }
+        }
         at_ns
     }
 }
@@ -401,6 +417,18 @@ impl ClassMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
+        const MS: u64 = 1_000_000;
+        // From the 10 ms that may leave at once on, 1,000 bytes take 1 ms, and a packet takes 10 ms.
+        let cap = Cap::new(Some(1_000_000), Some(100)).unwrap();
+        let departures: Vec<_> = (0..4).map(|_| cap.reserve(100 * MS, 0, 1) / MS).collect();
+        assert_eq!(departures, [100, 100, 110, 120], "empty ones");
+        let departures: Vec<_> = (0..3).map(|_| cap.reserve(500 * MS, 30_000, 1) / MS).collect();
+        assert_eq!(departures, [500, 520, 550], "long ones");
+        assert!(Cap::new(None, None).is_none());
+    }
 
     #[test]
     fn what_was_counted_for_classes_that_are_gone_is_forgotten_and_the_rest_is_kept() {

@@ -17,11 +17,11 @@ pub enum Departure {
 }
 
 impl Departure {
-    /// Reserves a departure for `bytes`, if there is none, and returns until when it has to be waited for; `None` if they
+    /// Reserves a departure for so much, if there is none, and returns until when it has to be waited for; `None` if they
     /// may leave now.
-    pub fn wait(&mut self, class: &Class, now_ns: u64, bytes: u64) -> Option<u64> {
+    pub fn wait(&mut self, class: &Class, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
         if *self == Self::Unknown {
-            let at_ns = class.to_peers.as_ref().map_or(now_ns, |cap| cap.reserve(now_ns, bytes));
+            let at_ns = class.to_peers.as_ref().map_or(now_ns, |cap| cap.reserve(now_ns, bytes, packets));
             *self = if at_ns > now_ns { Self::At(at_ns) } else { Self::Due };
         }
         match *self {

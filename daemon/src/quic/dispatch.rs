@@ -46,6 +46,9 @@ pub use super::ledger::Binding;
 /// Bytes that wait in one stream's queue before its writer has to.
 const QUEUE_BYTES: usize = 32 * 1024;
 
+/// How many bytes of a stream count as a packet where a class has so many of them a second.
+const STREAM_BYTES_PER_PACKET: u64 = 1200;
+
 /// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends that nobody finished, or whose deadline is over.
 const CANCELLED: u32 = 0x10c;
 
@@ -306,7 +309,8 @@ impl State {
                 continue;
             }
             let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
-            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes) {
+            let packets = waiting_bytes.div_ceil(STREAM_BYTES_PER_PACKET);
+            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes, packets) {
                 shared.hub.turns().end_turn(Kind::Stream, name, 0, false);
                 self.capped.push(at_ns, name);
                 capped = true;

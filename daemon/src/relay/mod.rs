@@ -7,8 +7,12 @@
 //! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
 //! both sides at once and own no buffer while nothing moves.
 
+pub mod accounts;
+mod connect;
 pub mod gate;
+pub mod ledger;
 pub(crate) mod limits;
+mod month;
 mod request;
 pub mod tcp;
 pub mod tunnels;
@@ -16,13 +20,17 @@ mod udp;
 pub mod usage;
 
 use std::{
-    net::SocketAddr,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicUsize},
     time::{Duration, SystemTime},
 };
 
 use arc_swap::ArcSwap;
-use config::relay::{Auth, Limits};
+use config::{
+    quota::Quota,
+    relay::{Auth, Limits},
+};
 use masque::{
     h3::{Code, Part, ResponseHead, Role},
     proxy_status::ProxyName,
@@ -34,8 +42,9 @@ use socket2::SockRef;
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 
 use self::{
+    accounts::Accounts,
     gate::Gate,
-    limits::{Gauge, PerUser},
+    limits::Gauge,
     request::{Admitted, Attempt, Target, mark},
     tcp::TcpPump,
     tunnels::{Table, Tunnel},
@@ -62,6 +71,9 @@ use crate::{
 /// How long a client may take to send the head of a request it has begun.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often a tunnel whose end is set looks at the clock.
+const EXPIRY_LOOK: Duration = Duration::from_secs(60);
+
 /// What the configuration says about requests. Replaced as a whole; each request is judged by one version.
 pub struct Rules {
     /// The name in `Proxy-Status`.
@@ -74,6 +86,10 @@ pub struct Rules {
     pub targets: config::targets::TargetRules,
     /// How much of everything there may be.
     pub limits: Limits,
+    /// Which addresses of this host targets see.
+    source_addresses: Vec<IpAddr>,
+    /// What users may use, by name.
+    quotas: BTreeMap<String, Quota>,
 }
 
 impl Rules {
@@ -86,6 +102,8 @@ impl Rules {
             users: Users::new(&relay.tokens, &relay.certificates, relay.limits.tunnels_per_user),
             targets: relay.targets.clone(),
             limits: relay.limits.clone(),
+            source_addresses: relay.source_addresses.clone(),
+            quotas: relay.quotas().into_iter().map(|(name, quota)| (name.to_owned(), quota)).collect(),
         }
     }
 }
@@ -104,7 +122,10 @@ pub struct Relay {
     resolver: Resolver,
     host_addresses: HostAddresses,
     metrics: Arc<Metrics>,
-    users: PerUser,
+    /// What users have, and have used.
+    pub accounts: Arc<Accounts>,
+    /// How many tunnels have taken one of the source addresses.
+    sources_taken: AtomicUsize,
     /// Says that no more sockets can be had.
     exhausted: Seldom,
     phase: watch::Sender<Phase>,
@@ -166,6 +187,8 @@ impl Relay {
         host_addresses: HostAddresses,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
+        let accounts = Arc::<Accounts>::default();
+        accounts.set_quotas(&rules.quotas);
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             schedules: Schedule::from(&*classes).into(),
@@ -175,7 +198,8 @@ impl Relay {
             resolver,
             host_addresses,
             metrics,
-            users: PerUser::default(),
+            accounts,
+            sources_taken: AtomicUsize::new(0),
             exhausted: Seldom::default(),
             phase: watch::Sender::new(Phase::Serving),
         })
@@ -200,8 +224,10 @@ impl Relay {
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
-    /// Puts `rules` in force for requests to come; tunnels that are open keep what they have.
+    /// Puts `rules` in force for requests to come; tunnels that are open keep what they have, but are held to the quotas
+    /// of their users.
     pub fn replace_rules(&self, rules: Rules) {
+        self.accounts.set_quotas(&rules.quotas);
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
@@ -336,7 +362,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             return;
         }
     };
-    let Admitted { target, asked, places, mut terms } = admitted;
+    let Admitted { target, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
         Target::Udp(_) => Protocol::Udp,
@@ -359,7 +385,10 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream, member));
     // There may have come another policy since it was admitted; from here on, those that come find it.
     tunnel.follow(&relay.classes());
-    let (gate, traffic) = (Gate::new(membership), tunnel.traffic.clone());
+    let account = places.seat.account.clone();
+    let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
+    let gate = Gate::new(membership, account.clone(), next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
+    let traffic = tunnel.traffic.clone();
     let pump = async {
         match target {
             Target::Udp(target) => {
@@ -380,6 +409,8 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         biased;
         end = pump => end,
         () = tunnel.closed() => "operator",
+        () = account.used_up() => "quota",
+        () = expiry(expires) => "expired",
     };
     relay.tunnels.remove(tunnel.id);
     if protocol == Protocol::Tcp {
@@ -392,6 +423,18 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         metrics.access.ended(request, ended);
     }
     drop(places);
+}
+
+/// Completes at a moment; without one, never.
+async fn expiry(at: Option<SystemTime>) {
+    let Some(at) = at else { return std::future::pending().await };
+    while let Ok(left) = at.duration_since(SystemTime::now()) {
+        if left.is_zero() {
+            return;
+        }
+        // The clock may be set meanwhile.
+        tokio::time::sleep(left.min(EXPIRY_LOOK)).await;
+    }
 }
 
 /// How a request that is not served was dealt with; the stream is still to be ended with the code.

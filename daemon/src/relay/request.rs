@@ -1,6 +1,6 @@
 //! From a request to a connected target, or to the refusal that says why not.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use config::targets::{Denied, Protocol};
 use masque::{
@@ -11,13 +11,20 @@ use masque::{
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use super::{Caller, Relay, Rules, limits::Place, tunnels::Asked};
+use super::{
+    Caller, Relay, Rules,
+    accounts::{Full, Seat},
+    connect,
+    limits::Place,
+    tunnels::Asked,
+};
 use crate::{
     auth::{AuthError, User},
+    holder::Holder,
     metrics::Metrics,
     quic::class::{Class, Terms},
     resolve::ResolveError,
-    target::{SocketBuffers, TargetError, UdpTarget},
+    target::UdpTarget,
 };
 
 /// A request that is served.
@@ -30,6 +37,8 @@ pub struct Admitted {
     pub places: Places,
     /// The terms on which what comes from the target is served.
     pub terms: Terms,
+    /// When the tunnel ends because its user's credentials do.
+    pub expires: Option<SystemTime>,
 }
 
 /// What is known of a request before it is decided about.
@@ -44,7 +53,8 @@ pub struct Attempt {
 /// Given back when the tunnel ends.
 pub struct Places {
     _connection: Place,
-    _user: Option<Place>,
+    /// On the account of the user, or of the client's network.
+    pub seat: Seat,
 }
 
 /// A connected target.
@@ -80,11 +90,13 @@ pub async fn admit(
     signal: Option<Priority>,
     attempt: &mut Attempt,
 ) -> Result<Admitted, Refusal> {
-    let user = authenticate(rules, caller, head)?;
+    let now = SystemTime::now();
+    let user = authenticate(rules, caller, head, now)?;
     attempt.user = user.as_ref().map(|user| user.name.clone());
     if let Some(user) = &user {
         caller.user.get_or_init(|| user.name.clone());
     }
+    let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);
     let request = request::parse(head, &rules.templates)?;
     let target = request.target();
     let protocol = match request {
@@ -92,12 +104,13 @@ pub async fn admit(
         Request::ConnectTcp(_) => Protocol::Tcp,
     };
     attempt.target = Some((protocol, target.clone()));
-    let places = take_places(relay, rules, caller, user.as_ref())?;
+    let max_tunnels = user.as_ref().map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels);
+    let places = take_places(relay, rules, caller, (&holder, max_tunnels), now)?;
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
-            (Some(&name[..]), relay.resolver.resolve(name).await.map_err(refuse_unresolved)?)
+            (Some(&name[..]), relay.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?)
         }
     };
     let mut refusal = Refusal::Unroutable;
@@ -110,17 +123,18 @@ pub async fn admit(
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {
-            Protocol::Udp => connect_udp(relay, rules, next_hop).map(Target::Udp),
-            Protocol::Tcp => connect_tcp(relay, rules, next_hop).await.map(Target::Tcp),
+            Protocol::Udp => connect::udp(relay, rules, next_hop).map(Target::Udp),
+            Protocol::Tcp => connect::tcp(relay, rules, next_hop).await.map(Target::Tcp),
         };
         match connected {
             Ok(target) => {
+                let expires = user.as_ref().and_then(|user| user.expires);
                 let (user, name) = (user.map(|user| user.name), name.map(Into::into));
                 let asked = Asked { user, name, next_hop, protocol, listener: caller.listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
                 mark(&target.socket(), None, &terms.class, &relay.metrics);
-                return Ok(Admitted { target, asked, places, terms });
+                return Ok(Admitted { target, asked, places, terms, expires });
             }
             Err(error) => refusal = error,
         }
@@ -128,10 +142,11 @@ pub async fn admit(
     Err(refusal)
 }
 
-fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Option<User>, Refusal> {
+fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemTime) -> Result<Option<User>, Refusal> {
     let refuse = |error| match error {
         AuthError::Missing => Refusal::CredentialsMissing,
         AuthError::Invalid => Refusal::CredentialsInvalid,
+        AuthError::Expired => Refusal::CredentialsExpired,
     };
     let (tokens, certificates) = (caller.auth.accepts_tokens(), caller.auth.accepts_certificates());
     if !tokens && !certificates {
@@ -143,28 +158,34 @@ fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead) -> Result<Op
     };
     match by_certificate {
         Ok(user) => Ok(Some(user)),
-        Err(_) if tokens => rules.users.by_token(&head.fields).map(Some).map_err(refuse),
+        Err(_) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(refuse),
         Err(_) => Err(Refusal::ClientProhibited),
     }
 }
 
-fn take_places(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<Places, Refusal> {
+fn take_places(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    (holder, max_tunnels): (&Holder, usize),
+    now: SystemTime,
+) -> Result<Places, Refusal> {
     let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
         relay.metrics.limit_hit("tunnels_per_connection");
         return Err(Refusal::TunnelLimitReached);
     };
-    let user = match user {
-        None => None,
-        Some(user) => match relay.users.take(&user.name, user.max_tunnels) {
-            Some(place) => Some(place),
-            None => {
-                relay.metrics.limit_hit("tunnels_per_user");
-                return Err(Refusal::TunnelLimitReached);
-            }
-        },
-    };
-    Ok(Places { _connection: connection, _user: user })
+    let seat = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
+        Full::Tunnels => {
+            relay.metrics.limit_hit("tunnels_per_user");
+            Refusal::TunnelLimitReached
+        }
+        Full::Quota { seconds_left } => {
+            relay.metrics.limit_hit("monthly_quota");
+            Refusal::QuotaUsedUp { retry_after_s: seconds_left }
+        }
+    })?;
+    Ok(Places { _connection: connection, seat })
 }
 
 fn refuse_name(denied: Denied) -> Refusal {
@@ -216,48 +237,4 @@ fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
     if let Err(error) = marked {
         tracing::warn!(%error, dscp, "failed to set the DSCP of packets to a target");
     }
-}
-
-fn connect_udp(relay: &Relay, rules: &Rules, next_hop: SocketAddr) -> Result<UdpTarget, Refusal> {
-    let bytes = Some(rules.limits.udp_buffer_bytes as usize);
-    let buffers = SocketBuffers { send_bytes: bytes, receive_bytes: bytes };
-    UdpTarget::connect(next_hop, buffers).map_err(|error| match error {
-        TargetError::Refused => Refusal::ConnectionRefused,
-        TargetError::Unreachable => Refusal::Unroutable,
-        TargetError::Socket(error) => refuse_socket(&error, relay),
-    })
-}
-
-async fn connect_tcp(relay: &Relay, rules: &Rules, next_hop: SocketAddr) -> Result<TcpStream, Refusal> {
-    let connecting = tokio::time::timeout(rules.limits.connect_timeout, TcpStream::connect(next_hop));
-    let stream = connecting.await.map_err(|_| Refusal::ConnectionTimeout)?.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => Refusal::ConnectionRefused,
-        io::ErrorKind::ConnectionReset => Refusal::ConnectionTerminated,
-        io::ErrorKind::TimedOut => Refusal::ConnectionTimeout,
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Refusal::Unroutable,
-        _ => refuse_socket(&error, relay),
-    })?;
-    // The client paces what it sends; waiting to fill segments would only add delay.
-    _ = stream.set_nodelay(true);
-    Ok(stream)
-}
-
-/// No descriptor, no memory and no local port left are matters of load: with EAGAIN the kernel has no port for a UDP
-/// socket (`inet_autobind` in net/ipv4/af_inet.c), with EADDRNOTAVAIL none for a connection to this target
-/// (`__inet_hash_connect` in net/ipv4/inet_hashtables.c). A broadcast address is refused with EACCES. The rest is a fault of
-/// ours.
-fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
-    let limit = match error.raw_os_error() {
-        Some(libc::EACCES) => return Refusal::AddressProhibited,
-        Some(libc::EAGAIN | libc::EADDRNOTAVAIL) => "local_ports",
-        Some(libc::EMFILE | libc::ENFILE) => "descriptors",
-        Some(libc::ENOBUFS | libc::ENOMEM) => "socket_memory",
-        _ => {
-            tracing::warn!(%error, "failed to make a socket for a target");
-            return Refusal::Internal;
-        }
-    };
-    relay.metrics.limit_hit(limit);
-    relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets can be had"));
-    Refusal::Overloaded { retry_after_s: 10 }
 }

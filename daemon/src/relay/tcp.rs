@@ -22,7 +22,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::{gate::Gate, tunnels::Traffic};
+use super::{
+    gate::{Gate, Load},
+    tunnels::Traffic,
+};
 use crate::quic::{
     class::{Class, Role},
     h3::{Error, Request},
@@ -160,7 +163,7 @@ impl TcpPump {
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         loop {
             while !self.unwritten.is_empty() {
-                ready!(self.gate.poll(cx, self.unwritten.len()));
+                ready!(self.gate.poll(cx, Load::of_tcp(self.unwritten.len())));
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
                 match self.role {
@@ -184,6 +187,7 @@ impl TcpPump {
         while !self.socket_finished {
             // A slow peer holds back the socket, not our memory.
             ready!(self.request.send.poll_ready(cx))?;
+            ready!(self.gate.poll_receive(cx));
             match ready!(self.poll_read(cx))? {
                 Some(frame) => self.request.send.push(frame),
                 None => {
@@ -218,11 +222,12 @@ impl TcpPump {
         }
     }
 
-    fn count_from_socket(&self, bytes: usize) {
+    fn count_from_socket(&mut self, bytes: usize) {
         match self.role {
             Role::Relay => self.traffic.add_down(bytes as u64, 0),
             Role::Edge => self.traffic.add_up(bytes as u64, 0),
         }
+        self.gate.received(Load::of_tcp(bytes));
     }
 }
 

@@ -11,7 +11,11 @@ use std::{
 use masque::h3::Code;
 use tokio::time::{Instant, Sleep};
 
-use super::{gate::Gate, request::mark, tunnels::Traffic};
+use super::{
+    gate::{Gate, Load},
+    request::mark,
+    tunnels::Traffic,
+};
 use crate::{
     metrics::Metrics,
     quic::h3,
@@ -163,19 +167,22 @@ impl UdpPump {
                     Poll::Ready(Ok(true)) => {}
                 }
             }
-            let leaving = match self.gate.chunk_bytes() {
+            let leaving = match self.gate.is_capped() {
                 // What was reserved leaves as it is.
                 _ if !self.chunk.is_empty() => &mut self.chunk,
-                None => &mut self.uplink,
-                Some(bytes) => {
-                    while let Some(payload) = self.uplink.front().filter(|_| self.chunk.bytes() < bytes) {
+                false => &mut self.uplink,
+                true => {
+                    while let Some(payload) = self.uplink.front()
+                        && !Gate::is_chunk(self.chunk.bytes(), self.chunk.len())
+                    {
                         self.chunk.push(payload);
                         self.uplink.pop();
                     }
                     &mut self.chunk
                 }
             };
-            if self.gate.poll(cx, leaving.bytes()).is_pending() {
+            let load = Load { bytes: leaving.bytes() as u64, packets: leaving.len() as u64 };
+            if self.gate.poll(cx, load).is_pending() {
                 break Ok(());
             }
             match self.target.flush(leaving, &mut counters) {
@@ -208,8 +215,11 @@ impl UdpPump {
     /// Target to client; returns whether anything moved.
     fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
         let (mut packets, mut bytes) = (0, 0);
-        let Self { tunnel, target, .. } = self;
+        let Self { tunnel, target, gate, .. } = self;
         let outcome = loop {
+            if gate.poll_receive(cx).is_pending() {
+                break Ok(());
+            }
             // Begun with the first payload: most polls find none.
             let (mut unused, mut batch) = (Some(&mut *tunnel), None);
             let mut deliver = |payload: &[u8]| {
@@ -224,6 +234,7 @@ impl UdpPump {
                 Poll::Ready(Ok(received)) => {
                     packets += received.payloads as u64;
                     bytes += received.bytes as u64;
+                    gate.received(Load { bytes: received.bytes as u64, packets: received.payloads as u64 });
                     if received.more {
                         *more = true;
                         break Ok(());

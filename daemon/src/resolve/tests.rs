@@ -126,7 +126,7 @@ fn failure(rcode: &'static str) -> Answer {
 #[tokio::test]
 async fn names_have_the_addresses_of_both_families() {
     let server = Server::start(|_, record_type| addresses(record_type)).await;
-    let mut found = server.resolver(|_| ()).resolve("both.example").await.unwrap();
+    let mut found = server.resolver(|_| ()).resolve("both.example", &Holder::Unknown).await.unwrap();
     found.sort();
     assert_eq!(found, [ip("192.0.2.1"), ip("2001:db8::1")]);
 }
@@ -136,7 +136,7 @@ async fn names_are_absolute_with_or_without_a_final_dot() {
     let server = Server::start(|_, _| Reply::Rcode(3)).await;
     let resolver = server.resolver(|_| ());
     for name in ["single", "two.labels."] {
-        assert_eq!(resolver.resolve(name).await, failure("NXDOMAIN"));
+        assert_eq!(resolver.resolve(name, &Holder::Unknown).await, failure("NXDOMAIN"));
     }
     let queries = server.queries.lock().unwrap().clone();
     assert_eq!(queries.len(), 4, "{queries:?}");
@@ -152,7 +152,10 @@ async fn one_family_suffices_whatever_becomes_of_the_other() {
     })
     .await;
     let resolver = server.resolver(|_| ());
-    let (four, six) = tokio::join!(resolver.resolve("four.example"), resolver.resolve("six.example"));
+    let (four, six) = tokio::join!(
+        resolver.resolve("four.example", &Holder::Unknown),
+        resolver.resolve("six.example", &Holder::Unknown)
+    );
     assert_eq!((four, six), (Ok(vec![ip("192.0.2.1")]), Ok(vec![ip("2001:db8::1")])));
 }
 
@@ -174,11 +177,11 @@ async fn errors_of_name_servers_are_named_and_kept_briefly() {
     .await;
     let resolver = server.resolver(|_| ());
     for (name, rcode) in cases {
-        assert_eq!(resolver.resolve(name).await, failure(rcode));
+        assert_eq!(resolver.resolve(name, &Holder::Unknown).await, failure(rcode));
     }
     let queries = server.queries(A);
     for (name, rcode) in cases {
-        assert_eq!(resolver.resolve(name).await, failure(rcode));
+        assert_eq!(resolver.resolve(name, &Holder::Unknown).await, failure(rcode));
     }
     assert_eq!(server.queries(A), queries);
     let counters = resolver.counters();
@@ -186,23 +189,45 @@ async fn errors_of_name_servers_are_named_and_kept_briefly() {
 }
 
 #[tokio::test]
-async fn silence_ends_in_a_timeout_that_is_not_kept() {
+async fn silence_ends_in_a_timeout_that_is_kept_for_a_while() {
     let server = Server::start(|_, _| Reply::Silence).await;
     let resolver = server.resolver(|settings| settings.timeout = Duration::from_millis(200));
     for _ in 0..2 {
-        assert_eq!(resolver.resolve("silent.example").await, Err(ResolveError::Timeout));
+        assert_eq!(resolver.resolve("silent.example", &Holder::Unknown).await, Err(ResolveError::Timeout));
     }
     let counters = resolver.counters();
-    assert_eq!((counters.timeouts.get(), counters.cached.get()), (2, 0));
+    assert_eq!((counters.timeouts.get(), counters.cached.get()), (2, 1));
+}
+
+#[tokio::test]
+async fn one_user_leaves_places_for_the_look_ups_of_others() {
+    let server = Server::start(|name, record_type| match name.starts_with("silent") {
+        true => Reply::Silence,
+        false => addresses(record_type),
+    })
+    .await;
+    let resolver = server.resolver(|settings| settings.lookups_in_flight = 16);
+    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| Holder::User(name.into()));
+    let names: Vec<_> = (0..100).map(|number| format!("silent{number}.example")).collect();
+    let mut asked: Vec<_> = names.iter().map(|name| Box::pin(resolver.resolve(name, &alice))).collect();
+    for answer in &mut asked {
+        assert!(futures::poll!(answer).is_pending());
+    }
+    for (user, name) in [(&bob, "one.example"), (&carol, "two.example"), (&bob, "three.example")] {
+        assert!(resolver.resolve(name, user).await.is_ok(), "{name}");
+    }
+    let refused = asked.iter_mut().filter_map(|answer| answer.now_or_never());
+    assert_eq!(refused.filter(|answer| *answer == Err(ResolveError::Overloaded)).count(), 100 - 8);
+    assert_eq!(resolver.counters().overloaded.get(), 92);
 }
 
 #[tokio::test]
 async fn identical_lookups_are_one_query_per_type() {
     let server = Server::start(|_, record_type| addresses(record_type)).await;
     let resolver = server.resolver(|settings| settings.lookups_in_flight = 1);
-    let answers = join_all((0..100).map(|_| resolver.resolve("Same.Example"))).await;
+    let answers = join_all((0..100).map(|_| resolver.resolve("Same.Example", &Holder::Unknown))).await;
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-    resolver.resolve("same.example.").await.unwrap();
+    resolver.resolve("same.example.", &Holder::Unknown).await.unwrap();
     assert_eq!((server.queries(A), server.queries(AAAA)), (1, 1));
     let counters = resolver.counters();
     assert_eq!(counters.names.get(), 101);
@@ -220,13 +245,13 @@ async fn names_beyond_the_limit_are_refused_at_once_until_there_is_room() {
         settings.lookups_in_flight = 1;
         settings.timeout = Duration::from_millis(200);
     });
-    let mut silent = pin!(resolver.resolve("silent.example"));
+    let mut silent = pin!(resolver.resolve("silent.example", &Holder::Unknown));
     assert!(futures::poll!(&mut silent).is_pending());
-    assert_eq!(resolver.resolve("other.example").await, Err(ResolveError::Overloaded));
+    assert_eq!(resolver.resolve("other.example", &Holder::Unknown).await, Err(ResolveError::Overloaded));
     // A name that is being looked up already needs no place of its own.
-    let joined = resolver.resolve("silent.example").await;
+    let joined = resolver.resolve("silent.example", &Holder::Unknown).await;
     assert_eq!((silent.await, joined), (Err(ResolveError::Timeout), Err(ResolveError::Timeout)));
-    assert!(resolver.resolve("other.example").await.is_ok());
+    assert!(resolver.resolve("other.example", &Holder::Unknown).await.is_ok());
     let counters = resolver.counters();
     assert_eq!((counters.overloaded.get(), counters.joined.get()), (1, 1));
 }
@@ -240,12 +265,12 @@ async fn a_lookup_serves_those_who_still_wait_after_others_gave_up() {
     })
     .await;
     let resolver = server.resolver(|_| ());
-    let mut given_up: Vec<_> = (0..100).map(|_| Box::pin(resolver.resolve("slow.example"))).collect();
+    let mut given_up: Vec<_> = (0..100).map(|_| Box::pin(resolver.resolve("slow.example", &Holder::Unknown))).collect();
     for asker in &mut given_up {
         assert!(futures::poll!(asker).is_pending());
     }
     drop(given_up);
-    assert_eq!(resolver.resolve("slow.example").await, Ok(vec![ip("192.0.2.1")]));
+    assert_eq!(resolver.resolve("slow.example", &Holder::Unknown).await, Ok(vec![ip("192.0.2.1")]));
     assert_eq!((server.queries(A), resolver.counters().joined.get()), (1, 100));
 }
 
@@ -254,7 +279,7 @@ async fn localhost_and_the_names_below_it_are_loopback_without_a_query() {
     let server = Server::start(|_, _| Reply::Rcode(3)).await;
     let resolver = server.resolver(|_| ());
     for name in ["localhost", "LOCALHOST.", "any.localhost"] {
-        let mut found = resolver.resolve(name).await.unwrap();
+        let mut found = resolver.resolve(name, &Holder::Unknown).await.unwrap();
         found.sort();
         assert_eq!(found, [ip("127.0.0.1"), ip("::1")]);
     }
@@ -268,7 +293,7 @@ async fn an_answer_has_at_most_eight_addresses_of_a_family() {
         _ => Reply::Rcode(0),
     })
     .await;
-    assert_eq!(server.resolver(|_| ()).resolve("many.example").await.unwrap().len(), 8);
+    assert_eq!(server.resolver(|_| ()).resolve("many.example", &Holder::Unknown).await.unwrap().len(), 8);
 }
 
 #[tokio::test]
@@ -276,7 +301,7 @@ async fn what_cannot_be_a_name_fails_without_a_query() {
     let server = Server::start(|_, _| Reply::Rcode(3)).await;
     let resolver = server.resolver(|_| ());
     for name in ["a..example".to_owned(), "a".repeat(64), ["a"; 200].join(".")] {
-        assert_eq!(resolver.resolve(&name).await, Err(ResolveError::Failed), "{name}");
+        assert_eq!(resolver.resolve(&name, &Holder::Unknown).await, Err(ResolveError::Failed), "{name}");
     }
     assert!(server.queries.lock().unwrap().is_empty());
     assert_eq!(resolver.counters().failed.get(), 3);
@@ -304,5 +329,5 @@ fn an_error_says_more_than_the_absence_of_addresses() {
     let servfail = || ResolveError::Rcode("SERVFAIL".into());
     assert_eq!(merged(NO_ADDRESSES, servfail()), (Err(servfail()), NEGATIVE_TTL));
     assert_eq!(merged(servfail(), NO_ADDRESSES), (Err(servfail()), NEGATIVE_TTL));
-    assert_eq!(merged(NO_ADDRESSES, ResolveError::Timeout), (Err(ResolveError::Timeout), Duration::ZERO));
+    assert_eq!(merged(NO_ADDRESSES, ResolveError::Timeout), (Err(ResolveError::Timeout), NEGATIVE_TTL));
 }

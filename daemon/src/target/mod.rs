@@ -32,7 +32,7 @@ mod tests;
 mod uplink;
 
 pub use receive::Received;
-pub use socket::{SocketBuffers, UdpTarget};
+pub use socket::{SocketBuffers, UdpTarget, bind_address};
 pub use uplink::{Flush, UplinkCounters};
 
 use std::io;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
@@ -44,8 +44,8 @@ pub struct UdpTarget {
 }
 
 impl UdpTarget {
-    /// Opens a socket to `target`, in seven system calls, and one more per buffer size. IPv4-mapped addresses are used
-    /// as IPv4.
+    /// Opens a socket to `target`, in seven system calls, one more per buffer size, and two with a `source` address.
+    /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
     /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] when the kernel refuses a descriptor, or
@@ -53,7 +53,7 @@ impl UdpTarget {
     ///
     /// # Panics
     /// Outside a tokio runtime with IO enabled, as every tokio socket does.
-    pub fn connect(target: SocketAddr, buffers: SocketBuffers) -> Result<Self, TargetError> {
+    pub fn connect(target: SocketAddr, source: Option<IpAddr>, buffers: SocketBuffers) -> Result<Self, TargetError> {
         let target = SocketAddr::new(target.ip().to_canonical(), target.port());
         let kind = Type::DGRAM.nonblocking().cloexec();
         let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?;
@@ -76,6 +76,9 @@ impl UdpTarget {
         }
         if let Some(bytes) = buffers.receive_bytes {
             socket.set_recv_buffer_size(bytes)?;
+        }
+        if let Some(source) = source {
+            bind_address(&socket, source)?;
         }
         socket.connect(&SockAddr::from(target))?;
         Ok(Self::register(socket)?)
@@ -184,6 +187,16 @@ impl UdpTarget {
         let believed = !is_soft || self.note(|reachability| reachability.on_unreachable(Instant::now()));
         if believed { Err(error) } else { Ok(()) }
     }
+}
+
+/// Gives a socket an address, and leaves its port to `connect`: the ports of each address are then used by themselves, and
+/// those of TCP for each target (`IP_BIND_ADDRESS_NO_PORT`, ip(7)).
+///
+/// # Errors
+/// The address is not this host's.
+pub fn bind_address(socket: &Socket, source: IpAddr) -> io::Result<()> {
+    set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)?;
+    socket.bind(&SockAddr::from(SocketAddr::new(source, 0)))
 }
 
 /// Bytes of a control message that holds one `u16`: header and value, padded to the size of a word.

@@ -183,12 +183,12 @@ async fn a_full_socket_blocks_and_loses_nothing() {
 #[tokio::test]
 async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 9);
-    let target = UdpTarget::connect(mapped, SocketBuffers::default()).unwrap();
+    let target = UdpTarget::connect(mapped, None, SocketBuffers::default()).unwrap();
     let socket = target.fd.get_ref();
     assert!(socket.peer_addr().unwrap().is_ipv4());
     assert_eq!(socket::int_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER).unwrap(), libc::IP_PMTUDISC_PROBE);
     assert_eq!(socket.tos_v4().unwrap(), 0);
-    let target = UdpTarget::connect((Ipv6Addr::LOCALHOST, 9).into(), SocketBuffers::default()).unwrap();
+    let target = UdpTarget::connect((Ipv6Addr::LOCALHOST, 9).into(), None, SocketBuffers::default()).unwrap();
     let discover = socket::int_option(target.fd.get_ref(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER);
     assert_eq!(discover.unwrap(), libc::IPV6_PMTUDISC_PROBE);
     assert_eq!(target.fd.get_ref().tclass_v6().unwrap(), 0);
@@ -200,7 +200,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// An unconnected socket on `host`, and a target connected to it.
 async fn pair(host: IpAddr) -> (UdpSocket, UdpTarget) {
     let peer = UdpSocket::bind((host, 0)).await.unwrap();
-    let target = UdpTarget::connect(peer.local_addr().unwrap(), SocketBuffers::default()).unwrap();
+    let target = UdpTarget::connect(peer.local_addr().unwrap(), None, SocketBuffers::default()).unwrap();
     (peer, target)
 }
 

@@ -1,5 +1,7 @@
 //! Who may use a relay: tokens and client certificates.
 
+use std::time::{Duration, SystemTime};
+
 use masque::proxy_status::ErrorType;
 use paced::auth::{generate_token, hex};
 use tests::authority::Authority;
@@ -84,4 +86,47 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
     })
     .unwrap();
     assert_eq!(site.counts().unwrap().refused("client_prohibited"), 2);
+}
+
+/// So many seconds from now, as RFC 3339 has it.
+fn in_seconds(seconds: u64) -> String {
+    let date = std::process::Command::new("date").args(["-u", "-d", &format!("{seconds} seconds"), "+%FT%TZ"]).output();
+    String::from_utf8(date.unwrap().stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed() {
+    tests::ring!(Netns);
+    let (token, entry) = token();
+    let expired = format!("{entry}\nexpires = \"2026-01-01\"");
+    let site = Site::new(Terms { relay: "", sections: &expired, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let target = site.target(Family::V4, 7);
+    site.client(async || {
+        let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        assert_eq!(refusal(alice.open(target).await), (407, DENIED));
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().refused("credentials_invalid"), 1);
+
+    let renewed = format!("{entry}\nexpires = \"{}\"", in_seconds(10));
+    let began = SystemTime::now();
+    site.configure(Terms { relay: "", sections: &renewed, ..Terms::default() }).unwrap();
+    site.signal(libc::SIGHUP).unwrap();
+    site.client(async || {
+        let alice = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        let open = async || loop {
+            if let Ok(tunnel) = alice.open(target).await {
+                return tunnel;
+            }
+        };
+        let mut tunnel = tokio::time::timeout(tests::site::SOON, open()).await.expect("the reload admits it");
+        assert_eq!(tunnel.echo(None, b"known").await, b"known");
+        let ended = tokio::time::timeout(tests::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
+        assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
+        assert!(began.elapsed().unwrap() >= Duration::from_secs(8));
+        assert_eq!(refusal(alice.open(target).await), (407, DENIED));
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().closed("expired"), 1);
 }

@@ -317,3 +317,54 @@ fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
     let said = site.relay.output().matches("no more sockets for targets").count();
     assert!((1..=3).contains(&said), "said {said} times");
 }
+
+#[test]
+fn strangers_of_one_network_have_so_many_tunnels_over_all_connections() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { limits: "tunnels_per_user = 2", ..Terms::default() }).unwrap();
+    site.client(async || {
+        let (mut clients, mut tunnels) = (Vec::new(), Vec::new());
+        for family in [Family::V4, Family::V4, Family::V6] {
+            clients.push(Client::connect(site.access(family).unwrap()).await.unwrap());
+        }
+        for client in &clients[..2] {
+            tunnels.push(client.open(site.target(Family::V4, 7)).await.unwrap());
+        }
+        assert_eq!(refusal(clients[0].open(site.target(Family::V4, 7)).await), TOO_MANY);
+        clients[2].open(site.target(Family::V4, 7)).await.unwrap();
+    })
+    .unwrap();
+    assert_eq!(limit_hits(&site.counts().unwrap(), "tunnels_per_user"), 1);
+}
+
+#[test]
+fn each_source_address_has_the_ports_of_the_range_and_tunnels_take_turns() {
+    tests::ring!(Netns);
+    let relay = "auth = \"none\"\nsource_addresses = [\"10.0.2.1\", \"10.0.2.3\", \"fd00:2::1\"]";
+    let site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
+    site.chain.relay.ip("address add 10.0.2.3/24 dev target").unwrap();
+    site.chain.relay.sysctl("net.ipv4.ip_local_port_range", "50000 50009").unwrap();
+    let target = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
+    target.set_nonblocking(true).unwrap();
+    site.client(async || {
+        let target = tokio::net::UdpSocket::from_std(target).unwrap();
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (mut tunnels, mut seen) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            tunnel.send(None, b"who am I").await.unwrap();
+            let received = timeout(SOON, target.recv_from(&mut [0; 10])).await;
+            seen.push(received.expect("a payload").unwrap().1.ip().to_string());
+            tunnels.push(tunnel);
+        }
+        let of = |address: &str| seen.iter().filter(|seen| *seen == address).count();
+        assert_eq!((of("10.0.2.1"), of("10.0.2.3")), (10, 10));
+        assert_eq!(refusal(client.open(site.target(Family::V4, 7)).await).0, 503);
+        let _listener = site.chain.target.run(|| std::net::TcpListener::bind("[::]:80").unwrap()).unwrap();
+        for family in [Family::V4, Family::V6] {
+            let target = Target { host: Host::Ip(site.target(family, 80).ip()), port: 80 };
+            client.relay.open_tcp(&target).await.unwrap();
+        }
+    })
+    .unwrap();
+}

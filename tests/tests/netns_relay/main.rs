@@ -17,6 +17,7 @@ mod limits;
 mod migration;
 mod probe;
 mod proxy;
+mod quotas;
 mod refusals;
 mod tcp;
 mod workers;

@@ -20,6 +20,9 @@ use crate::quic::{
 /// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
 pub(super) const MAX_MISSES: u8 = 3;
 
+/// What the type and the length of a DATAGRAM frame take (RFC 9221 §4), as a rule.
+const FRAME_HEADER_BYTES: usize = 1 + 2;
+
 /// What waits to leave.
 pub(super) struct Outbox {
     pub(super) turns: Turns,
@@ -252,7 +255,8 @@ impl Queue {
     /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
     /// it. `None` if nothing is left.
     fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
-        let bytes = self.payloads.front(now_ns, &self.terms, expiry)?.0.len() as u64;
-        Some(self.departure.wait(&self.terms.class, now_ns, bytes).map_or(Ok(()), Err))
+        let payload = self.payloads.front(now_ns, &self.terms, expiry)?.0.len();
+        let bytes = (payload + self.header.len() + FRAME_HEADER_BYTES) as u64;
+        Some(self.departure.wait(&self.terms.class, now_ns, bytes, 1).map_or(Ok(()), Err))
     }
 }

@@ -1,0 +1,88 @@
+//! Moments in configurations: dates of RFC 3339.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use serde_json::Value as Json;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use toml::de::DeValue;
+
+use crate::section::{Value, text};
+
+/// A moment, to the second or finer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(OffsetDateTime);
+
+impl Moment {
+    /// Reads a date-time (RFC 3339 §5.6) or a date, which is its first moment in UTC.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_date = text.len() == "2027-01-31".len();
+        let whole = if is_date { format!("{text}T00:00:00Z") } else { text.to_owned() };
+        OffsetDateTime::parse(&whole, &Rfc3339).ok().map(Self)
+    }
+
+    /// Returns how many whole days are left at `now`; 0 on the last day, and `None` once it has passed.
+    #[must_use]
+    pub fn days_left(self, now: SystemTime) -> Option<u64> {
+        let left = SystemTime::from(self).duration_since(now).ok()?;
+        (!left.is_zero()).then_some(left.as_secs() / 86_400)
+    }
+}
+
+impl From<Moment> for SystemTime {
+    fn from(Moment(moment): Moment) -> Self {
+        moment.into()
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What was read within four digits of years can be written.
+        f.write_str(&self.0.format(&Rfc3339).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl Value for Moment {
+    const EXPECTED: &'static str =
+        "a date, or a time of RFC 3339, in quotes, such as \"2027-01-31\" or \"2027-01-31T12:00:00Z\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        Self::parse(value.as_str()?)
+    }
+
+    fn schema() -> Json {
+        let (date, time) = ("[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])", "[0-9]{2}:[0-9]{2}:[0-9]{2}");
+        text(&format!(r"^{date}([Tt ]{time}(\.[0-9]+)?([Zz]|[+-][0-9]{{2}}:[0-9]{{2}}))?$"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_date_is_its_first_moment_in_utc_and_a_time_keeps_its_offset() {
+        let [date, time, later] = ["2027-01-31", "2027-01-31T00:00:00Z", "2027-01-31T00:00:00-01:00"]
+            .map(|text| Moment::parse(text).unwrap());
+        assert_eq!(date, time);
+        assert!(later > date);
+        assert_eq!(date.to_string(), "2027-01-31T00:00:00Z");
+        assert_eq!(Moment::parse(&later.to_string()), Some(later));
+        for text in ["2027-02-30", "2027-1-31", "2027-01-31T00:00:00", "31.1.2027", "tomorrow", ""] {
+            assert_eq!(Moment::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn days_that_are_left_are_whole_ones() {
+        let moment = Moment::parse("2027-01-31").unwrap();
+        let at = |seconds| SystemTime::from(moment) - Duration::from_secs(seconds);
+        assert_eq!(moment.days_left(at(86_400)), Some(1));
+        assert_eq!(moment.days_left(at(86_399)), Some(0));
+        assert_eq!(moment.days_left(at(0)), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! What one user may use, all connections and tunnels together.
+
+use serde_json::Value as Json;
+use toml::de::DeValue;
+
+use crate::policy::{PACKETS, Rate};
+use crate::section::{Section, Value, text};
+
+/// How much a user may use; `None` where there is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quota {
+    /// Bytes to and from targets in a calendar month (UTC): UDP payloads and what TCP carries.
+    pub monthly_bytes: Option<u64>,
+    /// Bytes per second to targets, headers included.
+    pub rate_up: Option<u64>,
+    /// Bytes per second from targets, headers included.
+    pub rate_down: Option<u64>,
+    /// Packets per second to targets.
+    pub packets_up: Option<u64>,
+    /// Packets per second from targets.
+    pub packets_down: Option<u64>,
+}
+
+pub(crate) fn read(section: &mut Section<'_>) -> Quota {
+    Quota {
+        monthly_bytes: section.get("monthly_quota").map(|Volume(bytes)| bytes),
+        rate_up: section.get("rate_up").map(|Rate(rate)| rate),
+        rate_down: section.get("rate_down").map(|Rate(rate)| rate),
+        packets_up: section.optional_number("packets_up", PACKETS),
+        packets_down: section.optional_number("packets_down", PACKETS),
+    }
+}
+
+const UNITS: [(&str, u64); 3] = [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000)];
+
+/// A number of bytes.
+struct Volume(u64);
+
+impl Value for Volume {
+    const EXPECTED: &'static str =
+        "a volume as a whole number, a space and MB, GB or TB, such as \"500 GB\", from 1 MB to 1000000 TB";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        let (number, unit) = value.as_str()?.split_once(' ')?;
+        let (_, unit) = UNITS.into_iter().find(|(name, _)| *name == unit)?;
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+        let bytes = number.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit)?;
+        (1_000_000..=1_000_000_000_000_000_000).contains(&bytes).then_some(Self(bytes))
+    }
+
+    fn schema() -> Json {
+        text("^[0-9]+ [MGT]B$")
+    }
+}
+
+/// Writes bytes in the largest unit that they are a whole number of.
+pub(crate) fn volume(bytes: u64) -> String {
+    let (unit, in_bytes) = UNITS.into_iter().find(|(_, unit)| bytes.is_multiple_of(*unit)).unwrap_or(UNITS[2]);
+    format!("{} {unit}", bytes / in_bytes)
+}

@@ -1,0 +1,55 @@
+//! Against whom it counts what the relay grants.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use ipnet::IpNet;
+
+/// A user or, where clients need not say who they are, the network that a client is in: the least that is given to one
+/// customer, as a rule (a /24 and a /56), within which addresses cost nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// A user, by name.
+    User(Arc<str>),
+    /// A network of clients.
+    Network(IpNet),
+    /// Clients of which nothing is known; all of them are one.
+    Unknown,
+}
+
+impl Holder {
+    /// Returns that of a request by `user`, if it had to have one, from a client's address.
+    #[must_use]
+    pub fn of(user: Option<&Arc<str>>, client: Option<SocketAddr>) -> Self {
+        match (user, client) {
+            (Some(user), _) => Self::User(user.clone()),
+            (None, Some(client)) => Self::Network(network(client.ip().to_canonical())),
+            (None, None) => Self::Unknown,
+        }
+    }
+}
+
+fn network(ip: IpAddr) -> IpNet {
+    let len = if ip.is_ipv4() { 24 } else { 56 };
+    // Both are lengths that such prefixes may have.
+    IpNet::new(ip, len).map_or(IpNet::from(ip), |network| network.trunc())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_one_wherever_it_is_and_strangers_are_one_by_network() {
+        let of =
+            |user: Option<&str>, client: &str| Holder::of(user.map(Arc::from).as_ref(), Some(client.parse().unwrap()));
+        assert_eq!(of(Some("alice"), "192.0.2.1:1"), of(Some("alice"), "[2001:db8::1]:2"));
+        assert_ne!(of(Some("alice"), "192.0.2.1:1"), of(Some("bob"), "192.0.2.1:1"));
+        assert_eq!(of(None, "192.0.2.1:1"), of(None, "[::ffff:192.0.2.255]:2"));
+        assert_ne!(of(None, "192.0.2.1:1"), of(None, "192.0.3.1:1"));
+        assert_eq!(of(None, "[2001:db8:0:1ff::1]:1"), of(None, "[2001:db8:0:100::2]:2"));
+        assert_ne!(of(None, "[2001:db8:0:1ff::1]:1"), of(None, "[2001:db8:0:200::1]:2"));
+    }
+}

@@ -1,0 +1,186 @@
+//! What a user may use, and take from others.
+
+use std::net::UdpSocket;
+
+use masque::proxy_status::ErrorType;
+use masque::target::{Host, Target};
+use masque::tunnel::Form;
+use paced::auth::{generate_token, hex};
+use tests::client::{Client, Tunnel, refusal};
+use tests::netns::Chain;
+use tests::site::{Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+/// A token, and the lines of the configuration that make it known as a user's.
+fn token(name: &str, more: &str) -> (String, String) {
+    let (token, digest) = generate_token().unwrap();
+    (token, format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{}\"\n{more}\n", hex(&digest)))
+}
+
+/// Echoes a thousand bytes again and again until the tunnel ends; returns how many came back.
+async fn use_up(tunnel: &mut Tunnel) -> u64 {
+    let used = async {
+        let mut bytes = 0;
+        while tunnel.send(Form::Capsule, &[7; 1000]).await.is_ok() {
+            match tunnel.recv().await {
+                Ok(Some(payload)) => bytes += payload.len() as u64,
+                _ => break,
+            }
+        }
+        bytes
+    };
+    timeout(SOON, used).await.expect("the quota is used up soon")
+}
+
+#[test]
+fn a_quota_that_is_used_up_ends_tunnels_refuses_requests_and_survives_a_restart() {
+    tests::ring!(Netns);
+    let (alice, entry) = token("alice", "monthly_quota = \"1 MB\"");
+    let (bob, other) = token("bob", "monthly_quota = \"1 MB\"");
+    let sections = format!("{entry}{other}");
+    let terms = Terms { relay: "drain_seconds = 0", sections: &sections, ..Terms::default() };
+    let mut site = Site::new(terms).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let target = site.target(Family::V4, 7);
+    site.client(async || {
+        let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+        let mut waiting = client.open(target).await.unwrap();
+        let mut tunnel = client.open(target).await.unwrap();
+        let came_back = use_up(&mut tunnel).await;
+        // Half of it went up, and a payload or two may have been on their way.
+        assert!((495_000..=505_000).contains(&came_back), "{came_back} bytes");
+        let ended = timeout(SOON, waiting.recv()).await.expect("the user's other tunnels end as well");
+        assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
+        assert_eq!(refusal(client.open(target).await), (429, ErrorType::HttpRequestDenied));
+        let other = Client::connect(site.access_with_token(&bob).unwrap()).await.unwrap();
+        assert_eq!(other.open(target).await.unwrap().echo(None, b"bob's").await, b"bob's");
+    })
+    .unwrap();
+    let counts = site.wait_for_counts("the tunnels are closed", |counts| counts.closed("quota") == 2).unwrap();
+    assert_eq!(counts.refused("quota_used_up"), 1);
+    site.wait_for_counts("the quota is shown", |counts| {
+        counts.of("user_quota_bytes{user=\"alice\"}") == 1_000_000
+            && counts.of("user_quota_used_bytes{user=\"alice\"}") >= 1_000_000
+    })
+    .unwrap();
+
+    site.restart(terms).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+        assert_eq!(refusal(client.open(target).await), (429, ErrorType::HttpRequestDenied));
+    })
+    .unwrap();
+
+    let more = sections.replacen("1 MB", "2 MB", 1);
+    site.configure(Terms { sections: &more, ..terms }).unwrap();
+    site.signal(libc::SIGHUP).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+        let open = async || while client.open(target).await.is_err() {};
+        timeout(SOON, open()).await.expect("a reload grants more");
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are_free() {
+    tests::ring!(Netns);
+    let (alice, entry) = token("alice", "rate_up = \"800 kbit/s\"\nrate_down = \"400 kbit/s\"\npackets_up = 1000");
+    let site = Site::new(Terms { relay: "", sections: &entry, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let (mut clients, mut tunnels) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+            tunnels.push(client.open(site.target(Family::V4, 7)).await.unwrap());
+            clients.push(client);
+        }
+        let (began, mut came_back) = (std::time::Instant::now(), 0);
+        while began.elapsed() < std::time::Duration::from_secs(4) {
+            for tunnel in &mut tunnels {
+                tunnel.udp.batch(Some(Form::Datagram)).push(&[1; 1000]);
+                let wait = timeout(std::time::Duration::from_millis(2), tunnel.recv());
+                if let Ok(Ok(Some(payload))) = wait.await {
+                    came_back += payload.len();
+                }
+            }
+        }
+        // 400 kbit/s for 4 s are 200 KB for both together, and what each received at once last; 800 kbit/s are 400 KB
+        // toward the target.
+        assert!((100_000..=260_000).contains(&came_back), "{came_back} bytes came back");
+        let up = site.counts().unwrap().of("bytes_total{protocol=\"udp\",direction=\"up\"}");
+        assert!((200_000..=450_000).contains(&up), "{up} bytes went to the target");
+    })
+    .unwrap();
+}
+
+#[test]
+fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
+    tests::ring!(Netns);
+    for capped in ["rate_up = \"100 kbit/s\"", "packets_up = 400"] {
+        let sections = format!("[class.default]\n{capped}");
+        let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+        // A closed port would end the tunnel.
+        let _open = site.chain.target.run(|| UdpSocket::bind("0.0.0.0:7").unwrap()).unwrap();
+        let began = std::time::Instant::now();
+        site.client(async || {
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+            let flood = async {
+                loop {
+                    let mut batch = tunnel.udp.batch(Some(Form::Datagram));
+                    (0..100).for_each(|_| batch.push(b""));
+                    drop(batch);
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            };
+            _ = timeout(std::time::Duration::from_secs(3), flood).await;
+        })
+        .unwrap();
+        let packets = site.counts().unwrap().packets("up");
+        // 100 kbit/s are 446 headers of IPv4 and UDP a second.
+        let most = 450 * (began.elapsed().as_secs() as i64 + 1);
+        assert!((400..=most).contains(&packets), "{capped}: {packets} packets of at most {most}");
+    }
+}
+
+#[test]
+fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
+    tests::ring!(Netns);
+    let mut chain = Chain::new().unwrap();
+    chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
+    let socket = chain.target.run(|| UdpSocket::bind("0.0.0.0:53").unwrap()).unwrap();
+    // Answers for bob only, that there is no such name.
+    std::thread::spawn(move || {
+        let mut query = [0; 512];
+        socket.set_read_timeout(Some(SOON)).unwrap();
+        while let Ok((len, from)) = socket.recv_from(&mut query) {
+            if query[..len].windows(3).any(|name| name == b"bob") {
+                query[2..4].copy_from_slice(&[0x85, 0x83]);
+                let _ = socket.send_to(&query[..len], from);
+            }
+        }
+    });
+    let ((alice, entry), (bob, other)) = (token("alice", ""), token("bob", ""));
+    let sections = format!("{entry}{other}");
+    let limits = "dns_lookups_in_flight = 16\ndns_timeout_ms = 20000";
+    let site = Site::on(chain, Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
+    site.client(async || {
+        let name = |text: String| Target { host: Host::Name(text), port: 443 };
+        let greedy = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+        let silent: Vec<_> = (0..40).map(|number| name(format!("silent{number}.example"))).collect();
+        let mut asked = futures::stream::FuturesUnordered::new();
+        silent.iter().for_each(|target| asked.push(greedy.open_target(target)));
+        let refused = async {
+            for _ in 0..40 - 8 {
+                let answer = futures::StreamExt::next(&mut asked).await.unwrap();
+                assert_eq!(refusal(answer), (503, ErrorType::ConnectionLimitReached));
+            }
+        };
+        timeout(SOON, refused).await.expect("what exceeds the share is refused at once");
+        let other = Client::connect(site.access_with_token(&bob).unwrap()).await.unwrap();
+        let answer = timeout(SOON, other.open_target(&name("bob.example".into()))).await.expect("an answer");
+        assert_eq!(refusal(answer), (502, ErrorType::DnsError));
+    })
+    .unwrap();
+}
