@@ -89,12 +89,45 @@ pub fn simulate_under<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    simulate_over(Transport::default(), discipline, network, seed, scenario)
+}
+
+/// As [`simulate`], with a relay whose clients may have so many request streams open at once.
+///
+/// # Errors
+/// As [`simulate`].
+///
+/// # Panics
+/// As [`simulate`].
+pub fn simulate_few_streams<F>(
+    max_requests: u64,
+    network: &Model,
+    seed: u64,
+    scenario: impl FnOnce(Ends) -> F + Send + 'static,
+) -> Result<Duration>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let transport = Transport { max_requests, ..Transport::default() };
+    simulate_over(transport, Discipline::default(), network, seed, scenario)
+}
+
+fn simulate_over<F>(
+    transport: Transport,
+    discipline: Discipline,
+    network: &Model,
+    seed: u64,
+    scenario: impl FnOnce(Ends) -> F + Send + 'static,
+) -> Result<Duration>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     run(network, seed, |handle, ended| {
         let scenario = |ends| async move {
             scenario(ends).await;
             ended.store(true, Relaxed);
         };
-        start(discipline, handle, scenario)
+        start(&transport, discipline, handle, scenario)
     })
 }
 
@@ -127,13 +160,17 @@ pub(crate) fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
     Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
 }
 
-fn start<F>(discipline: Discipline, handle: &Handle, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<()>
+fn start<F>(
+    transport: &Transport,
+    discipline: Discipline,
+    handle: &Handle,
+    scenario: impl FnOnce(Ends) -> F + Send + 'static,
+) -> Result<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
     let (tls, trust) = identity("relay.example")?;
-    let transport = Transport::default();
-    let io = || socket(handle, &transport);
+    let io = || socket(handle, transport);
     let datagrams = |counters: &Arc<DatagramCounters>| Datagrams {
         limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
         counters: counters.clone(),
@@ -142,12 +179,12 @@ where
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
     let relay =
-        endpoint::serve(io()?, &transport, tls, datagrams(&server), Admission::default(), &Issuer::ephemeral()?)?;
+        endpoint::serve(io()?, transport, tls, datagrams(&server), Admission::default(), &Issuer::ephemeral()?)?;
     let address = relay.local_addr()?;
     let arrived = Arrived::default();
     spawn(serve(relay, arrived.clone()));
 
-    let endpoint = endpoint::connect(io()?, &transport, tls::client(trust, None)?, datagrams(&client))?;
+    let endpoint = endpoint::connect(io()?, &Transport::default(), tls::client(trust, None)?, datagrams(&client))?;
     let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
     primary::spawn(async move {
         let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");

@@ -2,17 +2,21 @@
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
+use paced::edge::places;
 use paced::quic::class::Terms;
+use paced::quic::endpoint::Transport;
 use paced::tunnel::UdpTunnel;
-use s2n_quic::provider::io::testing::{Model, time};
+use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
 use tests::client::Tunnel;
-use tests::simulation::{Ends, SEED, request_head, simulate, simulate_under, target, within};
+use tests::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
 
 /// Longer than anything takes that happens at all.
 const LONG: Duration = Duration::from_secs(20);
@@ -282,4 +286,61 @@ fn classes_and_not_forms_decide_who_goes_first() {
             .unwrap();
         }
     }
+}
+
+/// Asks questions at 200 a second, each over a tunnel of its own, and keeps the last 960 tunnels open, as an edge does in
+/// front of a resolver.
+async fn ask_for(questions: usize, ends: Ends) {
+    let (open, answered) = (Arc::<Mutex<VecDeque<Tunnel>>>::default(), Arc::new(AtomicUsize::new(0)));
+    for number in 0..questions {
+        time::delay(Duration::from_millis(5)).await;
+        let (relay, open, answered) = (ends.relay.clone(), open.clone(), answered.clone());
+        spawn(async move {
+            let question = payload(number as u32, 60);
+            let mut tunnel = Tunnel::new(relay.open_udp(&target()).await.unwrap().tunnel);
+            tunnel.send(Form::Capsule, &question).await.unwrap();
+            assert_eq!(tunnel.recv().await.unwrap(), Some(question));
+            answered.fetch_add(1, Relaxed);
+            let mut open = open.lock().unwrap();
+            open.push_back(tunnel);
+            if open.len() > places::MOST {
+                open.pop_front().unwrap().udp.finish();
+            }
+        });
+    }
+    time::delay(LONG).await;
+    assert_eq!(answered.load(Relaxed), questions);
+}
+
+#[test]
+fn a_client_that_opens_and_closes_tunnels_for_ever_is_never_short_of_streams() {
+    let seconds: usize = std::env::var("PACED_SOAK_SECONDS").map_or(15, |seconds| seconds.parse().unwrap());
+    let streams = Transport::requests_for(config::relay::Limits::default().tunnels_per_connection);
+    let soak = move |ends| ask_for(200 * seconds, ends);
+    simulate_few_streams(streams, &network(50), SEED, soak).unwrap();
+}
+
+#[test]
+fn a_client_that_waits_for_streams_gets_each_that_another_gives_back() {
+    // Far fewer than are asked for at once; and half of those that wait give up, which must cost the others nothing.
+    simulate_few_streams(8, &network(10), SEED, |ends| async move {
+        let answered = Arc::new(AtomicUsize::new(0));
+        for number in 0..400 {
+            let (relay, answered) = (ends.relay.clone(), answered.clone());
+            spawn(async move {
+                let target = target();
+                let opening = relay.open_udp(&target);
+                let limit = if number % 2 == 0 { LONG } else { Duration::from_millis(15) };
+                let Some(opened) = within(limit, opening).await else { return };
+                let mut tunnel = Tunnel::new(opened.unwrap().tunnel);
+                tunnel.send(Form::Capsule, &payload(number, 60)).await.unwrap();
+                tunnel.recv().await.unwrap();
+                answered.fetch_add(usize::from(number % 2 == 0), Relaxed);
+                tunnel.udp.finish();
+            });
+        }
+        time::delay(3 * LONG).await;
+        assert_eq!(answered.load(Relaxed), 200);
+    })
+    .unwrap();
 }
