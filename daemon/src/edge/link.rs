@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use config::forward::Mode;
@@ -41,6 +42,8 @@ pub struct Line {
     pub address: SocketAddr,
     /// When the connection was made.
     pub since: Instant,
+    /// How long its handshake took.
+    pub handshake: Duration,
     packets: PacketSize,
     heard: Heard,
     paths: Mutex<Paths>,
@@ -68,6 +71,7 @@ impl Line {
             place,
             address: connected.address,
             since: Instant::now(),
+            handshake: connected.handshake,
             packets: connected.packets.clone(),
             heard: connected.heard.clone(),
             paths: Mutex::new(Paths::new(source_toward(connected.address))),

@@ -36,7 +36,8 @@ pub const CONNECTIONS: usize = 4;
 /// For how long a connection that others make up for may be without tunnels before it is closed.
 const SPARE: Duration = Duration::from_secs(30);
 
-/// How soon after a change of this host's address the relay has to be heard, or a new connection is made.
+/// How soon after a change of this host's address the relay has to be heard, or a new connection is made; where the
+/// handshake took long, twice as long as that.
 const PROOF: Duration = Duration::from_millis(400);
 
 /// What became of connections when this host's addresses changed.
@@ -337,7 +338,8 @@ impl Work<'_> {
             }
             self.uplink.counters.moved.inc();
             self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
-            self.proofs.push((line, heard, Instant::now() + PROOF));
+            let patience = PROOF.max(2 * line.handshake);
+            self.proofs.push((line, heard, Instant::now() + patience));
         }
         self.uplink.state.send_modify(|_| {});
     }
@@ -356,12 +358,12 @@ impl Work<'_> {
                 info!(relay = %line.address, "no answer since this host's address changed: trying a new connection");
                 self.uplink.counters.left.inc();
             }
-            if self.uplink.state.borrow().has_room() {
-                line.close();
-                continue;
-            }
             self.wanted = true;
             self.proofs.push((line, before, now + PROOF));
+        }
+        // Not before all were asked: connections move together.
+        if self.uplink.state.borrow().has_room() {
+            self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
         }
         // Those who wait for a place look again.
         self.uplink.state.send_modify(|_| {});
