@@ -80,6 +80,7 @@ impl UdpTunnel {
     pub fn new(mut request: Request, datagrams_allowed: bool, queue_bytes: usize) -> Self {
         request.recv.set_connect();
         request.flow.set_datagrams_usable(datagrams_allowed);
+        request.flow.admit();
         Self {
             recv: request.recv,
             send: request.send,

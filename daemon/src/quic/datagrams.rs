@@ -8,14 +8,14 @@
 //! | bytes queued per flow, each direction | the flow's own oldest payload goes first |
 //! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
 //! | what the flow's class says | payloads that waited too long, or are late, go when their turn comes |
-//! | bytes for streams not yet accepted | oldest goes first |
+//! | bytes for requests that are not admitted yet, per connection | what comes later is dropped |
 //! | a payload no packet of the path can carry | dropped when its turn comes; the flow goes on |
 //!
 //! **Invariant:** nothing here calls into the transport; callbacks run inside the connection's lock (s2n-quic
 //! `connection_trait.rs`), where such a call would never return. They take the hub's own locks and wake wakers.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
@@ -44,9 +44,12 @@ mod outbox;
 mod proof;
 mod view;
 
-/// Bytes kept for streams that the peer has opened but the application has not accepted yet: enough for the first
-/// flight of an inner QUIC handshake sent along with the request (RFC 9298 §5 lets a client do so).
+/// Bytes kept for all of a connection's requests that are not admitted yet, or have not even arrived: enough for the
+/// first flights of a few inner QUIC handshakes sent along with their requests (RFC 9298 §5 lets a client do so).
 const EARLY_BYTES: usize = 64 * 1024;
+
+/// How many datagrams that may be.
+const EARLY_DATAGRAMS: usize = 128;
 
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +77,7 @@ pub struct DatagramCounters {
     pub dropped_too_big: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
-    /// Dropped on arrival: no such stream, or not any more (RFC 9297 §2.1).
+    /// Dropped on arrival: no such stream, not any more (RFC 9297 §2.1), or more than is kept before a request is admitted.
     pub dropped_unknown_stream: Counter,
     /// Streams that the dispatchers hold, those included whose last byte has not left.
     pub streams: Gauge,
@@ -141,11 +144,18 @@ pub struct Hub {
 
 #[derive(Default)]
 struct Inbox {
-    flows: HashMap<u64, (u32, Arc<Mutex<Arrivals>>)>,
-    early: VecDeque<(u64, Box<[u8]>)>,
+    flows: HashMap<u64, Entrance>,
+    early: Vec<(u64, Box<[u8]>)>,
     early_bytes: usize,
     /// Stream IDs below this have been accepted.
     accepted: u64,
+}
+
+/// Where datagrams of a flow go.
+struct Entrance {
+    slot: u32,
+    admitted: bool,
+    arrivals: Arc<Mutex<Arrivals>>,
 }
 
 struct Arrivals {
@@ -189,35 +199,30 @@ impl Hub {
         self.peer_accepts
     }
 
-    /// Opens the flow of a request stream that was just accepted or opened, and gives it what arrived early.
+    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), what
+    /// arrives for it shares a little room with that of all others that wait.
     ///
     /// Streams have to be opened in the order of their IDs: what arrives for a lower ID that is not open is dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
         let payloads = Segments::new(self.limits.flow_bytes);
         let losses = Arc::<Losses>::default();
         let state = Tunnel::new(false);
-        let mut arrivals = Arrivals { payloads, state, violation: None, reader: None, losses: losses.clone() };
+        let arrivals = Arrivals { payloads, state, violation: None, reader: None, losses: losses.clone() };
+        let arrivals = Arc::new(Mutex::new(arrivals));
         let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
         let mut inbox = lock(&self.inbox);
-        let inbox = &mut *inbox;
-        if !inbox.early.is_empty() {
-            inbox.early.retain(|(id, http_datagram)| {
-                if *id == stream_id {
-                    arrivals.push(http_datagram);
-                }
-                *id > stream_id
-            });
-            inbox.early_bytes = inbox.early.iter().map(|(_, bytes)| bytes.len()).sum();
-        }
+        // Of streams that were passed over, nothing will be asked.
+        let passed_over = inbox.accepted..stream_id;
+        drop(inbox.take_early(|id| passed_over.contains(&id)));
         inbox.accepted = inbox.accepted.max(stream_id + 4);
-        let arrivals = Arc::new(Mutex::new(arrivals));
-        inbox.flows.insert(stream_id, (slot, arrivals.clone()));
+        inbox.flows.insert(stream_id, Entrance { slot, admitted: false, arrivals: arrivals.clone() });
+        drop(inbox);
         Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
     }
 
     /// Changes the terms of the flow of a stream, if there is one.
     pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
-        let slot = lock(&self.inbox).flows.get(&stream_id).map(|(slot, _)| *slot);
+        let slot = lock(&self.inbox).flows.get(&stream_id).map(|entrance| entrance.slot);
         if let Some(slot) = slot {
             lock(&self.outbox).set_terms(slot, change);
         }
@@ -245,12 +250,13 @@ impl Hub {
         self.counters.received.inc_by(is_payload.into());
         let stream_id = quarter_stream_id * 4;
         let mut inbox = lock(&self.inbox);
-        let Some((_, arrivals)) = inbox.flows.get(&stream_id) else {
-            let dropped = inbox.keep_early(stream_id, http_datagram);
-            self.counters.dropped_unknown_stream.inc_by(dropped);
+        let Some(entrance) = inbox.flows.get(&stream_id).filter(|entrance| entrance.admitted) else {
+            if !inbox.keep_early(stream_id, http_datagram) {
+                self.counters.dropped_unknown_stream.inc();
+            }
             return;
         };
-        let mut arrivals = lock(arrivals);
+        let mut arrivals = lock(&entrance.arrivals);
         let dropped = arrivals.push(http_datagram);
         if dropped > 0 {
             self.counters.dropped_receive_queue.inc_by(dropped as u64);
@@ -359,20 +365,26 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Inbox {
-    /// Keeps an HTTP Datagram for a stream that may still be accepted; returns how many were dropped.
-    fn keep_early(&mut self, stream_id: u64, http_datagram: &[u8]) -> u64 {
-        if stream_id < self.accepted || http_datagram.len() > EARLY_BYTES {
-            return 1;
+    /// Keeps an HTTP Datagram for a request that may still be admitted; returns whether it is kept. The first ones of a
+    /// handshake are worth more than what follows them, and refusing costs less than making room.
+    fn keep_early(&mut self, stream_id: u64, http_datagram: &[u8]) -> bool {
+        let expected = stream_id >= self.accepted || self.flows.contains_key(&stream_id);
+        let fits = self.early_bytes + http_datagram.len() <= EARLY_BYTES && self.early.len() < EARLY_DATAGRAMS;
+        if expected && fits {
+            self.early_bytes += http_datagram.len();
+            self.early.push((stream_id, http_datagram.into()));
         }
-        let mut dropped = 0;
-        while self.early_bytes + http_datagram.len() > EARLY_BYTES || self.early.len() >= EARLY_BYTES / 512 {
-            let Some((_, oldest)) = self.early.pop_front() else { break };
-            self.early_bytes -= oldest.len();
-            dropped += 1;
+        expected && fits
+    }
+
+    /// Takes the early datagrams of the streams that `wanted` names.
+    fn take_early(&mut self, wanted: impl Fn(u64) -> bool) -> impl Iterator<Item = Box<[u8]>> {
+        let taken: Vec<_> = self.early.extract_if(.., |(stream_id, _)| wanted(*stream_id)).collect();
+        self.early_bytes -= taken.iter().map(|(_, http_datagram)| http_datagram.len()).sum::<usize>();
+        if self.early.is_empty() {
+            self.early = Vec::new();
         }
-        self.early_bytes += http_datagram.len();
-        self.early.push_back((stream_id, http_datagram.into()));
-        dropped
+        taken.into_iter().map(|(_, http_datagram)| http_datagram)
     }
 }
 
@@ -386,6 +398,18 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Lets datagrams in, those first that arrived early: the request is admitted, or our own. What exceeds the flow's
+    /// bound from here on is dropped by the flow's rule.
+    pub fn admit(&self) {
+        let mut inbox = lock(&self.hub.inbox);
+        if let Some(entrance) = inbox.flows.get_mut(&self.stream_id) {
+            entrance.admitted = true;
+        }
+        let mut arrivals = lock(&self.arrivals);
+        let dropped: usize = inbox.take_early(|id| id == self.stream_id).map(|early| arrivals.push(&early)).sum();
+        self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
+    }
+
     /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         lock(&self.arrivals).state.set_datagrams_usable(usable);
@@ -489,7 +513,12 @@ impl Drop for Batch<'_> {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        lock(&self.hub.inbox).flows.remove(&self.stream_id);
+        let mut inbox = lock(&self.hub.inbox);
+        let entrance = inbox.flows.remove(&self.stream_id);
+        if entrance.is_some_and(|entrance| !entrance.admitted) {
+            drop(inbox.take_early(|id| id == self.stream_id));
+        }
+        drop(inbox);
         lock(&self.hub.outbox).close(self.slot);
     }
 }

@@ -67,6 +67,13 @@ fn hub(flow_bytes: usize, connection_bytes: usize) -> (Arc<Hub>, Arc<DatagramCou
     (sender.hub(), counters)
 }
 
+/// Opens a flow whose request is admitted.
+fn open(hub: &Arc<Hub>, stream_id: u64) -> Flow {
+    let flow = hub.open(stream_id);
+    flow.admit();
+    flow
+}
+
 fn send(flow: &Flow, payloads: &[&[u8]]) {
     let mut batch = flow.batch();
     payloads.iter().for_each(|payload| batch.push(payload));
@@ -95,7 +102,7 @@ fn receive(hub: &Arc<Hub>, stream_id: u64, payload: &[u8]) {
 #[test]
 fn flows_take_turns_and_each_keeps_its_order() {
     let (hub, _) = hub(1000, 1000);
-    let (a, b) = (hub.open(0), hub.open(4));
+    let (a, b) = (open(&hub, 0), open(&hub, 4));
     send(&a, &[b"a1", b"a2", b"a3"]);
     send(&b, &[b"b1"]);
     let written = transmit(&hub, FakePacket::new(1000));
@@ -106,7 +113,7 @@ fn flows_take_turns_and_each_keeps_its_order() {
 #[test]
 fn a_flow_that_ends_with_its_payloads_leaves_no_wish_to_send() {
     let (hub, _) = hub(1000, 1000);
-    let (flow, other) = (hub.open(0), hub.open(4));
+    let (flow, other) = (open(&hub, 0), open(&hub, 4));
     send(&flow, &[b"never sent"]);
     drop(flow);
     assert!(transmit(&hub, FakePacket::new(1000)).is_empty());
@@ -120,7 +127,7 @@ fn a_flow_that_ends_with_its_payloads_leaves_no_wish_to_send() {
 #[test]
 fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
     let (hub, counters) = hub(1000, 1000);
-    let flow = hub.open(0);
+    let flow = open(&hub, 0);
     send(&flow, &[&[1; 60], &[2; 60]]);
     assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
     assert!(Sender(hub.clone()).has_transmission_interest());
@@ -131,7 +138,7 @@ fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
 #[test]
 fn a_payload_that_no_packet_can_carry_is_dropped_and_holds_up_nobody() {
     let (hub, counters) = hub(1000, 1000);
-    let (big, small) = (hub.open(0), hub.open(4));
+    let (big, small) = (open(&hub, 0), open(&hub, 4));
     send(&big, &[&[1; 200], b"after"]);
     send(&small, &[b"small"]);
     // The first packet shows how much room there is, so that nothing more is waited for.
@@ -143,7 +150,7 @@ fn a_payload_that_no_packet_can_carry_is_dropped_and_holds_up_nobody() {
 #[test]
 fn a_payload_waits_out_packets_that_other_frames_have_filled_but_not_for_ever() {
     let (hub, counters) = hub(1000, 1000);
-    let flow = hub.open(0);
+    let flow = open(&hub, 0);
     send(&flow, &[b"first"]);
     assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
     send(&flow, &[&[1; 80]]);
@@ -160,7 +167,7 @@ fn a_payload_waits_out_packets_that_other_frames_have_filled_but_not_for_ever() 
 #[test]
 fn the_peers_limit_drops_only_what_exceeds_it() {
     let (hub, counters) = hub(1000, 1000);
-    let flow = hub.open(0);
+    let flow = open(&hub, 0);
     send(&flow, &[&[1; 80], b"small"]);
     let packet = FakePacket { peer_limit: 50, ..FakePacket::new(1000) };
     assert_eq!(transmit(&hub, packet), [b"\0\0small"]);
@@ -170,7 +177,7 @@ fn the_peers_limit_drops_only_what_exceeds_it() {
 #[test]
 fn streams_that_wait_get_every_other_packet() {
     let (hub, _) = hub(1000, 1000);
-    let flow = hub.open(0);
+    let flow = open(&hub, 0);
     send(&flow, &[b"1", b"2", b"3"]);
     let packet = || FakePacket { streams_wait: true, ..FakePacket::new(6) };
     let lens: Vec<_> = (0..5).map(|_| transmit(&hub, packet()).len()).collect();
@@ -180,7 +187,7 @@ fn streams_that_wait_get_every_other_packet() {
 #[test]
 fn a_flow_that_floods_keeps_its_bound_and_loses_only_its_own() {
     let (hub, counters) = hub(100, 150);
-    let (flood, quiet) = (hub.open(0), hub.open(4));
+    let (flood, quiet) = (open(&hub, 0), open(&hub, 4));
     send(&quiet, &[&[7; 50]]);
     send(&flood, &vec![&[9; 10][..]; 1000]);
     send(&quiet, &[&[8; 20]]);
@@ -196,7 +203,7 @@ fn a_flow_that_floods_keeps_its_bound_and_loses_only_its_own() {
 fn datagrams_that_come_before_their_stream_wait_for_it() {
     let (hub, counters) = hub(1000, 1000);
     receive(&hub, 8, b"early");
-    let (first, flow) = (hub.open(0), hub.open(8));
+    let (first, flow) = (open(&hub, 0), open(&hub, 8));
     assert_eq!(arrived(&flow), [b"early"]);
     assert!(arrived(&first).is_empty());
     drop(flow);
@@ -206,14 +213,36 @@ fn datagrams_that_come_before_their_stream_wait_for_it() {
 }
 
 #[test]
-fn what_waits_for_streams_to_come_is_bounded() {
-    let (hub, counters) = hub(1000, 1000);
-    for _ in 0..10_000 {
-        receive(&hub, 400, &[0; 1000]);
+fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
+    let (hub, counters) = hub(1 << 20, 1 << 20);
+    let flows = [0, 4, 8, 12].map(|stream_id| hub.open(stream_id));
+    for (stream_id, len) in [(0, 1000), (4, 1), (8, 1000), (400, 1000)] {
+        (0..10_000).for_each(|_| receive(&hub, stream_id, &vec![0; len]));
     }
-    let kept = lock(&hub.inbox).early_bytes;
-    assert!(kept <= EARLY_BYTES && kept > EARLY_BYTES / 2);
-    assert!(counters.dropped_unknown_stream.get() > 9_900);
+    let kept = || {
+        let inbox = lock(&hub.inbox);
+        (inbox.early_bytes, inbox.early.len(), inbox.early.capacity())
+    };
+    let (bytes, datagrams, _) = kept();
+    assert!(bytes <= EARLY_BYTES && datagrams <= EARLY_DATAGRAMS && bytes > EARLY_BYTES / 2);
+    assert_eq!(counters.dropped_unknown_stream.get(), 40_000 - datagrams as u64);
+    flows[0].admit();
+    assert_eq!(arrived(&flows[0]).len(), EARLY_BYTES / 1001, "the first ones are those that are kept");
+    drop(flows);
+    drop(hub.open(404));
+    assert_eq!(kept(), (0, 0, 0));
+}
+
+#[test]
+fn what_came_early_is_in_front_of_what_comes_after_the_request_was_admitted() {
+    let (hub, _) = hub(1000, 1000);
+    receive(&hub, 0, b"before the request");
+    let flow = hub.open(0);
+    receive(&hub, 0, b"before it is admitted");
+    assert!(arrived(&flow).is_empty());
+    flow.admit();
+    receive(&hub, 0, b"after");
+    assert_eq!(arrived(&flow), [&b"before the request"[..], b"before it is admitted", b"after"]);
 }
 
 #[test]
@@ -229,7 +258,7 @@ fn a_datagram_that_belongs_to_no_possible_stream_is_a_violation_of_the_connectio
 #[test]
 fn a_datagram_without_a_context_ends_its_tunnel_and_no_other() {
     let (hub, _) = hub(1000, 1000);
-    let (a, b) = (hub.open(0), hub.open(4));
+    let (a, b) = (open(&hub, 0), open(&hub, 4));
     hub.on_datagram(b"\0");
     receive(&hub, 4, b"fine");
     let mut cx = Context::from_waker(std::task::Waker::noop());
@@ -241,7 +270,7 @@ fn a_datagram_without_a_context_ends_its_tunnel_and_no_other() {
 fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
     let (hub, _) = hub(1000, 1000);
     for round in 0..1000 {
-        let flow = hub.open(round * 4);
+        let flow = open(&hub, round * 4);
         send(&flow, &[&[1; 10]]);
         receive(&hub, round * 4, b"x");
     }
@@ -255,7 +284,7 @@ proptest! {
     #[test]
     fn queues_add_up(steps in prop::collection::vec((0..4_u64, 0..300_usize, 0..400_usize), 1..200)) {
         let (hub, counters) = hub(600, 1000);
-        let flows: Vec<_> = (0..4).map(|index| hub.open(index * 4)).collect();
+        let flows: Vec<_> = (0..4).map(|index| open(&hub, index * 4)).collect();
         let (mut pushed, mut next, mut last) = (0_u64, [0_u32; 4], [None; 4]);
         for (index, len, room) in steps {
             let index = index as usize;
@@ -283,7 +312,7 @@ proptest! {
     #[test]
     fn no_datagram_panics(frames: Vec<Vec<u8>>) {
         let (hub, _) = hub(1000, 1000);
-        let _flow = hub.open(0);
+        let _flow = open(&hub, 0);
         let mut receiver = Receiver(hub.clone());
         let _ = &mut receiver;
         frames.iter().for_each(|frame| hub.on_datagram(frame));
@@ -321,7 +350,7 @@ const ML: Discipline = Discipline::Ml { low: sched::stream::Low::Rr };
 #[test]
 fn the_high_level_leaves_first_by_deadline_and_the_low_one_takes_turns_behind_it() {
     let (hub, _) = hub_in_time(ML);
-    let flows = [0, 4, 8, 12].map(|stream| hub.open(stream));
+    let flows = [0, 4, 8, 12].map(|stream| open(&hub, stream));
     flows[2].set_terms(terms("level = \"high\"\ndeadline_ms = 500"));
     flows[3].set_terms(terms("level = \"high\"\ndeadline_ms = 100"));
     for flow in &flows {
@@ -340,7 +369,7 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
     let info = provider::ConnectionInfo::new(65_535, noop_waker());
     // Many have ended.
     let hubs = (0..100).map(|_| endpoint.create_connection(&info).0.hub()).collect::<Vec<_>>().split_off(97);
-    let flows = hubs.iter().map(|hub| [hub.open(0), hub.open(4)]).collect::<Vec<_>>();
+    let flows = hubs.iter().map(|hub| [open(hub, 0), open(hub, 4)]).collect::<Vec<_>>();
     for [first, second] in &flows {
         second.set_terms(terms("priority = 255"));
         send(first, &[b"1"]);
@@ -357,7 +386,7 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
 fn another_discipline_orders_payloads_that_wait_already() {
     for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
         let (hub, _) = hub_in_time(Discipline::Fcfs);
-        let (first, second) = (hub.open(0), hub.open(4));
+        let (first, second) = (open(&hub, 0), open(&hub, 4));
         second.set_terms(terms("priority = 255"));
         send(&first, &[b"1"]);
         send(&second, &[b"2"]);
@@ -383,7 +412,7 @@ fn what_is_of_another_class_by_now_keeps_what_was_asked_for_within_its_bounds() 
 #[test]
 fn a_change_of_terms_counts_for_payloads_that_wait_already() {
     let (hub, _) = hub_in_time(ML);
-    let (first, second) = (hub.open(0), hub.open(4));
+    let (first, second) = (open(&hub, 0), open(&hub, 4));
     send(&first, &[b"1"]);
     send(&second, &[b"2"]);
     second.set_terms(terms("level = \"high\""));
@@ -394,7 +423,7 @@ fn a_change_of_terms_counts_for_payloads_that_wait_already() {
 #[test]
 fn payloads_that_waited_too_long_for_their_class_are_dropped_and_counted() {
     let (hub, counters) = hub_in_time(ML);
-    let flow = hub.open(0);
+    let flow = open(&hub, 0);
     let stale = terms("drop = \"sojourn\"\nsojourn_ms = 50");
     flow.set_terms(stale.clone());
     send(&flow, &[b"old", b"older"]);
@@ -410,7 +439,7 @@ fn payloads_that_waited_too_long_for_their_class_are_dropped_and_counted() {
 fn a_deadline_drops_what_is_late_where_the_schedule_says_so_and_nothing_else() {
     for (expiry, left) in [(Expiry::Hard, 1), (Expiry::Soft, 2)] {
         let (hub, counters) = hub_in_time(Discipline::Edf { expiry });
-        let flow = hub.open(0);
+        let flow = open(&hub, 0);
         let terms = terms("deadline_ms = 100");
         flow.set_terms(terms.clone());
         send(&flow, &[b"late"]);
@@ -428,7 +457,7 @@ fn a_deadline_drops_what_is_late_where_the_schedule_says_so_and_nothing_else() {
 #[test]
 fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
     let (hub, _) = hub_in_time(ML);
-    let (thin, other) = (hub.open(0), hub.open(4));
+    let (thin, other) = (open(&hub, 0), open(&hub, 4));
     // 100 bytes are 1 ms, and 10 ms may leave at once. With its headers, a payload takes 2.05 ms.
     let terms = terms("level = \"high\"\nrate_down = \"800 kbit/s\"");
     thin.set_terms(terms);
@@ -451,7 +480,7 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
 #[test]
 fn a_flooding_flow_costs_the_others_no_more_than_its_turns() {
     let (hub, _) = hub_in_time(ML);
-    let (flood, quiet) = (hub.open(0), hub.open(4));
+    let (flood, quiet) = (open(&hub, 0), open(&hub, 4));
     for _ in 0..50 {
         send(&flood, &[&[9; 1000][..]; 20]);
         send(&quiet, &[&[1; 100]]);
