@@ -136,11 +136,21 @@ fn targets(rules: &TargetRules) -> Vec<String> {
     .collect()
 }
 
-fn limits(limits: &Limits) -> [String; 4] {
+fn limits(limits: &Limits) -> [String; 6] {
+    let strangers = &limits.strangers;
     [
         format!(
             "  limits: {} connections, {} handshakes at once before Retry, {} tunnels a connection, {} a user",
             limits.connections, limits.handshakes_in_flight, limits.tunnels_per_connection, limits.tunnels_per_user
+        ),
+        format!(
+            "  strangers: {} of the connections, {} from one /24 or /56",
+            limits.places_for_strangers(),
+            strangers.per_prefix
+        ),
+        format!(
+            "    each for {:?}, {} packets, {} bytes held, {} requests at once, {} refused ones",
+            strangers.time, strangers.packets, strangers.bytes, strangers.requests, strangers.refusals
         ),
         format!(
             "  queues: {} bytes a tunnel, {} a connection; UDP socket buffers of {}; header sections of {}",

@@ -154,6 +154,8 @@ pub struct ClientCertificate {
 pub struct Limits {
     /// QUIC connections at once.
     pub connections: u32,
+    /// What connections may use on which no user was let in yet.
+    pub strangers: Strangers,
     /// Handshakes at once before further clients have to prove their address first (RFC 9000 §8.1.2).
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
@@ -180,10 +182,55 @@ pub struct Limits {
     pub udp_buffer_bytes: u32,
 }
 
+/// What strangers may use: connections on which no user's credentials were accepted yet or, where none are asked for, no
+/// request was let through to its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strangers {
+    /// Their places among [`Limits::connections`], in percent, as long as nobody of their prefix is known.
+    pub percent: u8,
+    /// Strangers at once from one /24 (IPv4) or /56 (IPv6).
+    pub per_prefix: u32,
+    /// How long a connection may be a stranger's.
+    pub time: Duration,
+    /// Packets that each may send.
+    pub packets: u32,
+    /// Bytes that each may make the relay hold.
+    pub bytes: u32,
+    /// Requests of each that may wait for an answer at once.
+    pub requests: u32,
+    /// Requests that may be refused to each.
+    pub refusals: u32,
+}
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self {
+            percent: 75,
+            per_prefix: 256,
+            time: Duration::from_secs(10),
+            packets: 4_096,
+            bytes: 512 << 10,
+            requests: 64,
+            refusals: 128,
+        }
+    }
+}
+
+impl Limits {
+    /// How many of the places for connections strangers may take whose prefix has no known user; at least one.
+    #[must_use]
+    pub fn places_for_strangers(&self) -> u32 {
+        let places = u64::from(self.connections) * u64::from(self.strangers.percent) / 100;
+        // A percentage of a `u32` is one.
+        (places as u32).max(1)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 10_000,
+            strangers: Strangers::default(),
             handshakes_in_flight: 1_000,
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,
@@ -373,6 +420,19 @@ fn rules(targets: &mut Section<'_>, key: &'static str) -> Vec<Rule> {
     targets.list_or_tables::<Rule, Pattern>(key, detailed).unwrap_or_default()
 }
 
+fn strangers(section: &mut Section<'_>) -> Strangers {
+    let default = Strangers::default();
+    Strangers {
+        percent: section.number("strangers_percent", 1..=100, default.percent),
+        per_prefix: section.number("strangers_per_prefix", 1..=1 << 24, default.per_prefix),
+        time: section.seconds("stranger_seconds", 1..=3_600, default.time),
+        packets: section.number("stranger_packets", 64..=1 << 24, default.packets),
+        bytes: section.number("stranger_bytes", 1 << 16..=1 << 30, default.bytes),
+        requests: section.number("stranger_requests", 1..=1 << 20, default.requests),
+        refusals: section.number("stranger_refusals", 0..=1 << 20, default.refusals),
+    }
+}
+
 const TUNNELS: RangeInclusive<u64> = 1..=1 << 20;
 const QUEUE_BYTES: RangeInclusive<u64> = 1 << 12..=1 << 30;
 
@@ -380,6 +440,7 @@ fn limits(section: &mut Section<'_>) -> Limits {
     let default = Limits::default();
     let limits = Limits {
         connections: section.number("connections", 1..=1 << 24, default.connections),
+        strangers: strangers(section),
         handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, default.handshakes_in_flight),
         tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, default.tunnels_per_connection),
         tunnels_per_user: section.number("tunnels_per_user", TUNNELS, default.tunnels_per_user),

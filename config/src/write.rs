@@ -135,6 +135,14 @@ fn rule(rule: &Rule) -> String {
 
 fn limits(limits: &Limits, section: &mut Section<'_>) {
     section.number("connections", Some(limits.connections));
+    let strangers = &limits.strangers;
+    section.number("strangers_percent", Some(strangers.percent));
+    section.number("strangers_per_prefix", Some(strangers.per_prefix));
+    section.seconds("stranger_seconds", strangers.time);
+    section.number("stranger_packets", Some(strangers.packets));
+    section.number("stranger_bytes", Some(strangers.bytes));
+    section.number("stranger_requests", Some(strangers.requests));
+    section.number("stranger_refusals", Some(strangers.refusals));
     section.number("handshakes_in_flight", Some(limits.handshakes_in_flight));
     section.number("tunnels_per_connection", Some(limits.tunnels_per_connection));
     section.number("tunnels_per_user", Some(limits.tunnels_per_user));

@@ -7,12 +7,13 @@ pub mod endpoint;
 use std::{net::SocketAddr, sync::Arc};
 
 use masque::{
-    h3::{Part, ResponseHead, Role},
+    h3::{Part, RequestHead, ResponseHead, Role},
     priority::Priority,
     request::{self, Accepted, Refused},
     target::Target,
     template::Template,
 };
+use tokio::sync::Semaphore;
 
 use crate::{
     quic::h3::{self, Connection, MessageLimits, Request, Reserved},
@@ -43,7 +44,15 @@ pub struct Relay {
     template: Arc<Template>,
     bearer: Option<Arc<str>>,
     queue_bytes: usize,
+    /// Who may ask before the relay has let us in.
+    first: Arc<Semaphore>,
 }
+
+/// How many requests wait for the relay's first yes at once: until then it takes us for a stranger.
+const FIRST_REQUESTS: usize = 16;
+
+/// How many may wait from then on: all.
+const LATER_REQUESTS: usize = 1 << 24;
 
 /// A tunnel that the relay has opened.
 pub struct Opened {
@@ -77,7 +86,8 @@ impl Relay {
     ) -> Result<(Self, Connection), h3::Error> {
         let connection = Connection::start(connection, Role::Client, MessageLimits::default()).await?;
         let client = connection.client();
-        Ok((Self { client, template, bearer, queue_bytes }, connection))
+        let first = Arc::new(Semaphore::new(FIRST_REQUESTS));
+        Ok((Self { client, template, bearer, queue_bytes, first }, connection))
     }
 
     /// The HTTP/3 connection.
@@ -127,8 +137,7 @@ impl Relay {
         }
         let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
-        let mut request = self.client.request_on(reserved, &head)?;
-        let accepted = self.answer(&mut request, request::check_udp_response).await?;
+        let (request, accepted) = self.ask(Some(reserved), &head, request::check_udp_response).await?;
         let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
         Ok(Opened { tunnel, next_hop: accepted.next_hop })
     }
@@ -149,10 +158,29 @@ impl Relay {
     pub async fn open_tcp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Request, OpenError> {
         let mut head = request::tcp_request(target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
-        let mut request = self.client.request(&head).await?;
-        self.answer(&mut request, request::check_tcp_response).await?;
+        let (mut request, _) = self.ask(None, &head, request::check_tcp_response).await?;
         request.recv.set_connect();
         Ok(request)
+    }
+
+    /// Sends a request, on a stream that was reserved for it if there is one, and waits for its answer.
+    async fn ask(
+        &self,
+        reserved: Option<Reserved>,
+        head: &RequestHead,
+        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
+    ) -> Result<(Request, Accepted), OpenError> {
+        // Never closed, so that there is no error.
+        let _waiting = self.first.acquire().await;
+        let mut request = match reserved {
+            Some(reserved) => self.client.request_on(reserved, head)?,
+            None => self.client.request(head).await?,
+        };
+        let accepted = self.answer(&mut request, check).await?;
+        if self.first.available_permits() < FIRST_REQUESTS {
+            self.first.add_permits(LATER_REQUESTS);
+        }
+        Ok((request, accepted))
     }
 
     async fn answer(

@@ -175,7 +175,7 @@ impl Endpoints {
                 schedules: self.relay.schedules().clone(),
             };
             let admission = Admission {
-                max_connections: limits.connections,
+                places: self.relay.places().clone(),
                 max_handshakes: limits.handshakes_in_flight,
                 open: self.open.clone(),
                 handshakes: self.metrics.handshakes.clone(),

@@ -176,6 +176,9 @@ templates = ["https://localhost:{port}/.well-known/masque/udp/{{target_host}}/{{
 allow = ["127.0.0.0/8"]
 unlisted = "deny"
 [relay.limits]
+strangers_percent = 100
+strangers_per_prefix = 100000
+stranger_seconds = 600
 tunnels_per_connection = 20000
 tunnels_per_user = 100000
 [log]

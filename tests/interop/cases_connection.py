@@ -293,3 +293,23 @@ async def decoder_instruction_without_a_table(c: RawClient, wrong: bytes) -> Out
     await c.tunnel()
     c.uni(varint(StreamType.QPACK_DECODER) + wrong)
     return await c.closing()
+
+
+@case("RFC 9000 §21.7", closed(ErrorCode.H3_EXCESSIVE_LOAD))
+async def one_byte_in_each_block_of_memory(c: RawClient) -> Outcome:
+    """Sends bytes far from each other, before anything was asked for."""
+    c.start()
+    await c.ping()
+    for stream in range(0, 16, 4):
+        offsets = range(4097, 64 * 4096, 4096)
+        c.packet(b"".join(wire.stream_frame(stream, at, b"x") for at in offsets))
+    return await c.closing()
+
+
+@case("RFC 9000 §21.8", closed(ErrorCode.H3_EXCESSIVE_LOAD))
+async def a_thousand_streams_opened_by_one_frame(c: RawClient) -> Outcome:
+    """Names a stream that opens all those below it, before anything was asked for."""
+    c.start()
+    await c.ping()
+    c.packet(wire.stream_frame(4 * 1000, 0, b""))
+    return await c.closing()

@@ -12,6 +12,9 @@ from aioquic.quic.events import (
     StreamDataReceived,
     StreamReset,
 )
+from aioquic.quic.packet import QuicPacketType
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.tls import Epoch
 
 import wire
 from relay_connection import RelayConnection
@@ -68,6 +71,11 @@ def reset(code: int | None = None) -> Outcome:
 def status(code: int) -> Outcome:
     """The request was answered with this status, and the connection lives on."""
     return Outcome("status", code)
+
+
+def refused_as_malformed(code: int) -> Outcome:
+    """The request was answered with status 400, and then its stream was reset."""
+    return Outcome("status 400, then stream", code)
 
 
 TOLERATED = Outcome("tunnel works")
@@ -160,6 +168,28 @@ class RawClient(RelayConnection):
         self._quic.reset_stream(stream, code)
         self.transmit()
 
+    def packet(self, frames: bytes) -> None:
+        """Sends one packet with these QUIC frames, the first with a type of one byte."""
+        quic = self._quic
+        builder = QuicPacketBuilder(
+            host_cid=quic.host_cid,
+            is_client=True,
+            max_datagram_size=max(quic._max_datagram_size, len(frames) + 64),
+            packet_number=quic._packet_number,
+            peer_cid=quic._peer_cid.cid,
+            version=quic._version,
+        )
+        builder.start_packet(QuicPacketType.ONE_RTT, quic._cryptos[Epoch.ONE_RTT])
+        builder.start_frame(frames[0], len(frames)).push_bytes(frames[1:])
+        packets = quic._flush_builder(
+            builder=builder,
+            network_path=quic._network_paths[0],
+            peer_cid=quic._peer_cid.cid,
+            now=self._loop.time(),
+        )
+        for data, address in packets:
+            self._transport.sendto(data, address)
+
     def datagram(self, data: bytes) -> None:
         """Sends one QUIC DATAGRAM frame."""
         self._quic.send_datagram_frame(data)
@@ -237,12 +267,19 @@ class RawClient(RelayConnection):
         return self._lost() or outcome
 
     async def answer(self, stream: int) -> Outcome:
-        """Waits for the response to a request, or for its stream's reset."""
+        """Waits for the response to a request, or for its stream's reset; of a malformed one, for both."""
         received = self.received[stream]
         await self.until(
             lambda: received.status or received.reset is not None or self.terminated,
             REACTION_S,
         )
+        if received.status == 400:
+            await self.until(
+                lambda: received.ended or received.reset is not None or self.terminated,
+                REACTION_S,
+            )
+            if received.reset is not None:
+                return await self._unless_lost(refused_as_malformed(received.reset))
         if received.status:
             return await self._unless_lost(status(received.status))
         return await self.ending(stream)

@@ -148,3 +148,8 @@ def pull_settings(payload: bytes) -> dict[int, int]:
         key = reader.pull_uint_var()
         values[key] = reader.pull_uint_var()
     return values
+
+
+def stream_frame(stream: int, offset: int, data: bytes) -> bytes:
+    """A QUIC STREAM frame with offset and length (RFC 9000 §19.8)."""
+    return b"\x0e" + varint(stream) + varint(offset) + varint(len(data)) + data

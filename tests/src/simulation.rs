@@ -263,6 +263,7 @@ async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Res
     let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
     assert!(known, "the request is for the target");
     let next_hop = TARGET.parse().expect("a valid address");
+    client.standing().admit();
     request.send.respond(&request::accepted(Protocol::Udp, next_hop, &ProxyName::default())).await?;
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
     let (mut payloads, stream_id) = (Segments::new(QUEUE_BYTES), tunnel.stream_id());

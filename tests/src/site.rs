@@ -300,6 +300,8 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
     let Terms { relay, targets, limits, control, sections } = terms;
     let (v4, v6) = (template(chain, Family::V4), template(chain, Family::V6));
     let folder = folder.0.display();
+    // On a busy machine, clients of a test may take long to ask for anything.
+    let patience = if limits.contains("stranger_seconds") { "" } else { "stranger_seconds = 600" };
     format!(
         r#"
         state_dir = "{folder}"
@@ -312,6 +314,7 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
         {targets}
         [relay.limits]
         {limits}
+        {patience}
         [control]
         socket = "{folder}/control.sock"
         {control}

@@ -34,7 +34,7 @@ fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus,
 
 /// The daemon in development mode, alone in a namespace.
 struct Development {
-    _daemon: Process,
+    daemon: Process,
     namespace: Namespace,
     state: PathBuf,
 }
@@ -46,7 +46,7 @@ impl Development {
         let arguments = ["run".as_ref(), "--state-dir".as_ref(), state.as_os_str()];
         let daemon = namespace.start(tests::program("paced").unwrap(), arguments).unwrap();
         daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
-        Self { _daemon: daemon, namespace, state }
+        Self { daemon, namespace, state }
     }
 }
 
@@ -104,4 +104,18 @@ fn clients_that_break_rules_are_answered_so_where_tokens_are_asked_for() {
     let relay = ["--relay", &relay, "--server-name", &name, "--ca", &authority, "--token", &token];
     let arguments = [&["strictness", "--target", &target], &relay[..]].concat();
     assert_none_failed(run(&site.chain.client, &script, &arguments));
+}
+
+#[test]
+fn packets_full_of_any_frame_or_capsule_leave_the_relay_at_work() {
+    tests::ring!(Netns);
+    let script = script();
+    let development = Development::start();
+    let pid = development.daemon.id().to_string();
+    let arguments = ["hostile", "--relay", "127.0.0.1:4433", "--insecure", "--pid", &pid, "--packets", "20"];
+    let (status, report) = run(&development.namespace, &script, &arguments);
+    assert!(status.success() && report.lines().count() >= 20, "{report}");
+    let arguments = ["connect_udp", "--relay", "127.0.0.1:4433", "--insecure"];
+    let (status, report) = run(&development.namespace, &script, &arguments);
+    assert!(status.success(), "{report}");
 }

@@ -122,6 +122,8 @@ impl TestRelay {
             while let Some(connection) = server.accept().await {
                 counting.connections.fetch_add(1, Relaxed);
                 let connection = Connection::start(connection, Role::Server, MessageLimits::default()).await.unwrap();
+                // What it takes for users is not for it to say.
+                connection.client().standing().admit();
                 tokio::spawn(serve(connection, does, counting.clone()));
             }
         });

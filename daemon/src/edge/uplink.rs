@@ -33,6 +33,9 @@ use crate::{
 /// configuration says nothing (`tunnels_per_user`, 4,096).
 pub const CONNECTIONS: usize = 4;
 
+/// After how long the end of a connection without an error is no reason to wait before the next.
+const PEACE: Duration = Duration::from_secs(1);
+
 /// For how long a connection that others make up for may be without tunnels before it is closed.
 const SPARE: Duration = Duration::from_secs(30);
 
@@ -307,10 +310,17 @@ impl Work<'_> {
         if line.is_closed() {
             return;
         }
-        if let Some(relay) = self.uplink.relays.get(line.place) {
-            warn!(relay = %relay.origin(), "connection lost: {error}");
+        // A relay keeps no connection for long over which nothing is asked.
+        let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
+        match self.uplink.relays.get(line.place) {
+            Some(relay) if peaceful => info!(relay = %relay.origin(), "the relay closed the connection"),
+            Some(relay) => warn!(relay = %relay.origin(), "connection lost: {error}"),
+            None => {}
         }
-        self.failover.lost(line.place, line.since.elapsed(), Instant::now(), random());
+        if peaceful && lasted > PEACE {
+            lasted = Duration::MAX;
+        }
+        self.failover.lost(line.place, lasted, Instant::now(), random());
     }
 
     /// This host's addresses have changed: has connections go on from the new ones.

@@ -28,6 +28,7 @@ use super::{
     datagrams::Datagrams,
     events::{Events, HandshakeCounters, Turns},
     io::{Counters, Provider, Settings, device::Devices},
+    strangers::{Places, Verdict},
     tls::ServerTls,
 };
 
@@ -109,6 +110,14 @@ impl Default for Transport {
     }
 }
 
+/// How many unidirectional streams a peer may have open: control, two of QPACK (RFC 9114 §6.2), and some that greasing
+/// peers open and we stop at once.
+const UNIDIRECTIONAL_STREAMS: u64 = 8;
+
+/// The window of each: two blocks of the transport's memory. The longest frame that means anything on them has less than
+/// one.
+const UNIDIRECTIONAL_WINDOW_BYTES: u64 = 8 * 1024;
+
 /// How long the answer to a keep-alive may take.
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -157,10 +166,10 @@ impl Transport {
             .and_then(|limits| limits.with_max_keep_alive_period(self.keep_alive.unwrap_or(self.idle_timeout)))
             .and_then(|limits| limits.with_max_open_remote_bidirectional_streams(self.max_requests))
             .and_then(|limits| limits.with_max_open_local_bidirectional_streams(self.max_requests))
-            .and_then(|limits| limits.with_max_open_remote_unidirectional_streams(16))
+            .and_then(|limits| limits.with_max_open_remote_unidirectional_streams(UNIDIRECTIONAL_STREAMS))
             .and_then(|limits| limits.with_bidirectional_remote_data_window(self.stream_window_bytes))
             .and_then(|limits| limits.with_bidirectional_local_data_window(self.stream_window_bytes))
-            .and_then(|limits| limits.with_unidirectional_data_window(64 * 1024))
+            .and_then(|limits| limits.with_unidirectional_data_window(UNIDIRECTIONAL_WINDOW_BYTES))
             .and_then(|limits| limits.with_data_window(self.connection_window_bytes))
             .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
             .and_then(|limits| limits.with_stream_batch_size(self.stream_batch));
@@ -253,8 +262,9 @@ pub fn serve<I: io::Provider>(
     admission: Admission,
     issuer: &Issuer,
 ) -> Result<Server> {
-    let (handshakes, turns) = (admission.handshakes.clone(), admission.turns.clone());
-    let events = Events { handshakes, turns, schedules: datagrams.schedules.clone() };
+    let (handshakes, turns, places) = (admission.handshakes.clone(), admission.turns.clone(), admission.places.clone());
+    let tokens = issuer.address_tokens().honoured_by(places.clone());
+    let events = Events { handshakes, turns, schedules: datagrams.schedules.clone(), places: Some(places) };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -264,7 +274,7 @@ pub fn serve<I: io::Provider>(
         .with_endpoint_limits(admission)?
         .with_connection_id(issuer.connection_ids()?)?
         .with_stateless_reset_token(issuer.reset_tokens())?
-        .with_address_token(issuer.address_tokens())?
+        .with_address_token(tokens)?
         .with_event(events)?;
     builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
@@ -292,9 +302,8 @@ pub fn connect<I: io::Provider>(
 
 /// Decides what becomes of a connection attempt, before it costs a handshake.
 pub struct Admission {
-    /// Open connections, handshakes included, above which attempts are refused; all endpoints that share `handshakes`
-    /// count together.
-    pub max_connections: u32,
+    /// The places for connections, which all endpoints that share them count together.
+    pub places: Arc<Places>,
     /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
     /// §8.1.2).
     pub max_handshakes: u32,
@@ -313,7 +322,7 @@ impl Default for Admission {
     fn default() -> Self {
         let limits = config::relay::Limits::default();
         Self {
-            max_connections: limits.connections,
+            places: Arc::default(),
             max_handshakes: limits.handshakes_in_flight,
             open: Arc::new(AtomicBool::new(true)),
             handshakes: Arc::default(),
@@ -332,11 +341,12 @@ impl Limiter for Admission {
         if !self.open.load(Relaxed) {
             return Outcome::close();
         }
-        if self.handshakes.open.get() >= i64::from(self.max_connections) {
-            self.handshakes.refused.inc();
+        let address = SocketAddr::from(attempt.remote_address.clone()).ip();
+        let verdict = self.places.judge(address, false);
+        if let Verdict::Refuse(_) = verdict {
             return Outcome::close();
         }
-        if attempt.inflight_handshakes >= self.max_handshakes as usize {
+        if verdict == Verdict::Prove || attempt.inflight_handshakes >= self.max_handshakes as usize {
             self.handshakes.retried.inc();
             return Outcome::retry();
         }

@@ -1,31 +1,37 @@
 //! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets, and
 //! what the dispatcher's books need.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
-};
-
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
-use s2n_quic::provider::event::{
-    ConnectionInfo, ConnectionMeta, Subscriber,
-    events::{
-        AckRangeReceived, AckRangeSent, ConnectionClosed, DatagramDropReason, DatagramDropped, DatagramReceived,
-        DatagramSent, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus, HandshakeStatusUpdated,
-        KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup, RecoveryMetrics,
-        TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
+use prometheus_client::metrics::counter::Counter;
+use s2n_quic::provider::event::{
+    ConnectionInfo, ConnectionMeta, Subscriber,
+    events::{
+        AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
+        DatagramReceived, DatagramSent, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus,
+        HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup,
+        RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+    },
+};
 use tokio::sync::Notify;
 
-use super::{ledger::Account, path::PathStats, qlog::Tap, schedule::Schedules};
+use super::{
+    ledger::Account,
+    path::PathStats,
+    qlog::Tap,
+    schedule::Schedules,
+    strangers::{Budget, Places, Standing},
+};
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
 pub struct HandshakeCounters {
-    /// Connections that exist, those in their handshake included, over all endpoints that share this.
-    pub open: Gauge,
     /// Connections that an Initial packet opened.
     pub started: Counter,
     /// Handshakes that completed.
@@ -65,6 +71,8 @@ pub struct Events {
     pub handshakes: Arc<HandshakeCounters>,
     /// Which say how early bytes are handed to the transport.
     pub schedules: Schedules,
+    /// The places that connections take; none for those of our own making.
+    pub places: Option<Arc<Places>>,
 }
 
 /// What is remembered per connection; the application asks with `Handle::query_event_context`.
@@ -84,6 +92,10 @@ pub struct ConnectionState {
     pub heard: Heard,
     /// What arrives from addresses to which the transport does not follow its peer.
     pub strays: Strays,
+    /// What is known about the peer.
+    pub standing: Standing,
+    /// What the peer used while it was a stranger.
+    pub budget: Budget,
     completed: bool,
 }
 
@@ -170,13 +182,31 @@ impl Subscriber for Events {
 
     fn create_connection_context(&mut self, meta: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
         self.handshakes.started.inc();
-        self.handshakes.open.inc();
         let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
         let account = Account::new(is_server, self.schedules.get().binding);
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
         let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
-        ConnectionState { peer_certificate: None, packets, account, tap, path, heard, strays, completed: false }
+        // A peer that connects to us gets its place once its address is told.
+        let (standing, budget) = (Standing::own(), Budget::default());
+        ConnectionState {
+            peer_certificate: None,
+            packets,
+            account,
+            tap,
+            path,
+            heard,
+            strays,
+            standing,
+            budget,
+            completed: false,
+        }
+    }
+
+    fn on_connection_started(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionStarted) {
+        if let Some(places) = &self.places {
+            state.standing = places.enter(SocketAddr::from(event.path.remote_addr.clone()).ip());
+        }
     }
 
     fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
@@ -213,6 +243,7 @@ impl Subscriber for Events {
     fn on_packet_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketReceived) {
         state.heard.count_one();
         state.strays.forget();
+        state.budget.on_packet(&state.standing);
         if let Some(log) = state.tap.log() {
             log.packet_received(event);
         }
@@ -233,6 +264,7 @@ impl Subscriber for Events {
 
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
+        state.budget.on_frame(&event.frame, &state.standing);
         if let Some(log) = state.tap.log() {
             log.frame_received(&event.frame);
         }
@@ -280,6 +312,7 @@ impl Subscriber for Events {
     ) {
         if matches!(event.status, HandshakeStatus::Complete { .. }) {
             state.completed = true;
+            state.standing.prove();
             self.handshakes.completed.inc();
         }
         if let Some(log) = state.tap.log() {
@@ -310,7 +343,7 @@ impl Subscriber for Events {
         if let Some(log) = state.tap.log() {
             log.closed(event);
         }
-        self.handshakes.open.dec();
+        state.standing.leave();
         if !state.completed {
             self.handshakes.failed.inc();
         }

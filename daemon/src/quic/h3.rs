@@ -33,18 +33,17 @@ use s2n_quic::{
 use tokio::sync::Notify;
 
 pub(crate) use self::error::connection_reason;
+use self::{error::application_code, signal::Signals};
 pub use self::{
-    error::Error,
+    error::{Error, close},
     message::{RecvStream, SendStream},
-};
-use self::{
-    error::{application_code, close},
-    signal::Signals,
 };
 use super::{
     class::{Class, Terms},
     datagrams::{Flow, Hub, Sender},
     dispatch::Dispatcher,
+    events::ConnectionState,
+    strangers::{Limit, Standing, Waiting},
 };
 
 /// A HTTP/3 connection, as seen by the one task that drives it.
@@ -90,6 +89,8 @@ pub struct Request {
     /// Where the peer wanted the request to be moved before it arrived; this wins over its `priority` field (RFC 9218
     /// §7).
     pub signal: Option<Priority>,
+    /// The place that a stranger's request takes until it is decided about.
+    pub waiting: Option<Waiting>,
 }
 
 impl Request {
@@ -110,6 +111,7 @@ pub struct Client {
     hub: Arc<Hub>,
     dispatcher: Dispatcher,
     peer: Arc<Peer>,
+    standing: Standing,
     limits: MessageLimits,
 }
 
@@ -138,13 +140,24 @@ impl Connection {
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub());
         let hub = hub.map_err(|_| Error::Closed)?;
         let dispatcher = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
+        let standing = |state: &ConnectionState| state.standing.clone();
+        let standing = handle.query_event_context(standing).map_err(|_| Error::Closed)?;
         let local = Settings {
             max_field_section_size: Some(limits.field_section_bytes),
             enable_connect_protocol: role == Role::Server,
             h3_datagram: true,
         };
         let control = Control::new(role, local);
-        let control_stream = handle.open_send_stream().await?;
+        // A peer may never give credit for it.
+        let opened = poll_fn(|cx| match standing.poll_exceeded(cx) {
+            Poll::Ready(limit) => Poll::Ready(Err(excess(&standing, limit).into())),
+            Poll::Pending => handle.poll_open_send_stream(cx).map_err(Error::from),
+        });
+        let control_stream = opened.await.inspect_err(|error| {
+            if let Error::Protocol(error) = error {
+                close(&handle, error.code());
+            }
+        })?;
         let control_queue = VecDeque::from([control.preamble()]);
         let peer = Arc::new(Peer {
             settings: OnceLock::new(),
@@ -167,6 +180,7 @@ impl Connection {
                 hub,
                 dispatcher,
                 peer,
+                standing,
                 limits,
             },
             next_request: 0,
@@ -223,6 +237,9 @@ impl Connection {
             let error = h3::Error::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
             return Poll::Ready(Err(error.into()));
         }
+        if let Poll::Ready(limit) = self.client.standing.poll_exceeded(cx) {
+            return Poll::Ready(Err(excess(&self.client.standing, limit).into()));
+        }
         self.poll_control_queue(cx)?;
         while let Poll::Ready(accepted) = self.unidirectional.poll_accept_receive_stream(cx)? {
             match accepted {
@@ -248,7 +265,14 @@ impl Connection {
             }
             self.next_request = self.next_request.max(stream_id + 4);
             let signal = self.early_signals.take(stream_id);
-            return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal }));
+            let Some(waiting) = self.client.standing.begin_request() else {
+                self.client.standing.count("stranger_requests");
+                recv.stop(Code::RequestRejected);
+                send.reset(Code::RequestRejected);
+                self.client.forget(stream_id);
+                continue;
+            };
+            return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal, waiting: Some(waiting) }));
         }
     }
 
@@ -323,6 +347,12 @@ impl Connection {
     }
 }
 
+/// Counts that a stranger went beyond a limit, and says that this ends the connection.
+fn excess(standing: &Standing, limit: Limit) -> h3::Error {
+    standing.count(limit);
+    h3::Error::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
+}
+
 impl Peer {
     fn signals(&self) -> MutexGuard<'_, Signals> {
         self.signals.lock().unwrap_or_else(PoisonError::into_inner)
@@ -334,6 +364,19 @@ impl Client {
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// What is known about the peer.
+    #[must_use]
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Notes that nothing of a stream is held any more: we stopped and reset it.
+    pub fn forget(&self, stream_id: u64) {
+        // Fails only once the connection is gone.
+        let forget = |state: &mut ConnectionState| state.budget.release(stream_id, &state.standing);
+        _ = self.handle.clone().query_event_context_mut(forget);
     }
 
     /// Closes the connection with an error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
@@ -420,7 +463,7 @@ impl Client {
         let flow = self.hub.open(stream_id);
         let (recv, mut send) = self.split(stream, Role::Client);
         send.stream.push(head);
-        Ok(Request { stream_id, recv, send, flow, signal: None })
+        Ok(Request { stream_id, recv, send, flow, signal: None, waiting: None })
     }
 
     /// Has what is sent on a request's stream, and in its datagrams, belong to another class.

@@ -23,5 +23,6 @@ pub mod path;
 pub mod qlog;
 mod queue;
 pub mod schedule;
+pub mod strangers;
 pub mod tls;
 mod turns;

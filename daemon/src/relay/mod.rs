@@ -21,7 +21,9 @@ pub mod usage;
 
 use std::{
     collections::BTreeMap,
+    future::poll_fn,
     net::{IpAddr, SocketAddr},
+    pin::pin,
     sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicUsize},
     time::{Duration, SystemTime},
 };
@@ -62,6 +64,7 @@ use crate::{
         path::PathStats,
         qlog::Tap,
         schedule::{Schedule, Schedules},
+        strangers::{Places, Standing},
     },
     resolve::Resolver,
     seldom::Seldom,
@@ -70,6 +73,9 @@ use crate::{
 
 /// How long a client may take to send the head of a request it has begun.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a client may take to take the answer to a request that was refused. Without credit for it, it never would.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a tunnel whose end is set looks at the clock.
 const EXPIRY_LOOK: Duration = Duration::from_secs(60);
@@ -128,6 +134,7 @@ pub struct Relay {
     sources_taken: AtomicUsize,
     /// Says that no more sockets can be had.
     exhausted: Seldom,
+    places: Arc<Places>,
     phase: watch::Sender<Phase>,
 }
 
@@ -157,6 +164,8 @@ pub struct Caller {
     /// What is known of its path.
     pub path: PathStats,
     user: OnceLock<Arc<str>>,
+    /// What is known about it.
+    pub standing: Standing,
     auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
@@ -189,6 +198,8 @@ impl Relay {
     ) -> Arc<Self> {
         let accounts = Arc::<Accounts>::default();
         accounts.set_quotas(&rules.quotas);
+        let (refused, hits) = (metrics.handshakes.refused.clone(), metrics.clone());
+        let places = Places::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             schedules: Schedule::from(&*classes).into(),
@@ -201,8 +212,15 @@ impl Relay {
             accounts,
             sources_taken: AtomicUsize::new(0),
             exhausted: Seldom::default(),
+            places: Arc::new(places),
             phase: watch::Sender::new(Phase::Serving),
         })
+    }
+
+    /// The places that connections take, at all endpoints.
+    #[must_use]
+    pub fn places(&self) -> &Arc<Places> {
+        &self.places
     }
 
     /// The classes of the policy in force.
@@ -228,6 +246,7 @@ impl Relay {
     /// of their users.
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
+        self.places.set_limits(rules.limits.clone());
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
@@ -260,9 +279,11 @@ impl Relay {
 
     async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
         let known = |state: &ConnectionState| {
-            (state.peer_certificate.clone(), state.tap.clone(), state.path.clone(), state.strays.clone())
+            let ConnectionState { peer_certificate, tap, path, strays, standing, .. } = state;
+            (peer_certificate.clone(), tap.clone(), path.clone(), strays.clone(), standing.clone())
         };
-        let (certificate, tap, path, strays) = connection.query_event_context(known).unwrap_or_default();
+        // It has ended already where there is nothing to ask.
+        let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
         let user = OnceLock::new();
@@ -274,13 +295,25 @@ impl Relay {
             tap,
             path,
             user,
+            standing,
             auth,
             certificate,
             tunnels,
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.metrics.connections.inc();
-        let ended = self.clone().serve_requests(connection, caller.clone(), limits, strays).await;
+        let handle = connection.handle();
+        let mut serving = pin!(self.clone().serve_requests(connection, caller.clone(), limits, strays));
+        let ended = match timeout(caller.standing.terms().time, &mut serving).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                if !caller.standing.is_known() {
+                    self.metrics.limit_hit("stranger_seconds");
+                    h3::close(&handle, Code::NoError);
+                }
+                serving.await
+            }
+        };
         self.metrics.connections.dec();
         self.connections.remove(caller.id);
         tracing::debug!(reason = %ended, "connection ended");
@@ -348,20 +381,17 @@ impl Relay {
 
 async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) {
     let rules = relay.rules();
+    let waiting = request.waiting.take();
     // In a box, so that what admission needs is not kept for as long as the tunnel lives.
     let admitted = match Box::pin(admit(&relay, &rules, &caller, &mut request)).await {
         Ok(admitted) => admitted,
-        Err(Rejected::Answered(code)) => {
-            request.send.finish();
-            request.recv.stop(code);
-            return;
-        }
-        Err(Rejected::Unanswered(code)) => {
-            request.send.reset(code);
-            request.recv.stop(code);
-            return;
+        Err(rejected) => {
+            drop(waiting);
+            caller.standing.note_refusal();
+            return turn_away(&client, request, rejected).await;
         }
     };
+    drop(waiting);
     let Admitted { target, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
@@ -437,7 +467,31 @@ async fn expiry(at: Option<SystemTime>) {
     }
 }
 
-/// How a request that is not served was dealt with; the stream is still to be ended with the code.
+/// Ends the stream of a request that is not served. It is over soon, whether or not the client takes the answer.
+async fn turn_away(client: &h3::Client, request: Request, rejected: Rejected) {
+    let Request { stream_id, recv, mut send, flow, .. } = request;
+    drop(flow);
+    let (code, answered) = match rejected {
+        Rejected::Answered(code) => (code, true),
+        Rejected::Unanswered(code) => (code, false),
+    };
+    recv.stop(code);
+    client.forget(stream_id);
+    if answered {
+        if code == Code::NoError {
+            send.finish();
+        }
+        // A reset may overtake what was not acknowledged, or discard it at the client.
+        let taken = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+        if code == Code::NoError && taken.is_ok() {
+            return;
+        }
+    }
+    send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
+}
+
+/// How a request that is not served was dealt with; the stream is still to be ended with the code. Where that is no error,
+/// it ends in peace.
 enum Rejected {
     /// By a response.
     Answered(Code),

@@ -95,6 +95,7 @@ pub async fn admit(
     attempt.user = user.as_ref().map(|user| user.name.clone());
     if let Some(user) = &user {
         caller.user.get_or_init(|| user.name.clone());
+        caller.standing.admit();
     }
     let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);
     let request = request::parse(head, &rules.templates)?;
@@ -120,6 +121,8 @@ pub async fn admit(
             refusal = refuse_address(denied);
             continue;
         }
+        // Where nobody shows credentials, whoever asks for something that is allowed is a user.
+        caller.standing.admit();
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {

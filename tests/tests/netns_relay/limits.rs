@@ -65,7 +65,7 @@ fn a_user_has_so_many_tunnels_over_all_connections() {
 #[test]
 fn there_are_so_many_connections_at_once() {
     tests::ring!(Netns);
-    let site = Site::new(Terms { limits: "connections = 2", ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { limits: "connections = 2\nstrangers_percent = 100", ..Terms::default() }).unwrap();
     site.client(async || {
         let connect = async || Client::connect(site.access(Family::V4).unwrap()).await;
         let (first, _second) = (connect().await.unwrap(), connect().await.unwrap());

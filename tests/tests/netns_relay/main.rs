@@ -19,5 +19,6 @@ mod probe;
 mod proxy;
 mod quotas;
 mod refusals;
+mod strangers;
 mod tcp;
 mod workers;

@@ -5,6 +5,7 @@ use std::{
     convert::Infallible,
     mem,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use aws_lc_rs::hmac;
@@ -15,7 +16,10 @@ use s2n_quic_core::{
 };
 
 use super::sip_hash;
-use crate::quic::io::clock;
+use crate::quic::{
+    io::clock,
+    strangers::{Places, Verdict},
+};
 
 /// Issues and takes tokens without keeping any state about those who have not come back: all workers of a listener, and a
 /// relay that was restarted, take each other's.
@@ -23,11 +27,14 @@ use crate::quic::io::clock;
 /// A token is the time, the connection ID that the client began with, a [`StampKey`]'s stamp for the kernel, and an HMAC of
 /// all that, the client's address and its own connection ID. It is good for ten seconds and for one use, as far as one worker
 /// sees.
+///
+/// The transport asks nobody else about a client that shows one: whether there is a place for it is judged here.
 pub struct AddressTokens {
     key: hmac::Key,
     stamp_key: StampKey,
     now_seconds: fn() -> u64,
     used: Used,
+    places: Arc<Places>,
 }
 
 const GOOD_FOR_SECONDS: u64 = 10;
@@ -68,7 +75,14 @@ impl AddressTokens {
     /// Issues tokens with this key, and stamps them with the other.
     pub(super) fn new(key: &[u8; 32], stamp_key: StampKey) -> Self {
         let now_seconds = || super::since_epoch().as_secs();
-        Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), stamp_key, now_seconds, used: Used::default() }
+        let key = hmac::Key::new(hmac::HMAC_SHA256, key);
+        Self { key, stamp_key, now_seconds, used: Used::default(), places: Arc::default() }
+    }
+
+    /// Takes tokens only for as long as there are places.
+    #[must_use]
+    pub fn honoured_by(self, places: Arc<Places>) -> Self {
+        Self { places, ..self }
     }
 
     /// The tag over what comes before it in a token, and over who shows it; `None` for addresses of no known family.
@@ -132,6 +146,10 @@ impl Format for AddressTokens {
         if !is_fresh || !self.used.note(now, *tag.first_chunk()?) {
             return None;
         }
+        let address = SocketAddr::from(context.remote_address.clone()).ip();
+        if self.places.judge(address, true) != Verdict::Admit {
+            return None;
+        }
         let (len, id) = claims[TIME..].split_first()?;
         InitialId::try_from_bytes(id.get(..usize::from(*len))?)
     }
@@ -171,6 +189,7 @@ impl Used {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::metrics::counter::Counter;
     use s2n_quic_core::{connection::PeerId, inet::SocketAddress, random};
 
     use super::*;
@@ -228,6 +247,24 @@ mod tests {
         let shown_at = |key, now_seconds| show(&mut tokens(key, now_seconds), "192.0.2.1:7", &token).is_some();
         assert!(shown_at(1, || 1_000) && shown_at(1, || 1_010));
         assert!(!shown_at(1, || 1_011) && !shown_at(1, || 999) && !shown_at(2, || 1_000));
+    }
+
+    #[test]
+    fn a_token_is_good_only_while_there_is_a_place_for_who_shows_it() {
+        let limits = config::relay::Limits { connections: 1, ..Default::default() };
+        let refused = Counter::default();
+        let places = Arc::new(Places::new(limits, refused.clone(), Box::new(|_| {})));
+        let mut tokens = tokens(1, || 1_000).honoured_by(places.clone());
+        let shown = |tokens: &mut AddressTokens, client| {
+            let token = issue(tokens, client);
+            show(tokens, client, &token).is_some()
+        };
+        assert!(shown(&mut tokens, "192.0.2.1:7"));
+        let connection = places.enter([192, 0, 2, 1].into());
+        assert!(!shown(&mut tokens, "192.0.2.1:8") && !shown(&mut tokens, "198.51.100.1:8"));
+        assert_eq!(refused.get(), 2);
+        drop(connection);
+        assert!(shown(&mut tokens, "192.0.2.1:9"));
     }
 
     #[test]

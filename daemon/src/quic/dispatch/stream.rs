@@ -46,6 +46,19 @@ impl SendStream {
         self.poll_below(cx, 1)
     }
 
+    /// Ready when the peer has acknowledged all that was written.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if self.poll_flush(cx)?.is_pending() {
+            return Poll::Pending;
+        }
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name) else { return Poll::Ready(Ok(())) };
+        slot.stream.poll_flush(cx).map_err(Error::from)
+    }
+
     /// Asks to be woken when the stream takes no more bytes.
     ///
     /// # Errors

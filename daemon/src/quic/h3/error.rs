@@ -31,14 +31,19 @@ pub enum Error {
     GoingAway,
 }
 
-/// Closes the connection with an HTTP/3 error code.
-pub(super) fn close(handle: &Handle, code: Code) {
+/// Closes the connection with an HTTP/3 error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
+pub fn close(handle: &Handle, code: Code) {
     handle.close(application_code(code));
 }
 
 impl From<s2n_quic::connection::Error> for Error {
     fn from(error: s2n_quic::connection::Error) -> Self {
-        Self::Connection(error)
+        match error {
+            s2n_quic::connection::Error::Application { error, .. } if u64::from(error) == Code::NoError.value() => {
+                Self::Closed
+            }
+            error => Self::Connection(error),
+        }
     }
 }
 

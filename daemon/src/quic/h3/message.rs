@@ -136,6 +136,14 @@ impl SendStream {
         self.stream.poll_flush(cx).map_err(Error::from)
     }
 
+    /// Ready when the peer has all that was written.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.stream.poll_acknowledged(cx).map_err(Error::from)
+    }
+
     /// Asks to be woken when the stream takes no more bytes.
     ///
     /// # Errors

@@ -1,0 +1,361 @@
+//! Strangers: connections of which nobody knows yet whether their client is a user.
+//!
+//! Anybody can complete a handshake. Until a user's credentials were accepted on a connection (or, where none are asked
+//! for, a request was let through to its target), it has a budget: of time, of packets, of bytes that it makes us hold,
+//! of requests. And strangers take only a part of the places for connections, few of them from one prefix.
+//!
+//! | bound | what happens beyond it |
+//! |---|---|
+//! | connections | refused |
+//! | places for strangers from prefixes without known users | refused |
+//! | strangers of one prefix, handshakes aside | refused |
+//! | handshakes of one prefix | have to prove their address by Retry |
+//! | packets, bytes held, refused requests of a stranger | the connection ends with H3_EXCESSIVE_LOAD |
+//! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
+//! | time | the connection ends with H3_NO_ERROR |
+//!
+//! A prefix is known while a user of it is connected, and then for as long as it is among the last [`REMEMBERED`] of which
+//! that is so. What counts is who was let in, not how long ago: no clock is read here.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
+};
+
+use config::relay::{Limits, Strangers as Terms};
+use futures::task::AtomicWaker;
+use prometheus_client::metrics::counter::Counter;
+
+pub use self::budget::Budget;
+use self::census::{Census, Origin};
+pub use self::census::{Prefix, REMEMBERED, Verdict};
+
+mod budget;
+mod census;
+
+/// A limit of `[relay.limits]` that was reached, by the name under which it is counted.
+pub type Limit = &'static str;
+
+/// Counts that a limit was reached.
+pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;
+
+/// The places that connections have at all endpoints of a relay.
+pub struct Places {
+    state: Mutex<(Census, Limits)>,
+    refused: Counter,
+    hits: Hits,
+}
+
+impl Default for Places {
+    /// As many as the configuration grants if it says nothing, and nobody counts.
+    fn default() -> Self {
+        Self::new(Limits::default(), Counter::default(), Box::new(|_| {}))
+    }
+}
+
+impl Places {
+    /// Grants what `limits` say. Attempts that are turned away are counted in `refused`, limits that are reached with `hits`.
+    #[must_use]
+    pub fn new(limits: Limits, refused: Counter, hits: Hits) -> Self {
+        Self { state: Mutex::new((Census::default(), limits)), refused, hits }
+    }
+
+    /// Grants something else from now on. Connections that exist keep the budget with which they began.
+    pub fn set_limits(&self, limits: Limits) {
+        self.lock().1 = limits;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Census, Limits)> {
+        // Nothing under this lock panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides about an attempt to connect, and counts it where it is refused. `proven` says whether the client has shown
+    /// that the address is its own.
+    pub fn judge(&self, address: IpAddr, proven: bool) -> Verdict {
+        let (census, limits) = &*self.lock();
+        let verdict = census.judge(Prefix::of(address), proven, limits);
+        if let Verdict::Refuse(limit) = verdict {
+            self.refused.inc();
+            (self.hits)(limit);
+        }
+        verdict
+    }
+
+    /// Takes a place for a connection that begins.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, address: IpAddr) -> Standing {
+        let prefix = Prefix::of(address);
+        let (census, limits) = &mut *self.lock();
+        let place = Place { places: self.clone(), prefix, stage: Some(Stage::Handshake(census.enter(prefix))) };
+        Standing(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
+    }
+}
+
+impl fmt::Debug for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Places").field(&self.lock().0).finish()
+    }
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy)]
+enum Stage {
+    Handshake(Origin),
+    Stranger(Origin),
+    Known,
+}
+
+struct Place {
+    places: Arc<Places>,
+    prefix: Prefix,
+    /// `None` once the place was given back.
+    stage: Option<Stage>,
+}
+
+impl Place {
+    fn move_on(&mut self, to: impl FnOnce(Stage) -> Option<Stage>) {
+        let Some(from) = self.stage else { return };
+        self.stage = to(from);
+        let census = &mut self.places.lock().0;
+        match from {
+            Stage::Handshake(origin) => census.leave_handshake(self.prefix, origin),
+            Stage::Stranger(origin) => census.leave_stranger(self.prefix, origin),
+            Stage::Known => census.leave_known(self.prefix),
+        }
+        match self.stage {
+            Some(Stage::Handshake(_)) | None => {}
+            Some(Stage::Stranger(origin)) => census.enter_stranger(self.prefix, origin),
+            Some(Stage::Known) => census.enter_known(self.prefix),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.move_on(|_| None);
+    }
+}
+
+/// What is known about the client of one connection, and what it may still cost. Clones are of the same connection.
+#[derive(Clone)]
+pub struct Standing(Arc<Shared>);
+
+struct Shared {
+    /// None for connections of our own making.
+    place: Option<Mutex<Place>>,
+    terms: Terms,
+    known: AtomicBool,
+    /// Which limit was exceeded first, by its place among [`ENDING`]; 0 is none.
+    exceeded: AtomicU32,
+    /// Requests that wait for an answer.
+    waiting: AtomicU32,
+    refusals: AtomicU32,
+    /// Bytes that streams may make us hold.
+    held_bytes: AtomicU64,
+    driver: AtomicWaker,
+}
+
+/// The limits beyond which a connection ends.
+const ENDING: [Limit; 3] = ["stranger_packets", "stranger_bytes", "stranger_refusals"];
+
+impl Shared {
+    fn on(terms: Terms) -> Self {
+        Self {
+            place: None,
+            terms,
+            known: AtomicBool::new(false),
+            exceeded: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            refusals: AtomicU32::new(0),
+            held_bytes: AtomicU64::new(0),
+            driver: AtomicWaker::new(),
+        }
+    }
+
+    fn exceed(&self, limit: Limit) {
+        let number = ENDING.iter().position(|known| *known == limit).map_or(0, |place| place as u32 + 1);
+        if self.exceeded.compare_exchange(0, number, Relaxed, Relaxed).is_ok() {
+            self.driver.wake();
+        }
+    }
+}
+
+impl Standing {
+    /// That of a connection which we made ourselves: nothing is bounded here.
+    #[must_use]
+    pub fn own() -> Self {
+        Self(Arc::new(Shared { known: AtomicBool::new(true), ..Shared::on(Terms::default()) }))
+    }
+
+    /// The client's address is its own: the handshake is complete.
+    pub fn prove(&self) {
+        self.move_on(|stage| match stage {
+            Stage::Handshake(origin) => Some(Stage::Stranger(origin)),
+            further => Some(further),
+        });
+    }
+
+    /// The client is a user: from here on other limits hold.
+    pub fn admit(&self) {
+        if !self.0.known.swap(true, Relaxed) {
+            self.move_on(|_| Some(Stage::Known));
+        }
+    }
+
+    /// Whether the client is known to be a user.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.0.known.load(Relaxed)
+    }
+
+    /// The connection is over; its place is free.
+    pub fn leave(&self) {
+        self.move_on(|_| None);
+    }
+
+    fn move_on(&self, to: impl FnOnce(Stage) -> Option<Stage>) {
+        if let Some(place) = &self.0.place {
+            place.lock().unwrap_or_else(PoisonError::into_inner).move_on(to);
+        }
+    }
+
+    /// What the client may use while it is a stranger.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.0.terms
+    }
+
+    /// Ends the connection, unless its client is known, because it goes beyond one of the limits that do so.
+    pub(super) fn exceed(&self, limit: Limit) {
+        if !self.is_known() {
+            self.0.exceed(limit);
+        }
+    }
+
+    /// Notes how many bytes a stranger makes us hold.
+    pub(super) fn note_held(&self, bytes: u64) {
+        self.0.held_bytes.store(bytes, Relaxed);
+    }
+
+    /// How many bytes the client may have made us hold while it was a stranger, as far as frames tell.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.0.held_bytes.load(Relaxed)
+    }
+
+    /// A request came; `None` if too many of a stranger's wait for an answer. To be dropped when it is decided about.
+    #[must_use]
+    pub fn begin_request(&self) -> Option<Waiting> {
+        let place = Waiting(self.0.clone());
+        let before = self.0.waiting.fetch_add(1, Relaxed);
+        (self.is_known() || before < self.0.terms.requests).then_some(place)
+    }
+
+    /// A request was refused.
+    pub fn note_refusal(&self) {
+        if self.0.refusals.fetch_add(1, Relaxed) >= self.0.terms.refusals {
+            self.exceed("stranger_refusals");
+        }
+    }
+
+    /// Ready with the limit that the connection went beyond, which has to end it.
+    pub fn poll_exceeded(&self, cx: &mut Context<'_>) -> Poll<Limit> {
+        if self.is_known() {
+            return Poll::Pending;
+        }
+        self.0.driver.register(cx.waker());
+        match ENDING.get((self.0.exceeded.load(Relaxed) as usize).wrapping_sub(1)) {
+            Some(limit) => Poll::Ready(limit),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Counts that the connection reached a limit.
+    pub fn count(&self, limit: Limit) {
+        if let Some(place) = &self.0.place {
+            let places = place.lock().unwrap_or_else(PoisonError::into_inner).places.clone();
+            (places.hits)(limit);
+        }
+    }
+}
+
+impl fmt::Debug for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Standing").field("known", &self.is_known()).finish_non_exhaustive()
+    }
+}
+
+/// A request that waits for an answer.
+pub struct Waiting(Arc<Shared>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(limits: Limits) -> Arc<Places> {
+        Arc::new(Places::new(limits, Counter::default(), Box::new(|_| {})))
+    }
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    #[test]
+    fn a_place_is_given_back_once_however_far_the_connection_came() {
+        let places = places(Limits { connections: 1, ..Limits::default() });
+        let stages: [fn(&Standing); 4] = [|_| {}, Standing::prove, Standing::admit, Standing::leave];
+        for stage in stages {
+            assert_eq!(places.judge(address(1), false), Verdict::Admit);
+            let standing = places.enter(address(1));
+            stage(&standing);
+            standing.clone().leave();
+            drop(standing);
+            assert_eq!(places.lock().0.open(), 0);
+        }
+        // Only the prefix that had a user is remembered.
+        assert_eq!(places.lock().0.prefixes(), 1);
+    }
+
+    #[test]
+    fn a_stranger_has_so_many_requests_at_once_and_a_user_any_number() {
+        let strangers = Terms { requests: 2, ..Terms::default() };
+        let standing = places(Limits { strangers, ..Limits::default() }).enter(address(1));
+        let (first, second) = (standing.begin_request(), standing.begin_request());
+        assert!(first.is_some() && second.is_some() && standing.begin_request().is_none());
+        drop(first);
+        assert!(standing.begin_request().is_some());
+        standing.admit();
+        let many: Vec<_> = (0..10).map(|_| standing.begin_request()).collect();
+        assert!(many.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn a_stranger_that_goes_beyond_a_limit_ends_and_a_user_does_not() {
+        let strangers = Terms { refusals: 2, ..Terms::default() };
+        let places = places(Limits { strangers, ..Limits::default() });
+        for known in [false, true] {
+            let standing = places.enter(address(1));
+            if known {
+                standing.admit();
+            }
+            (0..2).for_each(|_| standing.note_refusal());
+            let mut cx = Context::from_waker(std::task::Waker::noop());
+            assert!(standing.poll_exceeded(&mut cx).is_pending());
+            standing.note_refusal();
+            let ended = standing.poll_exceeded(&mut cx);
+            assert_eq!(ended, if known { Poll::Pending } else { Poll::Ready("stranger_refusals") });
+        }
+    }
+}

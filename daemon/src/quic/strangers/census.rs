@@ -1,0 +1,268 @@
+//! Who is connected, by prefix, and who may come.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+};
+
+use config::relay::Limits;
+
+use super::Limit;
+
+/// How many prefixes are remembered for the users that they had, beside those whose users are connected.
+pub const REMEMBERED: usize = 4_096;
+
+/// The part of an address that is taken to be one party's: /24 of IPv4, /56 of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Prefix {
+    /// The first 24 bits.
+    V4([u8; 3]),
+    /// The first 56 bits.
+    V6([u8; 7]),
+}
+
+impl Prefix {
+    /// That of an address; IPv4 addresses in IPv6 form are IPv4 addresses.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let [a, b, c, _] = address.octets();
+                Self::V4([a, b, c])
+            }
+            IpAddr::V6(address) => {
+                let [a, b, c, d, e, f, g, ..] = address.octets();
+                Self::V6([a, b, c, d, e, f, g])
+            }
+        }
+    }
+}
+
+/// What becomes of an attempt to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may go on.
+    Admit,
+    /// It may, once it has proven its address.
+    Prove,
+    /// It may not, for this limit is reached.
+    Refuse(Limit),
+}
+
+/// Whether the prefix of a connection had a user when it began: it keeps its place among those of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Unknown,
+    Known,
+}
+
+/// The connections of one prefix.
+#[derive(Debug, Default)]
+struct Neighbours {
+    handshakes: u32,
+    strangers: u32,
+    known: u32,
+    remembered: bool,
+}
+
+impl Neighbours {
+    fn is_known(&self) -> bool {
+        self.known > 0 || self.remembered
+    }
+}
+
+/// All connections.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    open: u32,
+    /// Those among them that are no user's and came from a prefix without one.
+    unknown: u32,
+    prefixes: HashMap<Prefix, Neighbours>,
+    /// Prefixes whose last user has left, the earliest in front.
+    remembered: VecDeque<Prefix>,
+}
+
+impl Census {
+    pub(super) fn judge(&self, prefix: Prefix, proven: bool, limits: &Limits) -> Verdict {
+        const NONE: Neighbours = Neighbours { handshakes: 0, strangers: 0, known: 0, remembered: false };
+        let neighbours = self.prefixes.get(&prefix).unwrap_or(&NONE);
+        let most = limits.strangers.per_prefix;
+        if self.open >= limits.connections {
+            return Verdict::Refuse("connections");
+        }
+        if !neighbours.is_known() && self.unknown >= limits.places_for_strangers() {
+            return Verdict::Refuse("strangers");
+        }
+        // Addresses in handshakes may be forged. So these do not count against those who show that theirs are not,
+        // unless there are so many proofs that the prefix floods us itself.
+        if neighbours.strangers >= most || (proven && neighbours.handshakes >= most.saturating_mul(2)) {
+            return Verdict::Refuse("strangers_per_prefix");
+        }
+        if !proven && neighbours.handshakes >= most { Verdict::Prove } else { Verdict::Admit }
+    }
+
+    fn neighbours(&mut self, prefix: Prefix) -> &mut Neighbours {
+        self.prefixes.entry(prefix).or_default()
+    }
+
+    pub(super) fn enter(&mut self, prefix: Prefix) -> Origin {
+        let neighbours = self.neighbours(prefix);
+        neighbours.handshakes += 1;
+        let origin = if neighbours.is_known() { Origin::Known } else { Origin::Unknown };
+        self.open += 1;
+        self.unknown += u32::from(origin == Origin::Unknown);
+        origin
+    }
+
+    pub(super) fn leave_handshake(&mut self, prefix: Prefix, origin: Origin) {
+        self.neighbours(prefix).handshakes -= 1;
+        self.leave(prefix, origin);
+    }
+
+    pub(super) fn enter_stranger(&mut self, prefix: Prefix, origin: Origin) {
+        self.neighbours(prefix).strangers += 1;
+        self.open += 1;
+        self.unknown += u32::from(origin == Origin::Unknown);
+    }
+
+    pub(super) fn leave_stranger(&mut self, prefix: Prefix, origin: Origin) {
+        self.neighbours(prefix).strangers -= 1;
+        self.leave(prefix, origin);
+    }
+
+    pub(super) fn enter_known(&mut self, prefix: Prefix) {
+        self.neighbours(prefix).known += 1;
+        self.open += 1;
+    }
+
+    pub(super) fn leave_known(&mut self, prefix: Prefix) {
+        let neighbours = self.neighbours(prefix);
+        neighbours.known -= 1;
+        if neighbours.known == 0 && !neighbours.remembered {
+            neighbours.remembered = true;
+            self.remembered.push_back(prefix);
+        }
+        self.leave(prefix, Origin::Known);
+        if self.remembered.len() > REMEMBERED
+            && let Some(oldest) = self.remembered.pop_front()
+        {
+            self.neighbours(oldest).remembered = false;
+            self.forget(oldest);
+        }
+    }
+
+    fn leave(&mut self, prefix: Prefix, origin: Origin) {
+        self.open -= 1;
+        self.unknown -= u32::from(origin == Origin::Unknown);
+        self.forget(prefix);
+    }
+
+    /// Keeps no entry for a prefix of which nothing is known.
+    fn forget(&mut self, prefix: Prefix) {
+        let empty =
+            |neighbours: &Neighbours| neighbours.handshakes + neighbours.strangers == 0 && !neighbours.is_known();
+        if self.prefixes.get(&prefix).is_some_and(empty) {
+            self.prefixes.remove(&prefix);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn open(&self) -> u32 {
+        self.open
+    }
+
+    #[cfg(test)]
+    pub(super) fn prefixes(&self) -> usize {
+        self.prefixes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::relay::Strangers;
+
+    use super::*;
+
+    fn prefix(number: u16) -> Prefix {
+        let [b, c] = number.to_be_bytes();
+        Prefix::V4([10, b, c])
+    }
+
+    fn limits(connections: u32, percent: u8, per_prefix: u32) -> Limits {
+        Limits {
+            connections,
+            strangers: Strangers { percent, per_prefix, ..Strangers::default() },
+            ..Limits::default()
+        }
+    }
+
+    /// Has strangers of a prefix come until one may not; returns how many came, and why no more.
+    fn crowd(census: &mut Census, prefix: Prefix, limits: &Limits) -> (u32, Limit) {
+        let mut came = 0;
+        loop {
+            if let Verdict::Refuse(limit) = census.judge(prefix, true, limits) {
+                return (came, limit);
+            }
+            let origin = census.enter(prefix);
+            census.leave_handshake(prefix, origin);
+            census.enter_stranger(prefix, origin);
+            came += 1;
+        }
+    }
+
+    #[test]
+    fn one_prefix_gets_a_few_places_and_strangers_together_leave_some_to_users() {
+        let (mut census, limits) = (Census::default(), limits(100, 70, 20));
+        census.enter_known(prefix(0));
+        census.leave_known(prefix(0));
+        assert_eq!(crowd(&mut census, prefix(1), &limits), (20, "strangers_per_prefix"));
+        assert_eq!(crowd(&mut census, prefix(2), &limits), (20, "strangers_per_prefix"));
+        assert_eq!(crowd(&mut census, prefix(3), &limits), (20, "strangers_per_prefix"));
+        assert_eq!(crowd(&mut census, prefix(4), &limits), (10, "strangers"));
+        assert_eq!(crowd(&mut census, prefix(5), &limits), (0, "strangers"));
+        // Neighbours of a user are not worse off for that, and not better among themselves.
+        assert_eq!(crowd(&mut census, prefix(0), &limits), (20, "strangers_per_prefix"));
+        for number in 0..10 {
+            assert_eq!(census.judge(prefix(0), true, &limits), Verdict::Refuse("strangers_per_prefix"), "{number}");
+            census.enter_known(prefix(6));
+        }
+        assert_eq!(census.judge(prefix(6), true, &limits), Verdict::Refuse("connections"));
+    }
+
+    #[test]
+    fn forged_handshakes_of_a_prefix_cost_others_of_it_a_proof_and_no_place() {
+        let (mut census, limits) = (Census::default(), limits(100, 70, 10));
+        while census.judge(prefix(1), false, &limits) == Verdict::Admit {
+            _ = census.enter(prefix(1));
+        }
+        assert_eq!(census.open, 10);
+        assert_eq!(census.judge(prefix(1), false, &limits), Verdict::Prove);
+        assert_eq!(census.judge(prefix(2), false, &limits), Verdict::Admit);
+        let mut proven = 0;
+        while census.judge(prefix(1), true, &limits) == Verdict::Admit {
+            _ = census.enter(prefix(1));
+            proven += 1;
+        }
+        assert_eq!(proven, 10, "proofs have an end as well");
+    }
+
+    #[test]
+    fn prefixes_of_users_are_remembered_and_no_more_than_so_many() {
+        let mut census = Census::default();
+        for number in 0..REMEMBERED as u16 + 10 {
+            census.enter_known(prefix(number));
+            census.leave_known(prefix(number));
+        }
+        assert_eq!((census.prefixes.len(), census.remembered.len(), census.open), (REMEMBERED, REMEMBERED, 0));
+        assert_eq!((census.enter(prefix(9)), census.enter(prefix(10))), (Origin::Unknown, Origin::Known));
+    }
+
+    #[test]
+    fn addresses_of_one_party_have_one_prefix() {
+        let of = |address: &str| Prefix::of(address.parse().unwrap());
+        assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.200"));
+        assert_ne!(of("192.0.2.1"), of("192.0.3.1"));
+        assert_eq!(of("2001:db8:0:1ff::1"), of("2001:db8:0:100::2"));
+        assert_ne!(of("2001:db8:0:1ff::1"), of("2001:db8:0:200::1"));
+    }
+}

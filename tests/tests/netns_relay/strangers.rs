@@ -1,0 +1,186 @@
+//! Clients that nobody knows yet: how many there may be, for how long, and what their refused requests leave behind.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use masque::h3::{self, Code, RequestHead, Role, Settings};
+use masque::target::{Host, Target};
+use masque::template::Template;
+use paced::auth::{generate_token, hex};
+use paced::quic::h3::Error;
+use paced::quic::tls;
+use s2n_quic::client::Connect;
+use s2n_quic::provider::limits::Limits;
+use tests::client::Client;
+use tests::site::{Counts, Family, SOON, Site, Terms};
+use tokio::time::timeout;
+
+fn hits(counts: &Counts, limit: &str) -> i64 {
+    counts.of(&format!("limit_hits_total{{limit=\"{limit}\"}}"))
+}
+
+/// Returns a request for a target that no client may reach.
+fn head(site: &Site) -> RequestHead {
+    let template = Template::parse(&site.template(Family::V4)).unwrap();
+    masque::request::udp_request(&template, &Target { host: Host::Ip([127, 0, 0, 1].into()), port: 7 }, None)
+}
+
+/// Returns a request for a port that there is not (RFC 9298 §3).
+fn malformed(site: &Site) -> RequestHead {
+    RequestHead { path: Some(Bytes::from_static(b"/.well-known/masque/udp/127.0.0.1/0/")), ..head(site) }
+}
+
+#[test]
+fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on() {
+    tests::ring!(Netns);
+    let ((token, digest), (wrong, _)) = (generate_token().unwrap(), generate_token().unwrap());
+    let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
+    let limits = "stranger_seconds = 1";
+    let site = Site::new(Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        let known = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        let mut tunnel = known.open(target).await.unwrap();
+        let silent = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let guessing = Client::connect(site.access_with_token(&wrong).unwrap()).await.unwrap();
+        assert!(guessing.open(target).await.is_err());
+        for stranger in [silent, guessing] {
+            let ended = timeout(SOON, stranger.ended).await.expect("a stranger's time ends").unwrap();
+            assert!(matches!(ended, Error::Closed), "{ended}");
+        }
+        assert_eq!(tunnel.echo(None, b"still here").await, b"still here");
+    })
+    .unwrap();
+    assert_eq!(hits(&site.counts().unwrap(), "stranger_seconds"), 2);
+}
+
+#[test]
+fn strangers_of_one_prefix_take_so_many_places_and_users_are_none_of_them() {
+    tests::ring!(Netns);
+    let limits = "strangers_per_prefix = 3\nstranger_seconds = 600";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let connect = async || Client::connect(site.access(Family::V4).unwrap()).await;
+        let mut users = Vec::new();
+        for _ in 0..5 {
+            let client = connect().await.unwrap();
+            users.push((client.open(site.target(Family::V4, 7)).await.unwrap(), client));
+        }
+        let strangers = join_all((0..3).map(|_| connect())).await;
+        assert!(strangers.iter().all(Result::is_ok));
+        assert!(connect().await.is_err(), "three strangers are enough");
+        // The other family is another prefix.
+        let v6 = Client::connect(site.access(Family::V6).unwrap()).await.unwrap();
+        v6.open(site.target(Family::V4, 7)).await.unwrap();
+    })
+    .unwrap();
+    assert!(hits(&site.counts().unwrap(), "strangers_per_prefix") >= 1);
+}
+
+#[test]
+fn strangers_leave_places_to_neighbours_of_users() {
+    tests::ring!(Netns);
+    let limits = "connections = 4\nstrangers_percent = 50";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let connect = async |family| Client::connect(site.access(family).unwrap()).await;
+        let (user, first) = (connect(Family::V6).await.unwrap(), connect(Family::V4).await.unwrap());
+        let _tunnel = user.open(site.target(Family::V4, 7)).await.unwrap();
+        let second = connect(Family::V4).await.unwrap();
+        assert!(connect(Family::V4).await.is_err(), "half of the places are for strangers");
+        let neighbour = connect(Family::V6).await.expect("the other half is for those whom users live beside");
+        let _tunnel = neighbour.open(site.target(Family::V4, 7)).await.unwrap();
+        drop((first, second));
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert!(hits(&counts, "strangers") >= 1 && hits(&counts, "connections") == 0);
+}
+
+#[test]
+fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
+    tests::ring!(Netns);
+    let limits = "connections = 2\nstrangers_percent = 100\nhandshakes_in_flight = 0";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
+    site.client(async || {
+        // All have asked before the first comes back with its proof.
+        let clients = join_all((0..12).map(|_| async {
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.ok()?;
+            client.relay.http().wait_for_settings().await.ok()?;
+            Some(client)
+        }));
+        let open = timeout(SOON, clients).await.expect("attempts come to an end").into_iter().flatten().count();
+        assert_eq!(open, 2);
+    })
+    .unwrap();
+    let counts = site.counts().unwrap();
+    assert!(counts.of("handshakes_total{result=\"completed\"}") <= 2 && hits(&counts, "connections") >= 10);
+}
+
+#[test]
+fn refused_requests_end_though_their_client_takes_no_answer() {
+    tests::ring!(Netns);
+    const REQUESTS: u64 = 20;
+    let site = Site::new(Terms::default()).unwrap();
+    site.client(async || {
+        let trust = tls::Trust::Authorities(tls::read_certificates(&site.path("authority.pem")).unwrap());
+        let builder = s2n_quic::Client::builder().with_io("0.0.0.0:0").unwrap();
+        // No response has any credit.
+        let limits = Limits::new().with_bidirectional_local_data_window(0).unwrap();
+        let builder = builder.with_tls(tls::client(trust, None).unwrap()).unwrap().with_limits(limits).unwrap();
+        let endpoint = builder.start().unwrap();
+        let relay = site.chain.access.far.v4;
+        let connect = Connect::new(SocketAddr::from((relay, 443))).with_server_name(relay.to_string());
+        let mut connection = endpoint.connect(connect).await.unwrap();
+        let settings = Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: false };
+        let mut control = connection.open_send_stream().await.unwrap();
+        control.send(h3::Control::new(Role::Client, settings).preamble()).await.unwrap();
+        // Half of them are malformed; the others ask for what is forbidden.
+        let (forbidden, malformed) = (head(&site), malformed(&site));
+        let mut streams = Vec::new();
+        for number in 0..REQUESTS {
+            let head = if number % 2 == 0 { &forbidden } else { &malformed };
+            let mut stream = connection.open_bidirectional_stream().await.unwrap();
+            stream.send(h3::encode_request(head, None).unwrap()).await.unwrap();
+            streams.push(stream);
+        }
+        for (number, stream) in streams.iter_mut().enumerate() {
+            let ended = timeout(SOON, stream.receive()).await.expect("the relay ends it");
+            let expected = if number % 2 == 0 { Code::RequestCancelled } else { Code::MessageError };
+            match ended {
+                Err(s2n_quic::stream::Error::StreamReset { error, .. }) => {
+                    assert_eq!(u64::from(error), expected.value(), "request {number}");
+                }
+                other => panic!("not reset, but {other:?}"),
+            }
+        }
+        site.counted("no stream is kept", |counts| counts.of("streams") == 0).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_malformed_request_is_answered_and_then_its_stream_is_in_error() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        client.relay.http().wait_for_settings().await.unwrap();
+        let mut request = client.relay.http().request(&malformed(&site)).await.unwrap();
+        match timeout(SOON, request.recv.part()).await.expect("an answer comes") {
+            Ok(Some(h3::Part::Response(head))) => assert_eq!(head.status, 400),
+            other => panic!("{other:?} in place of a response"),
+        }
+        match timeout(SOON, request.recv.part()).await.expect("the end comes") {
+            Err(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => {
+                assert_eq!(u64::from(error), Code::MessageError.value());
+            }
+            other => panic!("{other:?} in place of an error"),
+        }
+    })
+    .unwrap();
+}
