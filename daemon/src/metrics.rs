@@ -101,16 +101,17 @@ impl Metrics {
     /// Creates all metrics at zero.
     #[must_use]
     pub fn new() -> Arc<Self> {
+        let ready = Arc::<Readiness>::default();
         let mut metrics = Self {
             registry: Registry::with_prefix("paced"),
             conventional: Registry::default(),
-            ready: Arc::default(),
+            ready: ready.clone(),
             doors: accept::Counters::default(),
             connections: Gauge::default(),
             handshakes: Arc::default(),
             datagrams: Arc::default(),
             dns: Arc::default(),
-            edge: Arc::default(),
+            edge: Arc::new(edge::EdgeMetrics::new(ready)),
             classes: ClassMetrics::default(),
             quotas: QuotaGauges::default(),
             io: Arc::default(),

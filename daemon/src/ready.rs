@@ -1,8 +1,11 @@
 //! Whether this daemon should be sent work: what load balancers and orchestrators ask for.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicU8, Ordering::Relaxed},
+use std::{
+    fmt,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
 };
 
 /// Where the daemon is in its life; it only moves on.
@@ -35,6 +38,12 @@ type Check = Box<dyn Fn() -> Verdict + Send + Sync>;
 pub struct Readiness {
     stage: AtomicU8,
     checks: Mutex<Vec<Check>>,
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Readiness").field("stage", &self.stage).finish_non_exhaustive()
+    }
 }
 
 impl Readiness {

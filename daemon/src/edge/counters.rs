@@ -8,7 +8,7 @@ use prometheus_client::{
 };
 
 use super::uplink::ConnectionCounters;
-use crate::quic::datagrams::DatagramCounters;
+use crate::{quic::datagrams::DatagramCounters, ready::Readiness};
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
@@ -73,6 +73,13 @@ pub struct Counters {
 }
 
 impl EdgeMetrics {
+    /// Creates all metrics at zero, of an edge on which it depends whether the daemon is `ready`.
+    #[must_use]
+    pub fn new(ready: Arc<Readiness>) -> Self {
+        let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });
+        Self { connections, ..Self::default() }
+    }
+
     /// Registers the counters, but for those of [`EdgeMetrics::datagrams`], which are registered beside the relay's.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, family) in [

@@ -27,6 +27,7 @@ use crate::{
         endpoint::{ConnectError, Connected, Endpoint},
     },
     quic::h3,
+    ready::{self, Readiness},
 };
 
 /// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
@@ -50,6 +51,8 @@ pub struct ConnectionCounters {
     pub moved: Counter,
     /// Connections that were given up because the relay does not hear them from there.
     pub left: Counter,
+    /// Of which each uplink is a part, for as long as it lives.
+    pub ready: Arc<Readiness>,
 }
 
 impl ConnectionCounters {
@@ -83,6 +86,8 @@ struct State {
     failure: Option<Arc<ConnectError>>,
     /// Whether the last attempt to connect failed.
     is_alone: bool,
+    /// Whether any attempt has succeeded.
+    was_reached: bool,
     /// How long a connection to a preferred relay has to last before it takes tunnels from one that works: a relay that
     /// comes and goes is no gain.
     settling: Duration,
@@ -138,13 +143,33 @@ impl Uplink {
     #[must_use]
     pub fn new(relays: Vec<Endpoint>, backoff: (Duration, Duration), counters: Arc<ConnectionCounters>) -> Arc<Self> {
         let state = watch::Sender::new(State { settling: backoff.1, ..State::default() });
-        Arc::new(Self { relays, backoff, counters, wanted: Notify::new(), freed: Arc::default(), state })
+        let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
+        let uplink = Arc::new(Self { relays, backoff, counters, wanted, freed, state });
+        let weak = Arc::downgrade(&uplink);
+        ready.require(move || match weak.upgrade() {
+            None => ready::Verdict::Gone,
+            Some(uplink) if uplink.is_within_reach() => ready::Verdict::Ready,
+            Some(uplink) => ready::Verdict::Missing(format!("no connection to {}", uplink.names())),
+        });
+        uplink
     }
 
     /// The hosts and ports of the relays.
     #[must_use]
     pub fn names(&self) -> String {
         self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether there is a connection, or was one and no attempt to make another has failed since: a relay ends those
+    /// over which nothing is asked. One is asked for if there is none.
+    #[must_use]
+    pub fn is_within_reach(&self) -> bool {
+        let state = self.state.borrow();
+        if state.usable().next().is_some() {
+            return true;
+        }
+        self.wanted.notify_one();
+        state.was_reached && !state.is_alone
     }
 
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
@@ -286,6 +311,7 @@ impl Work<'_> {
                     state.lines.iter().filter(|line| line.is_doubted()).for_each(|line| line.close());
                     state.lines.push(line);
                     state.is_alone = false;
+                    state.was_reached = true;
                 });
             }
             Err(error) => {

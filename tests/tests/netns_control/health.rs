@@ -23,6 +23,26 @@ fn get(site: &Site, path: &str) -> Option<(u16, String)> {
 }
 
 #[test]
+fn an_edge_is_ready_only_with_a_relay() {
+    tests::ring!(Netns);
+    // The relay's own address, at which it serves, and at another port nobody does.
+    for (port, expected) in [(443, (200, "ready\n")), (4, (503, "no connection to 10.0.1.2:4\n"))] {
+        let sections = format!(
+            r#"
+            [[forward]]
+            listen = "127.0.0.1:5353"
+            relay = "https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/"
+            target = "10.0.2.2:7"
+            ca = "$FOLDER/authority.pem"
+            "#
+        );
+        let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
+        let found = || get(&site, "/readyz").filter(|(status, body)| (*status, &body[..]) == expected).map(drop);
+        wait_for("the page", SOON, found).unwrap_or_else(|error| panic!("{error:#}: {:?}", get(&site, "/readyz")));
+    }
+}
+
+#[test]
 fn a_relay_that_drains_is_healthy_and_not_ready() {
     tests::ring!(Netns);
     let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 60", ..Terms::default() }).unwrap();

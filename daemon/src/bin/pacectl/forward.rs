@@ -10,6 +10,7 @@ use config::{
 };
 use masque::target::Target;
 use paced::{
+    bind_error::BindError,
     client::endpoint::Endpoint,
     edge::{
         EdgeMetrics,
@@ -70,7 +71,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 
     let stop = stop()?;
     let Arguments { listen, target, .. } = arguments;
-    let (bind_failed, member) = (|| format!("failed to bind {listen}"), Membership::default());
+    let (bind_failed, member) = (|error| BindError::new(*listen, error), Membership::default());
     let forward = Forward {
         listen: *listen,
         protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
@@ -89,7 +90,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         max_connections: TCP_CONNECTIONS,
     };
     if arguments.tcp {
-        let listener = tcp::bind(*listen).with_context(bind_failed)?;
+        let listener = tcp::bind(*listen).map_err(bind_failed)?;
         let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
         ready("TCP", connections.address()?, arguments, &uplink);
         tokio::select! {
@@ -97,7 +98,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             () = stop => {}
         }
     } else {
-        let local = Local::bind(&forward, member, uplink.clone(), counters).await.with_context(bind_failed)?;
+        let local = Local::bind(&forward, member, uplink.clone(), counters).await.map_err(bind_failed)?;
         ready("UDP", local.address()?, arguments, &uplink);
         tokio::select! {
             outcome = local.run() => outcome.context("the local socket failed")?,
