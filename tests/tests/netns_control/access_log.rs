@@ -91,7 +91,9 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
 fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
     tests::ring!(Netns);
     let (_, sections) = terms("access = \"text\"\naccess_refusals_per_second = 1");
-    let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
+    // All of them over one connection.
+    let limits = "stranger_refusals = 1000\nstranger_requests = 1000";
+    let site = Site::new(Terms { relay: "", limits, sections: &sections, ..Terms::default() }).unwrap();
     site.client(async || {
         let stranger = connect(&site).await;
         for _ in 0..200 {
