@@ -55,9 +55,15 @@ impl From<io::Error> for TargetError {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
-            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ENONET) => {
-                Self::Unreachable
-            }
+            // EACCES is how the kernel reports a `prohibit` route and ICMPv6's "administratively prohibited".
+            Some(
+                libc::ENETUNREACH
+                | libc::EHOSTUNREACH
+                | libc::ENETDOWN
+                | libc::EHOSTDOWN
+                | libc::ENONET
+                | libc::EACCES,
+            ) => Self::Unreachable,
             _ => Self::Socket(error),
         }
     }

@@ -157,6 +157,9 @@ impl UdpTarget {
         match error.raw_os_error() {
             _ if explained => Ok(()),
             Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
+            // What else ICMP can say of a packet (net/ipv4/icmp.c, net/ipv6/icmp.c). The kernel queues the explanation
+            // before it sets the socket's error, so another CPU may have read the one without the other.
+            Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EPROTO) => self.heed(TargetError::Unreachable),
             _ => self.heed(error.into()),
         }
     }

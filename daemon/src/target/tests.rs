@@ -137,6 +137,30 @@ async fn a_port_that_is_closed_for_a_moment_costs_payloads_and_not_the_tunnel() 
 }
 
 #[tokio::test]
+async fn what_icmp_says_ends_no_tunnel_at_once_even_if_its_explanation_was_read_before() {
+    let (_peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    for errno in [
+        libc::ECONNREFUSED,
+        libc::ENETUNREACH,
+        libc::EHOSTUNREACH,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::EACCES,
+        libc::ENOPROTOOPT,
+        libc::EOPNOTSUPP,
+        libc::EPROTO,
+        libc::EMSGSIZE,
+    ] {
+        for _ in 0..10 {
+            let error = std::io::Error::from_raw_os_error(errno);
+            assert!(target.judge(error).is_ok(), "{}", std::io::Error::from_raw_os_error(errno));
+        }
+    }
+    let closed = std::io::Error::from_raw_os_error(libc::EBADF);
+    assert!(matches!(target.judge(closed), Err(TargetError::Socket(_))));
+}
+
+#[tokio::test]
 async fn a_foreign_senders_packet_never_arrives() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     let address = target.fd.get_ref().local_addr().unwrap().as_socket().unwrap();
