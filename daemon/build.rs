@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut build = tonic_prost_build::configure();
     // For `pacectl --json`. What is no type of our own is written as people read it.
     build = build.message_attribute(".", "#[derive(serde::Serialize)]");
-    let times = ["since", "started", "confirm_by", "time"];
+    let times = ["since", "started", "confirm_by", "expires", "time"];
     let spans = ["sojourn", "interval", "confirm_within", "duration", "smoothed_rtt", "min_rtt"];
     for field in times.into_iter().chain(spans) {
         build = build.field_attribute(field, "#[serde(serialize_with = \"super::shown\")]");

@@ -8,6 +8,7 @@
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`quota`] | what one user may use |
+//! | [`change`] | what becomes of keys that change while paced runs |
 //! | [`control`] | who may look and change while paced runs |
 //! | [`log`] | what is logged, and in which form |
 //! | [`metrics`] | where metrics are served |
@@ -36,6 +37,7 @@ use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
 use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
 
+pub mod change;
 pub mod control;
 pub mod error;
 mod explain;
@@ -45,6 +47,7 @@ pub mod log;
 mod manual;
 pub mod metrics;
 pub mod moment;
+mod place;
 pub mod policy;
 pub mod proxy;
 pub mod quota;
@@ -59,7 +62,8 @@ pub mod uplink;
 mod write;
 
 pub use explain::explain;
-pub use manual::manual;
+pub use manual::{escaped, manual};
+pub use place::{Place, place};
 pub use sample::SAMPLE;
 pub use section::Part;
 
@@ -143,7 +147,7 @@ words! {
 }
 
 /// Something that is valid but may not be meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Warning {
     /// Strangers can use the relay.
     #[error("{0} serves everybody who can reach it; set auth to \"token\" or \"certificate\", or listen on loopback")]
@@ -172,6 +176,16 @@ pub enum Warning {
         rule: usize,
         /// The rule that takes everything.
         behind: usize,
+    },
+    /// A rule about somebody whom no entry names. Counted from 1.
+    #[error(
+        "rule {rule} is about the user {user:?}, whom no [[relay.token]] and no [[relay.client_certificate]] names"
+    )]
+    UnknownUser {
+        /// The rule.
+        rule: usize,
+        /// The name.
+        user: String,
     },
     /// Neither role is configured.
     #[error("there is neither a [relay] nor a [[forward]] nor a [[proxy]]: paced has nothing to do")]
@@ -263,6 +277,12 @@ impl Config {
         }
     }
 
+    /// Returns the relays that the edge role uses: in which section, at which local address, and how.
+    pub fn uplinks(&self) -> impl Iterator<Item = (&'static str, SocketAddr, &uplink::Uplink)> {
+        let forwards = self.forwards.iter().map(|forward| ("forward", forward.listen, &forward.uplink));
+        forwards.chain(self.proxies.iter().map(|proxy| ("proxy", proxy.listen, &proxy.uplink)))
+    }
+
     /// Returns what is valid but may not be meant.
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
@@ -284,9 +304,25 @@ impl Config {
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
             .chain(proxies)
             .chain(self.policy.warnings())
+            .chain(self.unknown_users())
             .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()
+    }
+
+    /// Users that rules name and nobody is, where users are known by name: certificates that any authority signs may have any.
+    fn unknown_users(&self) -> Vec<Warning> {
+        let Some(relay) = &self.relay else { return Vec::new() };
+        let by_certificate = relay.listeners.iter().any(|listener| listener.auth.accepts_certificates());
+        if by_certificate && relay.certificates.is_empty() {
+            return Vec::new();
+        }
+        let (tokens, certificates) = (relay.tokens.iter(), relay.certificates.iter());
+        let known: Vec<_> = tokens.map(|token| &token.name).chain(certificates.map(|user| &user.name)).collect();
+        let rules = (1..).zip(&self.policy.rules);
+        let users = rules.flat_map(|(rule, of)| of.users.iter().flatten().map(move |user| (rule, user)));
+        let unknown = users.filter(|(_, user)| !known.contains(user));
+        unknown.map(|(rule, user)| Warning::UnknownUser { rule, user: user.clone() }).collect()
     }
 }
 

@@ -25,3 +25,10 @@ pub(crate) fn entries() -> Vec<Entry> {
     entries.push(Entry { comment, setting: "" });
     entries
 }
+
+/// Returns the sample with everything switched on.
+pub(crate) fn switched_on() -> String {
+    let is_setting = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase() || first == '[');
+    let on = |line: &'static str| line.strip_prefix('#').filter(is_setting).unwrap_or(line);
+    SAMPLE.lines().flat_map(|line| [on(line), "\n"]).collect()
+}

@@ -53,7 +53,7 @@ words! {
 }
 
 /// What the operator allows and denies.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRules {
     /// Entries that open a target; see the module for what they can open.
     pub allow: Vec<Rule>,
@@ -73,7 +73,7 @@ pub struct TargetRules {
 }
 
 /// One entry of `allow` or `deny`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The addresses or names it is about.
     pub to: Pattern,

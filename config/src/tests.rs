@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::forward::Mode;
+use crate::sample::switched_on;
 use crate::schema::tests::CONFIG;
 use crate::uplink::Trust;
 
@@ -25,17 +26,6 @@ listen = "127.0.0.1:5353"
 relay = "https://relay.example/m/{target_host}/{target_port}/"
 target = "dns.example:53"
 "#;
-
-/// The sample with everything switched on.
-pub(crate) fn whole_sample() -> String {
-    let switch_on = |line: &str| match line.strip_prefix('#') {
-        Some(setting) if setting.starts_with(|first: char| first.is_ascii_lowercase() || first == '[') => {
-            setting.to_owned()
-        }
-        _ => line.to_owned(),
-    };
-    SAMPLE.lines().map(|line| switch_on(line) + "\n").collect()
-}
 
 /// Reads what the schema, too, has to take.
 pub(crate) fn valid(text: &str) -> Config {
@@ -60,7 +50,7 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let shipped = valid(SAMPLE);
     assert_eq!(shipped.warnings(), []);
     assert!(shipped.forwards.is_empty() && shipped.proxies.is_empty() && shipped.metrics.listen.is_none());
-    let whole = valid(&whole_sample());
+    let whole = valid(&switched_on());
     assert_eq!(whole.warnings(), []);
     assert_eq!((whole.forwards.len(), whole.proxies.len()), (2, 1));
     let relay = whole.relay.unwrap();
@@ -76,7 +66,7 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
 
 #[test]
 fn the_sample_states_the_real_defaults() {
-    let (shipped, whole) = (valid(SAMPLE), valid(&whole_sample()));
+    let (shipped, whole) = (valid(SAMPLE), valid(&switched_on()));
     assert_eq!(whole.state_dir, shipped.state_dir);
     assert_eq!(whole.transport, Transport::default());
     assert_eq!((whole.log, whole.metrics.users), (shipped.log, shipped.metrics.users));
@@ -100,7 +90,7 @@ fn the_sample_states_the_real_defaults() {
 
 #[test]
 fn the_sample_shows_every_key() {
-    let whole = whole_sample();
+    let whole = switched_on();
     let with_strays: String = std::iter::once("zzz = 0\n".to_owned())
         .chain(whole.lines().map(|line| match line.starts_with('[') {
             true => format!("{line}\nzzz = 0\n"),
@@ -395,6 +385,11 @@ fn what_may_not_be_meant_is_warned_of() {
     assert!(warnings(&with_ca).contains(&Warning::UnusedClientCa));
     let rules = FORWARD.to_owned() + &"[[rule]]\nclass = \"default\"\n".repeat(2);
     assert_eq!(warnings(&rules), [Warning::UnreachedRule { rule: 2, behind: 1 }]);
+    let users = RELAY.to_owned()
+        + "listen = [\"127.0.0.1:443\"]\n[[relay.token]]\nname = \"alice\"\nsha256 = \""
+        + &"0".repeat(64)
+        + "\"\n[[rule]]\nclass = \"default\"\nuser = [\"alice\", \"alcie\"]";
+    assert_eq!(warnings(&users), [Warning::UnknownUser { rule: 1, user: "alcie".into() }]);
     let public = FORWARD.replace("127.0.0.1:5353", "192.0.2.1:443") + "[metrics]\nlisten = \"192.0.2.1:443\"";
     assert_eq!(warnings(&public), [Warning::PublicForward(address), Warning::PublicMetrics(address)]);
     let public = PROXY.replace("127.0.0.1:1080", "192.0.2.1:443") + "allow_remote = true\n";
@@ -418,7 +413,7 @@ fn development_needs_no_file_and_no_warning() {
 
 #[test]
 fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
-    let text = whole_sample() + &FORWARD.replace("127.0.0.1:5353", "192.0.2.7:53");
+    let text = switched_on() + &FORWARD.replace("127.0.0.1:5353", "192.0.2.7:53");
     let config = Config::from_toml(&text.replace("level = \"info\"", "")).unwrap();
     let explained = explain(&config, std::time::SystemTime::UNIX_EPOCH);
     for part in [
@@ -460,7 +455,7 @@ proptest! {
     fn a_sample_cut_and_scrambled_is_answered_without_a_panic(
         cuts in prop::collection::vec((0..200usize, prop::sample::select(vec!["", "=", "[", "\"", "{ ü = 1 }", "-1", "\n"])), 1..6),
     ) {
-        let whole = whole_sample();
+        let whole = switched_on();
         let mut lines: Vec<_> = whole.lines().map(str::to_owned).collect();
         for (at, with) in cuts {
             let at = at % lines.len();
@@ -531,7 +526,7 @@ proptest! {
     /// Where a document is cut between sections makes no difference.
     #[test]
     fn a_document_in_two_parts_reads_as_in_one(cut in 0_usize..100) {
-        let whole = whole_sample();
+        let whole = switched_on();
         let heads: Vec<_> = whole.match_indices("\n[").map(|(place, _)| place + 1).collect();
         let (first, second) = whole.split_at(heads[cut % heads.len()]);
         let halves = Config::from_parts(&parts(&[first, second])).unwrap();
@@ -541,13 +536,13 @@ proptest! {
 
 #[test]
 fn a_configuration_that_is_written_out_reads_back_as_the_same_and_names_every_key_that_has_a_value() {
-    for config in [valid(&whole_sample()), valid(SAMPLE), valid("")] {
+    for config in [valid(&switched_on()), valid(SAMPLE), valid("")] {
         let text = config.to_toml();
         assert_eq!(format!("{:?}", valid(&text)), format!("{config:?}"), "{text}");
     }
-    let text = valid(&whole_sample()).to_toml();
+    let text = valid(&switched_on()).to_toml();
     let words: BTreeSet<_> = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-    let sample = whole_sample();
+    let sample = switched_on();
     let keys = sample.lines().filter_map(|line| line.split_once(" = ")).map(|(key, _)| key);
     // What listeners and classes took from elsewhere is theirs.
     let elsewhere = ["listen", "like", "target_ms", "interval_ms"];

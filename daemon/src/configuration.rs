@@ -1,10 +1,16 @@
 //! The configuration's files: the main one, its drop-ins, and the certificates and keys that they name.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`check`] | what is wrong with a configuration on this machine |
+//! | [`files`] | which files it names, and whether they have changed |
 
 use std::{
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use anyhow::{Context as _, Result};
@@ -15,7 +21,10 @@ use config::{
 };
 use rustls::ServerConfig;
 
-use crate::quic::tls;
+use crate::{certificates, quic::tls};
+
+pub mod check;
+pub mod files;
 
 /// The folder of drop-ins, beside the main file.
 const DROP_INS: &str = "conf.d";
@@ -25,11 +34,19 @@ const DROP_INS: &str = "conf.d";
 /// # Errors
 /// A file cannot be read, or what they say together is not valid.
 pub fn read(file: &Path) -> Result<Config> {
+    from_parts(file, &parts(file)?)
+}
+
+fn parts(file: &Path) -> Result<Vec<Part>> {
     let mut parts = vec![part(file.to_owned())?];
     for drop_in in drop_ins(&file.with_file_name(DROP_INS))? {
         parts.push(part(drop_in)?);
     }
-    Config::from_parts(&parts).with_context(|| format!("{} is not valid", file.display()))
+    Ok(parts)
+}
+
+fn from_parts(file: &Path, parts: &[Part]) -> Result<Config> {
+    Config::from_parts(parts).with_context(|| format!("{} is not valid", file.display()))
 }
 
 fn part(file: PathBuf) -> Result<Part> {
@@ -55,16 +72,17 @@ fn is_hidden(file: &Path) -> bool {
     file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Reads the certificate and the key of a listener; those of development mode are made where there are none.
+/// Reads the certificate and the key of a listener, and makes ready to use them; those of development mode are made where there
+/// are none.
 ///
 /// # Errors
-/// A file cannot be read, or is none of its kind.
-pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> {
+/// A file cannot be read, or is none of its kind; the key is another certificate's; or the certificate has expired.
+pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Prepared> {
     match &listener.identity {
-        Identity::SelfSigned => tls::development_identity(state_dir),
+        Identity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
         Identity::Files { certificate, private_key } => {
             let (client_ca, client_crl) = (listener.client_ca.as_deref(), listener.client_crl.as_deref());
-            tls::Identity::read(tls::Files { certificate, private_key, client_ca, client_crl })
+            read_identity(tls::Files { certificate, private_key, client_ca, client_crl }, tls::Identity::prepare)
         }
     }
 }
@@ -72,23 +90,20 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Identity> 
 /// Reads what the control plane shows to callers over TCP, and whom it believes.
 ///
 /// # Errors
-/// A file cannot be read, is none of its kind, or does not fit the others.
+/// As [`identity`].
 pub fn control_identity(tcp: &Tcp) -> Result<Arc<ServerConfig>> {
     let Tcp { certificate, private_key, client_ca, client_crl, .. } = tcp;
     let files = tls::Files { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
-    tls::Identity::read(files)?.prepare_http2()
+    read_identity(files, tls::Identity::prepare_http2)
 }
 
-/// Reads all certificates and keys that a configuration names, to see that they can be used.
-///
-/// # Errors
-/// One cannot be read, or does not fit its key.
-pub fn read_identities(config: &Config) -> Result<()> {
-    for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
-        identity(listener, &config.state_dir)?.prepare()?;
+fn read_identity<T>(files: tls::Files<'_>, prepare: fn(tls::Identity) -> Result<T>) -> Result<T> {
+    let (certificate, private_key) = (files.certificate, files.private_key);
+    let identity = tls::Identity::read(files)?;
+    if let Some(first) = identity.chain.first() {
+        certificates::refuse_expired(first, SystemTime::now()).with_context(|| certificate.display().to_string())?;
     }
-    config.control.tcp.as_ref().map(control_identity).transpose()?;
-    Ok(())
+    prepare(identity).with_context(|| format!("{} and {}", certificate.display(), private_key.display()))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use arc_swap::ArcSwap;
 use config::{Config, forward::Forward, policy, proxy::Proxy};
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
@@ -22,10 +23,11 @@ use tokio::{
 };
 
 pub use self::{
-    caller::{Bearers, Caller, Writers},
+    caller::{Bearers, Caller, Peer, Writers},
     events::{ACCESS, Event, Events, Happening},
 };
 use crate::{
+    certificates::Certificate,
     metrics::Metrics,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
     quic::{
@@ -42,7 +44,7 @@ pub mod doors;
 pub mod events;
 pub mod grpc;
 
-/// What does not change while paced runs.
+/// What is worth knowing of the configuration in force and of this machine.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// When it started.
@@ -55,12 +57,21 @@ pub struct Facts {
     pub workers: u8,
     /// What the kernel and the rights of this process alone allow.
     pub own_features: bpf::Capabilities,
+    /// The certificates that it shows.
+    pub certificates: Vec<Certificate>,
 }
 
 impl Facts {
     /// Takes from a configuration what is worth knowing, and looks what the kernel allows.
     #[must_use]
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, certificates: &[Certificate]) -> Self {
+        let (started, own_features, certificates) = (SystemTime::now(), bpf::probe(), certificates.to_vec());
+        Self { started, listeners: Vec::new(), forwards: Vec::new(), workers: 1, own_features, certificates }
+            .after(config)
+    }
+
+    /// The same by another configuration.
+    fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let forward = |forward: &Forward| {
             let Forward { listen, protocol, target, uplink, .. } = forward;
@@ -68,11 +79,10 @@ impl Facts {
         };
         let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.through());
         Self {
-            started: SystemTime::now(),
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),
             forwards: config.forwards.iter().map(forward).chain(config.proxies.iter().map(proxy)).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
-            own_features: bpf::probe(),
+            ..self.clone()
         }
     }
 }
@@ -183,7 +193,7 @@ pub struct Control {
     policies: Arc<Policies>,
     relay: Option<Arc<Relay>>,
     metrics: Arc<Metrics>,
-    facts: Facts,
+    facts: ArcSwap<Facts>,
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
     /// Among those that work with policies.
@@ -213,7 +223,7 @@ impl Control {
             policies,
             relay,
             metrics,
-            facts,
+            facts: ArcSwap::from_pointee(facts),
             reloads,
             events: broadcast::channel(events::QUEUE).0,
             places: Semaphore::new(PLACES),
@@ -267,16 +277,22 @@ impl Control {
         self.work(|policies| Ok(policies.revisions())).await
     }
 
-    /// What does not change.
+    /// What is worth knowing of the configuration in force and of this machine.
     #[must_use]
-    pub fn facts(&self) -> &Facts {
-        &self.facts
+    pub fn facts(&self) -> Arc<Facts> {
+        self.facts.load_full()
+    }
+
+    /// Takes note of another configuration, and of the certificates that it shows.
+    pub fn reloaded(&self, config: &Config, certificates: &[Certificate]) {
+        let facts = self.facts().after(config);
+        self.facts.store(Arc::new(Facts { certificates: certificates.to_vec(), ..facts }));
     }
 
     /// What the kernel and the rights of paced's processes allow.
     #[must_use]
     pub fn features(&self) -> bpf::Capabilities {
-        self.metrics.kernel.in_force.features(&self.facts.own_features)
+        self.metrics.kernel.in_force.features(&self.facts().own_features)
     }
 
     /// What is counted.
@@ -445,7 +461,7 @@ impl Control {
             *tunnels.entry(tunnel.class().policy().name.clone()).or_default() += 1;
         }
         let roles =
-            [self.relay.is_some().then_some(Role::Relay), (!self.facts.forwards.is_empty()).then_some(Role::Edge)];
+            [self.relay.is_some().then_some(Role::Relay), (!self.facts().forwards.is_empty()).then_some(Role::Edge)];
         let policy = self.policies.current();
         let classes = policy.policy.classes.iter();
         let of = |(role, class): (Role, &policy::Class)| ClassStats {

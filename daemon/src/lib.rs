@@ -5,6 +5,7 @@ pub mod access;
 pub mod activation;
 pub mod auth;
 pub mod bind_error;
+pub mod certificates;
 pub mod client;
 pub mod configuration;
 pub mod confinement;

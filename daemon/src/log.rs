@@ -18,8 +18,9 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    EnvFilter, Layer,
+    EnvFilter, Layer, Registry,
     layer::{Context, SubscriberExt as _},
+    reload,
     util::SubscriberInitExt as _,
 };
 
@@ -32,10 +33,30 @@ const IDENTIFIER: &str = "paced";
 /// The longest entry in bytes; of a longer message the end is missing.
 const ENTRY_BYTES: usize = 32 << 10;
 
-/// Begins to log what a configuration, or else RUST_LOG, wants.
-pub fn start(config: &Config) {
-    let level = config.log.level;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(format!("warn,paced={level}")));
+/// How much is logged, which can be changed.
+pub struct Log(Option<reload::Handle<EnvFilter, Registry>>);
+
+impl Log {
+    /// Logs as much as `level` says from now on, unless RUST_LOG says how much.
+    pub fn set_level(&self, level: config::log::Level) {
+        if let Some(handle) = &self.0 {
+            // Fails where nothing is logged any more.
+            _ = handle.reload(filter(level));
+        }
+    }
+}
+
+fn filter(level: config::log::Level) -> EnvFilter {
+    EnvFilter::new(format!("warn,paced={level}"))
+}
+
+/// Begins to log what RUST_LOG, or else a configuration, wants.
+pub fn start(config: &Config) -> Log {
+    let (filter, is_fixed) = match EnvFilter::try_from_default_env() {
+        Ok(filter) => (filter, true),
+        Err(_) => (filter(config.log.level), false),
+    };
+    let (filter, handle) = reload::Layer::new(filter);
     let journal = Journal::connected();
     // Without a switch of its own: what is no terminal gets no colours, and a terminal does unless NO_COLOR says otherwise.
     let has_colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -43,6 +64,7 @@ pub fn start(config: &Config) {
     let text = journal.is_none().then(layer);
     // Fails where a program that links this library has a log of its own.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
+    Log((!is_fixed).then_some(handle))
 }
 
 /// Sends entries to the journal. One that it has no room for is lost and counted: whoever logs never waits.

@@ -11,6 +11,11 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use paced::{configuration, monitor, policy, print, run, say, state};
 
+mod manual;
+
+/// The configuration of the packaged service.
+const DEFAULT_FILE: &str = "/etc/paced/paced.toml";
+
 /// Relays UDP and TCP by MASQUE over HTTP/3.
 #[derive(Parser)]
 #[command(version, about)]
@@ -31,8 +36,12 @@ enum Command {
         state_dir: Option<PathBuf>,
     },
     /// Validates a configuration and explains what it does.
+    ///
+    /// Reads everything that it names on this machine, as a start would, and changes nothing. Exit status: 0 if paced could start
+    /// with it, with or without warnings; 1 if not; 2 for wrong arguments.
     Check {
         /// The configuration (TOML).
+        #[arg(default_value = DEFAULT_FILE)]
         file: PathBuf,
     },
     /// Shows configurations, and what they consist of.
@@ -56,7 +65,7 @@ enum ConfigCommand {
     /// Prints a configuration with its drop-ins as one text, defaults included.
     Show {
         /// The configuration (TOML).
-        #[arg(default_value = "/etc/paced/paced.toml")]
+        #[arg(default_value = DEFAULT_FILE)]
         file: PathBuf,
         /// With the saved policy, if there is one that takes precedence: what a daemon started now would use.
         #[arg(long)]
@@ -93,9 +102,9 @@ fn main() -> ExitCode {
 }
 
 fn check(file: &Path) -> Result<()> {
-    let config = configuration::read(file)?;
-    configuration::read_identities(&config)?;
-    say!("{}", config::explain(&config, SystemTime::now()));
+    let (config, warnings) = configuration::check::check(file)?;
+    print::text(config::explain(&config, SystemTime::now()));
+    warnings.iter().for_each(|warning| say!("warning: {warning}"));
     Ok(())
 }
 
@@ -110,13 +119,56 @@ fn show(file: &Path, effective: bool) -> Result<()> {
 
 /// Writes paced(8) and paced.toml(5).
 fn man(folder: &Path) -> Result<()> {
-    let page = clap_mangen::Man::new(Arguments::command()).section("8");
-    let mut text = Vec::new();
-    page.render(&mut text)?;
-    let pages = [("paced.8", text), ("paced.toml.5", config::manual().into_bytes())];
+    let pages = [("paced.8", manual::page(&Arguments::command())?), ("paced.toml.5", config::manual().into_bytes())];
     for (name, text) in pages {
         let file = folder.join(name);
         fs::write(&file, text).with_context(|| format!("failed to write {}", file.display()))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// The page as a terminal shows it.
+    fn rendered() -> String {
+        let file = std::env::temp_dir().join(format!("paced-{}.8", std::process::id()));
+        fs::write(&file, manual::page(&Arguments::command()).unwrap()).unwrap();
+        let output = Command::new("groff").args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&file).output();
+        let output = output.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
+        fs::remove_file(file).unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with the page");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    fn the_manual_page_is_whole_and_names_no_page_that_does_not_exist() {
+        let page = rendered();
+        for part in [
+            "SYNOPSIS",
+            "paced run",
+            "--config FILE",
+            "--state-dir DIR",
+            "paced check",
+            "paced config show",
+            "--effective",
+            "/etc/paced/paced.toml",
+            "SIGHUP",
+            "SIGTERM",
+            "/var/lib/paced",
+            "RUST_LOG",
+            "EXIT STATUS",
+        ] {
+            assert!(page.contains(part), "{part} is missing in\n{page}");
+        }
+        let exists = ["paced(8)", "paced.toml(5)", "pacectl(1)", "systemctl(1)"];
+        let is_page = |word: &&str| word.len() > 3 && ["(1)", "(5)", "(7)", "(8)"].iter().any(|of| word.contains(of));
+        for word in page.split_whitespace().filter(is_page) {
+            assert!(exists.iter().any(|page| word.starts_with(page)), "{word}");
+        }
+        assert!(!page.contains("monitor"), "what is hidden stays so");
+    }
 }

@@ -3,7 +3,12 @@
 //! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
 //! where something is refused, opened or closed.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use masque::request::Protocol;
 use prometheus_client::{
@@ -11,12 +16,13 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio::{net::TcpListener, sync::Semaphore, task::AbortHandle, time::timeout};
 
 use self::process::Process;
 use crate::{
     accept::{self, Acceptor},
     access::AccessLog,
+    certificates::Certificate,
     edge, enforcement,
     quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
     ready::Readiness,
@@ -95,6 +101,8 @@ pub struct Metrics {
     /// Packets under connection IDs that are not answered with a stateless reset.
     pub unanswered_packets: Counter,
     ignored: Counters<1>,
+    reloads: Counters<1>,
+    certificates: Family<Vec<(&'static str, String)>, Gauge>,
 }
 
 impl Metrics {
@@ -138,6 +146,8 @@ impl Metrics {
             misdirected_packets: Counter::default(),
             unanswered_packets: Counter::default(),
             ignored: Family::default(),
+            reloads: Family::default(),
+            certificates: Family::default(),
         };
         metrics.register();
         Arc::new(metrics)
@@ -165,6 +175,10 @@ impl Metrics {
             "Packets under connection IDs that are not answered with a stateless reset: never issued, or too many asked",
             self.unanswered_packets.clone(),
         );
+        let help = "Times that the configuration, or files that it names, were read again, by what became of it";
+        registry.register("reloads", help, self.reloads.clone());
+        let help = "When certificates cease to be valid, in seconds since 1970";
+        registry.register("certificate_expires_timestamp_seconds", help, self.certificates.clone());
         registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
         registry.register(
             "messages",
@@ -272,6 +286,21 @@ impl Metrics {
     /// Counts a request that was refused for `reason` (see [`masque::request::Refusal::label`]).
     pub fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts a reload, which was applied or refused as a whole.
+    pub fn reloaded(&self, is_applied: bool) {
+        self.reloads.get_or_create(&[("result", if is_applied { "applied" } else { "refused" })]).inc();
+    }
+
+    /// Shows when these certificates expire, and no others.
+    pub fn set_certificates(&self, certificates: &[Certificate]) {
+        self.certificates.clear();
+        for Certificate { used_by, address, expires, .. } in certificates {
+            let labels = vec![("used_by", (*used_by).to_owned()), ("address", address.to_string())];
+            let expires = expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+            self.certificates.get_or_create(&labels).set(i64::try_from(expires).unwrap_or(i64::MAX));
+        }
     }
 
     /// Counts that a configured limit was reached.
@@ -385,6 +414,37 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many scrapes run at once; more wait.
 const SCRAPES: usize = 8;
 
+/// A place where metrics are served, until this is dropped.
+pub struct Page {
+    address: SocketAddr,
+    task: AbortHandle,
+}
+
+impl Page {
+    /// Serves metrics at an address, on the runtime this is called in.
+    ///
+    /// # Errors
+    /// The address is taken or not ours.
+    pub fn open(address: SocketAddr, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let task = tokio::spawn(serve(TcpListener::from_std(listener)?, metrics)).abort_handle();
+        Ok(Self { address, task })
+    }
+
+    /// Where they are served, as configured.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// Serves [`page`]s over HTTP/1.1, one request per connection, until dropped.
 pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
     let scrapes = Arc::new(Semaphore::new(SCRAPES));
@@ -419,7 +479,7 @@ mod tests {
     use super::*;
 
     async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
-        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve(listener, metrics));
         let mut stream = TcpStream::connect(address).await.unwrap();

@@ -5,6 +5,7 @@
 
 use std::{
     io::{self, Write as _},
+    net::UdpSocket,
     os::unix::net::UnixListener,
     path::Path,
     sync::{
@@ -15,6 +16,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use arc_swap::ArcSwap;
 use config::{Config, policy::Policy, relay::Listener};
 use sd_notify::NotifyState;
 use tokio::{
@@ -29,20 +31,25 @@ use crate::{
     activation::Activation,
     auth::hex,
     bind_error::BindError,
-    configuration::{self, control_identity, identity},
+    certificates::{self, Certificate, Nearness, Told},
+    configuration::{
+        self,
+        files::{self, Files},
+        identity,
+    },
     confinement::{self, Process},
-    control::{Control, Facts, Reload, doors, grpc::Certificates},
+    control::{Control, Facts, Reload, doors::Doors},
     echo,
-    edge::{self, Entrances},
+    edge::{self, Edge, EntranceClasses},
     enforcement::Enforcement,
     host_addresses::HostAddresses,
-    log,
-    metrics::{self, Metrics},
+    log::{self, Log},
+    metrics::{Metrics, Page},
     policy::{self, Policies},
     quic::{
         class::{Classes, Role},
         connection_id::Secret,
-        datagrams::{Schedule, Schedules},
+        datagrams::Schedules,
         endpoint::Transport,
         io::{device::Devices, qdisc},
         tls::{self, ServerTls},
@@ -53,6 +60,8 @@ use crate::{
     watchdog::Watchdog,
     workers::{self, Endpoints, Sockets, Steering},
 };
+
+mod reload;
 
 /// Where the echo of development mode listens.
 pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
@@ -88,8 +97,43 @@ fn secret(state_dir: &Path) -> Result<Secret> {
     })
 }
 
+/// The edge role without local addresses, and the classes of those that it will have.
+fn prepare_edge(
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    devices: &Devices,
+    control: &Handle,
+) -> (Edge, EntranceClasses) {
+    let moved = watch::Sender::new(());
+    let moves = moved.subscribe();
+    control.spawn(edge::moves::follow(moved));
+    let transport = Transport::from(&config.transport).leaving_by(devices, &metrics.io);
+    let (schedules, counted) = (Schedules::default(), metrics.clone());
+    let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
+    let entrance_classes = EntranceClasses::new(config.policy.clone(), schedules.clone(), make);
+    (Edge::new(transport, metrics.edge.clone(), schedules, moves), entrance_classes)
+}
+
+/// Leaves out listeners whose address family this machine does not have, as IPv6 in many containers: development mode asks
+/// for both, and nobody wrote that it should.
+fn without_missing_families(mut config: Config) -> Config {
+    if let Some(relay) = &mut config.relay {
+        relay.listeners.retain(|listener| {
+            let is_missing = UdpSocket::bind((listener.address.ip(), 0)).is_err_and(|error| {
+                matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
+            });
+            if is_missing {
+                tracing::warn!(address = %listener.address, "this machine has no such address, development mode does without");
+            }
+            !is_missing
+        });
+    }
+    config
+}
+
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
-    log::start(&config);
+    let log = log::start(&config);
+    let config = if file.is_none() { without_missing_families(config) } else { config };
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -121,7 +165,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let access = metrics.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), metrics, places, door));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), log, metrics, places, door));
     access.finish(Duration::from_secs(1));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
@@ -129,20 +173,34 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
 
 /// What has to be kept at hand while the daemon runs.
 struct Daemon {
+    /// What is in force, but for the policy.
+    config: Arc<Config>,
+    log: Log,
     metrics: Arc<Metrics>,
     /// Which of them keep departure times.
     devices: Devices,
     relay: Option<RelayRole>,
-    /// The local addresses of the edge role.
-    entrances: Entrances,
-    /// How connections to relays order what they send.
-    edge_schedules: Schedules,
+    edge: Edge,
+    /// The class that each local address is of.
+    entrance_classes: EntranceClasses,
     roles: JoinSet<Result<()>>,
-    /// Ends the edge role.
-    stop: watch::Sender<bool>,
     watchdog: Option<Arc<Watchdog>>,
-    /// What the control plane shows over TCP.
-    certificates: Option<Certificates>,
+    /// Runs what may wait.
+    runtime: Handle,
+    /// Where metrics are served.
+    page: Option<Page>,
+    /// The files that the configuration names, as they were when they were read.
+    read: Arc<ArcSwap<Files>>,
+    /// The certificates that are shown, and what was said of them.
+    certificates: Vec<Certificate>,
+    told: Told,
+}
+
+/// What is asked, and by which doors.
+struct Open {
+    policies: Arc<Policies>,
+    control: Arc<Control>,
+    doors: Doors,
 }
 
 struct RelayRole {
@@ -165,6 +223,7 @@ impl Daemon {
         mut config: Config,
         file: Option<&Path>,
         control: &Handle,
+        log: Log,
         metrics: Arc<Metrics>,
         places: Option<(Sockets, Steering, Secret)>,
         door: Option<UnixListener>,
@@ -172,7 +231,7 @@ impl Daemon {
         // Signals that arrive from here on are kept, not obeyed by dying.
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
-        let (relay, roles, stop) = (None, JoinSet::new(), watch::Sender::new(false));
+        let (relay, roles) = (None, JoinSet::new());
         let kernel = metrics.kernel.clone();
         let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
             tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
@@ -189,35 +248,39 @@ impl Daemon {
                 qdisc::follow(metrics.qdiscs.clone(), control, Box::new(listener))
             }
         };
-        let (entrances, edge_schedules) = (Entrances::default(), Schedules::default());
+        let (edge, entrance_classes) = prepare_edge(&config, &metrics, &devices, control);
         let watchdog = Watchdog::wanted();
-        let certificates = config.control.tcp.as_ref().map(control_identity).transpose()?.map(Certificates::new);
+        let config = Arc::new(config);
         let mut daemon = Self {
+            config: config.clone(),
+            log,
             metrics: metrics.clone(),
             devices,
             relay,
-            entrances,
-            edge_schedules,
+            edge,
+            entrance_classes,
             roles,
-            stop,
             watchdog,
-            certificates,
+            runtime: control.clone(),
+            page: None,
+            read: Arc::new(ArcSwap::from_pointee(Files::of(&config))),
+            certificates: certificates::shown(&config)?,
+            told: Told::default(),
         };
         if let Some(places) = places {
             daemon.start_relay(&config, &metrics, control, places).await?;
         }
-        if !(config.forwards.is_empty() && config.proxies.is_empty()) {
-            daemon.start_edge(&config, &metrics, control);
-        }
+        let entrances = daemon.edge.prepare(&config)?;
+        daemon.edge.serve(entrances, &daemon.entrance_classes);
         let policies = Policies::new(&config, saved, daemon.enforce());
         let (reloads, mut reload_wanted) = mpsc::channel(1);
-        let facts = Facts::new(&config);
-        daemon.start_control(&config, &policies, facts.clone(), reloads, door, control).await;
-        if let Some(address) = config.metrics.listen {
-            let bound = control.spawn(metrics::bind(address)).await?;
-            let listener = bound.map_err(|error| BindError::new(address, error)).context("there are no metrics")?;
-            control.spawn(metrics::serve(listener, metrics.clone()));
-        }
+        let facts = Facts::new(&config, &daemon.certificates);
+        metrics.set_certificates(&daemon.certificates);
+        let relay = daemon.relay.as_ref().map(|role| role.relay.clone());
+        let asked = Control::new(policies.clone(), relay, metrics.clone(), facts.clone(), reloads);
+        let mut open = Open { doors: Doors::new(asked.clone(), control.clone()), control: asked, policies };
+        open.doors.start(&config.control, door)?;
+        daemon.page = daemon.prepare_page(config.metrics.listen)?.flatten();
         if file.is_none() {
             let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
             let bound = control.spawn(echo::bind(address)).await?;
@@ -228,31 +291,49 @@ impl Daemon {
         daemon.refresh_guard();
         daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
-        if daemon.relay.as_ref().is_none_or(|role| role.listeners.is_empty()) && daemon.entrances.is_empty() {
-            metrics.ready.require(|| Verdict::Missing("nothing to listen on".into()));
-        }
+        let asked = Arc::downgrade(&open.control);
+        metrics.ready.require(move || {
+            let Some(control) = asked.upgrade() else { return Verdict::Gone };
+            // By the configuration in force, which a reload may change.
+            let facts = control.facts();
+            match facts.listeners.is_empty() && facts.forwards.is_empty() {
+                true => Verdict::Missing("nothing to listen on".into()),
+                false => Verdict::Ready,
+            }
+        });
         metrics.ready.reach(Stage::Serving);
         if let Some(watchdog) = &daemon.watchdog {
             tokio::spawn(watchdog.clone().feed());
         }
+        daemon.tell_of_certificates();
+        let (changed, mut files_changed) = mpsc::channel(1);
+        control.spawn(files::follow(daemon.read.clone(), changed));
         let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
         loop {
             tokio::select! {
-                _ = refresh.tick() => daemon.refresh_guard(),
+                _ = refresh.tick() => {
+                    daemon.refresh_guard();
+                    daemon.tell_of_certificates();
+                }
+                Some(()) = files_changed.recv() => daemon.read_files_again(&mut open),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {
                     if let Some(file) = file {
-                        _ = daemon.reload(file, &policies, "SIGHUP", control).await;
+                        _ = daemon.reload(file, "SIGHUP", &mut open).await;
                     }
                 }
                 Some(Reload { author, done }) = reload_wanted.recv() => {
                     let outcome = match file {
-                        Some(file) => daemon.reload(file, &policies, &author, control).await,
+                        Some(file) => daemon.reload(file, &author, &mut open).await,
                         None => Err("development mode has no configuration to read".into()),
                     };
                     // Whoever asked may have gone.
                     _ = done.send(outcome);
+                }
+                failed = daemon.edge.failed() => {
+                    failed?;
+                    anyhow::bail!("a local address ended");
                 }
                 Some(ended) = daemon.roles.join_next() => {
                     ended.context("a role ended unexpectedly")??;
@@ -300,8 +381,7 @@ impl Daemon {
             ..Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io)
         };
         let prepare = |listener: &Listener| -> Result<_> {
-            let identity = identity(listener, &config.state_dir)?;
-            Ok((listener.clone(), ServerTls::new(identity.prepare()?)))
+            Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
         let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         let class = |listener: &Listener| Arc::new(AtomicU8::new(metrics.kernel.number_of(listener.class.as_deref())));
@@ -336,29 +416,9 @@ impl Daemon {
         Ok(())
     }
 
-    fn start_edge(&mut self, config: &Config, metrics: &Arc<Metrics>, control: &Handle) {
-        let moved = watch::Sender::new(());
-        let moves = moved.subscribe();
-        control.spawn(edge::moves::follow(moved));
-        let transport = Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io);
-        let classes = classes(&config.policy, Role::Edge, metrics);
-        let (metrics, mut stopped) = (metrics.edge.clone(), self.stop.subscribe());
-        self.entrances = Entrances::new(config, &classes);
-        self.edge_schedules.set(Schedule::from(&*classes));
-        let (entrances, schedules) = (self.entrances.clone(), self.edge_schedules.clone());
-        self.roles.spawn(async move {
-            let stop = async {
-                // An error means that the daemon is gone, which is a reason to stop, too.
-                _ = stopped.wait_for(|stop| *stop).await;
-            };
-            edge::serve(&entrances, &transport, &metrics, &schedules, moves, stop).await
-        });
-    }
-
     /// Returns what puts a policy in force in the kernel and in all roles.
     fn enforce(&self) -> policy::Enforce {
-        let (metrics, entrances) = (self.metrics.clone(), self.entrances.clone());
-        let schedules = self.edge_schedules.clone();
+        let (metrics, entrance_classes) = (self.metrics.clone(), self.entrance_classes.clone());
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
         Box::new(move |policy| {
             metrics.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
@@ -366,33 +426,11 @@ impl Daemon {
             if let Some(relay) = &relay {
                 relay.replace_classes(classes(policy, Role::Relay, &metrics));
             }
-            if !entrances.is_empty() {
-                let classes = classes(policy, Role::Edge, &metrics);
-                schedules.set(Schedule::from(&*classes));
-                entrances.set_classes(&classes);
-            }
+            entrance_classes.follow(policy);
             metrics.classes.retain(policy);
             metrics.io.departures.set_policy(policy);
             Ok(())
         })
-    }
-
-    /// Opens the doors of the control plane. What cannot be opened is logged, and the roles serve all the same.
-    async fn start_control(
-        &self,
-        config: &Config,
-        policies: &Arc<Policies>,
-        facts: Facts,
-        reloads: mpsc::Sender<Reload>,
-        door: Option<UnixListener>,
-        runtime: &Handle,
-    ) {
-        let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        let control = Control::new(policies.clone(), relay, self.metrics.clone(), facts, reloads);
-        let opened = runtime.spawn(doors::open(control, config.control.clone(), door, self.certificates.clone()));
-        if let Err(error) = opened.await {
-            tracing::error!("the control plane did not start: {error}");
-        }
     }
 
     /// Says what is served and how to try it.
@@ -443,83 +481,23 @@ impl Daemon {
         self.metrics.kernel.guard(listeners, &role.host_addresses, &role.secret);
     }
 
-    /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
-    async fn reload(
-        &mut self,
-        file: &Path,
-        policies: &Arc<Policies>,
-        author: &str,
-        control: &Handle,
-    ) -> Result<(), String> {
-        let outcome = self.try_reload(file, policies, author, control).await.map_err(|error| format!("{error:#}"));
-        match &outcome {
-            Ok(()) => tracing::info!("configuration reloaded"),
-            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error}"),
-        }
-        outcome
-    }
-
-    async fn try_reload(
-        &mut self,
-        file: &Path,
-        policies: &Arc<Policies>,
-        author: &str,
-        control: &Handle,
-    ) -> Result<()> {
-        let config = Arc::new(configuration::read(file)?);
-        let mut identities = Vec::new();
-        match (&self.relay, &config.relay) {
-            (None, None) => {}
-            (Some(role), Some(settings)) => {
-                for (listener, _) in &role.listeners {
-                    let new = settings.listeners.iter().find(|new| new.address == listener.address);
-                    let new = new
-                        .with_context(|| format!("{} is no longer a listener: restart the daemon", listener.address))?;
-                    anyhow::ensure!(
-                        new.auth == listener.auth,
-                        "auth of {} changed: restart the daemon",
-                        listener.address
-                    );
-                    identities.push(identity(new, &config.state_dir)?.prepare()?);
+    /// Says which certificates come to their end, each as it comes nearer.
+    fn tell_of_certificates(&mut self) {
+        let now = SystemTime::now();
+        for (certificate, nearness) in self.told.due(&self.certificates, now) {
+            let (address, outlook) = (certificate.address, certificate.outlook(now));
+            match nearness {
+                Nearness::Expired => tracing::error!(used_by = certificate.used_by, %address, "{outlook}"),
+                Nearness::Days | Nearness::Weeks => {
+                    tracing::warn!(used_by = certificate.used_by, %address, "{outlook}");
                 }
-                anyhow::ensure!(
-                    settings.listeners.len() == role.listeners.len(),
-                    "a listener was added: restart the daemon"
-                );
             }
-            _ => anyhow::bail!("roles cannot be added or taken away while the daemon runs: restart it"),
         }
-        let shown = config.control.tcp.as_ref().map(control_identity).transpose()?;
-        // It waits for other writers of the policy, which may wait for the disk.
-        let (policies, wanted, author) = (policies.clone(), config.clone(), author.to_owned());
-        control.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
-        // Everything has been checked; from here on nothing fails.
-        self.metrics.kernel.limit(&config.kernel);
-        self.metrics.access.set(&config.log);
-        self.metrics.users.limit(config.metrics.users);
-        if let (Some(certificates), Some(shown)) = (&self.certificates, shown) {
-            certificates.replace(shown);
-        }
-        if let (Some(role), Some(settings)) = (&mut self.relay, &config.relay) {
-            for ((_, tls), identity) in role.listeners.iter().zip(identities) {
-                tls.replace(identity);
-            }
-            for ((listener, _), class) in role.listeners.iter_mut().zip(&role.classes) {
-                let new = settings.listeners.iter().find(|new| new.address == listener.address);
-                listener.class = new.and_then(|new| new.class.clone());
-                class.store(self.metrics.kernel.number_of(listener.class.as_deref()), Relaxed);
-            }
-            role.relay.replace_rules(Rules::new(settings));
-            role.drain = settings.drain;
-        }
-        self.refresh_guard();
-        Ok(())
     }
 
     /// Ends in peace: no new requests, and those that are open get their time. A second signal ends it at once.
     async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
         self.metrics.ready.reach(Stage::Draining);
-        self.stop.send_replace(true);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {
             tracing::info!(seconds = drain.as_secs(), "draining");
@@ -547,6 +525,7 @@ impl Daemon {
     }
 
     async fn all_ended(&mut self) {
+        self.edge.close().await;
         while self.roles.join_next().await.is_some() {}
     }
 }

@@ -194,7 +194,7 @@ impl Endpoints {
             let sockets = self.transport.sockets_on(socket)?;
             let server = endpoint::serve(sockets, &self.transport, tls.clone(), datagrams, admission, &issuer)
                 .with_context(|| format!("failed to listen on {}", listener.address))?;
-            serving.spawn(self.relay.clone().serve(server, listener.address, listener.auth));
+            serving.spawn(self.relay.clone().serve(server, listener.address));
         }
         if let Some(watchdog) = &self.watchdog {
             // Ends with the thread's runtime.

@@ -36,9 +36,12 @@ pub enum Refusal {
     /// Credentials that were known and are valid no longer.
     #[error("the token in proxy-authorization has expired")]
     CredentialsExpired,
-    /// A known client that may not use this proxy, or not this way.
-    #[error("this client may not use this proxy")]
-    ClientProhibited,
+    /// No certificate, where nothing else admits.
+    #[error("this proxy asks for a client certificate")]
+    CertificateMissing,
+    /// A certificate of the right authority that no user has.
+    #[error("the client certificate is not known to this proxy")]
+    CertificateUnknown,
     /// A malformed request. After the response its stream is reset with `H3_MESSAGE_ERROR` (RFC 9114 §4.1.2).
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -46,8 +49,11 @@ pub enum Refusal {
     #[error(transparent)]
     Target(#[from] TargetError),
     /// No template matches, or the request asks for something that is no tunnel.
-    #[error("there is nothing here")]
-    NotFound,
+    #[error("there is nothing here; this relay serves {serves}")]
+    NotFound {
+        /// A template that is served.
+        serves: String,
+    },
     /// A template's URI, asked for by another method than CONNECT.
     #[error("only CONNECT is served here")]
     MethodNotAllowed,
@@ -118,10 +124,11 @@ impl Refusal {
             Self::CredentialsMissing => (407, E::HttpRequestDenied, "credentials_missing"),
             Self::CredentialsInvalid => (407, E::HttpRequestDenied, "credentials_invalid"),
             Self::CredentialsExpired => (407, E::HttpRequestDenied, "credentials_invalid"),
-            Self::ClientProhibited => (403, E::HttpRequestDenied, "client_prohibited"),
+            Self::CertificateMissing => (403, E::HttpRequestDenied, "certificate_missing"),
+            Self::CertificateUnknown => (403, E::HttpRequestDenied, "certificate_unknown"),
             Self::Malformed(_) => (400, E::HttpRequestError, "malformed"),
             Self::Target(_) => (400, E::HttpRequestError, "target_invalid"),
-            Self::NotFound => (404, E::ProxyInternalResponse, "not_found"),
+            Self::NotFound { .. } => (404, E::ProxyInternalResponse, "not_found"),
             Self::MethodNotAllowed => (405, E::ProxyInternalResponse, "method_not_allowed"),
             Self::UnknownProtocol => (501, E::ProxyInternalResponse, "unknown_protocol"),
             Self::AddressProhibited => (403, E::DestinationIpProhibited, "address_prohibited"),
@@ -273,7 +280,8 @@ mod tests {
     #[test]
     fn statuses_are_the_recommended_ones_but_for_what_is_the_clients_own_doing() {
         for refusal in [
-            Refusal::ClientProhibited,
+            Refusal::CertificateMissing,
+            Refusal::CertificateUnknown,
             Refusal::NameProhibited,
             Refusal::PortProhibited,
             Refusal::Overloaded { retry_after_s: 1 },

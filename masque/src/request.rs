@@ -71,7 +71,7 @@ pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<Request, Refu
         }
         (b"CONNECT", Some(_)) => Err(Refusal::UnknownProtocol),
         _ => match match_template(head, templates) {
-            Err(Refusal::NotFound | Refusal::Malformed(_)) => Err(Refusal::NotFound),
+            Err(Refusal::NotFound { .. } | Refusal::Malformed(_)) => Err(not_found(templates)),
             _ => Err(Refusal::MethodNotAllowed),
         },
     }
@@ -187,7 +187,7 @@ fn parse_tcp(head: &RequestHead) -> Result<Target, Refusal> {
 /// Returns the target that the request's URI names by the first template that it matches.
 fn match_template(head: &RequestHead, templates: &[Template]) -> Result<Target, Refusal> {
     let (authority, path) = (text(&head.authority)?, text(&head.path)?);
-    let mut refusal = Refusal::NotFound;
+    let mut refusal = not_found(templates);
     for template in templates {
         match template.matches(authority, path) {
             Ok(target) => return Ok(target),
@@ -196,6 +196,12 @@ fn match_template(head: &RequestHead, templates: &[Template]) -> Result<Target, 
         }
     }
     Err(refusal)
+}
+
+/// Tells a client that has another URI than those which is served: a relay that is asked by an address or under another
+/// name answers as well as under its own.
+fn not_found(templates: &[Template]) -> Refusal {
+    Refusal::NotFound { serves: templates.first().map_or_else(|| "nothing".into(), Template::to_string) }
 }
 
 /// Returns the text of a pseudo-header that has to be there and to say something.

@@ -45,7 +45,16 @@ impl Authority {
     /// # Errors
     /// When a name is none.
     pub fn issue(&self, names: &[&str]) -> Result<Issued> {
+        self.issue_until(names, 4096)
+    }
+
+    /// As [`Authority::issue`], valid until a year begins.
+    ///
+    /// # Errors
+    /// When a name is none.
+    pub fn issue_until(&self, names: &[&str], year: i32) -> Result<Issued> {
         let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
+        params.not_after = date_time_ymd(year, 1, 1);
         // Were it called like the authority, some would take it for one that signed itself.
         params.distinguished_name = named(names.first().copied().unwrap_or_default()).distinguished_name;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

@@ -61,7 +61,7 @@ struct Service {
 }
 
 impl Service {
-    /// Installs the package if it is not, with a certificate that only root can read.
+    /// Installs the package if it is not, with a certificate that only root and the group paced can read.
     fn install() -> Self {
         if !Path::new("/usr/bin/paced").exists() {
             let package = tests::program("paced").unwrap().with_file_name("paced.deb");
@@ -75,20 +75,19 @@ impl Service {
         let issued = authority.issue(&["127.0.0.1"]).unwrap();
         write("/etc/paced/tls/relay.pem", &issued.certificate);
         write("/etc/paced/tls/relay.key", &issued.private_key);
-        run("chmod 600 /etc/paced/tls/*");
+        run("chmod 640 /etc/paced/tls/*");
         write("/tmp/authority.pem", &authority.pem());
         Self { authority }
     }
 
     /// Configures a relay on 127.0.0.1:443 that serves everybody, toward this machine.
     fn configure(&self, relay: &str, sections: &str) {
-        let credentials = "/run/credentials/paced.service/tls_relay";
         let text = format!(
             r#"
             [relay]
             listen = ["127.0.0.1:443"]
-            certificate = "{credentials}.pem"
-            private_key = "{credentials}.key"
+            certificate = "/etc/paced/tls/relay.pem"
+            private_key = "/etc/paced/tls/relay.key"
             templates = ["https://127.0.0.1/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
             auth = "none"
             drain_seconds = 0

@@ -10,7 +10,7 @@ use toml::Value;
 
 use super::*;
 use crate::error::{Error, Errors, Problem};
-use crate::tests::whole_sample;
+use crate::sample::switched_on;
 
 pub(crate) static CONFIG: LazyLock<Judge> =
     LazyLock::new(|| Judge::new(&Config::schema(), |text| errors(Config::from_toml(text))));
@@ -59,7 +59,7 @@ impl Judge {
     }
 
     /// Calls `look` with every table of the schema, and with the steps to one like that in `document`.
-    fn each_table(&self, document: &Table, look: &mut impl FnMut(&[Step], &Json)) {
+    pub(crate) fn each_table(&self, document: &Table, look: &mut impl FnMut(&[Step], &Json)) {
         self.look_at(&self.schema, &Value::Table(document.clone()), &mut Vec::new(), look);
     }
 
@@ -89,13 +89,13 @@ impl Judge {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(crate) enum Step {
     Key(String),
     Index(usize),
 }
 
 /// Returns a copy of `document` in which the table behind `steps` is changed.
-fn changed(document: &Table, steps: &[Step], change: impl FnOnce(&mut Table)) -> Table {
+pub(crate) fn changed(document: &Table, steps: &[Step], change: impl FnOnce(&mut Table)) -> Table {
     let mut whole = Value::Table(document.clone());
     let place = steps.iter().fold(&mut whole, |at, step| match step {
         Step::Key(key) => &mut at[&key[..]],
@@ -120,9 +120,9 @@ fn is_plain(error: &Error) -> bool {
 }
 
 /// Both schemas, with documents in which every table occurs.
-fn subjects() -> [(&'static Judge, Table); 2] {
+pub(crate) fn subjects() -> [(&'static Judge, Table); 2] {
     let deny = ("\"*.blocked.example\"]", "{ to = \"*.blocked.example\" }]");
-    let text = whole_sample();
+    let text = switched_on();
     assert!(text.contains(deny.0));
     let config: Table = text.replace(deny.0, deny.1).parse().unwrap();
     let policy = config.clone().into_iter().filter(|(key, _)| ["schedule", "class", "rule"].contains(&&key[..]));
@@ -142,8 +142,13 @@ const PROBES: &str = r#"_ = [
     "01:23456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", "01:23456789abcdef0123456789abcdef0123456789abcdef0123456789abcde", "01:23456789abcdef0123456789abcdef0123456789abcdef0123456789abcdeg",
 ]"#;
 
+pub(crate) fn probes() -> Vec<Value> {
+    let probes = PROBES.parse::<Table>().unwrap().remove("_").unwrap();
+    probes.as_array().unwrap().clone()
+}
+
 /// Returns what `schema` itself suggests to try: its words and almost those, the ends of its range and what is beyond.
-fn borders(schema: &Json) -> Vec<Value> {
+pub(crate) fn borders(schema: &Json) -> Vec<Value> {
     let words = schema["enum"].as_array().into_iter().flatten().filter_map(Json::as_str);
     let words = words.flat_map(|word| [word.to_owned(), word.to_uppercase(), format!("{word}s")]).map(Value::String);
     let ends = [&schema["minimum"], &schema["maximum"]].into_iter().filter_map(Json::as_i64);
@@ -152,11 +157,11 @@ fn borders(schema: &Json) -> Vec<Value> {
 
 #[test]
 fn reader_and_schema_agree_on_every_value_of_every_key() {
-    let probes = PROBES.parse::<Table>().unwrap().remove("_").unwrap();
+    let probes = probes();
     let [(judge, document), _] = subjects();
     judge.each_table(&document, &mut |steps, table| {
         for (key, schema) in table["properties"].as_object().unwrap() {
-            for value in probes.as_array().unwrap().iter().cloned().chain(borders(schema)) {
+            for value in probes.iter().cloned().chain(borders(schema)) {
                 judge.assert_agrees(&changed(&document, steps, |table| _ = table.insert(key.clone(), value)));
             }
         }

@@ -17,6 +17,7 @@ use masque::{
     template::Template,
 };
 use s2n_quic::client::Connect;
+use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Relay;
@@ -77,6 +78,25 @@ impl Access {
             identity: uplink.client.clone(),
         };
         uplink.relays.iter().map(access).collect()
+    }
+}
+
+impl Access {
+    /// The SHA-256 of what the files have in them that it names, by which one can tell whether any of them has changed. One that
+    /// cannot be read counts as such.
+    #[must_use]
+    pub fn contents(&self) -> [u8; 32] {
+        let Self { template: _, trust, token, identity } = self;
+        let authority = if let Trust::Authority(file) = trust { Some(file) } else { None };
+        let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
+        let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
+        let mut hash = Sha256::new();
+        for file in authority.into_iter().chain(token).chain(identity) {
+            let contents = std::fs::read(file);
+            hash.update([u8::from(contents.is_ok())]);
+            hash.update(Sha256::digest(contents.unwrap_or_default()));
+        }
+        hash.finalize().into()
     }
 }
 
@@ -308,7 +328,11 @@ impl Endpoint {
 }
 
 impl TokenSource {
-    fn read(&self) -> Result<Arc<str>, ConnectError> {
+    /// Reads the token.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub fn read(&self) -> Result<Arc<str>, ConnectError> {
         let (from, text) = match self {
             Self::File(path) => (path.display().to_string(), std::fs::read_to_string(path).map_err(TokenError::from)),
             Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),

@@ -1,5 +1,8 @@
 //! Who asks, and what they may.
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use nix::unistd::{Uid, User};
 use rustls_pki_types::CertificateDer;
 
@@ -25,10 +28,43 @@ impl Caller {
     }
 }
 
-/// Who may change things: root, the user that paced runs as, and those that the configuration names.
+/// One who is connected. What they may is found out anew for each call, since the configuration may change meanwhile.
+#[derive(Clone, Debug)]
+pub enum Peer {
+    /// A process of a user of this machine.
+    User {
+        /// The user's number.
+        uid: u32,
+        /// The user's name, if there is one.
+        name: Option<String>,
+        /// Who may write.
+        writers: Writers,
+    },
+    /// One who has shown a certificate.
+    Bearer {
+        /// The subject alternative names in it.
+        names: Vec<String>,
+        /// Who may write.
+        bearers: Bearers,
+    },
+}
+
+impl Peer {
+    /// Returns who asks, and what they may now.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        match self {
+            Self::User { uid, name, writers } => writers.of(*uid, name.clone()),
+            Self::Bearer { names, bearers } => bearers.of(names),
+        }
+    }
+}
+
+/// Who may change things: root, the user that paced runs as, and those that the configuration names. Clones share the
+/// names.
 #[derive(Clone, Debug)]
 pub struct Writers {
-    names: Vec<String>,
+    names: Arc<ArcSwap<Vec<String>>>,
     own: u32,
 }
 
@@ -36,18 +72,23 @@ impl Writers {
     /// Returns the writers that a configuration names, beside root and this process's own user.
     #[must_use]
     pub fn new(names: &[String]) -> Self {
-        Self { names: names.to_vec(), own: Uid::effective().as_raw() }
+        Self { names: Arc::new(ArcSwap::from_pointee(names.to_vec())), own: Uid::effective().as_raw() }
     }
 
-    /// Returns the caller that a process of the user `uid` speaks for. May wait for whoever knows the names of users.
+    /// Puts other names in place of those, for calls to come.
+    pub fn replace(&self, names: &[String]) {
+        self.names.store(Arc::new(names.to_vec()));
+    }
+
+    /// Returns the one that a process of the user `uid` speaks for. May wait for whoever knows the names of users.
     #[must_use]
-    pub fn caller(&self, uid: u32) -> Caller {
+    pub fn peer(&self, uid: u32) -> Peer {
         let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
-        self.of(uid, name)
+        Peer::User { uid, name, writers: self.clone() }
     }
 
     fn of(&self, uid: u32, name: Option<String>) -> Caller {
-        let is_named = name.as_ref().is_some_and(|name| self.names.contains(name));
+        let is_named = name.as_ref().is_some_and(|name| self.names.load().contains(name));
         Caller {
             may_write: uid == 0 || uid == self.own || is_named,
             name: name.unwrap_or_else(|| format!("uid {uid}")),
@@ -55,22 +96,32 @@ impl Writers {
     }
 }
 
-/// Who may change things among those that show a certificate: whose names the configuration has.
+/// Who may change things among those that show a certificate: whose names the configuration has. Clones share the names.
 #[derive(Clone, Debug)]
-pub struct Bearers(Vec<String>);
+pub struct Bearers(Arc<ArcSwap<Vec<String>>>);
 
 impl Bearers {
     /// Returns the writers that a configuration names, by subject alternative names.
     #[must_use]
     pub fn new(names: &[String]) -> Self {
-        Self(names.to_vec())
+        Self(Arc::new(ArcSwap::from_pointee(names.to_vec())))
     }
 
-    /// Returns the caller that a verified certificate stands for: by the name that may write, or else by its first.
+    /// Puts other names in place of those, for calls to come.
+    pub fn replace(&self, names: &[String]) {
+        self.0.store(Arc::new(names.to_vec()));
+    }
+
+    /// Returns the one that a verified certificate stands for.
     #[must_use]
-    pub fn caller(&self, certificate: &CertificateDer<'_>) -> Caller {
-        let names = auth::names(certificate);
-        let writer = names.iter().find(|name| self.0.iter().any(|known| auth::is_same_name(known, name)));
+    pub fn peer(&self, certificate: &CertificateDer<'_>) -> Peer {
+        Peer::Bearer { names: auth::names(certificate), bearers: self.clone() }
+    }
+
+    /// The caller is called by the name that may write, or else by its first.
+    fn of(&self, names: &[String]) -> Caller {
+        let known = self.0.load();
+        let writer = names.iter().find(|name| known.iter().any(|known| auth::is_same_name(known, name)));
         let name = writer.or(names.first()).cloned().unwrap_or_else(|| "a certificate without a name".into());
         Caller { may_write: writer.is_some(), name }
     }
@@ -82,7 +133,7 @@ mod tests {
 
     #[test]
     fn root_the_daemon_and_who_is_named_may_write_and_nobody_else() {
-        let writers = Writers { names: vec!["alice".into()], own: 900 };
+        let writers = Writers { own: 900, ..Writers::new(&["alice".into()]) };
         for (uid, name, may_write) in [
             (0, Some("root"), true),
             (900, Some("paced"), true),
@@ -94,6 +145,10 @@ mod tests {
             assert_eq!(caller.may_write, may_write, "{caller:?}");
             assert_eq!(caller.to_write().is_ok(), may_write);
         }
+        let alice = Peer::User { uid: 1000, name: Some("alice".into()), writers: writers.clone() };
+        assert!(alice.caller().may_write);
+        writers.replace(&["bob".into()]);
+        assert!(!alice.caller().may_write, "who is connected loses the right with the name");
         let refusal = writers.of(7, None).to_write().unwrap_err().to_string();
         assert!(refusal.contains("\"uid 7\" may not") && refusal.contains("`writers` of [control]"), "{refusal}");
     }
@@ -103,13 +158,15 @@ mod tests {
         let names = ["laptop.example.org", "Ops.example.org"].map(String::from);
         let certificate = rcgen::generate_simple_self_signed(names).unwrap().cert;
         let caller = |writers: &[&str]| {
-            Bearers::new(&writers.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).caller(certificate.der())
+            let writers: Vec<_> = writers.iter().map(|name| (*name).to_owned()).collect();
+            Bearers::new(&writers).peer(certificate.der()).caller()
         };
         assert_eq!(caller(&["ops.example.org"]), Caller { name: "Ops.example.org".into(), may_write: true });
         for writers in [&[][..], &["example.org"], &["a certificate without a name"]] {
             assert_eq!(caller(writers), Caller { name: "laptop.example.org".into(), may_write: false });
         }
         let nameless = rcgen::generate_simple_self_signed([]).unwrap().cert;
-        assert!(!Bearers::new(&["a certificate without a name".into()]).caller(nameless.der()).may_write);
+        let bearers = Bearers::new(&["a certificate without a name".into()]);
+        assert!(!bearers.peer(nameless.der()).caller().may_write);
     }
 }

@@ -151,7 +151,7 @@ impl Door {
         let bus = DBusProxy::new(connection).await?;
         let uid = bus.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
         let writers = self.writers.clone();
-        let found = tokio::task::spawn_blocking(move || writers.caller(uid)).await;
+        let found = tokio::task::spawn_blocking(move || writers.peer(uid).caller()).await;
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 

@@ -1,10 +1,21 @@
-//! Opens the doors that a configuration names.
+//! The doors that a configuration names: opened at the start, and others at a reload.
 
-use std::{os::unix::net::UnixListener, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use anyhow::{Context as _, Result};
-use config::control::{Control as Settings, Tcp};
-use tokio::net::TcpListener;
+use anyhow::{Context as _, Result, ensure};
+use config::control::{Bus, Control as Settings, Tcp};
+use rustls::ServerConfig;
+use tokio::{
+    net::{TcpListener, UnixListener as Socket},
+    runtime::Handle,
+    task::AbortHandle,
+};
 
 use super::{
     Control,
@@ -12,40 +23,175 @@ use super::{
     dbus,
     grpc::{self, Certificates, Listener},
 };
+use crate::configuration::control_identity;
 
-/// Opens them; `given` is the Unix socket if the service manager has opened it. What cannot be opened is logged, and the
-/// others are all the same.
-pub async fn open(
+/// The doors that are open, on the runtime of the control plane.
+pub struct Doors {
     control: Arc<Control>,
-    settings: Settings,
-    given: Option<UnixListener>,
+    runtime: Handle,
+    /// Whether the service manager has opened the Unix socket, which then stays what it is.
+    is_given: bool,
+    unix: Option<(PathBuf, AbortHandle)>,
+    tcp: Option<(SocketAddr, AbortHandle)>,
+    bus: Option<(Bus, AbortHandle)>,
+    writers: Writers,
+    bearers: Bearers,
     certificates: Option<Certificates>,
-) {
-    let writers = Writers::new(&settings.writers);
-    if let Some(socket) = &settings.socket {
-        let socket = given.map_or_else(|| grpc::bind(socket), |given| Ok(given.try_into()?));
-        serve(&control, socket.map(|socket| Listener::Unix { socket, writers: writers.clone() }));
-    }
-    if let (Some(tcp), Some(certificates)) = (&settings.tcp, certificates) {
-        serve(&control, listen(tcp, certificates).await);
-    }
-    if let Some(bus) = settings.bus {
-        // A bus that is slow keeps nobody waiting.
-        tokio::spawn(dbus::keep(control.clone(), bus, writers));
-    }
-    tokio::spawn(async move { control.follow_policies().await });
 }
 
-fn serve(control: &Arc<Control>, listener: Result<Listener>) {
-    match listener {
-        Ok(listener) => _ = tokio::spawn(grpc::serve(control.clone(), listener)),
-        Err(error) => tracing::warn!("a door for gRPC is shut: {error:#}"),
+/// Doors that can be opened: nobody is in their places, and their files could be used.
+pub struct Prepared {
+    settings: Settings,
+    /// What is to be opened; `None` for what is open already, or cannot be opened.
+    unix: Option<Bound>,
+    tcp: Option<TcpListener>,
+    shown: Option<Arc<ServerConfig>>,
+}
+
+/// A Unix socket that nobody serves yet, whose file goes with it.
+struct Bound {
+    socket: Option<Socket>,
+    path: PathBuf,
+}
+
+impl Bound {
+    fn new(path: &Path) -> Result<Self> {
+        Ok(Self { socket: Some(grpc::bind(path)?), path: path.to_owned() })
+    }
+
+    fn take(mut self) -> Option<Socket> {
+        self.socket.take()
     }
 }
 
-async fn listen(tcp: &Tcp, certificates: Certificates) -> Result<Listener> {
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.socket.is_some() {
+            _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Doors {
+    /// Returns doors that are all shut.
+    #[must_use]
+    pub fn new(control: Arc<Control>, runtime: Handle) -> Self {
+        let follower = control.clone();
+        runtime.spawn(async move { follower.follow_policies().await });
+        let (writers, bearers) = (Writers::new(&[]), Bearers::new(&[]));
+        let (unix, tcp, bus, certificates) = (None, None, None, None);
+        Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates }
+    }
+
+    /// Opens those that the configuration names at the start; `given` is the Unix socket if the service manager has opened
+    /// it. What cannot be opened is logged, and the others are all the same.
+    ///
+    /// # Errors
+    /// A file of `[control.tcp]` cannot be used.
+    pub fn start(&mut self, settings: &Settings, given: Option<UnixListener>) -> Result<()> {
+        self.is_given = given.is_some();
+        let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
+        let log = |error: &anyhow::Error| tracing::warn!("a door for gRPC is shut: {error:#}");
+        let within = self.runtime.enter();
+        let unix = settings.socket.as_ref().and_then(|path| {
+            let given = given.map(|given| Ok(Bound { socket: Some(given.try_into()?), path: path.clone() }));
+            given.unwrap_or_else(|| Bound::new(path)).inspect_err(log).ok()
+        });
+        let tcp = settings.tcp.as_ref().and_then(|tcp| listen(tcp).inspect_err(log).ok());
+        drop(within);
+        self.open(Prepared { settings: settings.clone(), unix, tcp, shown });
+        Ok(())
+    }
+
+    /// Makes ready to open these doors and no others, without a change to those that are open.
+    ///
+    /// # Errors
+    /// One that is to be opened cannot be; of those that could not be opened before either, this is logged. Or a file of
+    /// `[control.tcp]` cannot be used.
+    pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<Prepared> {
+        let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
+        let _within = self.runtime.enter();
+        let unix = match &settings.socket {
+            Some(path) if self.unix.as_ref().is_none_or(|(known, _)| known != path) => {
+                ensure!(
+                    !self.is_given || before.socket.as_ref() == Some(path),
+                    "paced.socket has opened the control socket: to move it, change ListenStream= there and `socket` in \
+                     [control], and restart both units"
+                );
+                unless_known(Bound::new(path), before.socket.as_ref() == Some(path))?
+            }
+            _ => None,
+        };
+        let tcp = match &settings.tcp {
+            Some(tcp) if self.tcp.as_ref().is_none_or(|(known, _)| *known != tcp.address) => {
+                let is_known = before.tcp.as_ref().is_some_and(|before| before.address == tcp.address);
+                unless_known(listen(tcp), is_known)?
+            }
+            _ => None,
+        };
+        Ok(Prepared { settings: settings.clone(), unix, tcp, shown })
+    }
+
+    /// Opens what was prepared, and shuts what is not wanted any more: calls that are under way go on.
+    pub fn open(&mut self, Prepared { settings, unix, tcp, shown }: Prepared) {
+        self.writers.replace(&settings.writers);
+        self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
+        if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)).inspect(shut) {
+            // One that is given is its owner's.
+            _ = (!self.is_given).then(|| std::fs::remove_file(path));
+        }
+        self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)).iter().for_each(shut);
+        self.bus.take_if(|(bus, _)| settings.bus.as_ref() != Some(&*bus)).iter().for_each(shut);
+        match (&self.certificates, shown) {
+            (Some(certificates), Some(shown)) => certificates.replace(shown),
+            (known, shown) => {
+                let certificates = shown.map(Certificates::new);
+                self.certificates = certificates.or_else(|| known.clone());
+            }
+        }
+        if let (Some(socket), Some(path)) = (unix.and_then(Bound::take), settings.socket) {
+            let listener = Listener::Unix { socket, writers: self.writers.clone() };
+            self.unix = Some((path, self.serve(listener)));
+        }
+        if let (Some(socket), Some(tcp), Some(certificates)) = (tcp, &settings.tcp, self.certificates.clone()) {
+            let listener = Listener::Tcp { socket, certificates, bearers: self.bearers.clone() };
+            self.tcp = Some((tcp.address, self.serve(listener)));
+        }
+        if let (Some(bus), None) = (settings.bus, &self.bus) {
+            // A bus that is slow keeps nobody waiting.
+            let keeper = dbus::keep(self.control.clone(), bus.clone(), self.writers.clone());
+            self.bus = Some((bus, self.runtime.spawn(keeper).abort_handle()));
+        }
+    }
+
+    fn serve(&self, listener: Listener) -> AbortHandle {
+        self.runtime.spawn(grpc::serve(self.control.clone(), listener)).abort_handle()
+    }
+}
+
+fn shut<T>((_, task): &(T, AbortHandle)) {
+    task.abort();
+}
+
+/// Takes what could not be opened for a door that is shut, where it was so before.
+fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if is_known => {
+            tracing::warn!("a door for gRPC is still shut: {error:#}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn listen(tcp: &Tcp) -> Result<TcpListener> {
     let why =
         || format!("failed to listen on {}; set `listen` in [control.tcp] to an address of this host", tcp.address);
-    let socket = TcpListener::bind(tcp.address).await.with_context(why)?;
-    Ok(Listener::Tcp { socket, certificates, bearers: Bearers::new(&tcp.writers) })
+    let bind = || -> io::Result<TcpListener> {
+        let socket = std::net::TcpListener::bind(tcp.address)?;
+        socket.set_nonblocking(true)?;
+        TcpListener::from_std(socket)
+    };
+    bind().with_context(why)
 }

@@ -190,18 +190,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Binds a local address.
+///
+/// # Errors
+/// It is taken or not ours.
+pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = std::net::UdpSocket::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
 impl Local {
-    /// Binds the local address of `forward`, whose tunnels go through `uplink` and are of the class of `membership`.
+    /// Returns what serves `forward` on a socket that [`bind`] returned: its tunnels go through `uplink` and are of the class
+    /// of `membership`.
     ///
     /// # Errors
-    /// The address is taken or not ours.
-    pub async fn bind(
+    /// The system does not take the socket.
+    pub fn new(
+        socket: std::net::UdpSocket,
         forward: &Forward,
         membership: Membership,
         uplink: Arc<Uplink>,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
-        let socket = UdpSocket::bind(forward.listen).await?;
+        let socket = UdpSocket::from_std(socket)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let shared = Shared {
             socket,
@@ -323,6 +335,14 @@ impl Local {
     fn evict(&self, handle: Handle) {
         self.shared.counters.sources_evicted.inc();
         handle.close(&self.shared);
+    }
+}
+
+impl Drop for Local {
+    /// Ends all tunnels properly.
+    fn drop(&mut self) {
+        let Self { shared, sources, .. } = self;
+        sources.expire(Instant::now(), |_| Duration::ZERO).for_each(|handle| handle.close(shared));
     }
 }
 

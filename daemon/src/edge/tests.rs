@@ -31,7 +31,7 @@ use tokio::{
 
 use super::{
     Counters,
-    local::Local,
+    local::{self, Local},
     places,
     uplink::{CONNECTIONS, Uplink},
 };
@@ -48,6 +48,8 @@ use crate::{
     segments::Segments,
     tunnel::UdpTunnel,
 };
+
+mod replaced;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const QUEUE_BYTES: usize = 256 * 1024;
@@ -263,7 +265,8 @@ impl Edge {
         let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), backoff, Arc::default());
         let moved = watch::Sender::new(());
         let moves = moved.subscribe();
-        let local = Local::bind(&forward, Membership::default(), uplink.clone(), counters.clone()).await.unwrap();
+        let socket = local::bind(forward.listen).unwrap();
+        let local = Local::new(socket, &forward, Membership::default(), uplink.clone(), counters.clone()).unwrap();
         let address = local.address().unwrap();
         let tasks = vec![
             tokio::spawn(async move { uplink.run(moves).await }),

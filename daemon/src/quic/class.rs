@@ -232,6 +232,12 @@ impl Membership {
         self.0.store(class);
     }
 
+    /// Tells whether anybody else has it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// Brings `known` up to date and returns what it was, unless it is that still, which costs next to nothing.
     pub fn update(&self, known: &mut Arc<Class>) -> Option<Arc<Class>> {
         let now = self.0.load();

@@ -180,9 +180,7 @@ fn server_config(
             )
         }
     };
-    let mut config = builder
-        .with_single_cert(identity.chain, identity.key)
-        .context("the certificate and the private key cannot be used together")?;
+    let mut config = builder.with_single_cert(identity.chain, identity.key).map_err(unfit)?;
     config.alpn_protocols = vec![protocol.to_vec()];
     config.ignore_client_order = true;
     if decides_by_certificates {
@@ -191,6 +189,16 @@ fn server_config(
         config.session_storage = Arc::new(NoServerSessionStorage {});
     }
     Ok(config)
+}
+
+/// Says why a certificate and a key cannot be used together.
+fn unfit(error: rustls::Error) -> anyhow::Error {
+    match error {
+        rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {
+            anyhow::anyhow!("the private key is not that of the certificate")
+        }
+        other => anyhow::Error::new(other).context("the certificate and the private key cannot be used together"),
+    }
 }
 
 fn roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore> {
@@ -314,9 +322,7 @@ fn client_config(
         .with_custom_certificate_verifier(verifier);
     let mut config = match identity {
         None => builder.with_no_client_auth(),
-        Some((chain, key)) => builder
-            .with_client_auth_cert(chain, key)
-            .context("the client certificate and its key cannot be used together")?,
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(unfit)?,
     };
     config.alpn_protocols = vec![protocol.to_vec()];
     Ok(config)

@@ -20,7 +20,7 @@ mod udp;
 pub mod usage;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     future::poll_fn,
     net::{IpAddr, SocketAddr},
     pin::pin,
@@ -96,6 +96,8 @@ pub struct Rules {
     source_addresses: Vec<IpAddr>,
     /// What users may use, by name.
     quotas: BTreeMap<String, Quota>,
+    /// What clients have to show at each listener.
+    auth: HashMap<SocketAddr, Auth>,
 }
 
 impl Rules {
@@ -110,7 +112,14 @@ impl Rules {
             limits: relay.limits.clone(),
             source_addresses: relay.source_addresses.clone(),
             quotas: relay.quotas().into_iter().map(|(name, quota)| (name.to_owned(), quota)).collect(),
+            auth: relay.listeners.iter().map(|listener| (listener.address, listener.auth)).collect(),
         }
+    }
+
+    /// What a client has to show at the listener of this address, as configured.
+    #[must_use]
+    pub fn auth(&self, listener: SocketAddr) -> Auth {
+        self.auth.get(&listener).copied().unwrap_or_default()
     }
 }
 
@@ -166,7 +175,6 @@ pub struct Caller {
     user: OnceLock<Arc<str>>,
     /// What is known about it.
     pub standing: Standing,
-    auth: Auth,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
@@ -260,14 +268,14 @@ impl Relay {
     }
 
     /// Serves the connections of one endpoint until [`Relay::end`] is called and they have ended.
-    pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr, auth: Auth) {
+    pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr) {
         let mut connections = JoinSet::new();
         let mut phase = self.phase.subscribe();
         loop {
             tokio::select! {
                 accepted = server.accept() => {
                     let Some(connection) = accepted else { break };
-                    connections.spawn(self.clone().serve_connection(connection, listener, auth));
+                    connections.spawn(self.clone().serve_connection(connection, listener));
                 }
                 Some(_) = connections.join_next() => {}
                 _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
@@ -277,7 +285,7 @@ impl Relay {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr, auth: Auth) {
+    async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr) {
         let known = |state: &ConnectionState| {
             let ConnectionState { peer_certificate, tap, path, strays, standing, .. } = state;
             (peer_certificate.clone(), tap.clone(), path.clone(), strays.clone(), standing.clone())
@@ -296,7 +304,6 @@ impl Relay {
             path,
             user,
             standing,
-            auth,
             certificate,
             tunnels,
         });

@@ -151,7 +151,8 @@ fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemT
         AuthError::Invalid => Refusal::CredentialsInvalid,
         AuthError::Expired => Refusal::CredentialsExpired,
     };
-    let (tokens, certificates) = (caller.auth.accepts_tokens(), caller.auth.accepts_certificates());
+    let auth = rules.auth(caller.listener);
+    let (tokens, certificates) = (auth.accepts_tokens(), auth.accepts_certificates());
     if !tokens && !certificates {
         return Ok(None);
     }
@@ -161,8 +162,13 @@ fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemT
     };
     match by_certificate {
         Ok(user) => Ok(Some(user)),
-        Err(_) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(refuse),
-        Err(_) => Err(Refusal::ClientProhibited),
+        // One whose certificate nobody has is told so, rather than to show a token.
+        Err(unknown) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(|error| match unknown {
+            AuthError::Invalid if error == AuthError::Missing => Refusal::CertificateUnknown,
+            _ => refuse(error),
+        }),
+        Err(AuthError::Missing) => Err(Refusal::CertificateMissing),
+        Err(_) => Err(Refusal::CertificateUnknown),
     }
 }
 

@@ -57,12 +57,7 @@ impl From<io::Error> for TargetError {
             Some(libc::ECONNREFUSED) => Self::Refused,
             // EACCES is how the kernel reports a `prohibit` route and ICMPv6's "administratively prohibited".
             Some(
-                libc::ENETUNREACH
-                | libc::EHOSTUNREACH
-                | libc::ENETDOWN
-                | libc::EHOSTDOWN
-                | libc::ENONET
-                | libc::EACCES,
+                libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ENONET | libc::EACCES,
             ) => Self::Unreachable,
             _ => Self::Socket(error),
         }

@@ -43,6 +43,13 @@ fn what_the_client_asks_the_proxy_understands() {
     assert_eq!(head.fields, [field("proxy-authorization", "Bearer t0ken")]);
 }
 
+/// The answer to who asks elsewhere: where to ask.
+fn not_found() -> Refusal {
+    let refusal = Refusal::NotFound { serves: templates()[0].to_string() };
+    assert!(refusal.to_string().contains("this relay serves https://"), "{refusal}");
+    refusal
+}
+
 #[test]
 fn connect_udp_requests_are_validated_rfc_9298_3_4() {
     let malformed = |malformed: Malformed| Err(Refusal::Malformed(malformed));
@@ -57,10 +64,10 @@ fn connect_udp_requests_are_validated_rfc_9298_3_4() {
         ("empty authority", udp(|head| head.authority = Some("".into())), malformed(Malformed::Uri)),
         ("no path", udp(|head| head.path = None), malformed(Malformed::Uri)),
         ("empty path", udp(|head| head.path = Some("".into())), malformed(Malformed::Uri)),
-        ("path not ASCII", udp(|head| head.path = Some("/é".into())), Err(Refusal::NotFound)),
+        ("path not ASCII", udp(|head| head.path = Some("/é".into())), Err(not_found())),
         ("authority not UTF-8", udp(|head| head.authority = Some(b"\xff"[..].into())), malformed(Malformed::Uri)),
-        ("foreign authority", udp(|head| head.authority = Some("other.example".into())), Err(Refusal::NotFound)),
-        ("foreign path", udp(|head| head.path = Some("/".into())), Err(Refusal::NotFound)),
+        ("foreign authority", udp(|head| head.authority = Some("other.example".into())), Err(not_found())),
+        ("foreign path", udp(|head| head.path = Some("/".into())), Err(not_found())),
         (
             "port 0",
             udp(|head| head.path = Some("/.well-known/masque/udp/192.0.2.1/0/".into())),
@@ -117,9 +124,9 @@ fn connect_takes_a_host_and_a_port_rfc_9114_4_4() {
 #[test]
 fn what_is_no_tunnel_is_not_there_rfc_9110_15_5() {
     for (method, path, expected) in [
-        ("GET", "/", Refusal::NotFound),
-        ("POST", "/udp", Refusal::NotFound),
-        ("OPTIONS", "*", Refusal::NotFound),
+        ("GET", "/", not_found()),
+        ("POST", "/udp", not_found()),
+        ("OPTIONS", "*", not_found()),
         ("GET", PATH, Refusal::MethodNotAllowed),
         ("GET", "/.well-known/masque/udp/127.1/443/", Refusal::MethodNotAllowed),
     ] {

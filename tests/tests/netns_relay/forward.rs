@@ -20,21 +20,25 @@ fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Proce
     forward
 }
 
+/// How long an application waits for an answer before it asks again.
+const BRIEF: Duration = Duration::from_millis(200);
+
 /// An application's socket, inside the client's namespace.
 pub fn application(site: &Site, to: &str) -> UdpSocket {
     let socket = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
     socket.connect(to).unwrap();
-    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    socket.set_read_timeout(Some(BRIEF)).unwrap();
     socket
 }
 
-fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
+pub fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
     let mut received = vec![0; 2048];
     socket.send(payload).is_ok() && socket.recv(&mut received).is_ok_and(|len| &received[..len] == payload)
 }
 
 /// Waits until a payload comes back, and then wants as much of all that follow.
 pub fn assert_carries(socket: &UdpSocket, len: usize) {
+    socket.set_read_timeout(Some(BRIEF)).unwrap();
     wait_for("the first echo", SOON, || echoes(socket, &vec![0; len]).then_some(())).unwrap();
     // What was repeated above may still come.
     while socket.recv(&mut [0; 2048]).is_ok() {}

@@ -194,3 +194,90 @@ fn new_rules_hold_for_new_requests_and_leave_tunnels_alone() {
     })
     .unwrap();
 }
+
+/// Waits until the relay has said something since.
+fn said(site: &Site, what: &str, change: impl FnOnce()) {
+    let before = site.relay.output().matches(what).count();
+    change();
+    wait_for(what, SOON, || (site.relay.output().matches(what).count() > before).then_some(())).unwrap();
+}
+
+const READ_AGAIN: &str = "were read again";
+const UNUSABLE: &str = "cannot be used, what was read before stays in force";
+
+#[test]
+fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let links = |to: &str| {
+        for end in ["pem", "key"] {
+            let (link, fresh) = (site.path(&format!("relay.{end}")), site.path("link"));
+            std::os::unix::fs::symlink(site.path(&format!("{to}.{end}")), &fresh).unwrap();
+            std::fs::rename(fresh, link).unwrap();
+        }
+    };
+    site.client(async || {
+        let old = pinned(&site);
+        let client = Client::connect(old.clone()).await.unwrap();
+        let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
+        tunnel.echo(None, b"before").await;
+        // As by a tool that keeps versions, and moves links.
+        site.write_identity("renewed", &site.relay_certificate().unwrap()).unwrap();
+        said(&site, READ_AGAIN, || links("renewed"));
+        assert_eq!(tunnel.echo(None, b"after").await, b"after");
+        let late = Client::connect(old).await.map(drop);
+        assert!(matches!(late, Err(ConnectError::Untrusted { .. })), "{late:?}");
+        let renewed = pinned(&site);
+        Client::connect(renewed.clone()).await.unwrap();
+
+        let address = site.chain.access.far.v4.to_string();
+        site.write_identity("over", &site.authority.issue_until(&[&address], 2020).unwrap()).unwrap();
+        said(&site, UNUSABLE, || links("over"));
+        Client::connect(renewed.clone()).await.unwrap();
+        let (code, refusal) = site.pacectl(&["reload"], "").unwrap();
+        assert!(code != Some(0) && refusal.contains("expired"), "{refusal}");
+        links("renewed");
+        reload(&site, RELOADED);
+        Client::connect(renewed).await.unwrap();
+    })
+    .unwrap();
+    let status = site.pacectl(&["--json", "status"], "").unwrap().1;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let certificate = &status["certificates"][0];
+    assert_eq!(certificate["used_by"], "relay");
+    assert!(certificate["days_left"].to_string().trim_matches('"').parse::<i64>().unwrap() > 1_000, "{status}");
+    let counts = site.counts().unwrap();
+    assert!(counts.sum("certificate_expires_timestamp_seconds") > 2 * 4_000_000_000);
+    assert_eq!(counts.of("reloads_total{result=\"refused\"}"), 2);
+}
+
+#[test]
+fn a_relay_does_not_start_with_a_certificate_that_is_over() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let address = site.chain.access.far.v4.to_string();
+    site.write_identity("relay", &site.authority.issue_until(&[&address], 2020).unwrap()).unwrap();
+    let file = site.path("paced.toml");
+    let arguments = ["run".into(), "--config".into(), file];
+    let mut second = site.chain.target.start(tests::program("paced").unwrap(), arguments).unwrap();
+    assert_eq!(second.wait(SOON).unwrap().code(), Some(1));
+    let said = second.output();
+    assert!(said.contains("relay.pem") && said.contains("the certificate expired"), "{said}");
+}
+
+#[test]
+fn development_mode_does_without_ipv6_where_there_is_none() {
+    tests::ring!(Netns);
+    let chain = tests::netns::Chain::new().unwrap();
+    let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
+    chain.client.run(off).unwrap().unwrap();
+    let folder = std::env::temp_dir().join(format!("{}-development", chain.client.name()));
+    let arguments = ["run".into(), "--state-dir".into(), folder.clone()];
+    let daemon = chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+    daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
+    let said = daemon.output();
+    assert!(said.contains("development mode does without") && said.contains("127.0.0.1:4433"), "{said}");
+    drop(daemon);
+    std::fs::remove_dir_all(folder).unwrap();
+}

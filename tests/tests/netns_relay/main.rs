@@ -19,6 +19,7 @@ mod probe;
 mod proxy;
 mod quotas;
 mod refusals;
+mod reload;
 mod strangers;
 mod tcp;
 mod workers;

@@ -14,7 +14,7 @@ use paced::{
     client::endpoint::Endpoint,
     edge::{
         EdgeMetrics,
-        local::Local,
+        local::{self, Local},
         moves,
         tcp::{self, Connections},
         uplink::Uplink,
@@ -98,7 +98,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             () = stop => {}
         }
     } else {
-        let local = Local::bind(&forward, member, uplink.clone(), counters).await.map_err(bind_failed)?;
+        let socket = local::bind(*listen).map_err(bind_failed)?;
+        let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
         ready("UDP", local.address()?, arguments, &uplink);
         tokio::select! {
             outcome = local.run() => outcome.context("the local socket failed")?,

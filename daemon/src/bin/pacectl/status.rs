@@ -76,6 +76,14 @@ fn people(status: v1::GetStatusResponse) {
     say!("workers       {}", status.workers);
     say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
     say!("you           may {}", if status.writable { "read and write" } else { "read" });
+    if !status.certificates.is_empty() {
+        say!("");
+        let row = |of: v1::Certificate| {
+            let expires = of.expires.map(|expires| expires.to_string()).unwrap_or_default();
+            [of.used_by, of.address, of.days_left.to_string(), expires, of.file]
+        };
+        table(["certificate of", "address", "days left", "expires", "file"], status.certificates.into_iter().map(row));
+    }
     if !status.enforcement.is_empty() {
         say!("");
         let row =

@@ -24,10 +24,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
-use super::super::{
-    Caller,
-    caller::{Bearers, Writers},
-};
+use super::super::caller::{Bearers, Peer, Writers};
 use crate::accept::{self, Acceptor, Strangers};
 
 /// Connections at once over one listener.
@@ -150,8 +147,8 @@ async fn accept_here(
         let (writers, doors) = (writers.clone(), doors.clone());
         tokio::spawn(async move {
             // Whoever knows the names of users may be slow.
-            let Ok(caller) = spawn_blocking(move || writers.caller(peer.uid())).await else { return };
-            _ = doors.send(Ok(Door { stream: Box::new(stream), caller, _place: place })).await;
+            let Ok(peer) = spawn_blocking(move || writers.peer(peer.uid())).await else { return };
+            _ = doors.send(Ok(Door { stream: Box::new(stream), peer, _place: place })).await;
         });
     }
 }
@@ -199,9 +196,9 @@ impl Hall {
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
         let stream = stream.map_err(|_| "failed")?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let caller = self.bearers.caller(shown.ok_or("failed")?);
+        let peer = self.bearers.peer(shown.ok_or("failed")?);
         let place = self.places.clone().acquire_owned().await.map_err(|_| "failed")?;
-        Ok(Door { stream: Box::new(stream), caller, _place: place })
+        Ok(Door { stream: Box::new(stream), peer, _place: place })
     }
 
     fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
@@ -212,15 +209,15 @@ impl Hall {
 /// A connection to the door, and who is at its other end.
 pub(super) struct Door {
     stream: Box<dyn Stream>,
-    caller: Caller,
+    peer: Peer,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connected for Door {
-    type ConnectInfo = Caller;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 

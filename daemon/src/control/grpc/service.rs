@@ -11,10 +11,11 @@ use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, Filter, Page},
+    super::{Caller, Control, Error, Filter, Page, caller::Peer},
     events, v1,
 };
 use crate::{
+    certificates::Certificate,
     policy::{InForce, Refusal, Revision, Submission},
     quic::io::recorder::{self, Records},
     relay::{self, tunnels::Tunnel},
@@ -131,6 +132,7 @@ impl v1::control_service_server::ControlService for Service {
             features: features.collect(),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
+            certificates: facts.certificates.iter().map(certificate).collect(),
         })
     }
 
@@ -255,8 +257,19 @@ fn answer<T>(message: T) -> Answer<T> {
     Ok(Response::new(message))
 }
 
+fn certificate(of: &Certificate) -> v1::Certificate {
+    v1::Certificate {
+        used_by: of.used_by.to_owned(),
+        address: of.address.to_string(),
+        file: of.file.display().to_string(),
+        expires: Some(of.expires.into()),
+        days_left: of.days_left(SystemTime::now()),
+    }
+}
+
 fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
-    request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("it is not known who calls"))
+    let peer = request.extensions().get::<Peer>();
+    peer.map(Peer::caller).ok_or_else(|| Status::unauthenticated("it is not known who calls"))
 }
 
 fn after(page_token: &str) -> Result<u64, Status> {

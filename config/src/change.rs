@@ -1,0 +1,323 @@
+//! What becomes of keys that change while paced runs.
+//!
+//! Every field of a [`Config`] and of what is in it has a row here; one without does not compile. A reload refuses what takes
+//! a restart by its name, and applies the rest.
+
+use std::fmt;
+
+use crate::control::Control;
+use crate::kernel::Kernel;
+use crate::relay::{Limits, Listener, Relay, Strangers};
+use crate::{Config, Transport};
+
+/// What a change of a key takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// A reload.
+    Reload,
+    /// A restart: a reload refuses it.
+    Restart,
+}
+
+/// Keys that say the same thing, or parts of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Their paths; a section's with `.*` at the end stands for all keys in it, and in the sections below.
+    pub keys: &'static [&'static str],
+    /// What a change of them takes.
+    pub takes: Takes,
+    /// Whether two configurations differ in it.
+    pub has_changed: bool,
+}
+
+/// Keys that changed and take a restart. Displays as what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct TakesRestart(pub Vec<&'static str>);
+
+impl fmt::Display for TakesRestart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (keys, take) = (self.0.join(", "), if self.0.len() == 1 { "takes" } else { "take" });
+        write!(f, "a change of {keys} {take} a restart; restart paced, or put back what was there")
+    }
+}
+
+/// Makes the rows of a struct's fields from pairs of such structs, old and new. Fields behind `within` have rows of
+/// their own elsewhere.
+macro_rules! rows {
+    ($pairs:expr, $type:ident within [$($inner:ident),*] {
+        $($field:ident: $takes:ident [$($key:literal),+],)*
+    }) => {{
+        // Does not compile without all fields.
+        let _ = |of: &$type| {
+            let $type { $($field: _,)* $($inner: _,)* } = of;
+        };
+        let pairs: &[(&$type, &$type)] = $pairs;
+        [$(Row {
+            keys: &[$($key),+],
+            takes: Takes::$takes,
+            has_changed: pairs.iter().any(|(old, new)| old.$field != new.$field),
+        }),*]
+    }};
+}
+
+impl Config {
+    /// Looks for keys that changed from this configuration to `new` and take a restart.
+    ///
+    /// # Errors
+    /// There are some.
+    pub fn to_reload(&self, new: &Self) -> Result<(), TakesRestart> {
+        let rows = rows(self, new).into_iter();
+        let refused = rows.filter(|row| row.has_changed && row.takes == Takes::Restart);
+        // The first path is that of the more usual place.
+        let refused: Vec<_> = refused.filter_map(|row| row.keys.first().copied()).collect();
+        if refused.is_empty() { Ok(()) } else { Err(TakesRestart(refused)) }
+    }
+}
+
+/// Compares two configurations, key by key.
+#[must_use]
+pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
+    let mut rows = rows!(&[(old, new)], Config within [relay, transport, kernel, control] {
+        state_dir: Restart ["state_dir"],
+        forwards: Reload ["forward.*"],
+        proxies: Reload ["proxy.*"],
+        policy: Reload ["schedule.*", "class.*", "rule.*"],
+        metrics: Reload ["metrics.*"],
+        log: Reload ["log.*"],
+    })
+    .to_vec();
+    rows.extend(rows!(&[(&old.transport, &new.transport)], Transport within [] {
+        initial_mtu: Restart ["transport.initial_mtu"],
+        max_mtu: Restart ["transport.max_mtu"],
+        congestion: Restart ["transport.congestion"],
+        keep_alive: Restart ["transport.keep_alive_seconds"],
+        io: Restart ["transport.io"],
+        quantum: Restart ["transport.quantum_us"],
+    }));
+    rows.extend(rows!(&[(&old.kernel, &new.kernel)], Kernel within [] {
+        devices: Restart ["kernel.devices"],
+        egress: Restart ["kernel.egress"],
+        ingress: Restart ["kernel.ingress"],
+        manage_qdisc: Restart ["kernel.manage_qdisc"],
+        mark_tag: Restart ["kernel.mark_tag"],
+        initials_per_second_from_prefix: Reload ["kernel.initials_per_second_from_prefix"],
+        initials_per_second: Reload ["kernel.initials_per_second"],
+        fragments_per_second: Reload ["kernel.fragments_per_second"],
+        arrivals_per_second: Reload ["kernel.arrivals_per_second"],
+    }));
+    rows.extend(rows!(&[(&old.control, &new.control)], Control within [] {
+        socket: Reload ["control.enabled", "control.socket"],
+        tcp: Reload ["control.tcp.*"],
+        bus: Reload ["control.bus"],
+        writers: Reload ["control.writers"],
+    }));
+    rows.extend(relay(old.relay.as_ref(), new.relay.as_ref()));
+    rows
+}
+
+fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
+    let pair: Vec<_> = old.zip(new).into_iter().collect();
+    let addresses = |relay: Option<&Relay>| -> Option<Vec<_>> {
+        relay.map(|relay| relay.listeners.iter().map(|listener| listener.address).collect())
+    };
+    let row = |keys, has_changed| Row { keys, takes: Takes::Restart, has_changed };
+    let mut rows = vec![
+        row(&["[relay]"], old.is_some() != new.is_some()),
+        row(&["relay.listen", "relay.listener.address"], !pair.is_empty() && addresses(old) != addresses(new)),
+    ];
+    rows.extend(rows!(&pair, Relay within [listeners, limits] {
+        templates: Reload ["relay.templates"],
+        proxy_status_name: Reload ["relay.proxy_status_name"],
+        drain: Reload ["relay.drain_seconds"],
+        workers: Restart ["relay.workers"],
+        source_addresses: Reload ["relay.source_addresses"],
+        tokens: Reload ["relay.token.*"],
+        certificates: Reload ["relay.client_certificate.*"],
+        targets: Reload ["relay.targets.*"],
+    }));
+    let limits: Vec<_> = pair.iter().map(|(old, new)| (&old.limits, &new.limits)).collect();
+    rows.extend(rows!(&limits, Limits within [strangers] {
+        connections: Restart ["relay.limits.connections"],
+        handshakes_in_flight: Restart ["relay.limits.handshakes_in_flight"],
+        tunnels_per_connection: Restart ["relay.limits.tunnels_per_connection"],
+        tunnels_per_user: Reload ["relay.limits.tunnels_per_user"],
+        queue_bytes_per_tunnel: Restart ["relay.limits.queue_bytes_per_tunnel"],
+        queue_bytes_per_connection: Restart ["relay.limits.queue_bytes_per_connection"],
+        tunnel_idle: Reload ["relay.limits.tunnel_idle_seconds"],
+        connection_idle: Restart ["relay.limits.connection_idle_seconds"],
+        dns_lookups_in_flight: Restart ["relay.limits.dns_lookups_in_flight"],
+        dns_timeout: Restart ["relay.limits.dns_timeout_ms"],
+        connect_timeout: Reload ["relay.limits.connect_timeout_ms"],
+        field_section_bytes: Reload ["relay.limits.field_section_bytes"],
+        udp_buffer_bytes: Reload ["relay.limits.udp_buffer_bytes"],
+    }));
+    let strangers: Vec<_> = limits.iter().map(|(old, new)| (&old.strangers, &new.strangers)).collect();
+    rows.extend(rows!(&strangers, Strangers within [] {
+        percent: Restart ["relay.limits.strangers_percent"],
+        per_prefix: Restart ["relay.limits.strangers_per_prefix"],
+        time: Restart ["relay.limits.stranger_seconds"],
+        packets: Restart ["relay.limits.stranger_packets"],
+        bytes: Restart ["relay.limits.stranger_bytes"],
+        requests: Restart ["relay.limits.stranger_requests"],
+        refusals: Restart ["relay.limits.stranger_refusals"],
+    }));
+    let of_same_address = |(old, new): &(&'_ Relay, &'_ Relay)| -> Vec<(Listener, Listener)> {
+        let same = |listener: &Listener| new.listeners.iter().find(|new| new.address == listener.address).cloned();
+        old.listeners.iter().filter_map(|listener| Some((listener.clone(), same(listener)?))).collect()
+    };
+    let listeners: Vec<_> = pair.iter().flat_map(of_same_address).collect();
+    let listeners: Vec<_> = listeners.iter().map(|(old, new)| (old, new)).collect();
+    rows.extend(rows!(&listeners, Listener within [address] {
+        identity: Reload [
+            "relay.certificate", "relay.private_key", "relay.listener.certificate", "relay.listener.private_key"
+        ],
+        client_ca: Reload ["relay.client_ca", "relay.listener.client_ca"],
+        client_crl: Reload ["relay.client_crl", "relay.listener.client_crl"],
+        auth: Reload ["relay.auth", "relay.listener.auth"],
+        class: Reload ["relay.class", "relay.listener.class"],
+    }));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use serde_json::Value as Json;
+    use toml::{Table, Value};
+
+    use super::*;
+    use crate::sample::switched_on;
+    use crate::schema::tests::{CONFIG, Step, borders, changed, probes, subjects};
+
+    /// A document in which every table occurs, what it says, and the rows of that.
+    fn whole() -> (Table, Config, Vec<Row>) {
+        let [(_, document), _] = subjects();
+        let config = Config::from_toml(&document.to_string()).unwrap();
+        let rows = rows(&config, &config);
+        (document, config, rows)
+    }
+
+    fn covers(row: &Row, path: &str) -> bool {
+        row.keys.iter().any(|key| match key.strip_suffix(".*") {
+            Some(section) => path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.')),
+            None => *key == path,
+        })
+    }
+
+    /// Of each key that is no section: its path, and the rows in which anything changes by another valid value of it, if
+    /// need be with others beside it.
+    fn changes() -> BTreeMap<String, BTreeSet<&'static str>> {
+        let (document, before, same) = whole();
+        let template = "https://a.example/{target_host}/{target_port}/";
+        let more = [false.into(), "default".into(), "low".into(), "127.0.0.1:9".into(), vec![template].into()];
+        let mut found = BTreeMap::<String, BTreeSet<_>>::new();
+        CONFIG.each_table(&document, &mut |steps, table| {
+            let name = |step: &Step| if let Step::Key(key) = step { Some(key.clone()) } else { None };
+            let section: Vec<_> = steps.iter().filter_map(name).collect();
+            let properties = table["properties"].as_object().unwrap();
+            for (key, schema) in properties {
+                let is_section = [schema, &schema["items"]].iter().any(|schema| schema.get("$ref").is_some());
+                if is_section || schema.get("patternProperties").is_some() {
+                    continue;
+                }
+                let values = probes().into_iter().chain(borders(schema)).chain(more.clone());
+                let values: Vec<_> = values.map(Some).chain([None]).collect();
+                let differing = |prepare: &dyn Fn(&mut Table)| -> BTreeSet<_> {
+                    let other = |value: &Option<Value>| {
+                        let text = changed(&document, steps, |table| {
+                            prepare(table);
+                            table.remove(key);
+                            table.extend(value.clone().map(|value| (key.clone(), value)));
+                        });
+                        Config::from_toml(&text.to_string()).ok()
+                    };
+                    let differing = values.iter().filter_map(other).flat_map(|after| rows(&before, &after));
+                    differing.filter(|row| row.has_changed).map(|row| row.keys[0]).collect()
+                };
+                let path = section.iter().chain([key]).cloned().collect::<Vec<_>>().join(".");
+                let of_path = |row: &&Row| covers(row, &path);
+                let of_path = same.iter().find(of_path).map(|row| row.keys[0]);
+                let is_seen = |rows: &BTreeSet<_>| of_path.is_some_and(|row| rows.contains(row));
+                let mut changes = differing(&|_| {});
+                // Some words go with no other key that is there, and some keys with another word of a neighbour only.
+                if !is_seen(&changes) {
+                    changes = differing(&Table::clear);
+                }
+                for (neighbour, schema) in properties {
+                    for word in schema["enum"].as_array().into_iter().flatten().filter_map(Json::as_str) {
+                        if !is_seen(&changes) {
+                            changes = differing(&|table| _ = table.insert(neighbour.clone(), word.into()));
+                        }
+                    }
+                }
+                found.insert(path, changes);
+            }
+        });
+        found
+    }
+
+    #[test]
+    fn every_key_has_one_row_and_a_change_of_its_value_is_a_change_of_that() {
+        let (_, _, table) = whole();
+        let changes = changes();
+        assert!(changes.len() > 80, "{}", changes.len());
+        let mut unseen = Vec::new();
+        for (path, changed) in changes {
+            let rows: Vec<_> = table.iter().filter(|row| covers(row, &path)).collect();
+            let [row] = rows[..] else { panic!("{path} has the rows {rows:?}") };
+            // It says the same as `ca`, which is there already.
+            if !path.ends_with(".certificate_sha256") && !changed.contains(row.keys[0]) {
+                unseen.push((path, changed));
+            }
+        }
+        assert!(unseen.is_empty(), "{unseen:?}");
+    }
+
+    #[test]
+    fn what_takes_a_restart_is_refused_by_its_name_and_nothing_else_is() {
+        let (_, before, _) = whole();
+        let after = |from: &str, to: &str| {
+            let text = switched_on();
+            assert!(text.contains(from), "{from}");
+            Config::from_toml(&text.replace(from, to)).unwrap()
+        };
+        for (from, to, keys) in [
+            ("\"127.0.0.1:5353\"", "\"127.0.0.1:5354\"", &[][..]),
+            ("level = \"info\"", "level = \"debug\"", &[]),
+            ("auth = \"certificate\"", "auth = \"token\"", &[]),
+            ("workers = 1", "workers = 2", &["relay.workers"]),
+            ("192.0.2.1:8443", "192.0.2.1:8444", &["relay.listen"]),
+            ("_mtu = 1", "_mtu = 2", &["transport.initial_mtu", "transport.max_mtu"]),
+        ] {
+            let refused = before.to_reload(&after(from, to)).err().map_or_else(Vec::new, |TakesRestart(keys)| keys);
+            assert_eq!(refused, keys, "{from} -> {to}");
+        }
+        let without_relay = Config::from_toml("").unwrap();
+        let refused = before.to_reload(&without_relay).unwrap_err();
+        assert!(refused.0.contains(&"[relay]"), "{refused}");
+        assert!(without_relay.to_reload(&before).unwrap_err().to_string().contains("[relay]"));
+    }
+
+    #[test]
+    fn the_readers_table_says_of_each_key_what_its_change_takes() {
+        let (_, _, table) = whole();
+        let expected: BTreeMap<_, _> =
+            table.iter().flat_map(|row| row.keys.iter().map(|key| ((*key).to_owned(), row.takes))).collect();
+        let readme = include_str!("../../README.md");
+        let (_, after) = readme.split_once("| keys | take |").expect("there is a table of keys");
+        let (lines, _) = after.split_once("\n\n").expect("it ends");
+        let mut told = BTreeMap::new();
+        for line in lines.lines().skip(2) {
+            let cells: Vec<_> = line.split('|').map(str::trim).collect();
+            let takes = match cells[2] {
+                "reload" => Takes::Reload,
+                "restart" => Takes::Restart,
+                other => panic!("{other}"),
+            };
+            let keys = cells[1].split(", ").map(|key| key.trim_matches('`').to_owned());
+            keys.for_each(|key| assert_eq!(told.insert(key.clone(), takes), None, "{key} is told twice"));
+        }
+        assert_eq!(told, expected);
+    }
+}

@@ -1,0 +1,85 @@
+//! Where a configuration says what it says.
+
+use std::fmt;
+
+use toml::de::{DeTable, DeValue};
+
+use crate::section::Part;
+
+/// A value's place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The name of the part; may be empty.
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The path of the key.
+    pub key: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, line, key } = self;
+        let gap = if file.is_empty() { "" } else { ": " };
+        write!(f, "{file}{gap}line {line}: {key}")
+    }
+}
+
+/// Finds where a key of this name, in whatever section, has this text as its value or as an element of its list: in the last
+/// part that has it, because that has the last word, and there at the first place.
+#[must_use]
+pub fn place(parts: &[Part], key: &str, value: &str) -> Option<Place> {
+    parts.iter().rev().find_map(|part| {
+        let (table, _) = DeTable::parse_recoverable(&part.text);
+        let mut found = Vec::new();
+        look(table.get_ref(), "", key, value, &mut found);
+        let (offset, key) = found.into_iter().min()?;
+        let line = part.text.get(..offset)?.matches('\n').count() + 1;
+        Some(Place { file: part.name.clone(), line, key })
+    })
+}
+
+fn look(table: &DeTable<'_>, path: &str, wanted: &str, text: &str, found: &mut Vec<(usize, String)>) {
+    for (key, value) in table {
+        let path = if path.is_empty() { key.get_ref().to_string() } else { format!("{path}.{}", key.get_ref()) };
+        if key.get_ref() == wanted && says(value.get_ref(), text) {
+            found.push((value.span().start, path.clone()));
+        }
+        let below: Vec<_> = match value.get_ref() {
+            DeValue::Array(elements) => elements.iter().filter_map(|element| element.get_ref().as_table()).collect(),
+            other => other.as_table().into_iter().collect(),
+        };
+        below.into_iter().for_each(|table| look(table, &path, wanted, text, found));
+    }
+}
+
+fn says(value: &DeValue<'_>, text: &str) -> bool {
+    match value {
+        DeValue::Array(elements) => elements.iter().any(|element| says(element.get_ref(), text)),
+        other => other.as_str() == Some(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_found_in_the_last_part_that_has_it_with_its_line_and_the_path_of_its_key() {
+        let part = |name: &str, text: &str| Part { name: name.into(), text: text.into() };
+        let parts = [
+            part("a", "[relay]\ncertificate = \"/c\"\nprivate_key = \"/k\"\n[[relay.listener]]\nprivate_key = \"/k\""),
+            part("b", "\n[kernel]\ndevices = [\"lo\",\n\"eth0\"]\n[control.tcp]\ncertificate = \"/c\""),
+        ];
+        for (key, value, expected) in [
+            ("certificate", "/c", Some("b: line 6: control.tcp.certificate")),
+            ("private_key", "/k", Some("a: line 3: relay.private_key")),
+            ("devices", "eth0", Some("b: line 3: kernel.devices")),
+            ("client_ca", "/c", None),
+            ("certificate", "/d", None),
+        ] {
+            assert_eq!(place(&parts, key, value).map(|place| place.to_string()).as_deref(), expected, "{key}");
+        }
+        assert_eq!(place(&[part("", "a = \"1\"")], "a", "1").unwrap().to_string(), "line 1: a");
+    }
+}

@@ -1,0 +1,216 @@
+//! How long the certificates are valid that paced shows, and when that has to be said.
+//!
+//! Authorities are not looked at: a certificate is judged by the key of the authority that signed it, whatever the dates of
+//! that (as rustls does).
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use config::{Config, relay::Identity};
+use rustls_pki_types::{CertificateDer, UnixTime};
+use webpki::{EndEntityCert, Error, KeyUsage};
+
+use crate::quic::tls::read_certificates;
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A certificate that paced shows to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// To whom, in the configuration's words: "relay", "control.tcp", "forward" or "proxy".
+    pub used_by: &'static str,
+    /// The address where that listens.
+    pub address: SocketAddr,
+    /// The file.
+    pub file: PathBuf,
+    /// When it ceases to be valid.
+    pub expires: SystemTime,
+}
+
+/// How near a certificate is to its end. Each is said once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Nearness {
+    /// 21 days at most.
+    Weeks,
+    /// 7 days at most.
+    Days,
+    /// It is over.
+    Expired,
+}
+
+/// When a certificate ceases to be valid (RFC 5280 §4.1.2.5).
+///
+/// # Errors
+/// It is none.
+pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime> {
+    let parsed = EndEntityCert::try_from(certificate).context("it is no X.509 certificate")?;
+    // Whatever else webpki has against a certificate, it looks at its dates first, and says them.
+    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    match parsed.verify_for_usage(&[], &[], &[], end_of_time, KeyUsage::server_auth(), None, None) {
+        Err(Error::CertExpired { not_after, .. }) => {
+            Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(not_after.as_secs()))
+        }
+        Err(error) => Err(error).context("its dates cannot be read"),
+        Ok(_) => anyhow::bail!("it never expires"),
+    }
+}
+
+/// Looks whether a certificate can still be shown at `now`.
+///
+/// # Errors
+/// It has expired, or is none.
+pub fn refuse_expired(certificate: &CertificateDer<'_>, now: SystemTime) -> Result<()> {
+    let expires = expires(certificate)?;
+    let since = now.duration_since(expires).unwrap_or_default();
+    ensure!(
+        expires > now,
+        "the certificate expired {} days ago, on {}: renew it",
+        since.as_secs() / DAY.as_secs(),
+        date(expires)
+    );
+    Ok(())
+}
+
+/// A point in time as people read it (RFC 3339), in UTC.
+#[must_use]
+pub fn date(time: SystemTime) -> String {
+    prost_types::Timestamp::from(time).to_string()
+}
+
+impl Certificate {
+    /// How many whole days are left at `now`; negative once it has expired.
+    #[must_use]
+    pub fn days_left(&self, now: SystemTime) -> i64 {
+        let days = |span: Duration| i64::try_from(span.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX);
+        match self.expires.duration_since(now) {
+            Ok(left) => days(left),
+            Err(over) => -1 - days(over.duration()),
+        }
+    }
+
+    /// What there is to expect of it at `now`, in words.
+    #[must_use]
+    pub fn outlook(&self, now: SystemTime) -> String {
+        let (file, date, left) = (self.file.display(), date(self.expires), self.days_left(now));
+        match left {
+            ..0 => format!("the certificate in {file} expired on {date}: renew it"),
+            _ => format!("the certificate in {file} expires in {left} days, on {date}: renew it"),
+        }
+    }
+
+    /// How near it is to its end at `now`, if it is.
+    #[must_use]
+    pub fn nearness(&self, now: SystemTime) -> Option<Nearness> {
+        match self.days_left(now) {
+            ..0 => Some(Nearness::Expired),
+            0..7 => Some(Nearness::Days),
+            7..21 => Some(Nearness::Weeks),
+            _ => None,
+        }
+    }
+}
+
+/// Reads the certificates that a configuration has paced show, but for those that it makes itself.
+///
+/// # Errors
+/// A file cannot be read, or holds none.
+pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
+    let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+    let listeners = listeners.filter_map(|listener| match &listener.identity {
+        Identity::Files { certificate, .. } => Some(("relay", listener.address, certificate)),
+        Identity::SelfSigned => None,
+    });
+    let control = config.control.tcp.iter().map(|tcp| ("control.tcp", tcp.address, &tcp.certificate));
+    let uplinks = config.uplinks();
+    let uplinks = uplinks.filter_map(|(section, at, uplink)| Some((section, at, &uplink.client.as_ref()?.certificate)));
+    let read = |(used_by, address, file): (_, _, &PathBuf)| {
+        let chain = read_certificates(file)?;
+        let first = chain.first().context("no certificate")?;
+        let expires = expires(first).with_context(|| file.display().to_string())?;
+        Ok(Certificate { used_by, address, file: file.clone(), expires })
+    };
+    listeners.chain(control).chain(uplinks).map(read).collect()
+}
+
+/// What has been said about certificates.
+#[derive(Debug, Default)]
+pub struct Told(HashMap<(PathBuf, SystemTime), Nearness>);
+
+impl Told {
+    /// Returns what is to be said at `now` and was not said yet, once for each file; what is not in use any more is forgotten.
+    pub fn due<'a>(&mut self, certificates: &'a [Certificate], now: SystemTime) -> Vec<(&'a Certificate, Nearness)> {
+        let key = |certificate: &Certificate| (certificate.file.clone(), certificate.expires);
+        self.0.retain(|told, _| certificates.iter().any(|certificate| key(certificate) == *told));
+        let mut due = Vec::new();
+        for certificate in certificates {
+            let Some(nearness) = certificate.nearness(now) else { continue };
+            let told = self.0.insert(key(certificate), nearness);
+            if told.is_none_or(|told| told < nearness) {
+                due.push((certificate, nearness));
+            }
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    fn day(days: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400)
+    }
+
+    fn certificate(file: &str, expires: SystemTime) -> Certificate {
+        let address = "192.0.2.1:443".parse().unwrap();
+        Certificate { used_by: "relay", address, file: file.into(), expires }
+    }
+
+    #[test]
+    fn the_end_of_a_certificate_is_read_from_it_and_one_that_is_over_is_refused() {
+        let mut params = CertificateParams::new(vec!["relay.example".into()]).unwrap();
+        params.not_before = date_time_ymd(1970, 1, 2);
+        params.not_after = date_time_ymd(1970, 4, 11);
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(expires(made.der()).unwrap(), day(100));
+        assert!(refuse_expired(made.der(), day(99)).is_ok());
+        let refusal = refuse_expired(made.der(), day(103)).unwrap_err().to_string();
+        assert!(refusal.contains("3 days ago") && refusal.contains("1970-04-11"), "{refusal}");
+        assert!(expires(&CertificateDer::from(vec![0; 8])).is_err());
+    }
+
+    #[test]
+    fn days_that_are_left_are_whole_ones_and_those_that_are_over_negative() {
+        let certificate = certificate("a", day(100));
+        let half = Duration::from_secs(43_200);
+        for (now, left) in [(day(79), 21), (day(79) + half, 20), (day(100) - half, 0), (day(100) + half, -1)] {
+            assert_eq!(certificate.days_left(now), left);
+        }
+    }
+
+    #[test]
+    fn each_nearness_is_told_once_for_each_file_and_anew_for_another_certificate() {
+        let mut told = Told::default();
+        let [a, b] = ["a", "b"].map(|file| certificate(file, day(100)));
+        let both = [a.clone(), b, a.clone()];
+        let mut due = |certificates: &[Certificate], now: SystemTime| -> Vec<Nearness> {
+            told.due(certificates, now).into_iter().map(|(_, nearness)| nearness).collect()
+        };
+        assert_eq!(due(&both, day(78)), []);
+        assert_eq!(due(&both, day(80)), [Nearness::Weeks; 2]);
+        assert_eq!(due(&both, day(81)), []);
+        assert_eq!(due(&both, day(94)), [Nearness::Days; 2]);
+        assert_eq!(due(&both, day(101)), [Nearness::Expired; 2]);
+        assert_eq!(due(&both, day(200)), []);
+        let renewed = [certificate("a", day(200))];
+        assert_eq!(due(&renewed, day(150)), []);
+        assert_eq!(due(&renewed, day(198)), [Nearness::Days], "what was told is about the one before");
+    }
+}

@@ -1,0 +1,177 @@
+//! The files that a configuration names, and whether they have changed since they were read.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use config::{
+    Config,
+    control::Tcp,
+    relay::{Identity, Listener},
+    uplink::{Trust, Uplink},
+};
+use tokio::{
+    sync::mpsc,
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
+};
+
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(3);
+
+/// What changes of a file when it is written, or when another one takes its place, also behind a symbolic link: device,
+/// inode, size, and the times of the last change of contents and inode. `None` for one that is not there.
+type Stamp = Option<[i64; 5]>;
+
+/// Files as they were at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files(BTreeMap<PathBuf, Stamp>);
+
+impl Files {
+    /// Looks at the files that a configuration names.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        Self(paths(config).into_iter().map(|path| (path.to_owned(), stamp(path))).collect())
+    }
+
+    /// Looks at the same files again.
+    fn again(&self) -> Self {
+        Self(self.0.keys().map(|path| (path.clone(), stamp(path))).collect())
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let found = fs::metadata(path).ok()?;
+    let nanoseconds = |seconds: i64, nanoseconds| seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds);
+    Some([
+        found.dev() as i64,
+        found.ino() as i64,
+        found.size() as i64,
+        nanoseconds(found.mtime(), found.mtime_nsec()),
+        nanoseconds(found.ctime(), found.ctime_nsec()),
+    ])
+}
+
+/// The files that are read for a configuration, besides its own.
+fn paths(config: &Config) -> Vec<&Path> {
+    let mut paths = Vec::new();
+    for Listener { address: _, identity, client_ca, client_crl, auth: _, class: _ } in
+        config.relay.iter().flat_map(|relay| &relay.listeners)
+    {
+        if let Identity::Files { certificate, private_key } = identity {
+            paths.extend([certificate.as_path(), private_key.as_path()]);
+        }
+        paths.extend(client_ca.as_deref());
+        paths.extend(client_crl.as_deref());
+    }
+    if let Some(Tcp { certificate, private_key, client_ca, client_crl, .. }) = &config.control.tcp {
+        paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
+        paths.extend(client_crl.as_deref());
+    }
+    for (_, _, Uplink { relays: _, token_file, client, trust, backoff: _ }) in config.uplinks() {
+        paths.extend(token_file.as_deref());
+        paths.extend(client.iter().flat_map(|client| [client.certificate.as_path(), client.private_key.as_path()]));
+        if let Trust::Authority(file) = trust {
+            paths.push(file.as_path());
+        }
+    }
+    paths.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.as_deref()));
+    paths
+}
+
+/// Decides, look by look, whether what has changed is to be read: once it has stayed the same from one look to the next, so
+/// that a certificate and its key, which are written one after the other, are read together.
+#[derive(Debug, Default)]
+struct Looks {
+    last: Files,
+    told: Files,
+}
+
+impl Looks {
+    fn is_changed(&mut self, read: &Files, now: Files) -> bool {
+        let is_settled = now == std::mem::replace(&mut self.last, now.clone());
+        let is_news = is_settled && now != *read && now != self.told;
+        if is_settled {
+            // What could not be used is told again where it comes back after what could be.
+            self.told = now;
+        }
+        is_news
+    }
+}
+
+/// Tells when files are others than those that were `read` last; never returns. What could not be used is told again only
+/// when it has changed again.
+pub async fn follow(read: Arc<ArcSwap<Files>>, changed: mpsc::Sender<()>) {
+    let (mut looks, mut ticks) = (Looks::default(), interval(LOOK));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let read = read.load_full();
+        let known = read.clone();
+        // A disk may take its time.
+        let Ok(now) = spawn_blocking(move || known.again()).await else { return };
+        if looks.is_changed(&read, now) && changed.send(()).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_another_when_it_is_written_replaced_removed_or_its_link_leads_elsewhere() {
+        let folder = std::env::temp_dir().join(format!("paced-files-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let [one, two, link] = ["one", "two", "link"].map(|name| folder.join(name));
+        [&one, &two].into_iter().for_each(|file| fs::write(file, "same").unwrap());
+        std::os::unix::fs::symlink(&one, &link).unwrap();
+        let mut before = Files([&one, &link].into_iter().map(|path| (path.clone(), stamp(path))).collect());
+        let mut assert_changes = |change: &dyn Fn()| {
+            assert_eq!(before.again(), before);
+            change();
+            assert_ne!(before.again(), before);
+            before = before.again();
+        };
+        assert_changes(&|| fs::write(&one, "longer").unwrap());
+        assert_changes(&|| {
+            fs::remove_file(&link).unwrap();
+            std::os::unix::fs::symlink(&two, &link).unwrap();
+        });
+        assert_changes(&|| fs::rename(&two, &one).unwrap());
+        assert_changes(&|| fs::remove_file(&one).unwrap());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_changed_is_told_once_it_has_settled_and_again_only_when_it_changes_again() {
+        let files = |number: i64| Files([("/a".into(), Some([number; 5]))].into());
+        let (mut looks, read) = (Looks::default(), files(1));
+        let told: Vec<_> = [1, 1, 2, 3, 3, 3, 4, 4, 1, 1].map(|now| looks.is_changed(&read, files(now))).to_vec();
+        assert_eq!(told, [false, false, false, false, true, false, false, true, false, false]);
+        let read = files(4);
+        assert!(![4, 4].iter().any(|now| looks.is_changed(&read, files(*now))), "it was read");
+    }
+
+    #[test]
+    fn every_file_that_the_sample_names_is_looked_at() {
+        let is_setting = |line: &&str| line.starts_with(|first: char| first.is_ascii_lowercase() || first == '[');
+        let on = |line: &str| line.strip_prefix('#').filter(is_setting).unwrap_or(line).to_owned();
+        let text: String = config::SAMPLE.lines().map(|line| on(line) + "\n").collect();
+        let named: Vec<_> = text.lines().filter_map(|line| line.split_once(" = \"/etc/paced/")).collect();
+        let config = Config::from_toml(&text).unwrap();
+        let looked: Vec<_> = paths(&config).iter().map(|path| path.display().to_string()).collect();
+        assert!(named.len() >= 10);
+        for (key, name) in named {
+            let file = format!("/etc/paced/{}", name.trim_end_matches('"'));
+            assert!(looked.contains(&file), "{key} = {file}");
+        }
+    }
+}

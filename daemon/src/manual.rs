@@ -1,0 +1,153 @@
+//! The manual page paced(8): what the command line says of itself, and what there is to know about the daemon besides.
+
+use std::{fmt::Write as _, io};
+
+use clap::{Arg, Command};
+use config::escaped;
+
+/// Returns the page as man(7) text.
+///
+/// # Errors
+/// Writing to memory fails.
+pub fn page(command: &Command) -> io::Result<Vec<u8>> {
+    let mut command = command.clone();
+    command.build();
+    let man = clap_mangen::Man::new(command.clone()).section("8").manual("System administration");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    let mut text = String::from(".SH SYNOPSIS\n");
+    let mut commands = Vec::new();
+    collect(&command, &mut commands);
+    for command in &commands {
+        // Writing to a string cannot fail.
+        _ = writeln!(text, "\\fB{}\\fR\n.br", escaped(&usage(command)));
+    }
+    text.push_str(DESCRIPTION);
+    text.push_str(".SH COMMANDS\n");
+    for command in &commands {
+        _ = writeln!(text, ".SS {}", escaped(&usage(command)));
+        let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+        _ = writeln!(text, "{}", escaped(&about).replace("\n\n", "\n.PP\n"));
+        command.get_arguments().filter(|of| !of.is_hide_set()).for_each(|of| text.push_str(&argument(of)));
+    }
+    text.push_str(TAIL);
+    page.extend(text.into_bytes());
+    Ok(page)
+}
+
+/// The commands that do something, with those below them.
+fn collect(command: &Command, found: &mut Vec<Command>) {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
+        if below.has_subcommands() {
+            collect(below, found);
+        } else {
+            found.push(below.clone());
+        }
+    }
+}
+
+fn usage(command: &Command) -> String {
+    let usage = command.clone().render_usage().to_string();
+    usage.strip_prefix("Usage: ").unwrap_or(&usage).to_owned()
+}
+
+fn argument(of: &Arg) -> String {
+    let names = of.get_value_names().unwrap_or_default().iter().map(|name| name.as_str()).collect::<Vec<_>>().join(" ");
+    let takes_value = of.get_action().takes_values();
+    let long = of.get_long().map(|long| format!("\\-\\-{}", escaped(long)));
+    let head = match (long, takes_value) {
+        (Some(long), true) => format!("\\fB{long}\\fR \\fI{}\\fR", escaped(&names)),
+        (Some(long), false) => format!("\\fB{long}\\fR"),
+        (None, _) => format!("\\fI{}\\fR", escaped(&names)),
+    };
+    let help = of.get_help().map(ToString::to_string).unwrap_or_default();
+    let defaults: Vec<_> = of.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default = match takes_value && !defaults.is_empty() {
+        true => format!("\nWithout it, {}.", escaped(&defaults.join(" "))),
+        false => String::new(),
+    };
+    let end = if help.ends_with('.') { "" } else { "." };
+    format!(".TP\n{head}\n{}{end}{default}\n", escaped(&help))
+}
+
+const DESCRIPTION: &str = r"
+.SH DESCRIPTION
+paced relays UDP and TCP by MASQUE (RFC 9298, RFC 9114) and, as the edge role, carries local traffic through such a relay. It runs in the
+foreground. The packaged service is
+.BR systemctl (1)\(aqs
+.IR paced.service ,
+which runs
+.BR paced\ run\ \-\-config\ /etc/paced/paced.toml .
+.PP
+Without B\-\-configR it runs in development mode, for this machine only: a relay on localhost, port 4433, with a certificate of its own, open to
+everybody here, and a UDP echo on 127.0.0.1, port 4434.
+.PP
+While it runs,
+.BR pacectl (1)
+shows what it does and changes its policy.
+";
+
+const TAIL: &str = r".SH SIGNALS
+.TP
+.B SIGHUP
+Reads the configuration and the files that it names again. What cannot be used, or takes a restart, is logged by its name, and nothing is
+changed;
+.B pacectl reload
+does the same and says the outcome. Files that the configuration names are also read again by themselves once they have changed.
+.TP
+.BR SIGTERM ,\  SIGINT
+Takes no new connections and requests, lets those that are open go on for
+.I drain_seconds
+at most, closes them and ends. A second one ends at once.
+.SH FILES
+.TP
+.I /etc/paced/paced.toml
+The configuration of the packaged service, see
+.BR paced.toml (5).
+.TP
+.I /etc/paced/conf.d/*.toml
+Drop\-ins, which are laid over it in the order of their names. They lie beside the file that
+.B \-\-config
+names.
+.TP
+.I /etc/paced/tls
+Certificates and keys, readable to the group paced.
+.TP
+.I /var/lib/paced
+What has to survive a restart, by
+.I state_dir
+of the configuration: the secret of connection IDs and tokens for addresses, and a saved policy.
+.TP
+.I /run/paced/control.sock
+Where
+.BR pacectl (1)
+connects to.
+.TP
+.IR $XDG_STATE_HOME/paced ,\  ~/.local/state/paced
+The certificate and the secret of development mode; without a home, in
+.IR /var/lib/paced\-development .
+.SH ENVIRONMENT
+.TP
+.B RUST_LOG
+What is logged, in place of
+.I level
+in [log]: a level, or directives such as Bpaced::edge=debugR.
+.SH EXIT STATUS
+.TP
+.B 0
+It ended as it was told to; of
+.BR check ,
+the configuration can be used, with or without warnings.
+.TP
+.B 1
+It could not start or go on; of
+.BR check ,
+the configuration cannot be used. Standard error says why.
+.TP
+.B 2
+The arguments are wrong.
+.SH SEE ALSO
+.BR paced.toml (5),
+.BR pacectl (1)
+";

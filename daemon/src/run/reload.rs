@@ -1,0 +1,154 @@
+//! A reload: everything that another configuration needs is made ready first, which may fail and changes nothing; then it is
+//! put in force, which cannot fail.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use anyhow::{Context as _, Result};
+use config::{Config, change, relay::Listener};
+
+use super::{Daemon, Open};
+use crate::{
+    bind_error::BindError,
+    certificates::{self, Certificate},
+    configuration::{self, files::Files, identity},
+    control::doors,
+    edge,
+    metrics::Page,
+    quic::tls,
+    relay::Rules,
+};
+
+/// Everything that a configuration takes to be put in force, without a fault left in it.
+struct Prepared {
+    /// As they were before they were read.
+    files: Files,
+    certificates: Vec<Certificate>,
+    /// In the order of the listeners.
+    identities: Vec<tls::Prepared>,
+    entrances: edge::Prepared,
+    doors: doors::Prepared,
+    /// Another page, or none; `None` for the one that is served already.
+    page: Option<Option<Page>>,
+}
+
+impl Daemon {
+    /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
+    pub(super) async fn reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<(), String> {
+        let outcome = self.try_reload(file, author, open).await.map_err(|error| format!("{error:#}"));
+        self.metrics.reloaded(outcome.is_ok());
+        match &outcome {
+            Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
+            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error}"),
+        }
+        outcome.map(drop)
+    }
+
+    /// Returns the keys that have changed.
+    async fn try_reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<String> {
+        let config = Arc::new(configuration::read(file)?);
+        self.config.to_reload(&config)?;
+        let rows = change::rows(&self.config, &config).into_iter();
+        let changed: Vec<_> = rows.filter(|row| row.has_changed).filter_map(|row| row.keys.first().copied()).collect();
+        let prepared = self.prepare(&config, open)?;
+        // It waits for other writers of the policy, which may wait for the disk.
+        let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
+        self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
+        self.put_in_force(config, prepared, open);
+        Ok(changed.join(", "))
+    }
+
+    /// Reads the files again that the configuration in force names. What cannot be used leaves everything as it was, and is
+    /// said.
+    pub(super) fn read_files_again(&mut self, open: &mut Open) {
+        let config = self.config.clone();
+        let prepared = self.prepare(&config, open);
+        self.metrics.reloaded(prepared.is_ok());
+        match prepared {
+            Ok(prepared) => {
+                self.put_in_force(config, prepared, open);
+                tracing::info!("files that the configuration names have changed, and were read again");
+            }
+            Err(error) => tracing::error!(
+                "files that the configuration names have changed and cannot be used, what was read before stays in force: \
+                 {error:#}"
+            ),
+        }
+    }
+
+    fn prepare(&self, config: &Config, open: &Open) -> Result<Prepared> {
+        let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
+        let prepare = |listener: &Listener| identity(listener, &config.state_dir);
+        Ok(Prepared {
+            files: Files::of(config),
+            certificates: certificates::shown(config)?,
+            identities: listeners.map(prepare).collect::<Result<_>>()?,
+            entrances: self.edge.prepare(config)?,
+            doors: open.doors.prepare(&self.config.control, &config.control)?,
+            page: self.prepare_page(config.metrics.listen)?,
+        })
+    }
+
+    /// Listens where metrics are to be served, unless they are there already; `Some(None)` has them served nowhere.
+    pub(super) fn prepare_page(&self, address: Option<SocketAddr>) -> Result<Option<Option<Page>>> {
+        if self.page.as_ref().map(Page::address) == address {
+            return Ok(None);
+        }
+        let Some(address) = address else { return Ok(Some(None)) };
+        let _within = self.runtime.enter();
+        let page = Page::open(address, self.metrics.clone());
+        let page = page.map_err(|error| BindError::new(address, error)).context("there are no metrics")?;
+        Ok(Some(Some(page)))
+    }
+
+    /// Puts in force what was made ready. Nothing here fails. A field of the configuration that is not named here does not
+    /// compile: it is either applied, or one whose change takes a restart (`config::change`).
+    fn put_in_force(&mut self, config: Arc<Config>, prepared: Prepared, open: &mut Open) {
+        let Config {
+            state_dir: _,
+            relay,
+            // By `edge`, below.
+            forwards: _,
+            proxies: _,
+            // By `Policies`, before.
+            policy: _,
+            transport: _,
+            kernel,
+            // By `doors`, below.
+            control: _,
+            metrics,
+            log,
+        } = &*config;
+        let Prepared { files, certificates, identities, entrances, doors, page } = prepared;
+        self.log.set_level(log.level);
+        self.metrics.access.set(log);
+        self.metrics.users.limit(metrics.users);
+        self.metrics.kernel.limit(kernel);
+        self.edge.serve(entrances, &self.entrance_classes);
+        if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
+            for ((_, tls), identity) in role.listeners.iter().zip(identities) {
+                tls.replace(identity);
+            }
+            for ((listener, _), class) in role.listeners.iter_mut().zip(&role.classes) {
+                let new = settings.listeners.iter().find(|new| new.address == listener.address);
+                listener.class = new.and_then(|new| new.class.clone());
+                class.store(self.metrics.kernel.number_of(listener.class.as_deref()), Relaxed);
+            }
+            role.relay.replace_rules(Rules::new(settings));
+            role.drain = settings.drain;
+        }
+        self.refresh_guard();
+        open.doors.open(doors);
+        if let Some(page) = page {
+            self.page = page;
+        }
+        open.control.reloaded(&config, &certificates);
+        self.metrics.set_certificates(&certificates);
+        self.certificates = certificates;
+        self.read.store(Arc::new(files));
+        self.config = config;
+    }
+}
