@@ -28,6 +28,7 @@ pub use self::{
 };
 use crate::{
     certificates::Certificate,
+    edge::roster::{self, Roster},
     metrics::Metrics,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
     quic::{
@@ -134,6 +135,14 @@ pub enum Error {
     /// Departures, or events of a connection, are recorded for somebody else.
     #[error("as much is being recorded for somebody else as can be at once; try again in a minute")]
     Recorded,
+    /// A tunnel cannot be given a class by itself.
+    #[error(
+        "tunnel {tunnel} is one of the edge, whose class is that of its [[forward]] or [[proxy]]: change `class` there"
+    )]
+    OfEdge {
+        /// Its ID.
+        tunnel: u64,
+    },
     /// The daemon ends.
     #[error("paced is ending")]
     Ending,
@@ -408,6 +417,23 @@ impl Control {
         page(self.relay.as_ref().map(|relay| &relay.connections), after, limit, |_| true, |caller| caller.id)
     }
 
+    /// What the edge role has open.
+    #[must_use]
+    pub fn edge(&self) -> &Roster {
+        &self.metrics.edge.roster
+    }
+
+    /// Lists the edge's tunnels behind an ID, `limit` at most.
+    #[must_use]
+    pub fn edge_tunnels(&self, filter: &Filter, after: u64, limit: usize) -> Vec<Arc<roster::Tunnel>> {
+        let is_wanted = |tunnel: &roster::Tunnel| {
+            filter.user.is_none()
+                && filter.connection.is_none_or(|id| tunnel.connection == id)
+                && filter.class.as_deref().is_none_or(|class| tunnel.class().policy().name == class)
+        };
+        self.edge().tunnels.page(after, limit, is_wanted)
+    }
+
     fn tunnel(&self, id: u64) -> Result<Arc<Tunnel>, Error> {
         let found = self.relay.as_ref().and_then(|relay| relay.tunnels.get(id));
         found.ok_or_else(|| Error::Unknown { what: "tunnel", name: id.to_string() })
@@ -419,7 +445,10 @@ impl Control {
     /// The caller may not, or there is none.
     pub fn close_tunnel(&self, caller: &Caller, id: u64) -> Result<(), Error> {
         let author = caller.to_write()?;
-        self.tunnel(id)?.close();
+        match self.edge().tunnels.get(id) {
+            Some(tunnel) => tunnel.close(),
+            None => self.tunnel(id)?.close(),
+        }
         tracing::info!(tunnel = id, author, "tunnel closed by operator");
         self.tell("tunnel", format!("tunnel {id} was closed by {author}"));
         Ok(())
@@ -431,6 +460,9 @@ impl Control {
     /// The caller may not, or there is no such tunnel or class.
     pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<Arc<Tunnel>, Error> {
         let author = caller.to_write()?;
+        if self.edge().tunnels.get(id).is_some() {
+            return Err(Error::OfEdge { tunnel: id });
+        }
         let tunnel = self.tunnel(id)?;
         let Some(relay) = &self.relay else { return Err(Error::Ending) };
         let classes = relay.classes();
@@ -450,15 +482,19 @@ impl Control {
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         let of = |relay: &Arc<Relay>| (relay.connections.len() as u64, relay.tunnels.len() as u64);
-        self.relay.as_ref().map(of).unwrap_or_default()
+        let (connections, tunnels) = self.relay.as_ref().map(of).unwrap_or_default();
+        (connections + self.edge().connections(0).len() as u64, tunnels + self.edge().tunnels.len() as u64)
     }
 
     /// What became of each class's traffic.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassStats> {
-        let mut tunnels = HashMap::<String, u64>::new();
+        let mut tunnels = HashMap::<(Role, String), u64>::new();
         for tunnel in self.relay.iter().flat_map(|relay| relay.tunnels.all()) {
-            *tunnels.entry(tunnel.class().policy().name.clone()).or_default() += 1;
+            *tunnels.entry((Role::Relay, tunnel.class().policy().name.clone())).or_default() += 1;
+        }
+        for tunnel in self.edge().tunnels.all() {
+            *tunnels.entry((Role::Edge, tunnel.class().policy().name.clone())).or_default() += 1;
         }
         let roles =
             [self.relay.is_some().then_some(Role::Relay), (!self.facts().forwards.is_empty()).then_some(Role::Edge)];
@@ -469,7 +505,7 @@ impl Control {
             role,
             counters: self.metrics.classes.of(role, &class.name),
             late_packets: self.metrics.io.departures.late_packets(&class.name),
-            tunnels: if role == Role::Relay { tunnels.get(&class.name).copied().unwrap_or(0) } else { 0 },
+            tunnels: tunnels.get(&(role, class.name.clone())).copied().unwrap_or(0),
         };
         roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
     }

@@ -17,6 +17,7 @@
 //! | [`failover`] | which of several relays is used |
 //! | [`moves`] | what becomes of connections when this host's addresses change |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
+//! | [`roster`] | what is open, as the control plane and metrics see it |
 //! | [`sources`] | the table of senders |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
@@ -55,6 +56,7 @@ pub mod moves;
 pub mod notice;
 pub mod places;
 pub mod proxy;
+pub mod roster;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]
@@ -304,7 +306,7 @@ impl Edge {
     }
 
     fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplink: Arc<Uplink>) -> Result<Serving> {
-        let counters = self.metrics.of(&wanted.listen().to_string(), wanted.name());
+        let counters = self.metrics.of(wanted.listen(), wanted.name());
         Ok(match (own, wanted) {
             (Socket::Udp(socket), Wanted::Forward(forward)) => {
                 Box::pin(Local::new(socket, forward, member, uplink, counters)?.run())
@@ -349,6 +351,7 @@ impl Edge {
             classes.enrol(wanted.class(), &membership);
             if self.uplinks.iter().all(|shared| shared.way != way) {
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
+                self.metrics.roster.note_uplink(&uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });
                 self.uplinks.push(Shared { way: way.clone(), uplink, task });
             }

@@ -26,6 +26,7 @@ use crate::quic::{
     endpoint::{self, Transport},
     events::{ConnectionState, Heard, PacketSize},
     h3::{self, connection_reason},
+    path::PathStats,
     tls,
 };
 
@@ -195,6 +196,8 @@ pub struct Connected {
     pub packets: PacketSize,
     /// What arrives from the relay.
     pub heard: Heard,
+    /// What is known of its path.
+    pub path: PathStats,
     /// The relay's address.
     pub address: SocketAddr,
     /// How long the QUIC handshake took.
@@ -264,10 +267,10 @@ impl Endpoint {
                 }
             }
         };
-        let known = |state: &ConnectionState| (state.packets.clone(), state.heard.clone());
-        let (packets, heard) = connection.query_event_context(known).unwrap_or_default();
+        let known = |state: &ConnectionState| (state.packets.clone(), state.heard.clone(), state.path.clone());
+        let (packets, heard, path) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
-        Ok(Connected { relay, connection, packets, heard, address, handshake })
+        Ok(Connected { relay, connection, packets, heard, path, address, handshake })
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.

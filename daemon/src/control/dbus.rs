@@ -24,6 +24,10 @@ use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 use super::{Caller, Control, Error, Filter, Happening, PAGE, Page, Writers};
 use crate::{
     access::record::{Record, Value},
+    edge::{
+        roster,
+        uplink::{Attempts, Standpoint},
+    },
     policy::{Refusal, Submission},
     relay::{self, tunnels::Tunnel},
 };
@@ -73,6 +77,7 @@ impl From<Error> for Denial {
             Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. })
             | Error::Busy
             | Error::Recorded
+            | Error::OfEdge { .. }
             | Error::Ending => Self::Failed(message),
             Error::Policy(_) | Error::Reload(_) => Self::Invalid(message),
         }
@@ -266,7 +271,30 @@ impl Door {
     ) -> Result<Vec<Row>, Denial> {
         let caller = self.caller(&header, connection).await?;
         let Page { rows, .. } = self.control.tunnels(&Filter::default(), after, PAGE);
-        Ok(rows.iter().map(|found| row(found, &caller)).collect())
+        let own = self.control.edge_tunnels(&Filter::default(), after, PAGE);
+        let own = own.iter().map(|found| edge_row(found, &caller));
+        let mut rows: Vec<_> = rows.iter().map(|found| row(found, &caller)).chain(own).collect();
+        rows.sort_by_key(|(id, ..)| *id);
+        rows.truncate(PAGE);
+        Ok(rows)
+    }
+
+    /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, and how
+    /// the last attempt failed, if it did (empty for readers).
+    #[zbus(out_args("uplinks"))]
+    async fn list_uplinks(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Vec<(String, u64, u64, u64, String)>, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        let row = |standpoint: Standpoint| {
+            let Attempts { connects, failures, failure } = standpoint.attempts;
+            let failure = failure.filter(|_| caller.may_write).map(|error| error.to_string()).unwrap_or_default();
+            (standpoint.relay, standpoint.lines.len() as u64, connects, failures, failure)
+        };
+        let uplinks = self.control.edge().uplinks();
+        Ok(uplinks.iter().flat_map(|uplink| uplink.standpoints()).map(row).collect())
     }
 
     /// Lists at most 1000 connections of clients with an ID above `after`: ID, user, client (empty for readers), listener,
@@ -420,4 +448,11 @@ fn row(found: &Tunnel, caller: &Caller) -> Row {
     let target = if caller.may_write { asked.next_hop.to_string() } else { String::new() };
     let (user, class) = (asked.user.as_deref().unwrap_or_default(), found.class().policy().name.clone());
     (found.id, found.caller.id, user.to_owned(), class, asked.protocol.to_string(), target, up_bytes, down_bytes)
+}
+
+fn edge_row(found: &roster::Tunnel, caller: &Caller) -> Row {
+    let (up_bytes, down_bytes) = found.traffic.bytes();
+    let target = if caller.may_write { found.target.to_string() } else { String::new() };
+    let class = found.class().policy().name.clone();
+    (found.id, found.connection, String::new(), class, found.protocol.to_string(), target, up_bytes, down_bytes)
 }

@@ -27,6 +27,7 @@ pub use self::listener::{Certificates, Listener, bind};
 use self::service::Service;
 use super::Control;
 
+mod edge;
 mod events;
 mod listener;
 mod service;

@@ -3,6 +3,8 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
+    pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -17,7 +19,7 @@ use masque::{
 };
 use tokio::{
     net::TcpStream,
-    time::{Instant, timeout},
+    time::{Instant, interval, timeout},
 };
 use tracing::{debug, info};
 
@@ -38,13 +40,15 @@ use crate::{
     relay::{
         gate::Gate,
         tcp::{End, TcpPump},
-        tunnels::Traffic,
     },
     tunnel::UdpTunnel,
 };
 
 /// How long a reason is not told again; counters tell how often there was one.
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// How often what connections move is added to the counters.
+const COUNT: Duration = Duration::from_secs(1);
 
 /// How connections of one local address get to a relay.
 pub struct Way {
@@ -264,9 +268,15 @@ impl Way {
         self.is_chosen.then(|| class.policy().signal())
     }
 
-    /// Carries a connection until it ends: what was `read` from it already, then `wanted` bytes of what comes, and whatever
-    /// comes back.
-    pub async fn carry(&self, opened: Opened, application: TcpStream, read: &[u8], wanted: u64) -> End {
+    /// Carries a connection of `from` to `target` until it ends: what was `read` from it already, then `wanted` bytes of
+    /// what comes, and whatever comes back. `None` if it was ended by hand.
+    pub async fn carry(
+        &self,
+        opened: Opened,
+        application: TcpStream,
+        (from, target): (SocketAddr, &Target),
+        (read, wanted): (&[u8], u64),
+    ) -> Option<End> {
         // Others wait for the bytes; waiting to fill segments would only add delay.
         _ = application.set_nodelay(true);
         let Opened { request, link, class } = opened;
@@ -280,14 +290,20 @@ impl Way {
                 http.reprioritize(stream_id, signal);
             }
         };
+        let entry = self.counters.enter(from, (Protocol::Tcp, target), &link, &self.membership);
         // At an edge there are no users: the relay has them.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
-        let traffic = Arc::<Traffic>::default();
-        let pump = TcpPump::at_edge(request, application, gate, traffic.clone()).behind(read, wanted);
-        let end = pump.run(self.idle, on_class).await;
-        let (up_bytes, down_bytes) = traffic.bytes();
-        self.counters.bytes_up.inc_by(up_bytes);
-        self.counters.bytes_down.inc_by(down_bytes);
+        let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);
+        let mut pump = pin!(pump.run(self.idle, on_class));
+        let (mut counted, mut count) = ((0, 0), interval(COUNT));
+        let end = loop {
+            tokio::select! {
+                end = &mut pump => break Some(end),
+                () = entry.closed() => break None,
+                _ = count.tick() => self.counters.count(&entry.traffic, &mut counted),
+            }
+        };
+        self.counters.count(&entry.traffic, &mut counted);
         debug!(?end, "connection ended");
         end
     }

@@ -1,13 +1,23 @@
 //! What the edge role counts, by local address.
 
-use std::sync::Arc;
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{
+        MetricType,
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::Registry,
 };
 
-use super::uplink::ConnectionCounters;
+use super::{
+    roster::Roster,
+    uplink::{Attempts, ConnectionCounters},
+};
 use crate::{quic::datagrams::DatagramCounters, ready::Readiness};
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -15,6 +25,9 @@ type Labels<const N: usize> = [(&'static str, String); N];
 /// The metrics of the edge role. "Up" is to the relay, "down" to local applications.
 #[derive(Debug, Default)]
 pub struct EdgeMetrics {
+    /// What is open.
+    pub roster: Arc<Roster>,
+    open: Family<Labels<2>, Gauge>,
     tunnels_opened: Family<Labels<2>, Counter>,
     tunnels_refused: Family<Labels<2>, Counter>,
     refusals: Family<Labels<3>, Counter>,
@@ -40,6 +53,8 @@ pub struct EdgeMetrics {
 /// What one local address counts.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Tunnels that are open.
+    pub open: Gauge,
     /// Tunnels that relays opened.
     pub tunnels_opened: Counter,
     /// Tunnels that relays refused, or ended at once.
@@ -58,14 +73,15 @@ pub struct Counters {
     pub packets_up: Counter,
     /// Payloads handed to local senders.
     pub packets_down: Counter,
-    /// Bytes of TCP connections that came from applications.
+    /// Bytes that came from applications.
     pub bytes_up: Counter,
-    /// Bytes of TCP connections that were handed to applications.
+    /// Bytes that were handed to applications.
     pub bytes_down: Counter,
     /// Payloads dropped while their tunnel was being opened.
     pub dropped_waiting: Counter,
     /// Payloads dropped because the local socket did not take them.
     pub dropped_down: Counter,
+    pub(super) roster: Arc<Roster>,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -92,14 +108,16 @@ impl EdgeMetrics {
             ("edge_tunnels_crowded_out", "Tunnels that found no place", &self.tunnels_crowded_out),
             ("edge_packets_up", "UDP payloads handed to tunnels", &self.packets_up),
             ("edge_packets_down", "UDP payloads handed to local senders", &self.packets_down),
-            ("edge_bytes_up", "Bytes of local TCP connections handed to tunnels", &self.bytes_up),
-            ("edge_bytes_down", "Bytes handed to local TCP connections", &self.bytes_down),
+            ("edge_bytes_up", "Bytes of local applications handed to tunnels", &self.bytes_up),
+            ("edge_bytes_down", "Bytes handed to local applications", &self.bytes_down),
             ("edge_dropped_waiting", "UDP payloads dropped while a tunnel was being opened", &self.dropped_waiting),
             ("edge_dropped_down", "UDP payloads that the local socket did not take", &self.dropped_down),
         ] {
             registry.register(name, help, family.clone());
         }
         self.connections.register(registry);
+        registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
+        registry.register_collector(Box::new(Uplinks(self.roster.clone())));
         for (name, help, family) in [
             ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
@@ -111,10 +129,12 @@ impl EdgeMetrics {
 
     /// Returns the counters of a local address that serves a protocol; those of the same one go on where they were.
     #[must_use]
-    pub fn of(&self, listen: &str, protocol: &str) -> Arc<Counters> {
-        let labels = [("listen", listen.to_owned()), ("protocol", protocol.to_owned())];
+    pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<Counters> {
+        let labels = [("listen", listen.to_string()), ("protocol", protocol.to_owned())];
         let of = |family: &Family<Labels<2>, Counter>| family.get_or_create(&labels).clone();
-        Arc::new(Counters {
+        let counters = Arc::new(Counters {
+            open: self.open.get_or_create(&labels).clone(),
+            roster: self.roster.clone(),
             tunnels_opened: of(&self.tunnels_opened),
             tunnels_refused: of(&self.tunnels_refused),
             sources_evicted: of(&self.sources_evicted),
@@ -132,11 +152,25 @@ impl EdgeMetrics {
             limit_hits: self.limit_hits.clone(),
             ignored: self.ignored.clone(),
             labels,
-        })
+        });
+        self.roster.note_entrance(&counters);
+        counters
     }
 }
 
 impl Counters {
+    /// The local address.
+    #[must_use]
+    pub fn listen(&self) -> &str {
+        &self.labels[0].1
+    }
+
+    /// What it serves: "udp", "tcp" or "proxy".
+    #[must_use]
+    pub fn protocol(&self) -> &str {
+        &self.labels[1].1
+    }
+
     /// Counts a connection that leads nowhere, and why.
     pub fn refuse(&self, reason: &'static str) {
         self.tunnels_refused.inc();
@@ -156,5 +190,38 @@ impl Counters {
     fn with(&self, key: &'static str, value: &str) -> Labels<3> {
         let [listen, protocol] = self.labels.clone();
         [listen, protocol, (key, value.to_owned())]
+    }
+}
+
+/// The relays that the edge uses, as metrics: looked up when they are asked for.
+#[derive(Debug)]
+struct Uplinks(Arc<Roster>);
+
+impl Collector for Uplinks {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // Several may lead to the same relay, with other credentials.
+        let mut relays = std::collections::BTreeMap::<String, [u64; 3]>::new();
+        for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
+            let Attempts { connects, failures, .. } = standpoint.attempts;
+            let sums = relays.entry(standpoint.relay).or_default();
+            sums.iter_mut().zip([standpoint.lines.len() as u64, connects, failures]).for_each(|(sum, now)| *sum += now);
+        }
+        let help = "Open connections to relays; without any, the relay cannot be used";
+        let mut family = encoder.encode_descriptor("edge_uplink_connections", help, None, MetricType::Gauge)?;
+        for (relay, [open, ..]) in &relays {
+            let of = [("relay", relay.as_str())];
+            ConstGauge::new(i64::try_from(*open).unwrap_or(i64::MAX)).encode(family.encode_family(&of)?)?;
+        }
+        for (place, name, help) in [
+            (1, "edge_uplink_connects", "Connections to relays that were made"),
+            (2, "edge_uplink_failures", "Attempts to connect to relays that failed"),
+        ] {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (relay, sums) in &relays {
+                let of = [("relay", relay.as_str())];
+                ConstCounter::new(sums[place]).encode(family.encode_family(&of)?)?;
+            }
+        }
+        Ok(())
     }
 }

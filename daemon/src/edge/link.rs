@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use config::forward::Mode;
@@ -20,7 +20,10 @@ use super::{
 };
 use crate::{
     client::{Relay, endpoint::Connected},
-    quic::events::{Heard, PacketSize},
+    quic::{
+        events::{Heard, PacketSize},
+        path::PathStats,
+    },
 };
 
 /// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`Mode::Auto`]: QUIC
@@ -36,6 +39,8 @@ pub struct NoDatagrams;
 pub struct Line {
     /// The relay.
     pub relay: Relay,
+    /// Its ID, of no meaning on the wire.
+    pub id: u64,
     /// Its place among the relays of the uplink.
     pub place: usize,
     /// Its address.
@@ -44,6 +49,10 @@ pub struct Line {
     pub since: Instant,
     /// How long its handshake took.
     pub handshake: Duration,
+    /// The same, for people.
+    pub opened: SystemTime,
+    /// What is known of its path.
+    pub path: PathStats,
     packets: PacketSize,
     heard: Heard,
     paths: Mutex<Paths>,
@@ -61,17 +70,20 @@ pub struct Line {
 }
 
 impl Line {
-    /// Takes over a new connection to the relay in place `place`; `freed` is told of every place for a tunnel that is
+    /// Takes over a new connection of the ID `id` to the relay in place `place`; `freed` is told of every place for a tunnel that is
     /// given back.
     #[must_use]
-    pub fn new(connected: &Connected, place: usize, freed: Arc<Notify>) -> Arc<Self> {
+    pub fn new(connected: &Connected, (id, place): (u64, usize), freed: Arc<Notify>) -> Arc<Self> {
         let flag = || AtomicBool::new(false);
         Arc::new(Self {
             relay: connected.relay.clone(),
+            id,
             place,
             address: connected.address,
             since: Instant::now(),
             handshake: connected.handshake,
+            opened: SystemTime::now(),
+            path: connected.path.clone(),
             packets: connected.packets.clone(),
             heard: connected.heard.clone(),
             paths: Mutex::new(Paths::new(source_toward(connected.address))),
@@ -179,7 +191,7 @@ impl Link {
     /// A place on a connection that nobody else uses.
     #[must_use]
     pub fn alone(connected: &Connected) -> Self {
-        let line = Line::new(connected, 0, Arc::default());
+        let line = Line::new(connected, (0, 0), Arc::default());
         line.places().take(line.since);
         Self { relay: line.relay.clone(), line }
     }
@@ -194,6 +206,12 @@ impl Link {
     /// ask for a place are given another connection, or wait.
     pub fn limit(&self) {
         self.line.places().limit(Instant::now());
+    }
+
+    /// The ID of the connection.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.line.id
     }
 
     /// Whether `mode` can be used. The relay's settings have to have arrived, which is so once a tunnel is open.

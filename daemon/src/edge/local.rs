@@ -14,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use config::forward::{Forward, Mode};
+use config::{
+    forward::{Forward, Mode},
+    targets::Protocol,
+};
 use masque::{h3::Code, priority::Priority, target::Target};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{
@@ -41,6 +44,7 @@ use crate::{
         class::{Class, Membership},
         h3::{self, Reserved},
     },
+    relay::tunnels::Traffic,
     segments::Segments,
     tunnel::{Batch, Ended, UdpTunnel},
 };
@@ -151,6 +155,8 @@ struct Open {
     class: Arc<Class>,
     /// Whether anything came back from the target.
     answered: bool,
+    /// What went through it.
+    traffic: Arc<Traffic>,
 }
 
 /// Why a sender's tunnel is no more.
@@ -386,10 +392,12 @@ impl Source {
             }
             Stage::Open(open) => {
                 open.follow(shared);
-                let Open { tunnel, link, task, .. } = &mut **open;
+                let Open { tunnel, link, task, traffic, .. } = &mut **open;
                 let mut batch = tunnel.batch(link.form(shared.mode));
                 let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
                 counters.packets_up.inc_by(count as u64);
+                traffic.add_up(message.len() as u64, count as u64);
+                counters.bytes_up.inc_by(message.len() as u64);
                 // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
                 if matches!(batch, Batch::Capsules(..)) {
                     task.wake_by_ref();
@@ -399,21 +407,24 @@ impl Source {
     }
 
     /// Puts a tunnel in place, and what has waited for it into the tunnel.
-    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, class: Arc<Class>) {
+    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, (class, traffic): (Arc<Class>, Arc<Traffic>)) {
         let mut stage = lock(&self.stage);
         let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
         let mut batch = tunnel.batch(link.form(shared.mode));
         queue.iter().for_each(|payload| batch.push(payload));
         shared.counters.packets_up.inc_by(queue.len() as u64);
+        traffic.add_up(queue.bytes() as u64, queue.len() as u64);
+        shared.counters.bytes_up.inc_by(queue.bytes() as u64);
         drop(batch);
-        *stage = Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false }));
+        *stage =
+            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
     }
 
     /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
     fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = lock(&self.stage);
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
-        let Open { tunnel, task, answered, .. } = &mut **open;
+        let Open { tunnel, task, answered, traffic, .. } = &mut **open;
         task.clone_from(cx.waker());
         for _ in 0..ROUNDS {
             match tunnel.poll_recv(cx, downlink) {
@@ -422,7 +433,7 @@ impl Source {
                         // There is a target, so refusals before it say nothing any more.
                         lock(&shared.backoff).succeeded();
                     }
-                    shared.send(downlink, self);
+                    shared.send(downlink, self, traffic);
                 }
                 Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
@@ -472,9 +483,10 @@ impl Shared {
     ///
     /// What the socket does not take at once is dropped, as a router would: the sender's device is slower than the
     /// relay, and waiting would only make what comes later older.
-    fn send(&self, downlink: &mut Segments, to: &Source) {
+    fn send(&self, downlink: &mut Segments, to: &Source, traffic: &Traffic) {
         let segments = self.state.max_gso_segments();
         while let Some((contents, segment, count)) = downlink.run(segments, GSO_BYTES) {
+            let bytes = contents.len() as u64;
             let transmit = Transmit {
                 destination: to.address,
                 ecn: None,
@@ -487,6 +499,8 @@ impl Shared {
                 .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
             let counter = if sent.is_ok() { &self.counters.packets_down } else { &self.counters.dropped_down };
             counter.inc_by(count as u64);
+            traffic.add_down(bytes, count as u64);
+            self.counters.bytes_down.inc_by(bytes);
             self::count(&to.received, count);
             (0..count).for_each(|_| _ = downlink.pop());
         }
@@ -566,9 +580,14 @@ impl Shared {
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
         let (since, line) = (Instant::now(), link.line().clone());
-        source.open(self, opened.tunnel, link, class);
+        let target = (Protocol::Udp, &self.target);
+        let entry = self.counters.enter(source.address, target, &link, &self.membership);
+        source.open(self, opened.tunnel, link, (class, entry.traffic.clone()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
-        let end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)).await;
+        let end = tokio::select! {
+            end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => end,
+            () = entry.closed() => return End::Finished,
+        };
         if since.elapsed() < self.first_wait && line.is_usable() {
             return End::AtOnce(Box::new(end));
         }

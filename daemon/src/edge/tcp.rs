@@ -85,7 +85,7 @@ impl Connections {
             while self.tasks.try_join_next().is_some() {}
             self.tasks.spawn(async move {
                 match way.open(&target).await {
-                    Ok(opened) => _ = way.carry(opened, stream, &[], u64::MAX).await,
+                    Ok(opened) => _ = way.carry(opened, stream, (from, &target), (&[], u64::MAX)).await,
                     Err(error) => {
                         debug!(%from, %target, "no connection: {error}");
                         reset(&stream);

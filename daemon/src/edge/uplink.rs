@@ -4,7 +4,14 @@
 //! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows; only when they are
 //! taken is another one made, up to [`CONNECTIONS`].
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -44,7 +51,7 @@ const SPARE: Duration = Duration::from_secs(30);
 /// handshake took long, twice as long as that.
 const PROOF: Duration = Duration::from_millis(400);
 
-/// What became of connections when this host's addresses changed.
+/// What became of connections when this host's addresses changed, and how many there were.
 #[derive(Debug, Default)]
 pub struct ConnectionCounters {
     /// Connections that went on from another address of this host.
@@ -53,6 +60,8 @@ pub struct ConnectionCounters {
     pub left: Counter,
     /// Of which each uplink is a part, for as long as it lives.
     pub ready: Arc<Readiness>,
+    /// The last ID of a connection, those of the relay role's clients included.
+    pub ids: Arc<AtomicU64>,
 }
 
 impl ConnectionCounters {
@@ -78,9 +87,33 @@ pub struct Uplink {
     state: watch::Sender<State>,
 }
 
+/// One relay of an uplink, and how it is reached.
+#[derive(Clone)]
+pub struct Standpoint {
+    /// Its host and port.
+    pub relay: String,
+    /// The connections to it that are open.
+    pub lines: Vec<Arc<Line>>,
+    /// What became of attempts to connect.
+    pub attempts: Attempts,
+}
+
+/// What became of attempts to connect to a relay.
+#[derive(Clone, Debug, Default)]
+pub struct Attempts {
+    /// How many connections were made.
+    pub connects: u64,
+    /// How often connecting failed.
+    pub failures: u64,
+    /// How it failed, if the last attempt did.
+    pub failure: Option<Arc<ConnectError>>,
+}
+
 #[derive(Default)]
 struct State {
     lines: Vec<Arc<Line>>,
+    /// By the place of the relay.
+    attempts: Vec<Attempts>,
     /// How often connecting has failed, and how it did last.
     failures: u64,
     failure: Option<Arc<ConnectError>>,
@@ -142,7 +175,8 @@ impl Uplink {
     /// and the longest wait between attempts to connect.
     #[must_use]
     pub fn new(relays: Vec<Endpoint>, backoff: (Duration, Duration), counters: Arc<ConnectionCounters>) -> Arc<Self> {
-        let state = watch::Sender::new(State { settling: backoff.1, ..State::default() });
+        let attempts = vec![Attempts::default(); relays.len()];
+        let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
         let uplink = Arc::new(Self { relays, backoff, counters, wanted, freed, state });
         let weak = Arc::downgrade(&uplink);
@@ -170,6 +204,30 @@ impl Uplink {
         }
         self.wanted.notify_one();
         state.was_reached && !state.is_alone
+    }
+
+    /// The connections that are open.
+    #[must_use]
+    pub fn lines(&self) -> Vec<Arc<Line>> {
+        self.state.borrow().usable().cloned().collect()
+    }
+
+    /// How each relay is reached, in the order of preference.
+    #[must_use]
+    pub fn standpoints(&self) -> Vec<Standpoint> {
+        let state = self.state.borrow();
+        let of = |(place, (relay, attempts)): (usize, (&Endpoint, &Attempts))| Standpoint {
+            relay: relay.origin().to_string(),
+            lines: state.usable().filter(|line| line.place == place).cloned().collect(),
+            attempts: attempts.clone(),
+        };
+        self.relays.iter().zip(&state.attempts).enumerate().map(of).collect()
+    }
+
+    /// The host and port of the relay that a connection leads to.
+    #[must_use]
+    pub fn relay_of(&self, line: &Line) -> String {
+        self.relays.get(line.place).map(|relay| relay.origin().to_string()).unwrap_or_default()
     }
 
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
@@ -303,13 +361,18 @@ impl Work<'_> {
             Ok(connected) => {
                 info!(relay = %origin, address = %connected.address, "connected");
                 self.failover.connected(place);
-                let line = Line::new(&connected, place, self.uplink.freed.clone());
+                let id = self.uplink.counters.ids.fetch_add(1, Relaxed) + 1;
+                let line = Line::new(&connected, (id, place), self.uplink.freed.clone());
                 let driven = line.clone();
                 self.connections.spawn(async { (driven, drive(connected.connection).await) });
                 self.uplink.state.send_modify(|state| {
                     // What did not answer from its new address is given up: its tunnels are opened anew.
                     state.lines.iter().filter(|line| line.is_doubted()).for_each(|line| line.close());
                     state.lines.push(line);
+                    if let Some(attempts) = state.attempts.get_mut(place) {
+                        *attempts =
+                            Attempts { connects: attempts.connects + 1, failures: attempts.failures, failure: None };
+                    }
                     state.is_alone = false;
                     state.was_reached = true;
                 });
@@ -321,9 +384,14 @@ impl Work<'_> {
                 let standings = self.uplink.state.borrow().standings(self.uplink.relays.len());
                 let is_over =
                     self.failover.is_idle() && !matches!(self.failover.next(now, true, &standings), Next::Connect(_));
+                let error = Arc::new(error);
                 self.uplink.state.send_modify(|state| {
+                    if let Some(attempts) = state.attempts.get_mut(place) {
+                        attempts.failures += 1;
+                        attempts.failure = Some(error.clone());
+                    }
                     state.failures += u64::from(is_over);
-                    state.failure = Some(Arc::new(error));
+                    state.failure = Some(error);
                     state.is_alone = true;
                 });
             }

@@ -23,7 +23,7 @@ use sched::{pace::Pace, stream::Service};
 use super::{io::label::ClassKey, mark::Marks};
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Its peers are clients, its targets are targets.
     Relay,

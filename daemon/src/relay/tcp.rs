@@ -130,19 +130,22 @@ impl TcpPump {
     /// tunnel comes to be of another class, with the class before.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let mut moved = self.traffic.bytes();
+        // Whatever ends it early ends it with a reset (RFC 9114 §4.4), so that nobody takes a part for the whole.
+        _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
         let end = loop {
             match timeout(idle, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
-                Ok(Ok(())) => return End::Finished,
+                Ok(Ok(())) => {
+                    _ = SockRef::from(&self.socket).set_linger(None);
+                    return End::Finished;
+                }
                 Ok(Err(error)) => break End::Failed(error),
                 Err(_) if self.traffic.bytes() == moved => break End::Idle,
                 Err(_) => moved = self.traffic.bytes(),
             }
         };
         tracing::debug!("tunnel failed: {end:?}");
-        // RFC 9114 §4.4: a reset, so that nobody takes a part for the whole.
         self.request.send.reset(Code::ConnectError);
         self.request.recv.stop(Code::ConnectError);
-        _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
         end
     }
 

@@ -29,56 +29,66 @@ use crate::{
 };
 
 /// Things with an ID that counts up, found by it.
-pub struct Table<T>(Mutex<Rows<T>>);
-
-struct Rows<T> {
-    last: u64,
-    open: BTreeMap<u64, Arc<T>>,
+pub struct Table<T> {
+    last: Arc<AtomicU64>,
+    open: Mutex<BTreeMap<u64, Arc<T>>>,
 }
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self(Mutex::new(Rows { last: 0, open: BTreeMap::new() }))
+        Self::counting(Arc::default())
     }
 }
 
 impl<T> Table<T> {
-    fn rows(&self) -> MutexGuard<'_, Rows<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns an empty table whose IDs `last` counts, maybe for others as well.
+    #[must_use]
+    pub fn counting(last: Arc<AtomicU64>) -> Self {
+        Self { last, open: Mutex::default() }
+    }
+
+    /// Returns an empty table that has no ID in common with `other`.
+    #[must_use]
+    pub fn beside<U>(other: &Table<U>) -> Self {
+        Self::counting(other.last.clone())
+    }
+
+    fn rows(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<T>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes in what `make` makes with its ID; IDs are not used again.
     pub fn insert(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
         let mut rows = self.rows();
-        rows.last += 1;
-        let (id, entry) = (rows.last, Arc::new(make(rows.last)));
-        rows.open.insert(id, entry.clone());
+        let id = self.last.fetch_add(1, Relaxed) + 1;
+        let entry = Arc::new(make(id));
+        rows.insert(id, entry.clone());
         entry
     }
 
     /// Lets go of an entry.
     pub fn remove(&self, id: u64) {
-        self.rows().open.remove(&id);
+        self.rows().remove(&id);
     }
 
     /// Returns the entry of an ID.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<Arc<T>> {
-        self.rows().open.get(&id).cloned()
+        self.rows().get(&id).cloned()
     }
 
     /// Returns at most `limit` entries behind the ID `after` that are `wanted`, by ID.
     #[must_use]
     pub fn page(&self, after: u64, limit: usize, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let rows = self.rows();
-        let behind = rows.open.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, entry)| entry);
+        let behind = rows.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, entry)| entry);
         behind.filter(|entry| wanted(entry)).take(limit).cloned().collect()
     }
 
     /// Returns how many entries there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.rows().open.len()
+        self.rows().len()
     }
 
     /// Whether there is none.

@@ -3,10 +3,14 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread::JoinHandle;
 
+use serde_json::Value;
 use tests::process::{Process, wait_for};
 use tests::site::{Counts, Family, SOON, Site, Terms};
+
+use super::forward::{application, assert_carries};
 
 /// Where the edge shows its metrics, inside the client's namespace.
 const METRICS: &str = "127.0.0.1:9434";
@@ -46,6 +50,29 @@ impl<'a> Edge<'a> {
     pub fn wait_for_counts(&self, what: &str, done: impl Fn(&Counts) -> bool) {
         let found = wait_for(what, SOON, || self.counts().filter(&done));
         assert!(found.is_ok(), "{what}: {:#?}", self.counts());
+    }
+
+    /// What the page for load balancers says.
+    fn ready(&self) -> String {
+        let mut stream = self.connect(METRICS);
+        stream.write_all(b"GET /readyz HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    /// What a command of `pacectl` prints as JSON, with its exit code.
+    fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, Value) {
+        let mut command = Command::new(tests::program("pacectl").unwrap());
+        command.arg("--socket").arg(self.site.path("edge.sock")).arg("--json").args(arguments);
+        let output = command.output().unwrap();
+        (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let (code, answer) = self.pacectl(arguments);
+        assert_eq!(code, Some(0), "{arguments:?}");
+        answer
     }
 
     pub fn connect(&self, to: &str) -> TcpStream {
@@ -172,4 +199,69 @@ fn connections_beyond_the_bound_wait_for_their_turn() {
     drop(first);
     assert_eq!(says(&mut second, "second"), "second heard");
     server.join().unwrap();
+}
+
+#[test]
+fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\ntarget = \"10.0.2.2:7\"\n$RELAY\n\
+         [[forward]]\nlisten = \"127.0.0.1:5002\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n\
+         [[proxy]]\nlisten = \"127.0.0.1:1080\"\n$RELAY\n",
+    );
+    assert_carries(&application(&site, "127.0.0.1:5001"), 100);
+    let mut stream = edge.connect("127.0.0.1:5002");
+    stream.write_all(b"eight by").unwrap();
+    let (mut target, _) = listener.accept().unwrap();
+    target.read_exact(&mut [0; 8]).unwrap();
+
+    let tunnels = edge.json(&["tunnels"]);
+    let of = |index: usize, key: &str| tunnels[index][key].as_str().unwrap_or_default().to_owned();
+    assert_eq!(tunnels.as_array().unwrap().len(), 2, "{tunnels}");
+    assert_eq!([of(0, "protocol"), of(0, "target"), of(0, "listen")], ["udp", "10.0.2.2:7", "127.0.0.1:5001"]);
+    assert_eq!([of(1, "protocol"), of(1, "target"), of(1, "role")], ["tcp", "10.0.2.2:80", "edge"]);
+    assert_eq!(of(1, "sender"), stream.local_addr().unwrap().to_string());
+    let moved =
+        |index: usize| [&tunnels[index]["up_bytes"], &tunnels[index]["down_bytes"]].map(|of| of.as_u64().unwrap());
+    assert!(moved(0).iter().all(|bytes| *bytes >= 5_000), "{tunnels}");
+    assert_eq!(moved(1), [8, 0]);
+
+    let connections = edge.json(&["connections"]);
+    let connection = &connections[0];
+    assert_eq!((connection["relay"].as_str(), connection["tunnels"].as_u64()), (Some("10.0.1.2:443"), Some(2)));
+    assert_eq!((&tunnels[0]["connection"], connections.as_array().unwrap().len()), (&connection["id"], 1));
+    let status = edge.json(&["status"]);
+    assert_eq!((status["connections"].as_u64(), status["tunnels"].as_u64()), (Some(1), Some(2)), "{status}");
+    let uplink = &status["uplinks"][0];
+    assert_eq!((&uplink["connections"][0], uplink["connects"].as_u64()), (&connection["id"], Some(1)));
+    let entrances: Vec<_> = status["entrances"].as_array().unwrap().iter().map(|of| of["tunnels"].as_u64()).collect();
+    assert_eq!(entrances, [Some(1), Some(1), Some(0)]);
+    let classes = edge.json(&["classes"]);
+    assert_eq!(
+        (classes["tunnels"].as_u64(), classes["classes"][0]["tunnels"].as_u64()),
+        (Some(2), Some(2)),
+        "{classes}"
+    );
+    let up = "edge_uplink_connections{relay=\"10.0.1.2:443\"}";
+    edge.wait_for_counts("gauges, and bytes while they move", |counts| {
+        let udp = |name| counts.of(&format!("edge_{name}{{listen=\"127.0.0.1:5001\",protocol=\"udp\"}}"));
+        let tcp = |name| counts.of(&sample(name, 5002));
+        (udp("tunnels"), tcp("tunnels"), tcp("bytes_up_total"), counts.of(up)) == (1, 1, 8, 1)
+            && udp("bytes_up_total") == i64::try_from(moved(0)[0]).unwrap()
+    });
+
+    assert_eq!(edge.ready(), "ready\n");
+    let (udp, tcp) = (tunnels[0]["id"].to_string(), tunnels[1]["id"].to_string());
+    assert_eq!(edge.pacectl(&["class", &tcp, "default"]).0, Some(3), "its class is that of the forward");
+    edge.json(&["close", &tcp]);
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    edge.json(&["close", &udp]);
+    edge.wait_for_counts("nothing is open", |counts| counts.sum("edge_tunnels{") == 0);
+    site.signal(libc::SIGTERM).unwrap();
+    edge.wait_for_counts("the relay is gone", |counts| counts.of(up) == 0);
+    assert_eq!(edge.ready(), "no connection to 10.0.1.2:443\n");
 }

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let access = arguments.relay.access()?;
     let metrics = EdgeMetrics::default();
-    let counters = metrics.of(&arguments.listen.to_string(), if arguments.tcp { "tcp" } else { "udp" });
+    let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
     let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
     let uplink = Uplink::new(vec![endpoint], BACKOFF, metrics.connections);
     let (runner, moved) = (uplink.clone(), watch::Sender::new(()));

@@ -73,6 +73,15 @@ fn people(status: v1::GetStatusResponse) {
     for forward in &status.forwards {
         say!("forwards      {forward}");
     }
+    for uplink in &status.uplinks {
+        let v1::Uplink { relay, connections, connects, failures, failure } = uplink;
+        let open = match connections.len() {
+            0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
+            1 => "connected".to_owned(),
+            many => format!("{many} connections"),
+        };
+        say!("relay         {relay}: {open}; connected {connects} times, failed {failures} times");
+    }
     say!("workers       {}", status.workers);
     say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
     say!("you           may {}", if status.writable { "read and write" } else { "read" });
@@ -83,6 +92,16 @@ fn people(status: v1::GetStatusResponse) {
             [of.used_by, of.address, of.days_left.to_string(), expires, of.file]
         };
         table(["certificate of", "address", "days left", "expires", "file"], status.certificates.into_iter().map(row));
+    }
+    if !status.entrances.is_empty() {
+        say!("");
+        let row = |of: v1::Entrance| {
+            let number = |number: u64| number.to_string();
+            let (up, down) = (bytes(of.up_bytes), bytes(of.down_bytes));
+            [of.listen, of.protocol, number(of.tunnels), number(of.opened), number(of.refused), up, down]
+        };
+        let heads = ["entrance", "proto", "tunnels", "opened", "refused", "up", "down"];
+        table(heads, status.entrances.into_iter().map(row));
     }
     if !status.enforcement.is_empty() {
         say!("");
@@ -160,13 +179,13 @@ async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>)
     }
 }
 
-const TUNNEL: [&str; 9] = ["id", "conn", "user", "class", "proto", "target", "open for", "up", "down"];
+const TUNNEL: [&str; 9] = ["id", "conn", "user or sender", "class", "proto", "target", "open for", "up", "down"];
 
 fn tunnel(of: v1::Tunnel) -> [String; 9] {
     [
         of.id.to_string(),
         of.connection.to_string(),
-        or_dash(&of.user),
+        or_dash(if of.role == "edge" { &of.sender } else { &of.user }),
         if of.pinned { format!("{} (set)", of.class) } else { of.class },
         of.protocol,
         or_dash(&of.target),
@@ -188,8 +207,8 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
         [
             of.id.to_string(),
             or_dash(&of.user),
-            or_dash(&of.client),
-            of.listener,
+            if of.role == "edge" { format!("to {}", of.relay) } else { or_dash(&of.client) },
+            if of.role == "edge" { of.relay_address } else { of.listener },
             age(of.since.as_ref()),
             of.tunnels.to_string(),
             rtt.map_or_else(|| "-".into(), |rtt| format!("{:.1} ms", rtt.as_secs_f64() * 1e3)),
@@ -198,7 +217,18 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
             bytes(of.sent_bytes),
         ]
     };
-    let heads = ["id", "user", "client", "listener", "open for", "tunnels", "RTT", "lost", "received", "sent"];
+    let heads = [
+        "id",
+        "user",
+        "client or relay",
+        "listener or address",
+        "open for",
+        "tunnels",
+        "RTT",
+        "lost",
+        "received",
+        "sent",
+    ];
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 

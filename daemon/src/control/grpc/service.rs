@@ -12,12 +12,15 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
     super::{Caller, Control, Error, Filter, Page, caller::Peer},
-    events, v1,
+    edge, events, v1,
 };
 use crate::{
     certificates::Certificate,
     policy::{InForce, Refusal, Revision, Submission},
-    quic::io::recorder::{self, Records},
+    quic::{
+        class::Role,
+        io::recorder::{self, Records},
+    },
     relay::{self, tunnels::Tunnel},
 };
 
@@ -130,6 +133,8 @@ impl v1::control_service_server::ControlService for Service {
             tunnels,
             enforcement: enforcement.collect(),
             features: features.collect(),
+            uplinks: edge::uplinks(self.0.edge(), &caller(&request)?),
+            entrances: edge::entrances(self.0.edge()),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
             certificates: facts.certificates.iter().map(certificate).collect(),
@@ -144,8 +149,10 @@ impl v1::control_service_server::ControlService for Service {
             user: Some(user).filter(|user| !user.is_empty()),
             connection: Some(connection).filter(|id| *id > 0),
         };
-        let Page { rows, next } = self.0.tunnels(&filter, after(&page_token)?, page_size as usize);
-        let tunnels = rows.iter().map(|row| tunnel(row, &caller)).collect();
+        let (after, limit) = (after(&page_token)?, page_size as usize);
+        let Page { rows, next } = self.0.tunnels(&filter, after, limit);
+        let page = (rows.iter().map(|row| tunnel(row, &caller)).collect(), next);
+        let (tunnels, next) = edge::with_tunnels(&self.0, &filter, (after, limit), page, &caller);
         answer(v1::ListTunnelsResponse { tunnels, next_page_token: token(next) })
     }
 
@@ -155,8 +162,10 @@ impl v1::control_service_server::ControlService for Service {
     ) -> Answer<v1::ListConnectionsResponse> {
         let caller = caller(&request)?;
         let v1::ListConnectionsRequest { page_size, page_token } = request.into_inner();
-        let Page { rows, next } = self.0.connections(after(&page_token)?, page_size as usize);
-        let connections = rows.iter().map(|row| connection(row, &caller)).collect();
+        let (after, limit) = (after(&page_token)?, page_size as usize);
+        let Page { rows, next } = self.0.connections(after, limit);
+        let page = (rows.iter().map(|row| connection(row, &caller)).collect(), next);
+        let (connections, next) = edge::with_connections(&self.0, (after, limit), page);
         answer(v1::ListConnectionsResponse { connections, next_page_token: token(next) })
     }
 
@@ -296,7 +305,7 @@ fn revision(found: &Revision, confirm_by: Option<SystemTime>) -> v1::Revision {
 }
 
 /// What `show` says, to those who may see it.
-fn shown(caller: &Caller, show: impl FnOnce() -> String) -> String {
+pub(super) fn shown(caller: &Caller, show: impl FnOnce() -> String) -> String {
     if caller.may_write { show() } else { String::new() }
 }
 
@@ -319,6 +328,8 @@ fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
         since: Some(found.since.into()),
         up_bytes,
         down_bytes,
+        role: Role::Relay.as_str().to_owned(),
+        ..v1::Tunnel::default()
     }
 }
 
@@ -338,6 +349,8 @@ fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
         listener: found.listener.to_string(),
         since: Some(found.since.into()),
         tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),
+        role: Role::Relay.as_str().to_owned(),
+        ..v1::Connection::default()
     }
 }
 
@@ -399,7 +412,7 @@ fn status(error: &Error) -> Status {
         Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Code::NotFound,
         Error::Busy => Code::ResourceExhausted,
         Error::Ending => Code::Unavailable,
-        Error::Recorded => Code::FailedPrecondition,
+        Error::Recorded | Error::OfEdge { .. } => Code::FailedPrecondition,
         Error::Policy(Refusal::Stale { .. }) => Code::Aborted,
         Error::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Code::FailedPrecondition,
         Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Code::Internal,
@@ -427,6 +440,7 @@ const fn label(error: &Error) -> &'static str {
         Error::Busy => "BUSY",
         Error::Ending => "ENDING",
         Error::Recorded => "RECORDED",
+        Error::OfEdge { .. } => "OF_EDGE",
         Error::Reload(_) => "CONFIGURATION_REFUSED",
         Error::Policy(refusal) => match refusal {
             Refusal::TooLong { .. } => "POLICY_TOO_LONG",

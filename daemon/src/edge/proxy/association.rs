@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use config::targets::Protocol;
 use masque::target::Target;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -25,7 +26,7 @@ use super::{
     Shared,
     socks::{self, Ignored, Reply},
 };
-use crate::segments::Segments;
+use crate::{relay::tunnels::Traffic, segments::Segments};
 
 /// How many targets one client may have tunnels to at once.
 const TARGETS: usize = 64;
@@ -231,18 +232,32 @@ impl Carrier {
 
     async fn carry(&self, mut opened: OpenedUdp) {
         let mut downlink = Segments::new(WAITING_BYTES);
+        let way = &self.shared.way;
+        let target = (Protocol::Udp, &self.flow.target);
+        let entry = way.counters.enter(self.client, target, &opened.link, &way.membership);
+        let mut counted = (0, 0);
         loop {
-            let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink));
-            match timeout(self.shared.udp_idle, moved).await {
-                Ok(true) => {}
-                // It ended, or was silent for too long.
-                Ok(false) | Err(_) => return opened.tunnel.finish(),
+            let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
+            let moved = tokio::select! {
+                moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(false),
+                () = entry.closed() => false,
+            };
+            self.shared.way.counters.count(&entry.traffic, &mut counted);
+            if !moved {
+                // It ended, was silent for too long, or was ended by hand.
+                return opened.tunnel.finish();
             }
         }
     }
 
     /// Moves what can be moved; ready with `true` when something was, and with `false` when the tunnel has ended.
-    fn poll(&self, cx: &mut Context<'_>, opened: &mut OpenedUdp, downlink: &mut Segments) -> Poll<bool> {
+    fn poll(
+        &self,
+        cx: &mut Context<'_>,
+        opened: &mut OpenedUdp,
+        downlink: &mut Segments,
+        traffic: &Traffic,
+    ) -> Poll<bool> {
         let counters = &self.shared.way.counters;
         opened.follow(&self.shared.way);
         let mut inbox = self.flow.inbox();
@@ -255,12 +270,14 @@ impl Carrier {
             let mut batch = opened.tunnel.batch(opened.link.form(self.shared.mode));
             inbox.payloads.iter().for_each(|payload| batch.push(payload));
             counters.packets_up.inc_by(inbox.payloads.len() as u64);
+            traffic.add_up(inbox.payloads.bytes() as u64, inbox.payloads.len() as u64);
             inbox.payloads.clear();
         }
         drop(inbox);
         match opened.tunnel.poll_recv(cx, downlink) {
             Poll::Ready(Ok(true)) => {
                 has_moved = true;
+                traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
                 for payload in downlink.iter() {
                     let datagram = [&self.header[..], payload].concat();
                     // As a router would: what the socket does not take at once is dropped.

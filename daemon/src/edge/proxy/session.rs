@@ -242,7 +242,7 @@ async fn carry(
     if let Err(error) = client.stream.write_all(&established).await {
         return Err((client.stream, error.into()));
     }
-    shared.way.carry(opened, client.stream, &first, wanted).await;
+    shared.way.carry(opened, client.stream, (from, target), (&first, wanted)).await;
     Ok(())
 }
 
