@@ -60,7 +60,10 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
 
     let (token, digest) = generate_token().unwrap();
     let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
-    let sections = format!("{token_lines}{VOICE}[kernel]\ndevices = [\"client\", \"target\"]\n");
+    // An edge has metrics of its own, whether or not it reaches its relay.
+    let forward = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"https://127.0.0.1:4/{target_host}/{target_port}/\"\n\
+                   target = \"127.0.0.1:7\"\n";
+    let sections = format!("{token_lines}{VOICE}{forward}[kernel]\ndevices = [\"client\", \"target\"]\n");
     let terms = Terms { relay: "", sections: &sections, limits: "tunnels_per_connection = 1", ..Terms::default() };
     let site = Site::new(terms).unwrap();
     site.client(async || {
