@@ -176,7 +176,7 @@ fn loads(program_type: ProgramType, serves: &'static str) -> Finding {
     }
 }
 
-/// Where a kernel says which queueing disciplines it has, to whoever does not add one to a device.
+/// Where a kernel says which queueing disciplines it has, without one being added to a device.
 struct FqEvidence<'a> {
     default_qdisc: &'a str,
     /// `/proc/modules`, absent on a kernel without modules.

@@ -1,4 +1,4 @@
-//! The maps that a program shares with whoever fills and reads them, be it another process.
+//! The maps that a program shares with the process that fills and reads them.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 

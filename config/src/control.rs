@@ -31,7 +31,7 @@ pub struct Tcp {
     pub certificate: PathBuf,
     /// PEM file with the private key of the first certificate.
     pub private_key: PathBuf,
-    /// PEM file with the authorities that sign the certificates of callers. Whoever shows one may read.
+    /// PEM file with the authorities that sign the certificates of callers. A caller that shows one may read.
     pub client_ca: PathBuf,
     /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
     pub client_crl: Option<PathBuf>,

@@ -99,7 +99,7 @@ impl Report<'_> {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = before[line_start..].chars().count() + 1;
-        // Of a single one, whoever asks knows which it is.
+        // Of a single one, the caller knows which it is.
         let file = self.parts.get(part).filter(|_| self.parts.len() > 1).map(|part| part.name.clone());
         self.errors.borrow_mut().push(Error { file, part, line, column, key, problem });
     }

@@ -1,4 +1,4 @@
-//! What no process of paced may do any more once it has started, whoever takes it over: no_new_privs (prctl(2)) and
+//! What no process of paced may do any more once it has started, even if it is taken over: no_new_privs (prctl(2)) and
 //! filters of system calls (seccomp(2)).
 //!
 //! They are lists of what is denied, with EPERM, and not of what is allowed: which calls the C library, the runtime, the

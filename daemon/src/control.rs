@@ -239,7 +239,7 @@ impl Control {
         })
     }
 
-    /// Tells of policies as they come into force, whoever set them; never returns.
+    /// Tells of all policies as they come into force; never returns.
     pub async fn follow_policies(&self) {
         let mut policies = self.policies.watch();
         let mut last = policies.borrow_and_update().revision.number;

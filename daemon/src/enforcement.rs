@@ -25,7 +25,7 @@ mod tables;
 /// The kernel's part, in force until this is dropped.
 pub struct Enforcement {
     monitor: Monitor,
-    /// What the monitor will say next; taken by whoever waits for it.
+    /// What the monitor will say next; taken by the task that waits for it.
     notices: Option<Notices>,
     intake: Option<Intake>,
     /// What waits for news of the monitor, and for the next one where that ends.

@@ -67,7 +67,7 @@ pub fn start(config: &Config) -> Log {
     Log((!is_fixed).then_some(handle))
 }
 
-/// Sends entries to the journal. One that it has no room for is lost and counted: whoever logs never waits.
+/// Sends entries to the journal. One that it has no room for is lost and counted: logging never waits.
 #[derive(Debug)]
 struct Journal {
     socket: UnixDatagram,

@@ -204,7 +204,7 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Their end is waited for, so that whoever sees this process end finds nothing left.
+        // Their end is waited for, so that nothing is left once this process is seen to end.
         _ = self.keeper.shutdown(Shutdown::Both);
         if let Some(current) = self.current.lock().unwrap_or_else(PoisonError::into_inner).take() {
             _ = current.shutdown(Shutdown::Both);

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! **Invariant:** what is refused, at whatever step, changes nothing anywhere, and is refused in the same words at each
-//! door. Whoever asks for the policy sees one that is in force as a whole.
+//! door. A reader of the policy sees one that is in force as a whole.
 
 use std::{
     fs, io,
@@ -148,7 +148,7 @@ pub struct InForce {
     pub is_saved: bool,
 }
 
-/// The writer of the policy. Whoever changes something waits for the disk, the kernel, and other writers; to look at what
+/// The writer of the policy. A change waits for the disk, the kernel, and other writers; to look at what
 /// is in force costs nobody anything.
 pub struct Policies {
     state: Mutex<State>,

@@ -49,7 +49,7 @@ mod tests;
 /// How many questions may wait for the task; it takes them as they come, so that as many mean that it is starved.
 const QUESTIONS: usize = 4096;
 
-/// How many addresses of each family are used: whoever controls a name should not decide how many are tried.
+/// How many addresses of each family are used: the owner of a name should not decide how many are tried.
 const ADDRESSES_PER_FAMILY: usize = 8;
 
 /// How long addresses of one family wait for those of the other: some name servers never answer about one of them
@@ -271,7 +271,7 @@ async fn answer_questions(
             }
             askers.push(asker);
         } else if held.get(&holder).copied().unwrap_or(0) >= settings.lookups_in_flight.saturating_sub(asked.len()) {
-            // Whoever holds none finds a place as long as there is one; whoever holds as many as are free has to wait
+            // A user that holds none finds a place as long as there is one; a user that holds as many as are free has to wait
             // (dynamic thresholds, Choudhury and Hahne 1998).
             _ = asker.send(Err(ResolveError::Overloaded));
         } else {

@@ -154,7 +154,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .unwrap_or_else(|error| tracing::warn!("this process is not confined: {error:#}"));
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        // For what may wait: for the disk, the kernel, or whoever knows the names of users.
+        // For what may wait: for the disk, the kernel, or the user database.
         .max_blocking_threads(16)
         .thread_name("control")
         .enable_all()
@@ -287,7 +287,7 @@ impl Daemon {
             let socket = bound.map_err(|error| BindError::new(address, error)).context("there is no echo")?;
             control.spawn(echo::serve(socket));
         }
-        // Whoever hears that the relay is ready finds it guarded.
+        // A relay that is said to be ready is guarded already.
         daemon.refresh_guard();
         daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
@@ -328,7 +328,7 @@ impl Daemon {
                         Some(file) => daemon.reload(file, &author, &mut open).await,
                         None => Err("development mode has no configuration to read".into()),
                     };
-                    // Whoever asked may have gone.
+                    // The caller may have gone.
                     _ = done.send(outcome);
                 }
                 failed = daemon.edge.failed() => {

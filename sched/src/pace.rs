@@ -3,7 +3,7 @@
 /// A rate cap by earliest departure time ("Carousel", SIGCOMM 2017): each packet moves the departure of the next one
 /// by the time that it takes at the rate.
 ///
-/// Whoever is idle gains no more than a burst: as much as the rate carries in `burst_ns` may then leave at once. Over
+/// An idle sender gains no more than a burst: as much as the rate carries in `burst_ns` may then leave at once. Over
 /// any time `t` at most `rate · (t + burst)` and one packet more leave, for the last packet needs its turn only to
 /// begin.
 #[derive(Clone, Copy, Debug)]

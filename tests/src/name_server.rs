@@ -39,7 +39,7 @@ impl NameServer {
                 if let Ok((len, from)) = socket.recv_from(&mut query)
                     && let Some(response) = respond(&query[..len], &table)
                 {
-                    // Whoever asked will ask again.
+                    // The resolver will ask again.
                     let _ = socket.send_to(&response, from);
                 }
             }

@@ -279,7 +279,7 @@ fn a_killed_relay_is_restarted_and_with_the_socket_unit_no_packet_meets_a_closed
     service.open_sockets(1);
     run("systemctl start paced.service");
     assert!(!kill());
-    // Nor over a restart; and whoever connects meanwhile waits.
+    // Nor over a restart; and a client that connects meanwhile waits.
     let restarting = std::thread::spawn(|| run("systemctl restart paced.service && pacectl status"));
     assert!(!is_ever_closed(|| restarting.is_finished()));
     restarting.join().unwrap();

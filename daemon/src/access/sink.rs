@@ -11,7 +11,7 @@ use config::log::Access;
 use super::record::{Record, Value};
 use crate::log::{JOURNAL, journal_entry};
 
-/// Standard output, or the journal. May wait for whoever reads.
+/// Standard output, or the journal. May wait for its reader.
 #[derive(Debug, Default)]
 pub struct Sink {
     journal: Option<UnixDatagram>,

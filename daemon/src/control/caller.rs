@@ -80,7 +80,7 @@ impl Writers {
         self.names.store(Arc::new(names.to_vec()));
     }
 
-    /// Returns the one that a process of the user `uid` speaks for. May wait for whoever knows the names of users.
+    /// Returns the one that a process of the user `uid` speaks for. May wait for the user database.
     #[must_use]
     pub fn peer(&self, uid: u32) -> Peer {
         let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);

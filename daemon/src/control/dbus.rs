@@ -2,7 +2,7 @@
 //! `org.paced.Paced1`.
 //!
 //! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and tells
-//! who calls. Whoever may not write by the configuration may by polkit(8), if it says so.
+//! who calls. Polkit(8) may let further callers write.
 
 use std::{
     collections::HashMap,
@@ -117,7 +117,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
     let door = Door { control: control.clone(), writers: writers.clone() };
     let failed = || format!("failed to become {NAME} on the bus {bus}");
     let connection = builder.serve_at(PATH, door).build().await.with_context(failed)?;
-    // Whoever waits in line for a name would not know that another has it.
+    // A process that waits in line for a name would not know that another has it.
     connection.request_name_with_flags(NAME, RequestNameFlags::DO_NOT_QUEUE).await.with_context(failed)?;
     tracing::info!(%bus, name = NAME, "on D-Bus");
     let door = connection.object_server().interface::<_, Door>(PATH).await.context("the door was just made")?;
@@ -134,7 +134,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
                 None => return Ok(()),
             },
             () = tokio::time::sleep(PAUSE) => {
-                // Whoever is not answered any more has no bus.
+                // A call that is not answered any more has no bus.
                 DBusProxy::new(&connection).await?.get_id().await?;
                 continue;
             }

@@ -132,7 +132,7 @@ impl NoConnection {
         }
     }
 
-    /// What the relay, and whoever is behind it, says about it.
+    /// What the relay, and any proxy behind it, says about it.
     #[must_use]
     pub fn proxy_status(&self) -> &[ProxyStatus] {
         match self {

@@ -106,7 +106,7 @@ impl Tables {
             (held.classes, held.guard) = (classes, guard);
             held.marks = held.marks.take().or(marks);
             let devices = std::mem::replace(&mut held.devices, devices);
-            // Whoever tells the tables something has to wait, or has told it already.
+            // A caller that tells the tables something has to wait, or has told it already.
             let Wanted { policy, limits, guard } = self.wanted().clone();
             if let Some(Err(error)) = policy.map(|policy| self.publish_to(&mut held, &policy)) {
                 tracing::warn!("no class has terms in the kernel: {error:#}");

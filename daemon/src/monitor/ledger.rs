@@ -21,7 +21,7 @@ pub(super) struct Entries {
     pub(super) fq: Vec<Changed>,
 }
 
-/// Memory that a keeper and all its monitors share. What is written last is found by whoever reads next, also where the
+/// Memory that a keeper and all its monitors share. What is written last is found by the next reader, also where the
 /// writer was killed.
 pub(super) struct Ledger(File);
 

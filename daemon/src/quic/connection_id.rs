@@ -75,7 +75,7 @@ impl Secret {
     }
 
     /// The keys of connection IDs for programs that judge them, by their config: those that peers may use now, and the
-    /// next, so that whoever asks once a week is never behind.
+    /// next, so that a caller that asks once a week is never behind.
     #[must_use]
     pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
         let now = generation_now();

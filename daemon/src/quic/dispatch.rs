@@ -196,7 +196,7 @@ impl Shared {
         (self.hub.clock().now_ns)()
     }
 
-    /// Wakes whoever polls the dispatcher: something happened that the callbacks do not know of.
+    /// Wakes the task that polls the dispatcher: something happened that the callbacks do not know of.
     pub(super) fn wake(&self) {
         self.ledger.dispatcher().wake();
     }
@@ -231,7 +231,7 @@ impl State {
         }
         loop {
             self.release(shared, cx);
-            // Whoever was made to wait now needs the timer.
+            // A stream that was made to wait now needs the timer.
             if !self.hand_over(shared, cx) {
                 break;
             }

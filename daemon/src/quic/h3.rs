@@ -1,7 +1,7 @@
 //! HTTP/3 on s2n-quic: feeds [`masque::h3`] with what arrives and carries out its verdicts.
 //!
 //! One task polls [`Connection::next`], which drives everything that belongs to the connection as a whole: control and
-//! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by whoever
+//! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
 //! holds its [`RecvStream`] and [`SendStream`].
 //!
 //! No clock and no task is started here, so that the same code runs over s2n-quic's simulated network.
@@ -216,7 +216,7 @@ impl Connection {
                 // On control streams every error is one of the connection.
                 close(&self.client.handle, error.code());
             }
-            // Whoever waits for settings must learn that they will not come.
+            // A task that waits for settings must learn that they will not come.
             self.client.peer.goaway.store(0, Relaxed);
             self.client.peer.changed.notify_waiters();
         }

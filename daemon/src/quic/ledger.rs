@@ -353,7 +353,7 @@ impl Account {
 
     /// A burst of packets was written, with bytes that were never sent before among them.
     pub fn on_progress(&self) {
-        // Not earlier: whoever is woken in the middle of a burst finds the connection locked.
+        // Not earlier: a task that is woken in the middle of a burst finds the connection locked.
         if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);
             self.ledger.dispatcher.wake();

@@ -1,7 +1,7 @@
 //! When each packet of a connection leaves, and which packets leave as one message. Pure: time is an argument.
 //!
 //! The transport hands packets over up to [`HORIZON_NS`] ahead of their departure, so that a timer that is late makes no
-//! gap. Whoever sends them (the kernel's `fq`, or our own queue) holds them until then. The transport's RTT samples count
+//! gap. The sender (the kernel's `fq`, or our own queue) holds them until then. The transport's RTT samples count
 //! from the hand-over and are too large by that lead: by 1 to 2 ms, never by more than the horizon.
 
 use std::time::Duration;

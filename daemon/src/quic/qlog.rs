@@ -66,12 +66,12 @@ impl Tap {
         Self(Arc::new(Shared { packets, ..Shared::default() }))
     }
 
-    /// Keeps what the peer said of itself, for whoever listens later.
+    /// Keeps what the peer said of itself, for a later log.
     pub fn introduce(&self, parameters: &TransportParameters<'_>) {
         _ = self.0.parameters.set(parameters.into());
     }
 
-    /// The log of whoever listens.
+    /// The log that is being written.
     #[must_use]
     pub fn log(&self) -> Option<Arc<Log>> {
         if !self.0.is_on.load(Relaxed) {
@@ -79,7 +79,7 @@ impl Tap {
         }
         let mut log = lock(&self.0.log);
         if log.as_ref().is_some_and(|log| log.is_over()) {
-            // Whoever listened may not even have noticed.
+            // The reader may not even have noticed.
             *log = None;
             self.0.is_on.store(false, Relaxed);
         }
@@ -427,7 +427,7 @@ impl State {
     }
 }
 
-/// Locks what is left whole by whoever panics: every change is the last step of its holder.
+/// Locks what a panic leaves whole: every change is the last step of its holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

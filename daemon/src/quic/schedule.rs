@@ -71,7 +71,7 @@ impl Schedules {
     }
 
     fn connections(&self) -> MutexGuard<'_, Vec<Weak<Hub>>> {
-        // A list of those that are to be told is one whatever happens to whoever held it.
+        // A list of the connections to tell stays whole even if its holder panics.
         self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

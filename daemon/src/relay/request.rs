@@ -121,7 +121,7 @@ pub async fn admit(
             refusal = refuse_address(denied);
             continue;
         }
-        // Where nobody shows credentials, whoever asks for something that is allowed is a user.
+        // Where nobody shows credentials, every client that asks for something that is allowed is a user.
         caller.standing.admit();
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);

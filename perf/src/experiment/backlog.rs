@@ -77,7 +77,7 @@ impl Subscriber for Departures {
         if awaited.get(&id).is_some_and(|awaited| offset + u64::from(len) >= awaited.bytes)
             && let Some(Awaited { told, .. }) = awaited.remove(&id)
         {
-            // Whoever gave up waiting need not know.
+            // A reader that gave up waiting need not know.
             _ = told.send((self.now_ns)());
         }
     }

@@ -131,7 +131,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let since = move |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
     let classes = || requests.iter().map(|request| plan.classes[request.class].clone());
     let dispatcher = if plain { None } else { Some(Dispatcher::of(&mut handle)?) };
-    // A task each, as in the product, so that whoever is woken is polled, and nobody else.
+    // A task each, as in the product, so that only the task that is woken is polled.
     let driver = dispatcher.clone().map(|dispatcher| tokio::spawn(async move { dispatcher.run().await }));
     let streams = classes().map(|class| {
         let (handle, dispatcher) = (handle.clone(), dispatcher.clone());
@@ -156,7 +156,7 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     Ok(run)
 }
 
-/// Keeps the runtime asking whether something is due; whoever else wants this CPU may have it in between.
+/// Keeps the runtime asking whether something is due; other threads may have this CPU in between.
 async fn stay_awake() -> Infallible {
     loop {
         thread::yield_now();

@@ -12,7 +12,7 @@ use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Carries packets between whoever speaks to `inner` and the relay, over the outer socket that was named last.
+/// Carries packets between the peer of `inner` and the relay, over the outer socket that was named last.
 async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {
     let Some(mut outer) = outers.recv().await else { return };
     let (mut client, mut up, mut down) = (None, [0; 2048], [0; 2048]);

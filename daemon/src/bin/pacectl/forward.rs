@@ -66,7 +66,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
     let runner = tokio::spawn(async move { runner.run(moves).await });
-    // Whoever sits in front of it wants to know at once; later losses are made good in silence.
+    // The first failure is told at once; later losses are made good in silence.
     uplink.link().await.map_err(anyhow::Error::new)?;
 
     let stop = stop()?;

@@ -132,7 +132,7 @@ impl Recording {
 
     /// Ends the recording; says in `left_out` if it had ended before.
     pub(crate) fn stop(mut self, left_out: &mut Vec<String>) -> Recorded {
-        // Whoever was interrupted from the terminal has ended by itself.
+        // A program that was interrupted from the terminal has ended by itself.
         _ = self.tell("stop");
         let said = self.said();
         if let Some(line) = said.lines().find(|line| line.contains("limit reached")) {

@@ -36,7 +36,7 @@ struct Written {
     events: usize,
 }
 
-/// Writes the file, which is JSON whoever asks; `as_json` is about what is said of it.
+/// Writes the file, which is JSON in any case; `as_json` is about what is said of it.
 pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: bool) -> Result<()> {
     let Arguments { connection, seconds, output } = arguments;
     let duration = prost_types::Duration { seconds: (*seconds).cast_signed(), nanos: 0 };

@@ -47,7 +47,7 @@ pub enum Listener {
     },
     /// For other machines: a certificate tells.
     Tcp {
-        /// Whoever has a certificate that the right authority signed may read.
+        /// A caller with a certificate that the right authority signed may read.
         socket: TcpListener,
         /// What the daemon shows, and which authorities it believes.
         certificates: Certificates,
@@ -146,7 +146,7 @@ async fn accept_here(
         let Ok(peer) = stream.peer_cred() else { continue };
         let (writers, doors) = (writers.clone(), doors.clone());
         tokio::spawn(async move {
-            // Whoever knows the names of users may be slow.
+            // The user database may be slow.
             let Ok(peer) = spawn_blocking(move || writers.peer(peer.uid())).await else { return };
             _ = doors.send(Ok(Door { stream: Box::new(stream), peer, _place: place })).await;
         });

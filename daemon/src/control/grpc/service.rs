@@ -191,7 +191,7 @@ impl v1::control_service_server::ControlService for Service {
         let interval = interval.map_err(|_| Status::invalid_argument("interval is negative"))?;
         let interval = interval.clamp(INTERVALS[0], INTERVALS[1]);
         let mut ticks = tokio::time::interval(interval);
-        // Whoever reads slowly gets fewer, not later ones.
+        // A slow reader gets fewer, not later ones.
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let control = self.0.clone();
         let sent = futures::stream::unfold((ticks, control), |(mut ticks, control)| async {

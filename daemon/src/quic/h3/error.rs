@@ -10,8 +10,8 @@ use crate::quic::dispatch;
 /// Why a connection or a stream came to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, whoever
-    /// holds the stream still has to answer or reset it.
+    /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, the
+    /// holder of the stream still has to answer or reset it.
     #[error(transparent)]
     Protocol(#[from] h3::Error),
     /// The connection was closed without an error.

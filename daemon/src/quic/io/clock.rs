@@ -34,7 +34,7 @@ pub fn ns(timestamp: Timestamp) -> u64 {
     unsafe { timestamp.as_duration() }.as_nanos() as u64
 }
 
-/// The clock of one event loop. Clones share one timer, which serves whoever armed it last.
+/// The clock of one event loop. Clones share one timer, which serves the one that armed it last.
 #[derive(Clone, Debug)]
 pub struct Clock {
     timer: Arc<AsyncFd<OwnedFd>>,

@@ -407,7 +407,7 @@ impl Formed {
         self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
     }
 
-    /// Tells whoever wants to know of the message, now that it has been sent.
+    /// Tells the observers of the message, now that it has been sent.
     fn left(self, counters: &Counters, forming: &Forming, handed_ns: Option<u64>) {
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);

@@ -100,7 +100,7 @@ impl Recorder {
     pub fn note(&self, message: Message) {
         let mut current = lock(&self.log);
         let Some(log) = current.as_ref().filter(|log| message.handed_ns < log.until_ns) else {
-            // Whoever asked has had their time, and may not even have noticed.
+            // The caller has had its time, and may not even have noticed.
             *current = None;
             self.is_on.store(false, Relaxed);
             return;
@@ -147,7 +147,7 @@ impl Drop for Recording {
     }
 }
 
-/// Locks what is left whole by whoever panics: every change is the last step of its holder.
+/// Locks what a panic leaves whole: every change is the last step of its holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
