@@ -32,7 +32,8 @@ use sched::stream::Discipline;
 
 use crate::authority::Authority;
 
-const TEMPLATE: &str = "https://relay.example/.well-known/masque/udp/{target_host}/{target_port}/";
+/// What clients ask for tunnels by.
+pub const TEMPLATE: &str = "https://relay.example/.well-known/masque/udp/{target_host}/{target_port}/";
 
 /// Where tunnels pretend to lead.
 pub const TARGET: &str = "192.0.2.1:7";
@@ -131,12 +132,12 @@ where
     })
 }
 
-/// Simulates what `start` sets up; it has to set the flag that it is given at the end of its scenario.
-pub(crate) fn run(
-    network: &Model,
-    seed: u64,
-    start: impl FnOnce(&Handle, Arc<AtomicBool>) -> Result<()>,
-) -> Result<Duration> {
+/// Simulates what `start` sets up; it has to set the flag that it is given at the end of its scenario. Returns the virtual
+/// time that it took.
+///
+/// # Errors
+/// When `start` fails, or the simulation does not reach the scenario's end.
+pub fn run(network: &Model, seed: u64, start: impl FnOnce(&Handle, Arc<AtomicBool>) -> Result<()>) -> Result<Duration> {
     let ended = Arc::new(AtomicBool::new(false));
     let took = testing::test_seed(network.clone(), seed, |handle| {
         start(handle, ended.clone()).map_err(|error| format!("{error:#}").into())
@@ -146,7 +147,10 @@ pub(crate) fn run(
 }
 
 /// What a server shows its clients, and why they believe it.
-pub(crate) fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
+///
+/// # Errors
+/// When no certificate can be made.
+pub fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
     let issued = Authority::new()?.issue(&[name])?;
     let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
     let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
@@ -155,7 +159,10 @@ pub(crate) fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
 }
 
 /// A socket of the simulated network.
-pub(crate) fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
+///
+/// # Errors
+/// MTU bounds that contradict each other.
+pub fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
     let Transport { initial_mtu, max_mtu, .. } = *transport;
     Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
 }

@@ -11,6 +11,12 @@ mod text;
 mod tunnel;
 
 #[cfg(feature = "daemon")]
+mod session;
+#[cfg(feature = "daemon")]
+mod simulated;
+#[cfg(feature = "daemon")]
+mod stranger;
+#[cfg(feature = "daemon")]
 mod transport;
 
 /// What reads bytes, and what holds of that.
@@ -42,6 +48,8 @@ pub const TARGETS: &[Target] = &[
     target("connection_id", transport::connection_id),
     #[cfg(feature = "daemon")]
     target("address_token", transport::address_token),
+    #[cfg(feature = "daemon")]
+    target("session", session::session),
 ];
 
 #[cfg(test)]
@@ -52,6 +60,9 @@ mod tests {
 
     /// How many inputs a target gets that are made from its corpus.
     const MADE: u64 = 100_000;
+
+    /// How many that are as much work as a whole connection.
+    const SESSIONS: u64 = 200;
 
     /// A xorshift generator: the same numbers in every run.
     struct Numbers(u64);
@@ -105,13 +116,13 @@ mod tests {
         input
     }
 
-    fn try_out(name: &str) {
+    fn try_out(name: &str, count: u64) {
         let target = TARGETS.iter().find(|target| target.name == name).unwrap();
         let corpus = corpus(target);
         assert!(!corpus.is_empty(), "{name} has no corpus");
         corpus.iter().for_each(|input| (target.read)(input));
         let mut numbers = Numbers(0x9298_2022_0829_0001);
-        for _ in 0..MADE {
+        for _ in 0..count {
             let input = made(&corpus, &mut numbers);
             let outcome = std::panic::catch_unwind(|| (target.read)(&input));
             assert!(outcome.is_ok(), "{name} breaks a rule with {}", input.escape_ascii());
@@ -119,21 +130,33 @@ mod tests {
     }
 
     macro_rules! targets {
-        ($($name:ident)*) => {
+        ($count:ident: $($name:ident)*) => {
             $(#[test]
             fn $name() {
-                try_out(stringify!($name));
+                try_out(stringify!($name), $count);
             })*
         };
     }
 
     targets! {
-        request_stream control_streams field_section capsules datagrams priority proxy_status target template policy
+        MADE: request_stream control_streams field_section capsules datagrams priority proxy_status target template policy
         configuration
     }
 
     #[cfg(feature = "daemon")]
-    targets! { connection_id address_token }
+    targets! { MADE: connection_id address_token }
+
+    #[cfg(feature = "daemon")]
+    targets! { SESSIONS: session }
+
+    #[cfg(feature = "daemon")]
+    #[test]
+    fn a_session_is_the_same_in_every_run() {
+        let target = TARGETS.iter().find(|target| target.name == "session").unwrap();
+        for input in corpus(target) {
+            assert_eq!(session::play(&input), session::play(&input), "{}", input.escape_ascii());
+        }
+    }
 
     #[test]
     fn every_target_is_tried() {

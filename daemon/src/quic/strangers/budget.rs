@@ -69,7 +69,9 @@ impl Budget {
         }
         let opened = &mut self.opened[(id >> 1 & 1) as usize];
         if id >> 2 >= *opened {
-            self.held_bytes += ((id >> 2) + 1 - *opened) * STREAM_BYTES;
+            // Frames are told before the transport refuses a stream that the peer may not open: any ID may come.
+            let streams_bytes = ((id >> 2) + 1 - *opened).saturating_mul(STREAM_BYTES);
+            self.held_bytes = self.held_bytes.saturating_add(streams_bytes);
             *opened = (id >> 2) + 1;
         }
         if reach == 0 {
@@ -79,7 +81,7 @@ impl Budget {
         // One that was let go holds nothing any more, whatever still arrives.
         if *known > 0 && reach > *known - 1 {
             let blocks = |reach: u64| reach.next_multiple_of(BLOCK_BYTES);
-            self.held_bytes += blocks(reach) - blocks(*known - 1);
+            self.held_bytes = self.held_bytes.saturating_add(blocks(reach) - blocks(*known - 1));
             *known = reach + 1;
         }
     }
@@ -124,6 +126,15 @@ mod tests {
         assert_eq!(budget.held_bytes, 100 * STREAM_BYTES);
         budget.note(2 + 4 * 4, 1);
         assert_eq!(budget.held_bytes, 105 * STREAM_BYTES + BLOCK_BYTES);
+    }
+
+    #[test]
+    fn the_highest_stream_counts_as_more_than_anybody_may_have_held() {
+        let mut budget = Budget::default();
+        for id in [(1 << 62) - 4, (1 << 62) - 2] {
+            budget.note(id, (1 << 62) + 65_534);
+            assert_eq!(budget.held_bytes, u64::MAX);
+        }
     }
 
     #[test]

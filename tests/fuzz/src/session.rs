@@ -1,0 +1,238 @@
+//! A relay between a stranger who does anything and a user who only wants an echo.
+
+use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use anyhow::Result;
+use masque::{template::Template, tunnel::Form};
+use paced::{
+    client::{self, Relay},
+    quic::endpoint::Transport,
+};
+use s2n_quic::{
+    Client,
+    client::Connect,
+    provider::io::testing::{Handle, Model, primary, spawn, time},
+};
+use tests::{
+    client::Tunnel,
+    simulation::{SEED, TEMPLATE, run, socket, target, within},
+};
+
+use crate::{
+    input::choice,
+    simulated::{self, Books, QUEUE_BYTES, SERVER_NAME},
+    stranger::Stranger,
+};
+
+/// What one input may have happen.
+const ACTIONS: u32 = 200;
+
+/// How long the network may be bad in all: shorter than anything needs to time out.
+const BAD: Duration = Duration::from_secs(8);
+
+/// Longer than anything takes that happens at all, on a network that is good.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a session looks like from outside: the same for an input in every run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    took: Duration,
+    handshakes: [u64; 3],
+    datagrams: [u64; 2],
+}
+
+/// Whatever a stranger does, and the network: nobody panics, time goes on, what the relay holds for the stranger stays
+/// within its bounds, a user's payloads come back, and when all have left nothing is left of them.
+pub fn session(input: &[u8]) {
+    play(input);
+}
+
+/// As [`session`]; says what happened.
+pub fn play(input: &[u8]) -> Outcome {
+    let network = Model::default();
+    network.set_delay(Duration::from_millis(5));
+    let (model, input, books) = (network.clone(), input.to_vec(), Arc::<Books>::default());
+    let seen = books.clone();
+    let took = run(&network, SEED, move |handle, ended| {
+        let parties = Parties::new(handle, model, books)?;
+        primary::spawn(async move {
+            parties.meet(&input).await;
+            ended.store(true, Relaxed);
+        });
+        Ok(())
+    });
+    let took = took.unwrap_or_else(|error| panic!("{error:#}"));
+    let handshakes = [&seen.handshakes.started, &seen.handshakes.completed, &seen.handshakes.failed];
+    let datagrams = [&seen.datagrams.received, &seen.datagrams.sent];
+    Outcome { took, handshakes: handshakes.map(|count| count.get()), datagrams: datagrams.map(|count| count.get()) }
+}
+
+struct Parties {
+    model: Model,
+    books: Arc<Books>,
+    relay: std::net::SocketAddr,
+    user: Client,
+    stranger: Stranger,
+}
+
+impl Parties {
+    fn new(handle: &Handle, model: Model, books: Arc<Books>) -> Result<Self> {
+        let transport = Transport::default();
+        let relay = simulated::relay(socket(handle, &transport)?, &transport, &books)?;
+        let kept_alive = Transport { keep_alive: Some(Duration::from_secs(10)), ..transport.clone() };
+        let user = simulated::client(socket(handle, &transport)?, &kept_alive, 0x75_73, Untouched)?;
+        let stranger = Stranger::new(handle, relay)?;
+        Ok(Self { model, books, relay, user, stranger })
+    }
+
+    async fn meet(self, mut input: &[u8]) {
+        let Self { model, books, relay, user, mut stranger } = self;
+        let mut user = User::connect(&user, relay).await;
+        let mut network = Network { model, bad: Duration::ZERO };
+        for _ in 0..ACTIONS {
+            if input.is_empty() {
+                break;
+            }
+            act(&mut input, &mut network, &mut stranger, &mut user).await;
+            if books.is_exceeded() {
+                time::delay(Duration::from_secs(1)).await;
+                assert!(!books.is_exceeded(), "a stranger is there that has more held than it may: {books:?}");
+            }
+        }
+        stranger.send(true).await;
+        network.mend();
+        user.ask().await;
+        assert!(user.hear(LONG).await, "a user's payloads come back");
+        stranger.hang_up();
+        drop(user);
+        // What was closed and did not hear of it times out.
+        time::delay(LONG).await;
+        let rest = books.rest();
+        assert!(rest.is_none(), "all have left, but there are {}", rest.unwrap_or_default());
+    }
+}
+
+/// Lets all packets pass.
+struct Untouched;
+
+impl s2n_quic::provider::packet_interceptor::PacketInterceptor for Untouched {}
+
+/// What happens next.
+async fn act(input: &mut &[u8], network: &mut Network, stranger: &mut Stranger, user: &mut User) {
+    let action = choice(input, u8::MAX);
+    match action % 16 {
+        0 => {
+            stranger.send(true).await;
+            let bits = choice(input, 15);
+            network.pass(Duration::from_millis(1 << bits)).await;
+        }
+        1..=3 => stranger.add_frame(input),
+        4..=7 => stranger.add_words(input),
+        8 | 9 => stranger.add_datagram(input),
+        10 => match choice(input, 4) {
+            0 => _ = network.model.set_drop_rate(f64::from(choice(input, 4)) / 10.0),
+            1 => _ = network.model.set_network_jitter(Duration::from_millis(u64::from(choice(input, 40)))),
+            2 => _ = network.model.set_retransmit_rate(f64::from(choice(input, 5)) / 10.0),
+            _ => network.mend(),
+        },
+        11 => stranger.spoil(usize::from(choice(input, u8::MAX)), choice(input, u8::MAX)),
+        12 => match choice(input, 4) {
+            0 => stranger.rebind(u16::from(choice(input, 8))),
+            1 => stranger.hang_up(),
+            _ => {
+                let len = usize::from(choice(input, 48)).min(input.len());
+                let (bytes, rest) = input.split_at(len);
+                *input = rest;
+                stranger.send_aside(bytes);
+            }
+        },
+        13 => {
+            stranger.send(true).await;
+            stranger.repeat(u32::from(choice(input, 32))).await;
+        }
+        14 => user.ask().await,
+        _ => _ = user.hear(Duration::from_millis(u64::from(choice(input, 100)))).await,
+    }
+    // Half of what is said leaves at once.
+    stranger.send(action < 128).await;
+}
+
+struct Network {
+    model: Model,
+    /// For how long it has been bad.
+    bad: Duration,
+}
+
+impl Network {
+    async fn pass(&mut self, time: Duration) {
+        self.bad += time;
+        if self.bad > BAD {
+            self.mend();
+        }
+        time::delay(time).await;
+    }
+
+    fn mend(&mut self) {
+        self.model.set_drop_rate(0.0).set_network_jitter(Duration::ZERO).set_retransmit_rate(0.0);
+        self.bad = Duration::ZERO;
+    }
+}
+
+/// A user with two tunnels: one for capsules, of which none may be lost, and one for datagrams.
+struct User {
+    streamed: Tunnel,
+    datagrams: Tunnel,
+    asked: u32,
+    /// What has to come back on the stream, in this order.
+    awaited: VecDeque<u32>,
+    _relay: Relay,
+}
+
+impl User {
+    async fn connect(endpoint: &Client, relay: std::net::SocketAddr) -> Self {
+        let connect = Connect::new(relay).with_server_name(SERVER_NAME);
+        let connection = endpoint.connect(connect).await.unwrap_or_else(|error| panic!("a user connects: {error}"));
+        let template = Template::parse(TEMPLATE).unwrap_or_else(|error| panic!("{error}"));
+        let started = Relay::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
+        let (relay, connection) = started.unwrap_or_else(|error| panic!("a user speaks HTTP/3: {error}"));
+        spawn(client::drive(connection));
+        let [streamed, datagrams] = [open(&relay).await, open(&relay).await];
+        Self { streamed, datagrams, asked: 0, awaited: VecDeque::new(), _relay: relay }
+    }
+
+    /// Sends a payload in either form.
+    async fn ask(&mut self) {
+        self.asked += 1;
+        let payload = payload(self.asked);
+        let forms = [(&mut self.streamed, Form::Capsule), (&mut self.datagrams, Form::Datagram)];
+        for (tunnel, form) in forms {
+            tunnel.udp.batch(Some(form)).push(&payload);
+        }
+        self.awaited.push_back(self.asked);
+    }
+
+    /// Takes what comes back, for as long as that; returns whether all of the stream has.
+    async fn hear(&mut self, limit: Duration) -> bool {
+        while let Some(received) = within(Duration::ZERO, self.datagrams.recv()).await {
+            let received = received.unwrap_or_else(|error| panic!("a user's tunnel ended: {error}"));
+            let received = received.unwrap_or_else(|| panic!("a user's tunnel was ended"));
+            assert!((1..=self.asked).any(|number| payload(number) == received), "a user gets what it did not send");
+        }
+        while let Some(next) = self.awaited.front() {
+            let Some(received) = within(limit, self.streamed.recv()).await else { return false };
+            let received = received.unwrap_or_else(|error| panic!("a user's tunnel ended: {error}"));
+            assert_eq!(received, Some(payload(*next)), "a user's payload comes back as it was");
+            self.awaited.pop_front();
+        }
+        true
+    }
+}
+
+async fn open(relay: &Relay) -> Tunnel {
+    let opened = relay.open_udp(&target()).await;
+    Tunnel::new(opened.unwrap_or_else(|error| panic!("a user gets a tunnel: {error}")).tunnel)
+}
+
+fn payload(number: u32) -> Vec<u8> {
+    number.to_be_bytes().repeat(1 + number as usize % 250)
+}

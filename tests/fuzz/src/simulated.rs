@@ -1,0 +1,325 @@
+//! A relay and its clients over the simulated network, in virtual time: the product's QUIC providers, HTTP/3, queues and
+//! tunnels, and in place of a target an echo.
+//!
+//! All randomness has a seed but that of TLS and of connection IDs, whose bytes nothing here goes by.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    net::{IpAddr, SocketAddr},
+    pin::pin,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use masque::{
+    h3::{Code, Part, ResponseHead, Role},
+    proxy_status::ProxyName,
+    request::{self, Protocol},
+    template::Template,
+};
+use paced::{
+    quic::{
+        connection_id::Issuer,
+        datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
+        endpoint::{Admission, Transport},
+        events::{ConnectionState, Events, HandshakeCounters},
+        h3::{self, Connection, MessageLimits, Request},
+        strangers::{Places, Standing, Verdict},
+        tls::{self, ServerTls},
+    },
+    segments::Segments,
+    tunnel::{Ended, UdpTunnel},
+};
+use s2n_quic::{
+    Client, Server,
+    provider::{
+        io::testing::{Io, spawn},
+        packet_interceptor::PacketInterceptor,
+    },
+};
+use s2n_quic_core::random;
+use tests::simulation::{CLOCK, TARGET, TEMPLATE, identity, target, within};
+
+/// As long as the relay waits for the head of a request, and for an answer to be taken.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What may wait per tunnel.
+pub const QUEUE_BYTES: usize = 1 << 20;
+
+/// What the relay shows, and the clients that believe it: made once, for all sessions.
+static TLS: LazyLock<(ServerTls, s2n_quic_rustls::Client)> = LazyLock::new(|| {
+    let made = identity(SERVER_NAME).and_then(|(server, trust)| Ok((server, tls::client(trust, None)?)));
+    made.unwrap_or_else(|error| panic!("{error:#}"))
+});
+
+/// The relay's name.
+pub const SERVER_NAME: &str = "relay.example";
+
+/// A xorshift generator: the same numbers in every run.
+struct Numbers(u64);
+
+impl random::Generator for Numbers {
+    fn public_random_fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            *byte = (self.0 >> 32) as u8;
+        }
+    }
+
+    fn private_random_fill(&mut self, bytes: &mut [u8]) {
+        self.public_random_fill(bytes);
+    }
+}
+
+/// A provider of such numbers.
+struct Seed(u64);
+
+impl s2n_quic::provider::random::Provider for Seed {
+    type Generator = Numbers;
+    type Error = Infallible;
+
+    fn start(self) -> Result<Numbers, Infallible> {
+        Ok(Numbers(self.0))
+    }
+}
+
+fn datagrams(counters: &Arc<DatagramCounters>) -> Datagrams {
+    Datagrams {
+        limits: QueueLimits { flow_bytes: QUEUE_BYTES, connection_bytes: QUEUE_BYTES },
+        counters: counters.clone(),
+        max_frame_bytes: u64::from(u16::MAX),
+        schedules: Schedule { clock: CLOCK, ..Schedule::default() }.into(),
+    }
+}
+
+/// A client endpoint whose packets pass by `interceptor` on their way.
+pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl PacketInterceptor) -> Result<Client> {
+    let datagrams = datagrams(&Arc::default());
+    let events = Events { schedules: datagrams.schedules.clone(), ..Events::default() };
+    let builder = Client::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(TLS.1.clone())?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_random(Seed(seed))?
+        .with_packet_interceptor(interceptor)?
+        .with_event(events)?;
+    builder.with_congestion_controller(transport.congestion)?.start().context("a client endpoint")
+}
+
+/// What the relay holds, as far as anybody outside of it sees.
+#[derive(Default)]
+pub struct Books {
+    /// What became of datagrams; and how many streams there are.
+    pub datagrams: Arc<DatagramCounters>,
+    /// What became of handshakes.
+    pub handshakes: Arc<HandshakeCounters>,
+    places: Arc<Places>,
+    connections: AtomicUsize,
+    requests: AtomicUsize,
+    /// Every connection so far, and whether it has ended.
+    standings: Mutex<Vec<(Standing, Arc<AtomicBool>)>>,
+}
+
+impl Books {
+    /// Whether a stranger has the relay hold more than it may and is still there.
+    pub fn is_exceeded(&self) -> bool {
+        let standings = self.standings.lock().unwrap_or_else(PoisonError::into_inner);
+        standings.iter().any(|(standing, ended)| {
+            let bound_bytes = u64::from(standing.terms().bytes);
+            !standing.is_known() && standing.held_bytes() > bound_bytes && !ended.load(Relaxed)
+        })
+    }
+
+    /// What is left of connections that have ended: nothing, or what it is.
+    pub fn rest(&self) -> Option<String> {
+        let (connections, requests) = (self.connections.load(Relaxed), self.requests.load(Relaxed));
+        let streams = self.datagrams.streams.get();
+        let handshakes = &self.handshakes;
+        let unfinished = handshakes.started.get() - handshakes.completed.get() - handshakes.failed.get();
+        // Where one place is all that there are, it is granted to nobody while anybody has it.
+        let limits = config::relay::Limits { connections: 1, ..config::relay::Limits::default() };
+        self.places.set_limits(limits);
+        let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != Verdict::Admit;
+        let is_empty = (connections, requests, streams, unfinished, is_full) == (0, 0, 0, 0, false);
+        let rest = || {
+            format!(
+                "{connections} connections, {requests} requests, {streams} streams, {unfinished} handshakes, {self:?}"
+            )
+        };
+        (!is_empty).then(rest)
+    }
+}
+
+impl std::fmt::Debug for Books {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} {:?} {:?}", self.places, self.handshakes, self.datagrams)
+    }
+}
+
+/// One of what is counted, for as long as it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn among(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Relaxed);
+        Self(all)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Starts a relay. Returns its address.
+pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<SocketAddr> {
+    let issuer = Issuer::ephemeral()?;
+    let (places, handshakes) = (books.places.clone(), books.handshakes.clone());
+    let admission = Admission { places: places.clone(), handshakes: handshakes.clone(), ..Admission::default() };
+    let datagrams = datagrams(&books.datagrams);
+    let schedules = datagrams.schedules.clone();
+    let events = Events { handshakes, schedules, places: Some(places.clone()), ..Events::default() };
+    // As `endpoint::serve` does it.
+    let builder = Server::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(TLS.0.clone())?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_endpoint_limits(admission)?
+        .with_connection_id(issuer.connection_ids()?)?
+        .with_stateless_reset_token(issuer.reset_tokens())?
+        .with_address_token(issuer.address_tokens().honoured_by(places))?
+        .with_random(Seed(0x9298))?
+        .with_event(events)?;
+    let mut server = builder.with_congestion_controller(transport.congestion)?.start().context("a server endpoint")?;
+    let address = server.local_addr()?;
+    let books = books.clone();
+    spawn(async move {
+        while let Some(connection) = server.accept().await {
+            let books = books.clone();
+            spawn(async move {
+                let _counted = Counted::among(&books.connections);
+                serve_connection(connection, &books).await;
+            });
+        }
+    });
+    Ok(address)
+}
+
+async fn serve_connection(connection: s2n_quic::Connection, books: &Arc<Books>) {
+    let handle = connection.handle();
+    let standing = handle.query_event_context(|state: &ConnectionState| state.standing.clone());
+    let Ok(standing) = standing else { return };
+    let ended = Arc::<AtomicBool>::default();
+    books.standings.lock().unwrap_or_else(PoisonError::into_inner).push((standing.clone(), ended.clone()));
+    let mut serving = pin!(serve_requests(connection, books));
+    if within(standing.terms().time, serving.as_mut()).await.is_none() {
+        if !standing.is_known() {
+            h3::close(&handle, Code::NoError);
+        }
+        serving.await;
+    }
+    ended.store(true, Relaxed);
+}
+
+async fn serve_requests(connection: s2n_quic::Connection, books: &Arc<Books>) {
+    let Ok(mut connection) = Connection::start(connection, Role::Server, MessageLimits::default()).await else {
+        return;
+    };
+    let (client, mut requests) = (connection.client(), FuturesUnordered::new());
+    while let Ok(request) = connection.next().await {
+        let (client, books) = (client.clone(), books.clone());
+        requests.push(spawn(async move {
+            let _counted = Counted::among(&books.requests);
+            serve_request(client, request).await;
+        }));
+    }
+    // Tunnels learn from their streams that the connection is gone.
+    while requests.next().await.is_some() {}
+}
+
+async fn serve_request(client: h3::Client, mut request: Request) {
+    let waiting = request.waiting.take();
+    let judged = judge(&mut request).await;
+    drop(waiting);
+    if let Err((status, code)) = judged {
+        client.standing().note_refusal();
+        return turn_away(&client, request, status, code).await;
+    }
+    client.standing().admit();
+    let Ok(next_hop) = TARGET.parse() else { return };
+    let accepted = request::accepted(Protocol::Udp, next_hop, &ProxyName::default());
+    if request.send.respond(&accepted).await.is_ok() {
+        _ = echo(&client, request).await;
+    }
+}
+
+/// Lets requests for the target in. Says of others with which status, if any, and which code they end.
+async fn judge(request: &mut Request) -> Result<(), (Option<u16>, Code)> {
+    let head = match within(HEAD_TIMEOUT, request.recv.part()).await {
+        Some(Ok(Some(Part::Request(head)))) => head,
+        Some(Err(h3::Error::Protocol(error))) => return Err((error.answer(), error.code())),
+        Some(_) => return Err((None, Code::RequestIncomplete)),
+        None => return Err((None, Code::RequestRejected)),
+    };
+    let templates = Template::parse(TEMPLATE).ok();
+    match request::parse(&head, templates.as_slice()) {
+        Ok(asked) if *asked.target() == target() => Ok(()),
+        Ok(_) => Err((Some(403), Code::NoError)),
+        Err(refusal) => Err((Some(refusal.status()), Code::MessageError)),
+    }
+}
+
+/// Ends a request as `paced::relay` does.
+async fn turn_away(client: &h3::Client, request: Request, status: Option<u16>, code: Code) {
+    let Request { stream_id, recv, mut send, flow, .. } = request;
+    let answered = match status {
+        Some(status) => send.respond(&ResponseHead { status, fields: Vec::new() }).await.is_ok(),
+        None => false,
+    };
+    drop(flow);
+    recv.stop(code);
+    client.forget(stream_id);
+    if answered {
+        if code == Code::NoError {
+            send.finish();
+        }
+        let taken = within(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+        if code == Code::NoError && taken.is_some() {
+            return;
+        }
+    }
+    send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
+}
+
+async fn echo(client: &h3::Client, request: Request) -> Result<(), Ended> {
+    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
+    let mut payloads = Segments::new(QUEUE_BYTES);
+    loop {
+        let received = poll_fn(|cx| {
+            tunnel.poll_stopped(cx)?;
+            tunnel.poll_recv(cx, &mut payloads)
+        });
+        if !received.await? {
+            tunnel.finish();
+            return Ok(());
+        }
+        tunnel.set_datagrams_usable(client.datagrams_allowed());
+        let mut batch = tunnel.batch(None);
+        payloads.iter().for_each(|payload| batch.push(payload));
+        payloads.clear();
+    }
+}
