@@ -34,7 +34,7 @@ use crate::{
     target::UplinkCounters,
 };
 
-mod page;
+pub mod page;
 mod process;
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];

@@ -38,7 +38,7 @@ use self::keeper::Started;
 mod held;
 mod keeper;
 mod ledger;
-mod message;
+pub mod message;
 mod qdisc;
 pub mod rights;
 

@@ -8,10 +8,7 @@
 
 use std::{fmt::Write as _, io};
 
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::Metrics;
 
@@ -36,7 +33,10 @@ impl Page {
 }
 
 /// Reads a request and answers it.
-pub(super) async fn answer(mut stream: TcpStream, metrics: &Metrics) -> io::Result<()> {
+///
+/// # Errors
+/// The other end is gone.
+pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &Metrics) -> io::Result<()> {
     let mut request = Vec::with_capacity(512);
     let (page, is_head) = loop {
         let mut chunk = [0; 512];

@@ -14,7 +14,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// More than any message needs.
 const MOST_BYTES: usize = 16 * 1024;
-const MOST_FDS: usize = 16;
+/// As many descriptors as a message may carry.
+pub const MOST_FDS: usize = 16;
 
 /// Room for the control message of that many descriptors.
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MOST_FDS));
@@ -23,7 +24,7 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MOST_FDS));
 ///
 /// # Errors
 /// The other process is gone, or so far behind that its socket takes no more.
-pub(super) fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -40,7 +41,7 @@ pub(super) fn send(socket: impl AsFd, message: &impl Serialize, fds: &[BorrowedF
 /// # Errors
 /// There is none yet (of a socket that does not wait), or what came is no such message; descriptors that came with it
 /// are closed then.
-pub(super) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = [0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -11,6 +11,10 @@ mod text;
 mod tunnel;
 
 #[cfg(feature = "daemon")]
+mod entrance;
+#[cfg(feature = "daemon")]
+mod local;
+#[cfg(feature = "daemon")]
 mod session;
 #[cfg(feature = "daemon")]
 mod simulated;
@@ -48,6 +52,14 @@ pub const TARGETS: &[Target] = &[
     target("connection_id", transport::connection_id),
     #[cfg(feature = "daemon")]
     target("address_token", transport::address_token),
+    #[cfg(feature = "daemon")]
+    target("socks", entrance::socks),
+    #[cfg(feature = "daemon")]
+    target("proxy_request", entrance::proxy_request),
+    #[cfg(feature = "daemon")]
+    target("page_request", local::page_request),
+    #[cfg(feature = "daemon")]
+    target("monitor_message", local::monitor_message),
     #[cfg(feature = "daemon")]
     target("session", session::session),
 ];
@@ -144,7 +156,7 @@ mod tests {
     }
 
     #[cfg(feature = "daemon")]
-    targets! { MADE: connection_id address_token }
+    targets! { MADE: connection_id address_token socks proxy_request page_request monitor_message }
 
     #[cfg(feature = "daemon")]
     targets! { SESSIONS: session }

@@ -1,0 +1,79 @@
+//! What reaches the daemon from its own host: requests for its pages, and what the monitor says.
+
+use std::{
+    future::Future as _,
+    io::IoSlice,
+    mem::MaybeUninit,
+    os::fd::AsFd as _,
+    pin::pin,
+    sync::{Arc, LazyLock},
+    task::{Context, Poll, Waker},
+};
+
+use paced::{
+    metrics::{Metrics, page},
+    monitor::{
+        Notice,
+        message::{self, MOST_FDS},
+    },
+};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+use crate::input::choice;
+
+static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(Metrics::new);
+
+/// A request gets one answer, which is as long as it says, or the connection ends without one where the request does.
+pub fn page_request(mut input: &[u8]) {
+    let cut = usize::from(choice(&mut input, u8::MAX)).min(input.len());
+    let talk = async {
+        // With room for more than any request and any answer has.
+        let (mut near, far) = duplex(1 << 20);
+        let (first, rest) = input.split_at(cut);
+        near.write_all(first).await?;
+        near.write_all(rest).await?;
+        near.shutdown().await?;
+        page::answer(far, &METRICS).await?;
+        let mut answer = String::new();
+        near.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    // Nothing in it waits for anything else.
+    let Poll::Ready(answer) = pin!(talk).poll(&mut Context::from_waker(Waker::noop())) else { panic!("it waits") };
+    let answer = answer.unwrap_or_else(|error| panic!("{error}"));
+    if answer.is_empty() {
+        return;
+    }
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer} has no end"));
+    let len = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    let is_bare = body.is_empty() && input.starts_with(b"HEAD ");
+    assert!(head.starts_with("HTTP/1.1 ") && (is_bare || len == Some(&body.len().to_string())), "{answer}");
+}
+
+/// A message is read with exactly the descriptors that came with it, and as the same when it is sent on.
+pub fn monitor_message(mut input: &[u8]) {
+    let count = usize::from(choice(&mut input, 24));
+    let pair = || {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        pair.unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (near, far) = pair();
+    let fds = vec![near.as_fd(); count];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(24))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room");
+    let sent = sendmsg(&near, &[IoSlice::new(input)], &mut control, SendFlags::DONTWAIT);
+    sent.unwrap_or_else(|error| panic!("{error}"));
+    let Ok(Some((notice, given))) = message::receive::<Notice>(&far) else { return };
+    assert!(given.len() == count && count <= MOST_FDS, "{} descriptors of {count}", given.len());
+    let (near, far) = pair();
+    // What was escaped may be longer when it is written.
+    if message::send(&near, &notice, &[]).is_ok()
+        && let Ok(Some((again, given))) = message::receive::<Notice>(&far)
+    {
+        assert_eq!((format!("{again:?}"), given.len()), (format!("{notice:?}"), 0));
+    }
+}
