@@ -136,9 +136,10 @@ async fn act(input: &mut &[u8], network: &mut Network, stranger: &mut Stranger, 
             _ => network.mend(),
         },
         11 => stranger.spoil(usize::from(choice(input, u8::MAX)), choice(input, u8::MAX)),
-        12 => match choice(input, 4) {
+        12 => match choice(input, 5) {
             0 => stranger.rebind(u16::from(choice(input, 8))),
             1 => stranger.hang_up(),
+            2 => stranger.send_early().await,
             _ => {
                 let len = usize::from(choice(input, 48)).min(input.len());
                 let (bytes, rest) = input.split_at(len);

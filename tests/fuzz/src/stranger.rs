@@ -114,6 +114,8 @@ const FRAMES: [(u64, &str); 33] = [
 struct Pen {
     /// What goes into the next packets.
     payloads: VecDeque<Vec<u8>>,
+    /// What goes into the next packet of a handshake.
+    early: Option<Vec<u8>>,
     /// Where the next datagram is spoiled.
     spoil: Option<(usize, u8)>,
     /// The last datagram.
@@ -170,10 +172,13 @@ impl PacketInterceptor for Rewriter {
     }
 
     fn intercept_tx_payload(&mut self, _: &Subject, packet: &Packet, payload: &mut scatter::Buffer<'_>) {
+        let (mut pen, buffer) = (self.pen(), payload.flatten());
         if !packet.number.space().is_application_data() {
+            if let Some(early) = pen.early.take_if(|early| early.len() <= buffer.remaining_capacity()) {
+                buffer.write_slice(&early);
+            }
             return;
         }
-        let (mut pen, buffer) = (self.pen(), payload.flatten());
         while let Some(next) = pen.payloads.pop_front_if(|next| next.len() <= buffer.remaining_capacity()) {
             buffer.write_slice(&next);
         }
@@ -388,6 +393,13 @@ impl Stranger {
         self.packet.truncate(PACKET_BYTES);
         self.before = std::mem::take(&mut self.packet);
         self.repeat(1).await;
+    }
+
+    /// Begins a handshake with the frames that were added.
+    pub async fn send_early(&mut self) {
+        self.hang_up();
+        self.rewriter.pen().early = Some(std::mem::take(&mut self.packet));
+        self.connect().await;
     }
 
     /// Sends the frames of the packet before so many times more.
