@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use anyhow::Result;
-use masque::{template::Template, tunnel::Form};
+use masque::{h3::Code, template::Template, tunnel::Form};
 use paced::{
     client::{self, Relay},
     quic::endpoint::Transport,
@@ -104,7 +104,7 @@ impl Parties {
         user.ask().await;
         assert!(user.hear(LONG).await, "a user's payloads come back");
         stranger.hang_up();
-        drop(user);
+        user.relay.http().close(Code::NoError);
         // What was closed and did not hear of it times out.
         time::delay(LONG).await;
         let rest = books.rest();
@@ -186,19 +186,21 @@ struct User {
     asked: u32,
     /// What has to come back on the stream, in this order.
     awaited: VecDeque<u32>,
-    _relay: Relay,
+    relay: Relay,
 }
 
 impl User {
     async fn connect(endpoint: &Client, relay: std::net::SocketAddr) -> Self {
         let connect = Connect::new(relay).with_server_name(SERVER_NAME);
-        let connection = endpoint.connect(connect).await.unwrap_or_else(|error| panic!("a user connects: {error}"));
+        let connected = endpoint.connect(connect).await;
+        let mut connection = connected.unwrap_or_else(|error| panic!("a user connects: {error}"));
+        connection.keep_alive(true).unwrap_or_else(|error| panic!("a user stays: {error}"));
         let template = Template::parse(TEMPLATE).unwrap_or_else(|error| panic!("{error}"));
         let started = Relay::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
         let (relay, connection) = started.unwrap_or_else(|error| panic!("a user speaks HTTP/3: {error}"));
         spawn(client::drive(connection));
         let [streamed, datagrams] = [open(&relay).await, open(&relay).await];
-        Self { streamed, datagrams, asked: 0, awaited: VecDeque::new(), _relay: relay }
+        Self { streamed, datagrams, asked: 0, awaited: VecDeque::new(), relay }
     }
 
     /// Sends a payload in either form.
