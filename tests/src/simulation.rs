@@ -20,9 +20,10 @@ use masque::template::Template;
 use paced::client::{self, Relay};
 use paced::quic::clock::{Clock, Sleep};
 use paced::quic::connection_id::Issuer;
-use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule};
+use paced::quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
 use paced::quic::endpoint::{self, Admission, Transport};
 use paced::quic::h3::{self, Connection, MessageLimits, Request};
+use paced::quic::strangers::Places;
 use paced::quic::tls::{self, Identity, ServerTls};
 use paced::segments::Segments;
 use paced::tunnel::{Ended, UdpTunnel};
@@ -54,6 +55,31 @@ pub struct Ends {
     pub server: Arc<DatagramCounters>,
     /// The stream IDs of the tunnels whose payloads the relay received, in their order.
     pub arrived: Arrived,
+    /// How the relay orders what it sends.
+    pub schedules: Schedules,
+    /// The places that connections have at the relay.
+    pub places: Arc<Places>,
+    endpoint: s2n_quic::Client,
+    address: SocketAddr,
+}
+
+impl Ends {
+    /// Connects once more.
+    ///
+    /// # Errors
+    /// When the relay cannot be reached, or does not speak HTTP/3.
+    pub async fn connect(&self) -> Result<Relay> {
+        connect(&self.endpoint, self.address).await
+    }
+}
+
+async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<Relay> {
+    let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
+    let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
+    let connection = endpoint.connect(connect).await?;
+    let (relay, connection) = Relay::start(connection, template, None, QUEUE_BYTES).await?;
+    spawn(client::drive(connection));
+    Ok(relay)
 }
 
 /// A list that both ends see.
@@ -185,21 +211,17 @@ where
         schedules: Schedule { discipline, clock: CLOCK, ..Schedule::default() }.into(),
     };
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
-    let relay =
-        endpoint::serve(io()?, transport, tls, datagrams(&server), Admission::default(), &Issuer::ephemeral()?)?;
+    let (admission, queues) = (Admission::default(), datagrams(&server));
+    let (schedules, places) = (queues.schedules.clone(), admission.places.clone());
+    let relay = endpoint::serve(io()?, transport, tls, queues, admission, &Issuer::ephemeral()?)?;
     let address = relay.local_addr()?;
     let arrived = Arrived::default();
     spawn(serve(relay, arrived.clone()));
 
     let endpoint = endpoint::connect(io()?, &Transport::default(), tls::client(trust, None)?, datagrams(&client))?;
-    let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
     primary::spawn(async move {
-        let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
-        let connection = endpoint.connect(connect).await.expect("the client connects");
-        let (relay, connection) =
-            Relay::start(connection, template, None, QUEUE_BYTES).await.expect("the relay speaks HTTP/3");
-        spawn(client::drive(connection));
-        scenario(Ends { relay, client, server, arrived }).await;
+        let relay = connect(&endpoint, address).await.expect("the client connects to a relay");
+        scenario(Ends { relay, client, server, arrived, schedules, places, endpoint, address }).await;
     });
     Ok(())
 }

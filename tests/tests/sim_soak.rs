@@ -1,0 +1,226 @@
+//! A relay that works for long, in virtual time: tunnels of both forms that come and go, connections that are replaced, a
+//! policy every second and limits every minute, over a network that loses and reorders.
+//!
+//! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test sim_soak -- --nocapture` is a day.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use masque::h3::Code;
+use masque::tunnel::Form;
+use paced::client::Relay;
+use paced::quic::datagrams::Schedule;
+use s2n_quic::provider::io::testing::{Model, spawn, time};
+use sched::stream::Discipline;
+use tests::client::Tunnel;
+use tests::simulation::{CLOCK, Ends, SEED, simulate, target, within};
+
+/// Tunnels that are open at once, and connections that they are in.
+const TUNNELS: usize = 25;
+const CONNECTIONS: usize = 5;
+
+/// How often each tunnel sends: 50 payloads a second in all.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// How much more memory there may be in use at the end than after the first part: queues are full now and then.
+const GROWTH_BYTES: i64 = 1 << 20;
+
+/// The system's allocator, which knows how many bytes are in use.
+struct Counting;
+
+static IN_USE_BYTES: AtomicI64 = AtomicI64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is handed to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE_BYTES.fetch_add(layout.size() as i64, Relaxed);
+        // SAFETY: the caller keeps to what the trait asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        IN_USE_BYTES.fetch_sub(layout.size() as i64, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+/// What happened to all tunnels.
+#[derive(Debug, Default)]
+struct Counts {
+    opened: AtomicU64,
+    /// Ended by a finish, a reset, or with their connection.
+    ended: [AtomicU64; 3],
+    not_opened: AtomicU64,
+    capsules_sent: AtomicU64,
+    capsules_back: AtomicU64,
+    /// Capsules of tunnels that ended before they came back, otherwise than by a finish.
+    capsules_cut: AtomicU64,
+    datagrams_sent: AtomicU64,
+    datagrams_back: AtomicU64,
+}
+
+/// What the tunnels share.
+#[derive(Default)]
+struct Shared {
+    relays: Mutex<Vec<Relay>>,
+    counts: Counts,
+    is_over: AtomicBool,
+}
+
+fn payload(number: u64) -> Vec<u8> {
+    number.to_be_bytes().repeat(1 + (number.wrapping_mul(0x9e37_79b9) >> 7) as usize % 140)
+}
+
+/// Opens tunnel after tunnel until it is over.
+async fn go_on(shared: Arc<Shared>, place: usize) {
+    let mut number = place as u64 * 7_919;
+    while !shared.is_over.load(Relaxed) {
+        let relay = shared.relays.lock().unwrap()[place % CONNECTIONS].clone();
+        match within(Duration::from_secs(20), relay.open_udp(&target())).await {
+            Some(Ok(opened)) => {
+                shared.counts.opened.fetch_add(1, Relaxed);
+                let form = if place.is_multiple_of(2) { Form::Capsule } else { Form::Datagram };
+                let how = talk(&shared, Tunnel::new(opened.tunnel), form, &mut number).await;
+                shared.counts.ended[how].fetch_add(1, Relaxed);
+            }
+            // The connection was replaced in between.
+            _ => {
+                shared.counts.not_opened.fetch_add(1, Relaxed);
+                time::delay(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Sends and receives until it is the tunnel's time to end; returns how it did.
+async fn talk(shared: &Shared, mut tunnel: Tunnel, form: Form, number: &mut u64) -> usize {
+    let counts = &shared.counts;
+    let (sent, back) = match form {
+        Form::Capsule => (&counts.capsules_sent, &counts.capsules_back),
+        Form::Datagram => (&counts.datagrams_sent, &counts.datagrams_back),
+    };
+    let (mut awaited, turns) = (VecDeque::new(), 4 + *number % 40);
+    // The last turn waits for what is still on its way.
+    for turn in 0..=turns {
+        if turn < turns {
+            *number += 1;
+            let words = payload(*number);
+            tunnel.udp.batch(Some(form)).push(&words);
+            sent.fetch_add(1, Relaxed);
+            awaited.push_back(words);
+        }
+        let mut timer = if turn < turns { INTERVAL } else { 20 * INTERVAL };
+        while !awaited.is_empty() {
+            let begun_ns = (CLOCK.now_ns)();
+            let Some(received) = within(timer, tunnel.recv()).await else { break };
+            let Ok(Some(received)) = received else {
+                cut(counts, form, awaited.len());
+                return 2;
+            };
+            // Datagrams may be lost, and overtake each other.
+            let place = awaited.iter().position(|words| *words == received);
+            match form {
+                Form::Capsule => assert_eq!(place, Some(0), "a stream keeps its order and loses nothing"),
+                Form::Datagram => assert!(place.is_some(), "a payload comes once and as it was"),
+            }
+            awaited.remove(place.unwrap());
+            back.fetch_add(1, Relaxed);
+            timer = timer.saturating_sub(Duration::from_nanos((CLOCK.now_ns)() - begun_ns));
+        }
+        if turn < turns {
+            time::delay(timer).await;
+        }
+        // Those that are cut off in the middle.
+        if number.is_multiple_of(41) {
+            cut(counts, form, awaited.len());
+            tunnel.udp.reset(Code::RequestCancelled);
+            return 1;
+        }
+    }
+    assert!(form == Form::Datagram || awaited.is_empty(), "{} capsules did not come back", awaited.len());
+    tunnel.udp.finish();
+    0
+}
+
+fn cut(counts: &Counts, form: Form, awaited: usize) {
+    if form == Form::Capsule {
+        counts.capsules_cut.fetch_add(awaited as u64, Relaxed);
+    }
+}
+
+async fn soak(ends: Ends, seconds: u64) {
+    let shared = Arc::<Shared>::default();
+    let mut relays = vec![ends.relay.clone()];
+    for _ in 1..CONNECTIONS {
+        relays.push(ends.connect().await.unwrap());
+    }
+    *shared.relays.lock().unwrap() = relays;
+    (0..TUNNELS).for_each(|place| _ = spawn(go_on(shared.clone(), place)));
+    let mut in_use = Vec::new();
+    for second in 1..=seconds {
+        time::delay(Duration::from_secs(1)).await;
+        // The list of all arrivals is of no use here, and grows.
+        ends.arrived.lock().unwrap().clear();
+        let disciplines = [Discipline::Rr, Discipline::Wfq, Discipline::Abs];
+        let discipline = disciplines[second as usize % disciplines.len()];
+        ends.schedules.set(Schedule { discipline, clock: CLOCK, ..Schedule::default() });
+        if second.is_multiple_of(20) {
+            let relay = ends.connect().await.unwrap();
+            let place = second as usize / 20 % CONNECTIONS;
+            let before = std::mem::replace(&mut shared.relays.lock().unwrap()[place], relay);
+            before.http().close(Code::NoError);
+        }
+        if second.is_multiple_of(60) {
+            let connections = 1_000 + second as u32 % 7;
+            ends.places.set_limits(config::relay::Limits { connections, ..config::relay::Limits::default() });
+        }
+        if second.is_multiple_of(seconds.div_ceil(24)) {
+            in_use.push(IN_USE_BYTES.load(Relaxed));
+            println!("after {second} s: {} KiB in use, {:?}", in_use.last().unwrap() / 1024, shared.counts);
+        }
+    }
+    shared.is_over.store(true, Relaxed);
+    time::delay(Duration::from_secs(60)).await;
+    check(&ends, &shared.counts, &in_use);
+    shared.relays.lock().unwrap().iter().for_each(|relay| relay.http().close(Code::NoError));
+    time::delay(Duration::from_secs(60)).await;
+    let streams = [&ends.client, &ends.server].map(|end| end.streams.get());
+    assert_eq!(streams, [0, 0], "nothing is left of tunnels that have ended");
+}
+
+/// The counters add up, and memory is flat.
+fn check(ends: &Ends, counts: &Counts, in_use: &[i64]) {
+    let Counts { opened, ended, capsules_sent, capsules_back, capsules_cut, datagrams_sent, datagrams_back, .. } =
+        counts;
+    let [opened, sent, back, cut] =
+        [opened, capsules_sent, capsules_back, capsules_cut].map(|count| count.load(Relaxed));
+    assert_eq!(opened, ended.iter().map(|count| count.load(Relaxed)).sum::<u64>(), "every tunnel has ended");
+    assert_eq!(sent, back + cut, "no capsule is lost but with its tunnel: {counts:?}");
+    let [sent, back] = [datagrams_sent, datagrams_back].map(|count| count.load(Relaxed));
+    let left = ends.client.sent.get() + ends.client.dropped_send_queue.get() + ends.client.dropped_too_big.get();
+    assert!(left <= sent && left + opened >= sent, "{left} of {sent} datagrams have left or were dropped");
+    assert!(
+        ends.server.received.get() <= ends.client.sent.get() && ends.client.received.get() <= ends.server.sent.get()
+    );
+    assert!(back <= ends.client.received.get() && back as f64 > 0.9 * sent as f64, "{back} of {sent} came back");
+    let (first, last) = (in_use[in_use.len() / 4], in_use[in_use.len() - 1]);
+    assert!(last - first < GROWTH_BYTES, "memory grows: {in_use:?}");
+}
+
+#[test]
+fn a_relay_that_works_for_long_holds_no_more_than_at_first_and_loses_nothing_but_datagrams() {
+    let seconds = std::env::var("PACED_SOAK_SECONDS").map_or(60, |seconds| seconds.parse().unwrap());
+    let network = Model::default();
+    network.set_delay(Duration::from_millis(10)).set_network_jitter(Duration::from_millis(5)).set_drop_rate(0.01);
+    let took = simulate(&network, SEED, move |ends| soak(ends, seconds)).unwrap();
+    println!("{took:?} of virtual time");
+}
