@@ -8,8 +8,11 @@ DESTDIR ?=
 PROFILE ?= release
 programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
+tools := $(CARGO_TARGET_DIR)/tools
+# Installs a program of crates.io for use by this file: its name; its version, and flags of cargo.
+tool = test -x $(tools)/bin/$(1) || cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
-.PHONY: run demo test lint bench programs documents install deb
+.PHONY: run demo test lint deny bench programs documents install deb
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
@@ -29,6 +32,18 @@ lint:
 	@tests/setup lint
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+deny: ## Licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: known holes, too, by a copy of the database.
+	@tests/setup build
+	@$(call tool,cargo-deny,cargo-deny@0.20.2 --debug --no-default-features)
+	$(tools)/bin/cargo-deny --locked check bans licenses sources
+ifdef ADVISORIES
+	@mkdir -p $(tools)/advisories && ln -sfn $(abspath $(ADVISORIES)) $(tools)/advisories/advisory-db-3157b0e258782691
+	@{ cat deny.toml; echo 'db-path = "$(tools)/advisories"'; } > $(tools)/deny.toml
+	$(tools)/bin/cargo-deny --locked --offline --config $(tools)/deny.toml check advisories
+else
+	@echo "skipped: advisories, of which ADVISORIES names no copy"
+endif
 
 bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
 	@tests/setup bench
@@ -72,6 +87,5 @@ install: documents ## Binaries, documents, units, user, bus policy and sample co
 
 deb: documents ## The same as a Debian package: $(programs)/paced.deb.
 	@tests/setup deb
-	@test -x $(CARGO_TARGET_DIR)/tools/bin/cargo-deb || \
-		cargo install --quiet --locked --root $(CARGO_TARGET_DIR)/tools --target-dir $(CARGO_TARGET_DIR)/tools cargo-deb@3.8.0
-	PATH=$(CARGO_TARGET_DIR)/tools/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb
+	@$(call tool,cargo-deb,cargo-deb@3.8.0)
+	PATH=$(tools)/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb
