@@ -1,70 +1,44 @@
-"""Fills packets with each kind of QUIC frame and of capsule, and says what a packet costs a relay.
+"""Fills packets with each kind of frame, of request and of capsule, and says what a packet costs a relay.
 
 The figure is time on a CPU as the kernel counts it for the threads of the process (schedstat). Where time is counted
 in instructions (tests/vm/run --icount), it is instructions; elsewhere it is as noisy as the machine.
+
+Each kind says what has to become of its packets: that the relay acknowledges all of them, so that it has processed all
+their frames, or that it ends the connection with a certain error. What becomes of them otherwise is an error.
 """
 
 import argparse
 import asyncio
+import json
+import os
+import socket
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from statistics import median
 
+from aioquic.buffer import Buffer
+from aioquic.quic.packet import QuicFrameType, pull_ack_frame
+
+import hostile_packets
 import wire
-from raw_client import RawClient
-from relay_options import RelayOptions, add_relay_options, host_and_port, relay_options
-from udp_echo import udp_echo
-from wire import CapsuleType, FrameType, varint
+from hostile_packets import (
+    ACKNOWLEDGED,
+    DISCARDED,
+    NOTHING,
+    OTHER_STREAM,
+    SILENT,
+    Content,
+    Kind,
+)
+from raw_client import REACTION_S, Outcome, RawClient
+from relay_options import add_relay_options, relay_options
+from wire import varint
 
-PACKET_BYTES = 1300
-"""Bytes of frames in a packet of about 1,340."""
-
-Fill = Callable[[int], bytes]
-"""Makes the frame of a number."""
-
-
-STRANGERS: dict[str, Fill] = {
-    "PADDING": lambda _: b"\0",
-    "PING": lambda _: b"\1",
-    "ACK": lambda _: b"\2\0\0\0\0",
-    "STOP_SENDING": lambda _: b"\5" + varint(0) + varint(0x10C),
-    "CRYPTO": lambda n: b"\6" + varint(n) + b"\1x",
-    "STREAM, a byte each": lambda n: wire.stream_frame(0, n, b"\x21" if n == 0 else b"\x40"),
-    "STREAM, a byte each, backwards": lambda n: wire.stream_frame(0, 60000 - n, b"x"),
-    "STREAM, empty": lambda _: wire.stream_frame(0, 0, b""),
-    "MAX_DATA": lambda n: b"\x10" + varint(1 << 30 | n),
-    "MAX_STREAM_DATA": lambda n: b"\x11" + varint(0) + varint(1 << 20 | n),
-    "MAX_STREAMS": lambda n: b"\x12" + varint(1000 + n),
-    "DATA_BLOCKED": lambda n: b"\x14" + varint(n),
-    "STREAM_DATA_BLOCKED": lambda n: b"\x15" + varint(0) + varint(n),
-    "STREAMS_BLOCKED": lambda n: b"\x16" + varint(n),
-    "PATH_CHALLENGE": lambda n: b"\x1a" + n.to_bytes(8),
-    "PATH_RESPONSE": lambda n: b"\x1b" + n.to_bytes(8),
-    "DATAGRAM, a byte each": lambda _: b"\x31\3\0\0x",
-    "DATAGRAM, of no stream yet": lambda _: b"\x31\4\x40\xff\0x",
-    "DATAGRAM, of no context": lambda _: b"\x31\2\0\7",
-}
-"""Frames of a client that nobody knows, with a request that has no end."""
-
-
-USERS: dict[str, bytes] = {
-    "capsules DATAGRAM, a byte each": wire.data(
-        200 * wire.capsule(CapsuleType.DATAGRAM, wire.udp_payload(b"x"))
-    ),
-    "capsules DATAGRAM, empty": wire.data(
-        200 * wire.capsule(CapsuleType.DATAGRAM, wire.udp_payload(b""))
-    ),
-    "capsules of an unknown type": wire.data(
-        200 * wire.capsule(CapsuleType.RESERVED, b"")
-    ),
-    "DATA frames of a capsule each": wire.data(
-        wire.capsule(CapsuleType.DATAGRAM, wire.udp_payload(b"x"))
-    ),
-    "DATA frames of no content": wire.data(b""),
-    "frames of an unknown type": wire.frame(FrameType.RESERVED),
-}
-"""What a user sends in its tunnel's stream."""
+AFTERMATH_S = 0.05
+"""What a relay may take to clear away a connection that has ended."""
 
 
 class Relay:
@@ -79,76 +53,275 @@ class Relay:
         return sum(int(stat.read_text().split()[0]) for stat in stats)
 
 
-async def settled(client: RawClient) -> None:
-    """Waits until the relay has dealt with what was sent."""
-    if client.terminated is None:
-        await client.ping()
+class HostileClient(RawClient):
+    """A client that knows which packets were acknowledged, and counts by type which frames the relay sends."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.frames: Counter[int] = Counter()
+        self.acknowledged: set[int] = set()
+        handlers = self._quic._QuicConnection__frame_handlers
+        for kind, (handle, epochs) in list(handlers.items()):
+            handlers[kind] = (self._counting(handle), epochs)
+
+    def _counting(self, handle):
+        def counting(context, kind, buffer):
+            self.frames[kind] += 1
+            if kind in (QuicFrameType.ACK, QuicFrameType.ACK_ECN):
+                rest = Buffer(data=buffer.data_slice(buffer.tell(), buffer.capacity))
+                for numbers in pull_ack_frame(rest)[0]:
+                    self.acknowledged.update(numbers)
+            handle(context, kind, buffer)
+
+        return counting
+
+    def know(self, *streams: int) -> None:
+        """Has streams open here that the relay hears of by other means; else what it says of them is an error."""
+        for stream in streams:
+            self._quic._get_or_create_stream_for_send(stream)
+
+    async def settle(self) -> Outcome | None:
+        """Waits until the relay has dealt with what was sent; returns how the connection ended, if it did."""
+        if self.terminated is None:
+            answered = asyncio.ensure_future(self.ping())
+            # What closed the connection is noted as well.
+            answered.add_done_callback(lambda ping: ping.cancelled() or ping.exception())
+            if not (await asyncio.wait([answered], timeout=REACTION_S))[0]:
+                return SILENT
+        return self._lost()
 
 
-async def stranger(options: argparse.Namespace, relay: Relay, fill: Fill) -> float:
-    """Sends packets of one frame on a connection of their own; returns nanoseconds a packet."""
-    async with RawClient.open(options.relay_options, True) as client:
-        client.relay = options.relay_options
-        client.start()
-        client.bidi(b"")
-        await settled(client)
-        number = 0
-        packets = []
-        for _ in range(options.packets):
-            frames = bytearray()
-            while len(piece := fill(number)) + len(frames) <= PACKET_BYTES:
-                frames += piece
-                number += 1
-            packets.append(bytes(frames))
-        return await cost(client, relay, packets)
+    async def end(self) -> Outcome | None:
+        """Waits until the relay has ended the connection; returns how, if it did."""
+        for _ in range(4):
+            if await self.until(lambda: self.terminated, REACTION_S / 4):
+                break
+            # What says so may be lost, and is repeated in answer (RFC 9000 §10.2.1).
+            self.packet(b"\1")
+        return self._lost()
 
 
-async def user(options: argparse.Namespace, relay: Relay, piece: bytes) -> float:
-    """As stranger, for bytes of a tunnel's stream."""
-    async with RawClient.open(options.relay_options, True) as client:
-        client.relay, client.path = options.relay_options, options.path
-        client.start()
-        stream = await client.tunnel()
-        content = piece * (PACKET_BYTES * options.packets // len(piece))
-        offset = client._quic._streams[stream].sender._buffer_stop
-        chunks = range(0, len(content), PACKET_BYTES)
-        packets = [
-            wire.stream_frame(stream, offset + at, content[at : at + PACKET_BYTES])
-            for at in chunks
-        ]
-        return await cost(client, relay, packets)
+class Measurement:
+    """What became of the packets of a kind, and what they cost."""
+
+    def __init__(self, name: str, outcome: str = str(ACKNOWLEDGED)) -> None:
+        self.name = name
+        self.outcome = outcome
+        self.packets = 0
+        self.pieces = 0
+        self.samples: list[float] = []
+        """Nanoseconds a packet, by connection or run."""
+        self.faults: list[str] = []
 
 
-async def cost(client: RawClient, relay: Relay, packets: list[bytes]) -> float:
-    """Sends packets a few at a time; returns what one costs the relay in nanoseconds."""
-    before, sent = relay.cpu_ns(), 0
-    for first in range(0, len(packets), 10):
-        for frames in packets[first : first + 10]:
-            client.packet(frames)
-            sent += 1
-        try:
-            await settled(client)
-        except ConnectionError:
-            break
-        if client.terminated is not None:
-            break
-    return (relay.cpu_ns() - before) / sent
+class Hostility:
+    """All measurements against one relay."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.server = relay_options(options)
+        self.process = Relay(options.pid)
+        # It answers nothing, and its queue takes a part of what is sent to it.
+        self.target = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.target.bind(("127.0.0.1", 0))
+        self.target.setblocking(False)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[HostileClient]:
+        """A connection with a control stream."""
+        async with HostileClient.open(self.server, True) as client:
+            client.relay = self.server
+            client.path = self.server.path(*self.target.getsockname())
+            client.start()
+            yield client
+
+    @asynccontextmanager
+    async def tunnel(self) -> AsyncIterator[tuple[HostileClient, int]]:
+        """A tunnel to the target: its connection and its stream."""
+        async with self.client() as client:
+            yield client, await client.tunnel()
+
+    async def stranger(self, kind: Kind) -> Measurement:
+        """Sends the packets of a kind."""
+        measured = Measurement(kind.name, str(kind.outcome))
+        for _ in range(self.options.samples):
+            async with self.client() as client:
+                client.bidi(b"\x21")
+                client.know(OTHER_STREAM, *range(4, 4 * kind.streams + 4, 4))
+                await kind.prepare(client)
+                await client.settle()
+                packets, number = [], 0
+                for _ in range(kind.packets or self.options.packets):
+                    frames, pieces = kind.packet(client, number)
+                    number += pieces
+                    packets.append(frames)
+                await self._send(client, kind, packets, measured)
+            measured.pieces += number
+        return measured
+
+    async def _send(
+        self,
+        client: HostileClient,
+        kind: Kind,
+        packets: list[bytes],
+        measured: Measurement,
+    ) -> None:
+        client.frames.clear()
+        sent: set[int] = set()
+        before, ended = self.process.cpu_ns(), None
+        for first in range(0, len(packets), kind.at_once):
+            for frames in packets[first : first + kind.at_once]:
+                sent.add(client.packet(frames, kind.damaged))
+            if ended := await client.settle():
+                break
+        if ended is None and kind.outcome not in (ACKNOWLEDGED, DISCARDED):
+            ended = await client.end()
+        if ended:
+            await asyncio.sleep(AFTERMATH_S)
+        measured.samples.append((self.process.cpu_ns() - before) / len(sent))
+        measured.packets += len(sent)
+        missing = len(sent - client.acknowledged)
+        became = {0: ACKNOWLEDGED, len(sent): DISCARDED}.get(
+            missing, Outcome(f"{missing} packets of {len(sent)} not acknowledged")
+        )
+        if not (ended or became).satisfies(kind.outcome):
+            measured.faults.append(str(ended or became))
+        if kind.answer is not None and not client.frames[kind.answer]:
+            measured.faults.append(f"no {kind.answer.name} in answer")
+
+    async def user(self, content: Content) -> Measurement:
+        """Sends bytes in a tunnel's stream, as often as fill the packets."""
+        measured = Measurement(content.name)
+        piece = content.piece * max(1, 1280 // len(content.piece))
+        for _ in range(self.options.samples):
+            async with self.tunnel() as (client, stream):
+                begin = client._quic._streams[stream].sender._buffer_stop
+                sent = piece * self.options.packets
+                packets = [
+                    wire.stream_frame(stream, begin + at, sent[at : at + 1280])
+                    for at in range(0, len(sent), 1280)
+                ]
+                await self._send(client, Kind(content.name, NOTHING), packets, measured)
+                if client.received[stream].ended:
+                    measured.faults.append("the tunnel has ended")
+            self._look_at_target(content.delivers, measured)
+        return measured
+
+    async def ordinary(self) -> Measurement:
+        """Sends payloads of 1,200 bytes to a target."""
+        measured = Measurement("ordinary: a payload of 1,200 bytes to a target")
+        for _ in range(self.options.samples):
+            async with self.tunnel() as (client, stream):
+                payload = varint(stream // 4) + wire.udp_payload(bytes(1200))
+                frames = varint(QuicFrameType.DATAGRAM) + payload
+                packets = [frames] * self.options.packets
+                await self._send(client, Kind("", NOTHING), packets, measured)
+            self._look_at_target(True, measured)
+        measured.pieces = measured.packets
+        return measured
+
+    def _look_at_target(self, delivers: bool, measured: Measurement) -> None:
+        """Empties the target's queue, in which something has to be or nothing."""
+        arrived = 0
+        with suppress(BlockingIOError):
+            while True:
+                self.target.recv(1 << 16)
+                arrived += 1
+        if delivers != (arrived > 0):
+            measured.faults.append(f"{arrived} payloads at the target")
+
+    async def handshakes(self) -> Measurement:
+        """Opens connections and closes them again, which takes five packets of a client or six."""
+        measured = Measurement("ordinary: a connection, all its packets", "connected")
+        for _ in range(self.options.samples):
+            before = self.process.cpu_ns()
+            async with self.client() as client:
+                await client.settle()
+            await asyncio.sleep(AFTERMATH_S)
+            measured.samples.append(self.process.cpu_ns() - before)
+            measured.packets += 1
+        return measured
+
+    async def all(self) -> AsyncIterator[Measurement]:
+        """Measures all kinds whose names the options let through."""
+        wanted = self.options.only
+        # The first of all is to pay for what is done once, here and there.
+        await self.ordinary()
+        await self.handshakes()
+        if wanted in "ordinary":
+            yield await self.ordinary()
+            yield await self.handshakes()
+        seed = self.options.seed
+        kinds = hostile_packets.quic_kinds(seed) + [hostile_packets.mixed(seed)]
+        kinds += hostile_packets.http_kinds() + hostile_packets.request_kinds()
+        for kind in kinds:
+            if wanted in kind.name:
+                measured = await self.stranger(kind)
+                # Packets get lost on busy machines, and with them what the relay answers.
+                yield await self.stranger(kind) if measured.faults else measured
+        for content in hostile_packets.tunnel_contents():
+            if wanted in content.name:
+                yield await self.user(content)
+
+
+def origin(options: argparse.Namespace) -> dict[str, object]:
+    """Where the figures come from, as all results here say it."""
+    cpus = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(": ")[2] for line in cpus if "model name" in line]
+    return {
+        "machine": f"{models[0]}, {len(models)} cores",
+        "kernel": Path("/proc/sys/kernel/osrelease").read_text().strip(),
+        "commit": os.environ.get("PACED_COMMIT", "unknown"),
+        "command": " ".join(["hostile", *sys.argv[1:]]),
+        "clock": options.clock,
+        "seed": options.seed,
+    }
+
+
+def rows(measured: list[Measurement], options: argparse.Namespace) -> Iterator[str]:
+    """A line of JSON for each kind."""
+    source = origin(options)
+    for kind in measured:
+        row = source | {
+            "plan": "hostile",
+            "config": kind.name,
+            "metric": "relay CPU per packet",
+            "value": median(kind.samples),
+            "unit": "instructions" if options.clock == "instructions" else "ns",
+            "samples": kind.samples,
+            "packets": kind.packets,
+            "pieces": kind.pieces,
+            "outcome": kind.outcome,
+        }
+        yield json.dumps(row)
+
+
+def table(measured: list[Measurement]) -> Iterator[str]:
+    """The figures in Markdown, a line each."""
+    yield "| packets full of | thousand a packet | least | most | what the relay makes of it |"
+    yield "|---|--:|--:|--:|---|"
+    for kind in measured:
+        values = [median(kind.samples), min(kind.samples), max(kind.samples)]
+        cells = " | ".join(f"{value / 1e3:.1f}" for value in values)
+        yield f"| {kind.name} | {cells} | {'; '.join(kind.faults[:1]) or kind.outcome} |"
 
 
 async def run(options: argparse.Namespace) -> int:
     """Measures all kinds; returns the exit status."""
-    options.relay_options = relay_options(options)
-    relay = Relay(options.pid)
-    async with AsyncExitStack() as stack:
-        target = options.target or await stack.enter_async_context(udp_echo())
-        options.path = options.relay_options.path(*target)
-        kinds = [(name, stranger, fill) for name, fill in STRANGERS.items()]
-        kinds += [(name, user, piece) for name, piece in USERS.items()]
-        for name, measure, what in kinds:
-            if options.only in name:
-                spent = await measure(options, relay, what)
-                print(f"{spent:12.0f} ns  {name}", flush=True)
-    return 0
+    measured = []
+    async for kind in Hostility(options).all():
+        measured.append(kind)
+        faults = "".join(f"  FAILED: {fault}" for fault in sorted(set(kind.faults)))
+        print(f"{median(kind.samples):12.0f} ns  {kind.name}{faults}", flush=True)
+    print(*table(measured), sep="\n")
+    if options.json:
+        Path(options.json).write_text("".join(f"{row}\n" for row in rows(measured, options)))
+    missing = hostile_packets.uncovered()
+    failed = [kind.name for kind in measured if kind.faults]
+    print(f"{len(measured) - len(failed)} kinds did what they say, {len(failed)} did not")
+    if missing:
+        print(f"no kind is about {', '.join(kind.name for kind in missing)}")
+    return 1 if failed or missing else 0
 
 
 def main() -> int:
@@ -156,9 +329,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_relay_options(parser)
     parser.add_argument("--pid", type=int, required=True, help="the relay's process")
-    parser.add_argument("--target", type=host_and_port, metavar="HOST:PORT")
     parser.add_argument("--only", default="", help="kinds with this in their name")
-    parser.add_argument("--packets", type=int, default=200, help="packets of each kind")
+    parser.add_argument("--packets", type=int, default=100, help="packets of each kind")
+    parser.add_argument("--samples", type=int, default=3, help="connections of each kind")
+    parser.add_argument("--seed", type=int, default=1, help="decides what is drawn")
+    parser.add_argument("--json", metavar="FILE", help="where results are written")
+    clocks = ["wall", "instructions"]
+    parser.add_argument("--clock", choices=clocks, default="wall", help="what counts time")
     return asyncio.run(run(parser.parse_args()))
 
 

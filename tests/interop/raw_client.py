@@ -168,9 +168,13 @@ class RawClient(RelayConnection):
         self._quic.reset_stream(stream, code)
         self.transmit()
 
-    def packet(self, frames: bytes) -> None:
-        """Sends one packet with these QUIC frames, the first with a type of one byte."""
+    def packet(self, frames: bytes, damaged: bool = False) -> int:
+        """Sends one packet with these QUIC frames, the first with a type of one byte; returns its number.
+
+        A damaged one has its last byte changed once it is protected.
+        """
         quic = self._quic
+        number = quic._packet_number
         builder = QuicPacketBuilder(
             host_cid=quic.host_cid,
             is_client=True,
@@ -180,7 +184,8 @@ class RawClient(RelayConnection):
             version=quic._version,
         )
         builder.start_packet(QuicPacketType.ONE_RTT, quic._cryptos[Epoch.ONE_RTT])
-        builder.start_frame(frames[0], len(frames)).push_bytes(frames[1:])
+        kind, rest = frames[0], frames[1:]
+        builder.start_frame(kind, len(frames)).push_bytes(rest)
         packets = quic._flush_builder(
             builder=builder,
             network_path=quic._network_paths[0],
@@ -188,7 +193,10 @@ class RawClient(RelayConnection):
             now=self._loop.time(),
         )
         for data, address in packets:
+            if damaged:
+                data = data[:-1] + bytes([data[-1] ^ 1])
             self._transport.sendto(data, address)
+        return number
 
     def datagram(self, data: bytes) -> None:
         """Sends one QUIC DATAGRAM frame."""
