@@ -168,7 +168,9 @@ mod tests {
         (1..=32).for_each(|number| scattered.note(0, 2 * number, 1));
         assert_eq!(scattered.held_bytes, STREAM_BYTES + BLOCK_BYTES + 32 * GAP_BYTES);
         // Packets of a kibibyte, of which the third comes last, and those before it again.
-        [0, 1, 3, 4, 5, 2, 0, 1, 6].into_iter().for_each(|packet| lossy.note(0, packet * 1024, 1024));
+        for packet in [0, 1, 3, 4, 5, 2, 0, 1, 6] {
+            lossy.note(0, packet * 1024, 1024);
+        }
         assert_eq!(lossy.held_bytes, STREAM_BYTES + 2 * BLOCK_BYTES + GAP_BYTES);
     }
 
