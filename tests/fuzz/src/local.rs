@@ -49,7 +49,8 @@ pub fn page_request(mut input: &[u8]) {
     }
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer} has no end"));
     let len = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
-    let is_bare = body.is_empty() && input.starts_with(b"HEAD ");
+    // Empty lines in front of a request are skipped (RFC 9112 §2.2).
+    let is_bare = body.is_empty() && input.trim_ascii_start().starts_with(b"HEAD ");
     assert!(head.starts_with("HTTP/1.1 ") && (is_bare || len == Some(&body.len().to_string())), "{answer}");
 }
 
