@@ -184,7 +184,11 @@ class Hostility:
         became = {0: ACKNOWLEDGED, len(sent): DISCARDED}.get(
             missing, Outcome(f"{missing} packets of {len(sent)} not acknowledged")
         )
-        if not (ended or became).satisfies(kind.outcome):
+        if not any(
+            (ended or became).satisfies(wanted)
+            for wanted in (kind.outcome, kind.or_else)
+            if wanted
+        ):
             measured.faults.append(str(ended or became))
         if kind.answer is not None and not client.frames[kind.answer]:
             measured.faults.append(f"no {kind.answer.name} in answer")
