@@ -55,10 +55,9 @@ impl From<io::Error> for TargetError {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
-            // EACCES is how the kernel reports a `prohibit` route and ICMPv6's "administratively prohibited".
-            Some(
-                libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ENONET | libc::EACCES,
-            ) => Self::Unreachable,
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ENONET) => {
+                Self::Unreachable
+            }
             _ => Self::Socket(error),
         }
     }

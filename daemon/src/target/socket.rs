@@ -159,7 +159,11 @@ impl UdpTarget {
             Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
             // What else ICMP can say of a packet (net/ipv4/icmp.c, net/ipv6/icmp.c). The kernel queues the explanation
             // before it sets the socket's error, so another CPU may have read the one without the other.
-            Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EPROTO) => self.heed(TargetError::Unreachable),
+            // EACCES is ICMPv6's "administratively prohibited" here; of a connect it says that the address may not be
+            // asked for, so it is not unreachable everywhere.
+            Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::EPROTO | libc::EACCES) => {
+                self.heed(TargetError::Unreachable)
+            }
             _ => self.heed(error.into()),
         }
     }
