@@ -170,5 +170,8 @@ mod tests {
             assert!(exists.iter().any(|page| word.starts_with(page)), "{word}");
         }
         assert!(!page.contains("monitor"), "what is hidden stays so");
+        assert!(page.chars().all(|letter| letter == '\n' || !letter.is_control()), "{page:?}");
+        let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("Without --config it runs in development mode"), "{words}");
     }
 }

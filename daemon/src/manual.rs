@@ -80,7 +80,9 @@ foreground. The packaged service is
 which runs
 .BR paced\ run\ \-\-config\ /etc/paced/paced.toml .
 .PP
-Without B\-\-configR it runs in development mode, for this machine only: a relay on localhost, port 4433, with a certificate of its own, open to
+Without
+.B \-\-config
+it runs in development mode, for this machine only: a relay on localhost, port 4433, with a certificate of its own, open to
 everybody here, and a UDP echo on 127.0.0.1, port 4434.
 .PP
 While it runs,
@@ -117,7 +119,7 @@ Certificates and keys, readable to the group paced.
 .I /var/lib/paced
 What has to survive a restart, by
 .I state_dir
-of the configuration: the secret of connection IDs and tokens for addresses, and a saved policy.
+of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, and in quotas.json what users have used of their quotas.
 .TP
 .I /run/paced/control.sock
 Where
@@ -132,7 +134,8 @@ The certificate and the secret of development mode; without a home, in
 .B RUST_LOG
 What is logged, in place of
 .I level
-in [log]: a level, or directives such as Bpaced::edge=debugR.
+in [log]: a level, or directives such as
+.BR paced::edge=debug .
 .SH EXIT STATUS
 .TP
 .B 0

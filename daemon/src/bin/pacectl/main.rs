@@ -149,3 +149,37 @@ fn man(folder: &std::path::Path) -> Result<()> {
     clap_mangen::generate_to(Arguments::command(), folder)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Asks that a command, and those below it, have pages that `groff` has nothing against and that name all options.
+    fn check(command: &clap::Command, name: &str, folder: &std::path::Path) -> usize {
+        let file = folder.join(format!("{name}.1"));
+        let output =
+            std::process::Command::new("groff").args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&file).output();
+        let output = output.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with {name}");
+        let page = String::from_utf8(output.stdout).unwrap();
+        assert!(page.chars().all(|letter| letter == '\n' || !letter.is_control()), "{page:?}");
+        let options = command.get_arguments().filter(|of| !of.is_hide_set()).filter_map(|of| of.get_long());
+        for option in options {
+            assert!(page.contains(&format!("--{option}")), "--{option} is missing in\n{page}");
+        }
+        let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
+        1 + below.map(|below| check(below, &format!("{name}-{}", below.get_name()), folder)).sum::<usize>()
+    }
+
+    #[test]
+    fn every_command_has_a_page_that_names_its_options() {
+        let folder = std::env::temp_dir().join(format!("pacectl-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        man(&folder).unwrap();
+        let pages = check(&Arguments::command(), "pacectl", &folder);
+        fs::remove_dir_all(folder).unwrap();
+        assert!(pages > 20, "{pages}");
+    }
+}
