@@ -79,7 +79,7 @@ fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itse
             let (_, relay) = timeout(SOON, target.recv_from(&mut [0; 10])).await.unwrap().unwrap();
             let Chain { client, relay: host, access, .. } = &site.chain;
             encapsulate(family, (host, &access.far), (client, &access.near));
-            // Only full packets share a message, and packets of these payloads are filled up while the window is in use.
+            // Packets of these payloads are filled up while the window is in use, and share messages.
             let (mut rounds, mut after) = (0, 0);
             while after < 3 {
                 // The relay finds all of them waiting at once.

@@ -155,6 +155,29 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_that_another_users_relay_shows_is_told_with_the_way_to_trust_it() {
+        let refused = || ConnectError::Untrusted {
+            name: "localhost".to_owned(),
+            fingerprint: [0x0f; 32],
+            reason: rustls::Error::DecryptError,
+        };
+        let options = |relay: Option<&str>| RelayOptions {
+            relay: relay.map(|relay| template(relay).unwrap()),
+            token_file: None,
+            token_env: None,
+            ca: None,
+            pin: None,
+            client_cert: None,
+            client_key: None,
+        };
+        let said = options(None).explain(refused()).to_string();
+        let pin = format!("--relay localhost:4433 --pin {}", "0f".repeat(32));
+        assert!(said.contains("another user runs it") && said.ends_with(&pin), "{said}");
+        let said = options(Some("relay.example")).explain(refused()).to_string();
+        assert_eq!(said, refused().to_string(), "of a relay that was named, it is not about other users");
+    }
+
+    #[test]
     fn a_port_alone_is_told_what_it_lacks() {
         assert_eq!(listen("[::1]:5353").unwrap(), "[::1]:5353".parse().unwrap());
         for port in ["5558", ":5558"] {
