@@ -177,6 +177,10 @@ impl Metrics {
         );
         let help = "Times that the configuration, or files that it names, were read again, by what became of it";
         registry.register("reloads", help, self.reloads.clone());
+        // Shown before there is one: `increase` cannot see a series begin at 1.
+        for result in ["applied", "refused"] {
+            drop(self.reloads.get_or_create(&[("result", result)]));
+        }
         let help = "When certificates cease to be valid, in seconds since 1970";
         registry.register("certificate_expires_timestamp_seconds", help, self.certificates.clone());
         registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
