@@ -5,23 +5,16 @@
 
 #![expect(clippy::panic, reason = "a target panics where a rule is broken")]
 
+mod entrance;
 mod http3;
 mod input;
-mod text;
-mod tunnel;
-
-#[cfg(feature = "daemon")]
-mod entrance;
-#[cfg(feature = "daemon")]
 mod local;
-#[cfg(feature = "daemon")]
 mod session;
-#[cfg(feature = "daemon")]
 mod simulated;
-#[cfg(feature = "daemon")]
 mod stranger;
-#[cfg(feature = "daemon")]
+mod text;
 mod transport;
+mod tunnel;
 
 /// What reads bytes, and what holds of that.
 pub struct Target {
@@ -48,19 +41,12 @@ pub const TARGETS: &[Target] = &[
     target("template", text::template),
     target("policy", text::policy),
     target("configuration", text::configuration),
-    #[cfg(feature = "daemon")]
     target("connection_id", transport::connection_id),
-    #[cfg(feature = "daemon")]
     target("address_token", transport::address_token),
-    #[cfg(feature = "daemon")]
     target("socks", entrance::socks),
-    #[cfg(feature = "daemon")]
     target("proxy_request", entrance::proxy_request),
-    #[cfg(feature = "daemon")]
     target("page_request", local::page_request),
-    #[cfg(feature = "daemon")]
     target("monitor_message", local::monitor_message),
-    #[cfg(feature = "daemon")]
     target("session", session::session),
 ];
 
@@ -155,13 +141,10 @@ mod tests {
         configuration
     }
 
-    #[cfg(feature = "daemon")]
     targets! { MADE: connection_id address_token socks proxy_request page_request monitor_message }
 
-    #[cfg(feature = "daemon")]
     targets! { SESSIONS: session }
 
-    #[cfg(feature = "daemon")]
     #[test]
     fn a_session_is_the_same_in_every_run() {
         let target = TARGETS.iter().find(|target| target.name == "session").unwrap();
