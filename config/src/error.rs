@@ -6,7 +6,7 @@ use std::fmt;
 
 use masque::template::TemplateError;
 
-use crate::targets::NotAPattern;
+use crate::pattern::NotAPattern;
 
 /// What is wrong with a text, a hundred errors at most, in the order of its lines. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -305,7 +305,7 @@ fn class(class: &Class) -> String {
 }
 
 fn rate_words(way: &str, rate: Option<u64>) -> Option<String> {
-    rate.map(|rate| format!("{way} at most {}", crate::write::rate(rate)))
+    rate.map(|rate| format!("{way} at most {}", crate::text::rate(rate)))
 }
 
 fn packet_words(way: &str, packets: Option<u64>) -> Option<String> {

@@ -47,6 +47,8 @@ pub mod log;
 mod manual;
 pub mod metrics;
 pub mod moment;
+mod nat64;
+mod pattern;
 mod place;
 pub mod policy;
 pub mod proxy;
@@ -58,6 +60,7 @@ mod section;
 pub mod targets;
 #[cfg(test)]
 mod tests;
+mod text;
 pub mod uplink;
 mod write;
 

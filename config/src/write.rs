@@ -1,10 +1,5 @@
 //! How a configuration is written as text that reads back as the same.
 
-use std::fmt::{Display, Write as _};
-use std::time::Duration;
-
-use toml::Value;
-
 use crate::control::{Control, Tcp};
 use crate::forward::Forward;
 use crate::kernel::Kernel;
@@ -12,8 +7,8 @@ use crate::log::Log;
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
 use crate::relay::{Identity, Limits, Listener, Relay};
-use crate::section::Word;
-use crate::targets::{Ports, Protocol, Rule, TargetRules};
+use crate::targets::{Protocol, Rule, TargetRules};
+use crate::text::{Keys, Text, ports, quoted};
 use crate::uplink::{Trust, Uplink};
 use crate::{Config, Transport};
 
@@ -49,19 +44,11 @@ impl Config {
     }
 }
 
-fn log(log: &Log, section: &mut Section<'_>) {
+fn log(log: &Log, section: &mut Keys<'_>) {
     section.word("level", log.level);
     section.word("access", log.access);
     section.number("access_addresses", Some(log.access_addresses));
     section.number("access_refusals_per_second", Some(log.access_refusals_per_second));
-}
-
-/// Writes a rate, which was read in one of these units, in the largest that it is a whole number of.
-pub(crate) fn rate(bytes_per_sec: u64) -> String {
-    let bits = bytes_per_sec * 8;
-    let units = [(1_000_000_000, "Gbit/s"), (1_000_000, "Mbit/s")];
-    let (unit, name) = units.into_iter().find(|(unit, _)| bits.is_multiple_of(*unit)).unwrap_or((1_000, "kbit/s"));
-    format!("{} {name}", bits / unit)
 }
 
 fn relay(relay: &Relay, text: &mut Text) {
@@ -96,7 +83,7 @@ fn relay(relay: &Relay, text: &mut Text) {
     text.section("[relay.limits]", |section| limits(&relay.limits, section));
 }
 
-fn quota(quota: &Quota, section: &mut Section<'_>) {
+fn quota(quota: &Quota, section: &mut Keys<'_>) {
     section.optional_text("monthly_quota", quota.monthly_bytes.map(volume));
     section.rate("rate_up", quota.rate_up);
     section.rate("rate_down", quota.rate_down);
@@ -104,7 +91,7 @@ fn quota(quota: &Quota, section: &mut Section<'_>) {
     section.number("packets_down", quota.packets_down);
 }
 
-fn listener(listener: &Listener, section: &mut Section<'_>) {
+fn listener(listener: &Listener, section: &mut Keys<'_>) {
     section.text("address", &listener.address);
     if let Identity::Files { certificate, private_key } = &listener.identity {
         section.text("certificate", &certificate.display());
@@ -116,7 +103,7 @@ fn listener(listener: &Listener, section: &mut Section<'_>) {
     section.optional_text("class", listener.class.as_ref());
 }
 
-fn targets(targets: &TargetRules, section: &mut Section<'_>) {
+fn targets(targets: &TargetRules, section: &mut Keys<'_>) {
     for (key, rules) in [("allow", &targets.allow), ("deny", &targets.deny)] {
         section.number(key, Some(format!("[{}]", rules.iter().map(rule).collect::<Vec<_>>().join(", "))));
     }
@@ -129,11 +116,11 @@ fn targets(targets: &TargetRules, section: &mut Section<'_>) {
 
 fn rule(rule: &Rule) -> String {
     let protocol = rule.protocol.map(|protocol| format!(", protocol = {}", quoted(&protocol)));
-    let ports = rule.ports.as_ref().map(|ports| format!(", ports = {}", self::ports(ports)));
+    let ports = rule.ports.as_ref().map(|of| format!(", ports = {}", ports(of)));
     format!("{{ to = {}{}{} }}", quoted(&rule.to), protocol.unwrap_or_default(), ports.unwrap_or_default())
 }
 
-fn limits(limits: &Limits, section: &mut Section<'_>) {
+fn limits(limits: &Limits, section: &mut Keys<'_>) {
     section.number("connections", Some(limits.connections));
     let strangers = &limits.strangers;
     section.number("strangers_percent", Some(strangers.percent));
@@ -157,7 +144,7 @@ fn limits(limits: &Limits, section: &mut Section<'_>) {
     section.number("udp_buffer_bytes", Some(limits.udp_buffer_bytes));
 }
 
-fn transport(transport: &Transport, section: &mut Section<'_>) {
+fn transport(transport: &Transport, section: &mut Keys<'_>) {
     section.number("initial_mtu", Some(transport.initial_mtu));
     section.number("max_mtu", Some(transport.max_mtu));
     section.word("congestion", transport.congestion);
@@ -166,7 +153,7 @@ fn transport(transport: &Transport, section: &mut Section<'_>) {
     section.seconds("keep_alive_seconds", transport.keep_alive.unwrap_or_default());
 }
 
-fn kernel(kernel: &Kernel, section: &mut Section<'_>) {
+fn kernel(kernel: &Kernel, section: &mut Keys<'_>) {
     section.list("devices", Some(&kernel.devices));
     section.number("egress", Some(kernel.egress));
     section.number("ingress", Some(kernel.ingress));
@@ -178,7 +165,7 @@ fn kernel(kernel: &Kernel, section: &mut Section<'_>) {
     section.number("mark_tag", Some(format!("{:#x}", kernel.mark_tag)));
 }
 
-fn forward(forward: &Forward, section: &mut Section<'_>) {
+fn forward(forward: &Forward, section: &mut Keys<'_>) {
     section.text("listen", &forward.listen);
     section.word("protocol", forward.protocol);
     section.text("target", &forward.target);
@@ -194,7 +181,7 @@ fn forward(forward: &Forward, section: &mut Section<'_>) {
     }
 }
 
-fn proxy(proxy: &Proxy, section: &mut Section<'_>) {
+fn proxy(proxy: &Proxy, section: &mut Keys<'_>) {
     section.text("listen", &proxy.listen);
     section.number("allow_remote", Some(!proxy.listen.ip().is_loopback()));
     section.list("protocols", Some(&proxy.protocols));
@@ -209,7 +196,7 @@ fn proxy(proxy: &Proxy, section: &mut Section<'_>) {
     section.number("max_udp_tunnels", Some(proxy.max_udp_tunnels));
 }
 
-fn uplink(uplink: &Uplink, section: &mut Section<'_>) {
+fn uplink(uplink: &Uplink, section: &mut Keys<'_>) {
     section.list("relay", Some(&uplink.relays));
     section.optional_text("token_file", uplink.token_file.as_ref().map(|path| path.display()));
     if let Some(client) = &uplink.client {
@@ -225,131 +212,18 @@ fn uplink(uplink: &Uplink, section: &mut Section<'_>) {
     section.seconds("backoff_longest_seconds", uplink.backoff.1);
 }
 
-fn control(control: &Control, section: &mut Section<'_>) {
+fn control(control: &Control, section: &mut Keys<'_>) {
     section.number("enabled", Some(control.socket.is_some()));
     section.optional_text("socket", control.socket.as_ref().map(|path| path.display()));
     section.optional_text("bus", control.bus.as_ref());
     section.list("writers", Some(&control.writers));
 }
 
-fn control_tcp(tcp: &Tcp, section: &mut Section<'_>) {
+fn control_tcp(tcp: &Tcp, section: &mut Keys<'_>) {
     section.text("listen", &tcp.address);
     section.text("certificate", &tcp.certificate.display());
     section.text("private_key", &tcp.private_key.display());
     section.text("client_ca", &tcp.client_ca.display());
     section.optional_text("client_crl", tcp.client_crl.as_ref().map(|path| path.display()));
     section.list("writers", Some(&tcp.writers));
-}
-
-/// A text that is being written.
-pub(crate) struct Text {
-    text: String,
-    is_whole: bool,
-}
-
-impl Text {
-    /// One without what goes without saying.
-    pub(crate) const fn brief() -> Self {
-        Self { text: String::new(), is_whole: false }
-    }
-
-    /// One that says everything.
-    const fn whole() -> Self {
-        Self { text: String::new(), is_whole: true }
-    }
-
-    /// Tells whether it says everything.
-    pub(crate) const fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    pub(crate) fn into_string(self) -> String {
-        self.text
-    }
-
-    /// Writes a section behind a header.
-    pub(crate) fn section(&mut self, header: &str, fill: impl FnOnce(&mut Section<'_>)) {
-        let gap = if self.text.is_empty() { "" } else { "\n" };
-        // Writing to a string cannot fail.
-        _ = writeln!(self.text, "{gap}{header}");
-        self.keys(fill);
-    }
-
-    fn keys(&mut self, fill: impl FnOnce(&mut Section<'_>)) {
-        fill(&mut Section(self));
-    }
-}
-
-/// One table, key by key.
-pub(crate) struct Section<'a>(&'a mut Text);
-
-impl Section<'_> {
-    fn line(&mut self, key: &str, value: impl Display) {
-        _ = writeln!(self.0.text, "{key} = {value}");
-    }
-
-    /// Writes what a reader would take for granted only into a text that says everything.
-    pub(crate) fn unless(&mut self, is_granted: bool, write: impl FnOnce(&mut Self)) {
-        if !is_granted || self.0.is_whole {
-            write(self);
-        }
-    }
-
-    pub(crate) fn text(&mut self, key: &str, text: &(impl Display + ?Sized)) {
-        self.line(key, quoted(text));
-    }
-
-    fn optional_text(&mut self, key: &str, text: Option<impl Display>) {
-        if let Some(text) = text {
-            self.text(key, &text);
-        }
-    }
-
-    pub(crate) fn word(&mut self, key: &str, word: impl Word) {
-        self.text(key, word.word());
-    }
-
-    /// Writes what needs no quotes.
-    pub(crate) fn number(&mut self, key: &str, number: Option<impl Display>) {
-        if let Some(number) = number {
-            self.line(key, number);
-        }
-    }
-
-    fn seconds(&mut self, key: &str, time: Duration) {
-        self.line(key, time.as_secs());
-    }
-
-    pub(crate) fn millis(&mut self, key: &str, time: Option<Duration>) {
-        self.number(key, time.map(|time| time.as_millis()));
-    }
-
-    fn hash(&mut self, key: &str, hash: &[u8; 32]) {
-        self.text(key, &hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
-    }
-
-    pub(crate) fn rate(&mut self, key: &str, bytes_per_sec: Option<u64>) {
-        self.optional_text(key, bytes_per_sec.map(rate).as_ref());
-    }
-
-    pub(crate) fn list(&mut self, key: &str, items: Option<&Vec<impl Display>>) {
-        let of = |items: &Vec<_>| items.iter().map(quoted).collect::<Vec<_>>().join(", ");
-        self.number(key, items.map(|items| format!("[{}]", of(items))));
-    }
-
-    pub(crate) fn ports(&mut self, key: &str, ports: Option<&Ports>) {
-        self.number(key, ports.map(self::ports));
-    }
-}
-
-fn ports(Ports(ports): &Ports) -> String {
-    let range = |range: &std::ops::RangeInclusive<u16>| match (range.start(), range.end()) {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("\"{first}-{last}\""),
-    };
-    format!("[{}]", ports.iter().map(range).collect::<Vec<_>>().join(", "))
-}
-
-fn quoted(text: &(impl Display + ?Sized)) -> String {
-    Value::String(text.to_string()).to_string()
 }

@@ -4,7 +4,7 @@ use sched::stream::{Discipline, Expiry, Low};
 
 use super::read::{DisciplineWord, DropWord};
 use super::{Class, DEFAULT, DropRule, Policy, Rule, Schedule};
-use crate::write::{Section, Text};
+use crate::text::{Keys, Text};
 
 impl Policy {
     /// Writes the policy as TOML, without what goes without saying: keys that have their default, and what a class took
@@ -30,7 +30,7 @@ impl Policy {
     }
 }
 
-fn schedule(schedule: &Schedule, section: &mut Section<'_>) {
+fn schedule(schedule: &Schedule, section: &mut Keys<'_>) {
     section.word(
         "discipline",
         match schedule.discipline {
@@ -51,7 +51,7 @@ fn schedule(schedule: &Schedule, section: &mut Section<'_>) {
     section.number("low_mark_packets", schedule.low_mark_packets);
 }
 
-fn class(class: &Class, plain: &Class, section: &mut Section<'_>) {
+fn class(class: &Class, plain: &Class, section: &mut Keys<'_>) {
     section.unless(class.level == plain.level, |section| section.word("level", class.level));
     section.unless(class.priority == plain.priority, |section| section.number("priority", Some(class.priority)));
     let (lowest, highest) = (class.priorities.start(), class.priorities.end());
@@ -80,7 +80,7 @@ fn class(class: &Class, plain: &Class, section: &mut Section<'_>) {
     section.number("dscp", class.dscp);
 }
 
-fn rule(rule: &Rule, class: &str, section: &mut Section<'_>) {
+fn rule(rule: &Rule, class: &str, section: &mut Keys<'_>) {
     section.text("class", class);
     section.list("user", rule.users.as_ref());
     section.list("to", rule.to.as_ref());

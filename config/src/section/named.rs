@@ -5,16 +5,11 @@ use std::iter::once;
 use serde_json::Value as Json;
 use toml::de::{DeTable, DeValue};
 
-use super::{Report, Section, Value, closest, schema, text, unfit};
+use super::schema::{self, ANY, NAME};
+use super::{Report, Section, Value, closest, text, unfit};
 use crate::error::Problem;
 
 const MAX_NAME_BYTES: usize = 32;
-
-/// [`is_name`] as a pattern.
-pub(super) const NAME: &str = "^[a-z0-9-]{1,32}$";
-
-/// The name that stands for all in a schema.
-pub(super) const ANY: &str = "NAME";
 
 /// How many names a message lists.
 const SHOWN_NAMES: usize = 8;

@@ -5,8 +5,13 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::named::{ANY, NAME};
 use super::{Value, whole_number};
+
+/// What a name of a named section may be, as a pattern.
+pub(super) const NAME: &str = "^[a-z0-9-]{1,32}$";
+
+/// The name that stands for all in a schema.
+pub(super) const ANY: &str = "NAME";
 
 /// The tables of a document by their paths; that of the document itself is empty.
 #[derive(Default)]

@@ -11,7 +11,8 @@ use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
-use crate::targets::{Nat64Prefix, NotAPattern, Pattern};
+use crate::nat64::Nat64Prefix;
+use crate::pattern::{NotAPattern, Pattern};
 
 /// Something that one word of the configuration says.
 pub(crate) trait Word {
