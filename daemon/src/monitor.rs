@@ -41,6 +41,7 @@ mod ledger;
 pub mod message;
 mod qdisc;
 pub mod rights;
+mod wait;
 
 /// The subcommand of `paced` that is the keeper. Not for people: it wants a socket as its standard input.
 pub const SUBCOMMAND: &str = "monitor";

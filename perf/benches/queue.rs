@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, measurement::WallTime};
 use perf::{
-    experiment::random::Random,
     origin::Origin,
     queue_baselines::{Heap, HeapInPlace, Queue, SortedList, manage_streams},
+    random::Random,
 };
 use sched::pifo::Pifo;
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-use crate::{experiment::random::Random, plan::Flood};
+use crate::{plan::Flood, random::Random};
 
 /// How many different payloads there are.
 const PAYLOADS: usize = 1_024;

@@ -36,5 +36,6 @@ pub mod payload;
 pub mod plan;
 pub mod process;
 pub mod queue_baselines;
+pub mod random;
 pub mod relay;
 pub mod target;

@@ -26,6 +26,11 @@ impl Caller {
     pub fn to_write(&self) -> Result<String, Error> {
         if self.may_write { Ok(self.name.clone()) } else { Err(Error::Denied { caller: self.name.clone() }) }
     }
+
+    /// Returns what `show` says of addresses, or nothing to a caller who may not see them.
+    pub fn shown(&self, show: impl FnOnce() -> String) -> String {
+        if self.may_write { show() } else { String::new() }
+    }
 }
 
 /// One who is connected. What they may is found out anew for each call, since the configuration may change meanwhile.

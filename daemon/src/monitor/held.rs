@@ -18,11 +18,11 @@ use socket2::Socket;
 
 use super::{
     How, Notice, Outcome, Part, Plan, Program,
-    keeper::has_closed,
     ledger::{Changed, Entries, Ledger},
     message::send,
     qdisc,
     rights::{self, Rights},
+    wait::has_closed,
 };
 use crate::confinement::{self, Process};
 

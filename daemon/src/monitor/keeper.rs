@@ -10,11 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    process::{Pid, WaitOptions, WaitStatus, waitpid},
-};
+use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
@@ -23,6 +19,7 @@ use super::{
     ledger::Ledger,
     message::send,
     rights::{self, Rights},
+    wait::{has_closed, retried},
 };
 use crate::confinement::{self, Process};
 
@@ -101,31 +98,6 @@ fn words(status: WaitStatus) -> String {
     }
 }
 
-/// Waits for the other end of a socket to close, for so long at most; returns whether it has.
-///
-/// # Errors
-/// Something can be read there, which nobody may write.
-pub(super) fn has_closed(peer: &Socket, patience: Duration) -> Result<bool> {
-    let patience = Timespec::try_from(patience).context("a pause is short")?;
-    let mut fds = [PollFd::new(peer, PollFlags::IN)];
-    retried(|| poll(&mut fds, Some(&patience)))?;
-    let [found] = fds.map(|fd| fd.revents());
-    if found.intersects(PollFlags::HUP | PollFlags::ERR) {
-        return Ok(true);
-    }
-    anyhow::ensure!(found.is_empty(), "nobody may ask for anything here");
-    Ok(false)
-}
-
-fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            outcome => return outcome,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,15 +109,5 @@ mod tests {
         assert_eq!(pauses, [100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000]);
         assert_eq!(pause.after(Pause::WELL), Pause::FIRST);
         assert_eq!(pause.after(Duration::ZERO), 2 * Pause::FIRST);
-    }
-
-    #[test]
-    fn a_socket_that_closes_is_told_from_one_that_is_silent_and_one_that_speaks() {
-        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
-        assert!(!has_closed(&near, Duration::ZERO).unwrap());
-        far.send(b"attach to everything").unwrap();
-        assert!(has_closed(&near, Duration::ZERO).is_err());
-        drop(far);
-        assert!(has_closed(&near, Duration::ZERO).unwrap(), "whatever was said before");
     }
 }

@@ -29,12 +29,12 @@ use self::inner::Ends;
 use super::{
     Request, Run,
     lab::{Lab, block_on},
-    random::Random,
     requests,
 };
 use crate::{
     load::Figure,
     plan::{Class, Level, Plan, Scheduler},
+    random::Random,
 };
 
 /// Where the edge listens for the first class, and the target; further classes follow.

@@ -12,7 +12,6 @@ mod manage;
 pub mod masque;
 mod outcome;
 mod plot;
-pub mod random;
 mod reader;
 pub mod simulated;
 mod table;

@@ -21,13 +21,12 @@ use s2n_quic::provider::io::testing::{
 use super::{
     Run,
     backlog::{self, Departures},
-    direct,
-    random::Random,
-    requests,
+    direct, requests,
 };
 use crate::{
     load::Figure,
     plan::{self, Plan, Scheduler},
+    random::Random,
 };
 
 /// What a frame has around its UDP payload: Ethernet, IPv4 and UDP headers, all of which `netem` counts.

@@ -1,7 +1,7 @@
 //! When which requests are made.
 
-use super::random::Random;
 use crate::plan::{Arrivals, Mix, Plan};
+use crate::random::Random;
 
 /// A request to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{
     super::{Caller, Control, Filter, PAGE},
-    service::shown,
     v1,
 };
 use crate::edge::{
@@ -23,7 +22,7 @@ pub(super) fn uplinks(roster: &Roster, caller: &Caller) -> Vec<v1::Uplink> {
             connections: standpoint.lines.iter().map(|line| line.id).collect(),
             connects,
             failures,
-            failure: shown(caller, failure),
+            failure: caller.shown(failure),
         }
     };
     roster.uplinks().iter().flat_map(|uplink| uplink.standpoints()).map(of).collect()
@@ -51,13 +50,13 @@ fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
         connection: found.connection,
         class: found.class().policy().name.clone(),
         protocol: found.protocol.to_string(),
-        target: shown(caller, || found.target.to_string()),
+        target: caller.shown(|| found.target.to_string()),
         since: Some(found.since.into()),
         up_bytes,
         down_bytes,
         role: "edge".to_owned(),
         listen: found.listen.clone(),
-        sender: shown(caller, || found.sender.to_string()),
+        sender: caller.shown(|| found.sender.to_string()),
         ..v1::Tunnel::default()
     }
 }

@@ -304,11 +304,6 @@ fn revision(found: &Revision, confirm_by: Option<SystemTime>) -> v1::Revision {
     }
 }
 
-/// What `show` says, to those who may see it.
-pub(super) fn shown(caller: &Caller, show: impl FnOnce() -> String) -> String {
-    if caller.may_write { show() } else { String::new() }
-}
-
 fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
     let (up_bytes, down_bytes) = found.traffic.bytes();
     let asked = &found.asked;
@@ -323,8 +318,8 @@ fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
         class: found.class().policy().name.clone(),
         pinned: found.pin().is_some(),
         protocol: asked.protocol.to_string(),
-        target: shown(caller, target),
-        next_hop: shown(caller, || asked.next_hop.to_string()),
+        target: caller.shown(target),
+        next_hop: caller.shown(|| asked.next_hop.to_string()),
         since: Some(found.since.into()),
         up_bytes,
         down_bytes,
@@ -345,7 +340,7 @@ fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
         sent_packets: path.sent_packets,
         lost_packets: path.lost_packets,
         id: found.id,
-        client: shown(caller, || found.address.map(|address| address.to_string()).unwrap_or_default()),
+        client: caller.shown(|| found.address.map(|address| address.to_string()).unwrap_or_default()),
         listener: found.listener.to_string(),
         since: Some(found.since.into()),
         tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),

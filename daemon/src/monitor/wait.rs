@@ -1,0 +1,53 @@
+//! System calls that wait.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use socket2::Socket;
+
+/// Waits for the other end of a socket to close, for so long at most; returns whether it has.
+///
+/// # Errors
+/// Something can be read there, which nobody may write.
+pub(super) fn has_closed(peer: &Socket, patience: Duration) -> Result<bool> {
+    let patience = Timespec::try_from(patience).context("a pause is short")?;
+    let mut fds = [PollFd::new(peer, PollFlags::IN)];
+    retried(|| poll(&mut fds, Some(&patience)))?;
+    let [found] = fds.map(|fd| fd.revents());
+    if found.intersects(PollFlags::HUP | PollFlags::ERR) {
+        return Ok(true);
+    }
+    anyhow::ensure!(found.is_empty(), "nobody may ask for anything here");
+    Ok(false)
+}
+
+/// Repeats a call that signals interrupt.
+pub(super) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Type};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_closes_is_told_from_one_that_is_silent_and_one_that_speaks() {
+        let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        assert!(!has_closed(&near, Duration::ZERO).unwrap());
+        far.send(b"attach to everything").unwrap();
+        assert!(has_closed(&near, Duration::ZERO).is_err());
+        drop(far);
+        assert!(has_closed(&near, Duration::ZERO).unwrap(), "whatever was said before");
+    }
+}
