@@ -33,7 +33,8 @@ use crate::{
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
     quic::{
         class::{ClassCounters, Role},
-        io::{label::ClassKey, recorder::Recording},
+        class_key::ClassKey,
+        io::recorder::Recording,
         qlog::sequence::{Names, Sequence},
     },
     relay::{self, Relay, tunnels::Tunnel},

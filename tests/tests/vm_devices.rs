@@ -10,9 +10,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use masque::tunnel::Form;
-use paced::quic::io::{
-    clock,
-    message::{self, Message},
+use paced::quic::{
+    io::message::{self, Message},
+    monotonic,
 };
 use s2n_quic_core::inet::ExplicitCongestionNotification::NotEct;
 use s2n_quic_core::path::{Handle as _, RemoteAddress};
@@ -166,7 +166,7 @@ fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
     let site = paced_site();
     let client = SocketAddr::from((site.chain.access.near.v4, 9));
     let path = &Handle::from_remote_address(RemoteAddress(client.into()));
-    let departure_ns = Some(clock::now_ns() + Duration::from_secs(3_600).as_nanos() as u64);
+    let departure_ns = Some(monotonic::now_ns() + Duration::from_secs(3_600).as_nanos() as u64);
     let message = Message { payload: b"late", segment_bytes: 4, path, ecn: NotEct, departure_ns, mark: None };
     let send = || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -24,9 +24,9 @@ use super::Relay;
 use crate::quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
-    events::{ConnectionState, Heard, PacketSize},
+    events::{ConnectionState, Heard},
     h3::{self, connection_reason},
-    path::PathStats,
+    path::{PacketSize, PathStats},
     tls,
 };
 

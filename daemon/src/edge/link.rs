@@ -20,10 +20,7 @@ use super::{
 };
 use crate::{
     client::{Relay, endpoint::Connected},
-    quic::{
-        events::{Heard, PacketSize},
-        path::PathStats,
-    },
+    quic::{events::Heard, path::PacketSize, path::PathStats},
 };
 
 /// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`Mode::Auto`]: QUIC

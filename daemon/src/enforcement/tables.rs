@@ -33,8 +33,8 @@ use crate::{
     host_addresses::HostAddresses,
     quic::{
         connection_id::Secret,
-        io::clock,
         mark::{Marks, Numbers},
+        monotonic,
     },
 };
 
@@ -198,7 +198,7 @@ impl Tables {
     /// forged addresses are not.
     pub fn know(&self, address: IpAddr) {
         if let Some(known) = &mut *self.known() {
-            self.note("known addresses", known.note(address.to_canonical(), clock::now_ns()));
+            self.note("known addresses", known.note(address.to_canonical(), monotonic::now_ns()));
         }
     }
 

@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use sched::{pace::Pace, stream::Service};
 
-use super::{io::label::ClassKey, mark::Marks};
+use super::{class_key::ClassKey, mark::Marks};
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ use s2n_quic_core::{
 
 use self::fixed::Fixed;
 use super::{
-    io::{clock, label},
+    label, monotonic,
     pacer::{HORIZON_NS, Pacer},
 };
 
@@ -129,7 +129,7 @@ impl CongestionController for Controller {
             }
         };
         self.is_paced = label::write(|label| {
-            let departure_ns = self.pacer.depart(clock::ns(time_sent), sent_bytes, rtt.smoothed_rtt());
+            let departure_ns = self.pacer.depart(monotonic::ns(time_sent), sent_bytes, rtt.smoothed_rtt());
             // QUIC packets that share a datagram leave with the last of them.
             label.departure_ns = label.departure_ns.max(departure_ns);
         });
@@ -215,7 +215,7 @@ impl CongestionController for Controller {
             return any!(self, algorithm => algorithm.earliest_departure_time());
         }
         let departure_ns = self.pacer.next_departure_ns()?;
-        Some(clock::timestamp(departure_ns.saturating_sub(HORIZON_NS)) + K_GRANULARITY)
+        Some(monotonic::timestamp(departure_ns.saturating_sub(HORIZON_NS)) + K_GRANULARITY)
     }
 
     fn send_quantum(&self) -> Option<usize> {

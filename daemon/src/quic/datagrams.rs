@@ -15,6 +15,7 @@
 //! `connection_trait.rs`), where such a call would never return. They take the hub's own locks and wake wakers.
 
 use std::{
+    any::Any,
     collections::HashMap,
     ops::{Deref, DerefMut},
     sync::{
@@ -37,7 +38,7 @@ use s2n_quic::provider::datagram as provider;
 use self::outbox::{Filled, Outbox};
 pub use self::view::{Losses, View};
 pub use super::schedule::{Schedule, Schedules};
-use super::{class::Terms, clock::Clock, dispatch, ledger::Ledger, turns::Turns};
+use super::{class::Terms, clock::Clock, ledger::Ledger, schedule::Scheduled, turns::Turns};
 use crate::segments::Segments;
 
 mod outbox;
@@ -116,7 +117,7 @@ impl provider::Endpoint for Datagrams {
             terms: schedule.terms.clone(),
             dispatcher: OnceLock::new(),
         });
-        self.schedules.attach(&hub, &schedule);
+        self.schedules.attach(hub.clone(), &schedule);
         (Sender(hub.clone()), Receiver(hub))
     }
 
@@ -139,7 +140,8 @@ pub struct Hub {
     inbox: Mutex<Inbox>,
     clock: Clock,
     terms: Terms,
-    dispatcher: OnceLock<(Weak<dispatch::Shared>, Arc<Ledger>)>,
+    /// The connection's dispatcher, of whose kind nothing has to be known here, and the books that both share.
+    dispatcher: OnceLock<(Weak<dyn Any + Send + Sync>, Arc<Ledger>)>,
 }
 
 #[derive(Default)]
@@ -226,11 +228,6 @@ impl Hub {
         if let Some(slot) = slot {
             lock(&self.outbox).set_terms(slot, change);
         }
-    }
-
-    /// Has another discipline decide what leaves next; bytes that were handed over already leave as they were.
-    pub(super) fn reorder(&self, schedule: &Schedule) {
-        self.turns().reorder(schedule.discipline, schedule.seed);
     }
 
     /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297
@@ -325,13 +322,14 @@ impl Hub {
     }
 
     /// The connection's dispatcher, if it has one.
-    pub(super) fn dispatcher(&self) -> Option<Arc<dispatch::Shared>> {
-        self.dispatcher.get().and_then(|(dispatcher, _)| dispatcher.upgrade())
+    pub(super) fn dispatcher<D: Any + Send + Sync>(&self) -> Option<Arc<D>> {
+        let (dispatcher, _) = self.dispatcher.get()?;
+        dispatcher.upgrade()?.downcast().ok()
     }
 
     /// Makes the connection's dispatcher known.
-    pub(super) fn join(&self, dispatcher: &Arc<dispatch::Shared>, ledger: Arc<Ledger>) {
-        _ = self.dispatcher.set((Arc::downgrade(dispatcher), ledger));
+    pub(super) fn join(&self, dispatcher: Arc<dyn Any + Send + Sync>, ledger: Arc<Ledger>) {
+        _ = self.dispatcher.set((Arc::downgrade(&dispatcher), ledger));
     }
 
     /// Lets flows go on whose class's departure time has come; returns the next such time.
@@ -344,6 +342,12 @@ impl Hub {
             self.connection.wake_by_ref();
         }
         next_ns
+    }
+}
+
+impl Scheduled for Hub {
+    fn reorder(&self, schedule: &Schedule) {
+        self.turns().reorder(schedule.discipline, schedule.seed);
     }
 }
 

@@ -120,7 +120,7 @@ impl Dispatcher {
             timer: None,
         };
         let shared = Arc::new(Shared { hub, ledger, state: Mutex::new(state) });
-        shared.hub.join(&shared, shared.ledger.clone());
+        shared.hub.join(shared.clone(), shared.ledger.clone());
         shared.hub.turns().tap = tap;
         Ok(Self(shared))
     }

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -22,8 +22,9 @@ use s2n_quic::provider::event::{
 use tokio::sync::Notify;
 
 use super::{
+    label,
     ledger::Account,
-    path::PathStats,
+    path::{PacketSize, PathStats},
     qlog::Tap,
     schedule::Schedules,
     strangers::{Budget, Places, Standing},
@@ -97,36 +98,6 @@ pub struct ConnectionState {
     /// What the peer used while it was a stranger.
     pub budget: Budget,
     completed: bool,
-}
-
-/// The largest QUIC packet that a connection sends, in bytes of UDP payload. Clones follow the same connection.
-#[derive(Clone, Debug)]
-pub struct PacketSize(Arc<AtomicU16>);
-
-impl Default for PacketSize {
-    /// Nothing is known yet, so nothing is too large.
-    fn default() -> Self {
-        Self(Arc::new(AtomicU16::new(u16::MAX)))
-    }
-}
-
-impl PacketSize {
-    /// What a packet needs beyond a UDP payload, at most: a short header with the longest connection ID and packet
-    /// number (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a
-    /// quarter stream ID of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
-    const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
-
-    /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.
-    #[must_use]
-    pub fn carries(&self, payload_bytes: u16) -> bool {
-        self.0.load(Relaxed) >= payload_bytes.saturating_add(Self::OVERHEAD_BYTES)
-    }
-
-    /// The size itself.
-    #[must_use]
-    pub fn bytes(&self) -> u16 {
-        self.0.load(Relaxed)
-    }
 }
 
 /// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
@@ -236,7 +207,9 @@ impl Subscriber for Events {
     fn on_packet_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketSent) {
         state.path.sent_packet();
         if let Some(log) = state.tap.log() {
-            log.packet_sent(event);
+            let traced = log.packet_sent(event);
+            // Of QUIC packets that share a datagram, the last stands for all.
+            label::write(|label| label.traced = Some(traced));
         }
     }
 
@@ -321,7 +294,7 @@ impl Subscriber for Events {
     }
 
     fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
-        state.packets.0.store(event.mtu, Relaxed);
+        state.packets.set(event.mtu);
         state.account.on_mtu(event.mtu);
         if let Some(log) = state.tap.log() {
             log.mtu_updated(event);

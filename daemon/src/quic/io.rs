@@ -32,25 +32,22 @@ use s2n_quic_platform::{
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
-pub mod clock;
 pub mod departures;
 pub mod device;
 pub mod distribution;
-pub mod label;
 pub mod message;
 pub mod qdisc;
 pub mod queue;
 pub mod recorder;
 
 use self::{
-    clock::Clock,
     departures::Departures,
     device::Devices,
     message::Message,
     queue::{Forming, Outlet, Tx},
     recorder::Recorder,
 };
-use super::qlog::Traces;
+use super::{monotonic::LoopClock, qlog::Traces};
 
 /// What became of packets on their way to the kernel.
 #[derive(Debug, Default)]
@@ -187,7 +184,7 @@ impl s2n_quic::provider::io::Provider for Provider {
             mark,
         };
 
-        let clock = Clock::new()?;
+        let clock = LoopClock::new()?;
         let (reports, stats) = stats::channel();
         if !roams {
             // The transport answers from the address that a packet came to, once it knows it.
@@ -195,7 +192,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         }
         let rx = receive(socket.try_clone()?, address, settings.max_mtu, reports)?;
         let outlet = KernelSocket { socket: socket.into(), full: None };
-        let tx = Tx::new(outlet, forming, settings.devices, Clock::new()?.timer(), settings.counters);
+        let tx = Tx::new(outlet, forming, settings.devices, LoopClock::new()?.timer(), settings.counters);
         let cooldown = Cooldown::default();
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
         Ok(address)

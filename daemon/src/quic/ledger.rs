@@ -17,10 +17,7 @@ use std::{
 use futures::task::AtomicWaker;
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
-use super::{
-    class::Class,
-    io::label::{self, ClassKey},
-};
+use super::{class::Class, class_key::ClassKey, label};
 
 /// How much may be handed over and not yet sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

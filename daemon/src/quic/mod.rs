@@ -5,6 +5,7 @@
 
 mod backlog;
 pub mod class;
+pub mod class_key;
 pub mod clock;
 pub mod congestion;
 pub mod connection_id;
@@ -16,8 +17,10 @@ pub mod events;
 pub mod h3;
 mod hold;
 pub mod io;
+mod label;
 pub mod ledger;
 pub mod mark;
+pub mod monotonic;
 pub mod pacer;
 pub mod path;
 pub mod qlog;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU16, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -82,6 +82,40 @@ impl PathStats {
 /// Only the connection's endpoint writes, on one thread.
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+/// The largest QUIC packet that a connection sends, in bytes of UDP payload. Clones follow the same connection.
+#[derive(Clone, Debug)]
+pub struct PacketSize(Arc<AtomicU16>);
+
+impl Default for PacketSize {
+    /// Nothing is known yet, so nothing is too large.
+    fn default() -> Self {
+        Self(Arc::new(AtomicU16::new(u16::MAX)))
+    }
+}
+
+impl PacketSize {
+    /// What a packet needs beyond a UDP payload, at most: a short header with the longest connection ID and packet
+    /// number (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a
+    /// quarter stream ID of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
+    const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
+
+    /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.
+    #[must_use]
+    pub fn carries(&self, payload_bytes: u16) -> bool {
+        self.0.load(Relaxed) >= payload_bytes.saturating_add(Self::OVERHEAD_BYTES)
+    }
+
+    pub(super) fn set(&self, bytes: u16) {
+        self.0.store(bytes, Relaxed);
+    }
+
+    /// The size itself.
+    #[must_use]
+    pub fn bytes(&self) -> u16 {
+        self.0.load(Relaxed)
+    }
 }
 
 #[cfg(test)]

@@ -30,13 +30,7 @@ use s2n_quic::provider::event::events::{
 
 pub use self::event::Traced;
 use self::event::{Acked, Closed, Departure, Event, Frame, Payload, Received, Sent, StreamTurn, ms};
-use super::{
-    events::PacketSize,
-    io::{
-        clock,
-        label::{self, ClassKey},
-    },
-};
+use super::{class_key::ClassKey, monotonic, path::PacketSize};
 
 mod event;
 pub mod sequence;
@@ -215,13 +209,13 @@ struct State {
 
 impl Log {
     fn new(id: NonZeroU32, span: Duration) -> Self {
-        let begun_ns = clock::now_ns();
+        let begun_ns = monotonic::now_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         Self { id, begun_ns, until_ns: begun_ns.saturating_add(span_ns), state: Mutex::default() }
     }
 
     fn is_over(&self) -> bool {
-        clock::now_ns() >= self.until_ns
+        monotonic::now_ns() >= self.until_ns
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -231,7 +225,7 @@ impl Log {
     /// Does something to the state at a moment that is not before those of earlier calls.
     fn at<T>(&self, change: impl FnOnce(&mut State, u64) -> T) -> T {
         let mut state = self.state();
-        let now_ns = clock::now_ns().saturating_sub(self.begun_ns);
+        let now_ns = monotonic::now_ns().saturating_sub(self.begun_ns);
         change(&mut state, now_ns)
     }
 
@@ -279,9 +273,10 @@ impl Log {
         });
     }
 
-    /// A packet was written.
-    pub fn packet_sent(&self, event: &PacketSent) {
-        let traced = self.at(|state, now_ns| {
+    /// A packet was written. Returns what follows it to the kernel.
+    #[must_use]
+    pub fn packet_sent(&self, event: &PacketSent) -> Traced {
+        self.at(|state, now_ns| {
             state.reading = None;
             let frames = std::mem::take(&mut state.frames);
             let sent = Sent::new(event, frames);
@@ -292,9 +287,7 @@ impl Log {
             let payloads = payloads.map(|payload| Payload { header: Some(header), ..payload });
             state.entries.extend(payloads.map(|payload| (now_ns, Event::Payload(payload))));
             Traced { log: self.id, header, decided_ns: now_ns }
-        });
-        // Of QUIC packets that share a datagram, the last stands for all.
-        label::write(|label| label.traced = Some(traced));
+        })
     }
 
     /// A packet was decrypted; its frames come next.

@@ -1,6 +1,9 @@
 //! How an endpoint orders what it sends.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
 
 use arc_swap::ArcSwap;
 use sched::stream::Discipline;
@@ -8,7 +11,6 @@ use sched::stream::Discipline;
 use super::{
     class::{Classes, Terms},
     clock::Clock,
-    datagrams::Hub,
     ledger::Binding,
 };
 
@@ -27,15 +29,21 @@ pub struct Schedule {
     pub terms: Terms,
 }
 
+/// A connection that follows its schedule while it lives.
+pub(super) trait Scheduled: Send + Sync {
+    /// Has another discipline decide what leaves next; bytes that were handed over already leave as they were.
+    fn reorder(&self, schedule: &Schedule);
+}
+
 /// The schedule of the connections of an endpoint, which may be replaced. Clones are the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Schedules(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shared {
     current: ArcSwap<Schedule>,
     /// Those that follow it. Some may have ended, though never more than half of them.
-    connections: Mutex<Vec<Weak<Hub>>>,
+    connections: Mutex<Vec<Weak<dyn Scheduled>>>,
 }
 
 impl Schedules {
@@ -54,7 +62,7 @@ impl Schedules {
     }
 
     /// Has a connection that was made by a schedule follow what replaces it, even if that was meanwhile.
-    pub(super) fn attach(&self, connection: &Arc<Hub>, made_by: &Arc<Schedule>) {
+    pub(super) fn attach(&self, connection: Arc<dyn Scheduled>, made_by: &Arc<Schedule>) {
         let mut connections = self.connections();
         if connections.len() == connections.capacity() {
             connections.retain(|connection| connection.strong_count() > 0);
@@ -62,7 +70,7 @@ impl Schedules {
             let living = connections.len();
             connections.reserve(living + 1);
         }
-        connections.push(Arc::downgrade(connection));
+        connections.push(Arc::downgrade(&connection));
         drop(connections);
         let current = self.get();
         if !Arc::ptr_eq(&current, made_by) {
@@ -70,9 +78,15 @@ impl Schedules {
         }
     }
 
-    fn connections(&self) -> MutexGuard<'_, Vec<Weak<Hub>>> {
+    fn connections(&self) -> MutexGuard<'_, Vec<Weak<dyn Scheduled>>> {
         // A list of the connections to tell stays whole even if its holder panics.
         self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Schedules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Schedules").field(&self.get()).finish()
     }
 }
 

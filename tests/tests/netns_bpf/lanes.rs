@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bpf::ingress::{Guard, Ingress, Limits, Reason};
 use paced::quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
-use paced::quic::io::clock;
+use paced::quic::monotonic;
 use socket2::{Domain, Socket, Type};
 use tests::client::Client;
 use tests::frame::Frame;
@@ -48,7 +48,7 @@ fn from(address: &str, payload: &[u8]) -> Vec<u8> {
 }
 
 fn now_seconds() -> u64 {
-    clock::now_ns() / 1_000_000_000
+    monotonic::now_ns() / 1_000_000_000
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
         let mut program = flooded(Limits { prefix: few(4), ..GENEROUS });
         let mut known = program.1.take_known_addresses().unwrap();
         let ip: IpAddr = client.parse::<SocketAddr>().unwrap().ip();
-        let now_ns = clock::now_ns();
+        let now_ns = monotonic::now_ns();
         let reason = |address: &str| judge(&program, &initial_from(address)).1;
         assert_eq!(reason(client), Some(Reason::TotalLimit));
         // The machine may not have been on for a day.

@@ -132,15 +132,15 @@ impl CongestionController for Fixed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quic::io::clock;
+    use crate::quic::monotonic;
 
     #[test]
     fn bursts_of_ten_packets_keep_the_rate_between_them() {
         // At 1.2 MB/s ten packets of 1,200 bytes last 10 ms.
         let (mut fixed, mut departures) = (Fixed::new(1_200_000, 1_200), Vec::new());
         for _ in 0..25 {
-            fixed.burst(clock::timestamp(5_000_000), 1_200);
-            departures.push(clock::ns(fixed.earliest_departure_time().unwrap()) / 1_000_000);
+            fixed.burst(monotonic::timestamp(5_000_000), 1_200);
+            departures.push(monotonic::ns(fixed.earliest_departure_time().unwrap()) / 1_000_000);
         }
         assert_eq!(departures, [[5; 10].as_slice(), &[15; 10], &[25; 5]].concat());
     }

@@ -17,7 +17,7 @@ use s2n_quic_core::{
 
 use super::sip_hash;
 use crate::quic::{
-    io::clock,
+    monotonic,
     strangers::{Places, Verdict},
 };
 
@@ -126,7 +126,7 @@ impl Format for AddressTokens {
         claims[..TIME].copy_from_slice(&(self.now_seconds)().to_be_bytes());
         claims[TIME] = id.len() as u8;
         claims[TIME + 1..][..id.len()].copy_from_slice(id.as_bytes());
-        let stamp = self.stamp_key.stamp(socket_address(&context.remote_address)?, clock::now_ns() / 1_000_000_000);
+        let stamp = self.stamp_key.stamp(socket_address(&context.remote_address)?, monotonic::now_ns() / 1_000_000_000);
         claims[STAMP_AT..].copy_from_slice(&stamp);
         tag.copy_from_slice(&self.tag(context, claims)?);
         Some(())
@@ -286,7 +286,7 @@ mod tests {
             let token = issue(&mut tokens(1, || 1_000), client);
             let stamp = &token[STAMP_AT..][..STAMP];
             let made = u32::from_le_bytes(*stamp.first_chunk().unwrap());
-            let now = clock::now_ns() / 1_000_000_000;
+            let now = monotonic::now_ns() / 1_000_000_000;
             assert!(u64::from(made).abs_diff(now) <= 1, "{made} is not {now}");
             assert_eq!(stamp, STAMP_KEY.stamp(client.parse().unwrap(), made.into()));
         }

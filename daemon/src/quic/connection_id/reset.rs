@@ -14,7 +14,7 @@ use s2n_quic::provider::stateless_reset_token::{Generator, Provider};
 use s2n_quic_core::stateless_reset::Token;
 
 use super::LEN;
-use crate::quic::io::clock;
+use crate::quic::monotonic;
 
 /// Gives every connection ID the same token before and after a restart: an HMAC of the ID, as RFC 9000 §10.3.2 has it.
 pub struct ResetTokens {
@@ -41,7 +41,7 @@ impl Provider for ResetTokens {
 impl Generator for ResetTokens {
     fn generate(&mut self, local_connection_id: &[u8]) -> Token {
         if let Ok(id) = local_connection_id.try_into() {
-            self.resets.on_token(id, clock::now_ns());
+            self.resets.on_token(id, monotonic::now_ns());
         }
         let tag = hmac::sign(&self.key, local_connection_id);
         let mut token = [0; 16];
@@ -113,7 +113,7 @@ impl Resets {
 
     /// Whether packets under an ID are not to be read now, because they would be answered.
     pub(super) fn is_muted(&self, id: &Id) -> bool {
-        self.muted_until_ns.load(Relaxed) != 0 && self.is_muted_at(id, clock::now_ns())
+        self.muted_until_ns.load(Relaxed) != 0 && self.is_muted_at(id, monotonic::now_ns())
     }
 
     fn is_muted_at(&self, id: &Id, now_ns: u64) -> bool {

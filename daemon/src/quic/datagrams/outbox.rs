@@ -11,7 +11,7 @@ use crate::quic::{
     backlog::Backlog,
     class::Terms,
     departure::{Departure, Departures},
-    io::label,
+    label,
     ledger::Ledger,
     schedule::Schedule,
     turns::{Kind, Turns},

@@ -6,7 +6,8 @@ use arc_swap::ArcSwap;
 use config::policy::Policy;
 use prometheus_client::{metrics::family::Family, registry::Registry};
 
-use super::{MAX_SEGMENTS, distribution::Distribution, label::ClassKey};
+use super::{MAX_SEGMENTS, distribution::Distribution};
+use crate::quic::class_key::ClassKey;
 use crate::quic::pacer::Group;
 
 /// Ends of the buckets of lateness, in nanoseconds.

@@ -21,14 +21,15 @@ use s2n_quic_platform::message::default::Handle;
 
 use super::{
     Counters,
-    clock::{self, Timer},
     device::{Device, Devices},
-    label::{self, ClassKey},
     message::{self, Message},
     recorder,
 };
 use crate::quic::{
+    class_key::ClassKey,
     hold::Hold,
+    label,
+    monotonic::{self, Timer},
     pacer::{Group, GroupLimits},
     qlog::Departing,
 };
@@ -105,7 +106,7 @@ impl<O: Outlet> Tx<O> {
 
     /// Sends what is due, and has the rest wait.
     fn flush(&mut self) {
-        let now_ns = clock::now_ns();
+        let now_ns = monotonic::now_ns();
         // First those that waited, so that none of a connection's packets is overtaken.
         while let Some(held) = self.hold.pop(now_ns) {
             self.counters.departures.note(held.class, &held.group, now_ns);
@@ -145,7 +146,7 @@ impl<O: Outlet> Tx<O> {
             let forming = &self.batch.forming;
             let messages: Vec<_> =
                 self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
-            let handed_ns = self.counters.recorder.is_on().then(clock::now_ns);
+            let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
             match self.outlet.send(&messages) {
                 Ok(sent) => {
                     self.counters.messages.inc_by(sent as u64);
@@ -170,7 +171,7 @@ impl<O: Outlet> Tx<O> {
                 let packets = refused.taken_apart();
                 let forming = &self.batch.forming;
                 let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
-                let handed_ns = self.counters.recorder.is_on().then(clock::now_ns);
+                let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
                 // Packets that do not pass alone either are too large for the device, which is nothing that it cannot do.
                 let sent = first.map(|first| self.outlet.send(&[first]));
                 let left = match sent {
@@ -213,7 +214,7 @@ impl<O: Outlet> tx::Tx for Tx<O> {
         if self.batch.is_blocked {
             self.flush();
         }
-        self.batch.begin(clock::now_ns(), self.counters.recorder.is_on());
+        self.batch.begin(monotonic::now_ns(), self.counters.recorder.is_on());
         write(&mut self.batch);
         self.is_full = tx::Queue::capacity(&self.batch) == 0;
         self.flush();
@@ -310,7 +311,7 @@ impl tx::Queue for Batch {
         let departure_ns = self.departure_ns(path.remote_address.0, label.departure_ns);
         let (limits, mark) = (self.limits(), label.mark.or(self.forming.mark));
         let decided = self.is_recorded.then(|| recorder::Packet {
-            decided_ns: clock::now_ns(),
+            decided_ns: monotonic::now_ns(),
             wanted_ns: departure_ns,
             class: label.class,
         });
@@ -417,7 +418,7 @@ impl Formed {
         counters.recorder.note(recorder::Message {
             thread: message::thread(),
             handed_ns,
-            returned_ns: clock::now_ns(),
+            returned_ns: monotonic::now_ns(),
             departure_ns: self.stamp_ns(forming),
             from: self.path.local_address.0.into(),
             to: self.path.remote_address.0.into(),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{clock, label::ClassKey};
+use crate::quic::{class_key::ClassKey, monotonic};
 
 /// Packets whose records wait to be taken, at most; later ones are lost and counted. All together they have a few MiB.
 const PACKETS: usize = 32_768;
@@ -78,7 +78,7 @@ impl Recorder {
     /// Begins to record, until the recording is dropped or its time is over. `None` while somebody else's time is not.
     #[must_use]
     pub fn record(self: &Arc<Self>, span: Duration) -> Option<Recording> {
-        let now_ns = clock::now_ns();
+        let now_ns = monotonic::now_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let mut current = lock(&self.log);
         if current.as_ref().is_some_and(|log| now_ns < log.until_ns) {
@@ -132,7 +132,7 @@ impl Recording {
     /// Whether its time is over.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        clock::now_ns() >= self.log.until_ns
+        monotonic::now_ns() >= self.log.until_ns
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
         assert!(!recorder.is_on());
         let first = recorder.record(LONG).unwrap();
         assert!(recorder.is_on() && !first.is_over() && recorder.record(LONG).is_none());
-        recorder.note(message(clock::now_ns(), 2));
+        recorder.note(message(monotonic::now_ns(), 2));
         assert_eq!(first.take().messages.len(), 1);
         assert_eq!(first.take().messages.len(), 0, "what was taken is gone");
         drop(first);
@@ -191,12 +191,12 @@ mod tests {
     fn a_recording_whose_time_is_over_ends_by_itself_and_keeps_nobody_out() {
         let recorder = Arc::new(Recorder::default());
         let forgotten = recorder.record(Duration::ZERO).unwrap();
-        recorder.note(message(clock::now_ns(), 1));
+        recorder.note(message(monotonic::now_ns(), 1));
         assert!(!recorder.is_on() && forgotten.is_over() && forgotten.take().messages.is_empty());
         let next = recorder.record(LONG).unwrap();
         drop(forgotten);
         assert!(recorder.is_on(), "the end of one is not that of the next");
-        recorder.note(message(clock::now_ns(), 1));
+        recorder.note(message(monotonic::now_ns(), 1));
         assert_eq!(next.take().messages.len(), 1);
     }
 
@@ -205,12 +205,12 @@ mod tests {
         let recorder = Arc::new(Recorder::default());
         let recording = recorder.record(LONG).unwrap();
         for _ in 0..PACKETS / 64 {
-            recorder.note(message(clock::now_ns(), 64));
+            recorder.note(message(monotonic::now_ns(), 64));
         }
-        recorder.note(message(clock::now_ns(), 3));
+        recorder.note(message(monotonic::now_ns(), 3));
         let records = recording.take();
         assert_eq!((records.messages.len(), records.lost_packets), (PACKETS / 64, 3));
-        recorder.note(message(clock::now_ns(), 3));
+        recorder.note(message(monotonic::now_ns(), 3));
         assert_eq!(recording.take().lost_packets, 0);
     }
 }

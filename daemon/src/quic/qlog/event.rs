@@ -14,7 +14,7 @@ use s2n_quic::{
 };
 use serde::{Serialize, Serializer};
 
-use crate::quic::io::label::ClassKey;
+use crate::quic::class_key::ClassKey;
 
 /// Something that happened.
 #[derive(Debug, Serialize)]

@@ -13,7 +13,7 @@ use super::{
     Entry, Tracing,
     event::{Event, ms},
 };
-use crate::quic::io::label::ClassKey;
+use crate::quic::class_key::ClassKey;
 
 /// The draft whose events these are.
 const SCHEMA: &str = "urn:ietf:params:qlog:events:quic-12";

@@ -87,8 +87,8 @@ fn a_packet_has_its_frames_and_what_had_its_turn_with_class_and_tunnel() {
     log.acks_sent(&(3..=3));
     log.frame_sent(&stream(4, 500), |id| (id == 4).then_some(voice));
     log.datagram_sent(8, ClassKey::of("gone"), 300, 1_500_000);
-    log.packet_sent(&sent(12));
-    log.packet_sent(&sent(13));
+    _ = log.packet_sent(&sent(12));
+    _ = log.packet_sent(&sent(13));
     let names = Names { classes: [(voice, "voice".to_owned())].into(), tunnels: [(4, 1), (8, 2)].into() };
     let events = taken(&mut sequence, names);
     let turn = json!({
@@ -133,7 +133,7 @@ fn a_packet_that_is_being_read_waits_for_its_frames_and_what_is_behind_it_with_i
     log.acks_received(&(0..=5));
     log.state_updated(&builder::HandshakeStatus::Confirmed {}.into_event());
     log.frame_received(&stream(4, 2));
-    log.packet_sent(&sent(0));
+    _ = log.packet_sent(&sent(0));
     let second = taken(&mut sequence, Names::default());
     assert_eq!(
         names(&second),
@@ -165,7 +165,7 @@ fn events_that_nobody_takes_are_bounded_and_those_beyond_are_counted_by_an_event
     let (mut before, mut number) = (usize::MAX, 0);
     while before != log.state().entries.len() {
         before = log.state().entries.len();
-        log.packet_sent(&sent(number));
+        _ = log.packet_sent(&sent(number));
         number += 1;
     }
     log.frame_sent(&stream(0, 1), |_| None);
@@ -180,7 +180,7 @@ fn events_that_nobody_takes_are_bounded_and_those_beyond_are_counted_by_an_event
     assert!(goes_on > 1);
     assert_eq!(named(&events, "quic:packet_sent").len() as u64, number - 1);
     assert!(events.last().unwrap()["data"]["count"].as_u64() >= Some(1));
-    log.packet_sent(&sent(number));
+    _ = log.packet_sent(&sent(number));
     let events = taken(&mut sequence, Names::default());
     assert_eq!(
         (events.len(), &events[0]["data"]["header"]["packet_number"]),

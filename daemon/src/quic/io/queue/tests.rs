@@ -15,7 +15,8 @@ use s2n_quic_core::{
 
 use super::*;
 use crate::quic::{
-    io::clock::Clock,
+    class_key::ClassKey,
+    monotonic::LoopClock,
     qlog::{
         Tap,
         sequence::{Names, Sequence},
@@ -126,20 +127,21 @@ impl tx::Message for Packet {
         label::carry(self.mark.map(class), self.mark);
         label::write(|label| label.departure_ns = self.departure_ns);
         if let Some(log) = self.tap.log() {
-            log.packet_sent(&sent(self.fill.into()));
+            let traced = log.packet_sent(&sent(self.fill.into()));
+            label::write(|label| label.traced = Some(traced));
         }
         buffer.write(&vec![self.fill; self.bytes])
     }
 }
 
 /// The class of a mark.
-fn class(mark: u32) -> label::ClassKey {
-    label::ClassKey::of(&mark.to_string())
+fn class(mark: u32) -> ClassKey {
+    ClassKey::of(&mark.to_string())
 }
 
 fn queue(devices: &Devices) -> (Double, Tx<Double>, Arc<Counters>) {
     let (double, counters) = (Double::default(), Arc::new(Counters::default()));
-    let timer = Clock::new().unwrap().timer();
+    let timer = LoopClock::new().unwrap().timer();
     (double.clone(), Tx::new(double, FORMING, devices.clone(), timer, counters.clone()), counters)
 }
 
@@ -153,7 +155,7 @@ fn is_ready(tx: &mut Tx<Double>) -> bool {
 
 /// A departure that has not come when a test looks, even on a busy machine.
 fn soon_ns() -> u64 {
-    clock::now_ns() + 300 * MS
+    monotonic::now_ns() + 300 * MS
 }
 
 #[tokio::test]
@@ -176,7 +178,7 @@ async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_
     let (double, mut tx, counters) = queue(&devices);
     push(&mut tx, [packet(1_200, 0, None)]);
     let recording = counters.recorder.record(Duration::from_secs(3_600)).unwrap();
-    let begun_ns = clock::now_ns();
+    let begun_ns = monotonic::now_ns();
     let at_ns = soon_ns() + 1_000 * MS;
     let marked = |mark: u32, departure_ns| Packet { mark: Some(mark), ..packet(1_200, 0, departure_ns) };
     push(&mut tx, [marked(1, at_ns), marked(1, at_ns + 1), marked(2, at_ns + 2)]);
@@ -354,7 +356,7 @@ async fn without_fq_messages_wait_here_in_order_and_share_a_longer_quantum() {
         let wire = double.wire();
         let departures_ns = [at_ns, at_ns + MS, at_ns + MS];
         for (sent, departure_ns) in wire.sent.iter().skip(1).zip(departures_ns).skip(before - 1) {
-            assert!(departure_ns <= clock::now_ns() && sent.departure_ns.is_none(), "none early, and none twice");
+            assert!(departure_ns <= monotonic::now_ns() && sent.departure_ns.is_none(), "none early, and none twice");
         }
     }
     let sent: Vec<_> = double.wire().sent.iter().map(|sent| (sent.payload[0], sent.payload.len())).collect();
@@ -365,7 +367,7 @@ async fn without_fq_messages_wait_here_in_order_and_share_a_longer_quantum() {
 #[tokio::test]
 async fn packets_far_behind_their_departure_are_late() {
     let (_, mut tx, counters) = queue(&Devices::default());
-    push(&mut tx, [packet(1_200, 0, clock::now_ns() - 10 * MS), packet(1_200, 1, soon_ns())]);
+    push(&mut tx, [packet(1_200, 0, monotonic::now_ns() - 10 * MS), packet(1_200, 1, soon_ns())]);
     assert_eq!((counters.late.get(), counters.ahead.get()), (1, 1));
     let mut registry = prometheus_client::registry::Registry::default();
     counters.register(&mut registry);

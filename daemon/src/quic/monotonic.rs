@@ -36,11 +36,11 @@ pub fn ns(timestamp: Timestamp) -> u64 {
 
 /// The clock of one event loop. Clones share one timer, which serves the one that armed it last.
 #[derive(Clone, Debug)]
-pub struct Clock {
+pub struct LoopClock {
     timer: Arc<AsyncFd<OwnedFd>>,
 }
 
-impl Clock {
+impl LoopClock {
     /// Creates the clock and its timer in the current runtime.
     ///
     /// # Errors
@@ -61,13 +61,13 @@ impl Clock {
     }
 }
 
-impl time::Clock for Clock {
+impl time::Clock for LoopClock {
     fn get_time(&self) -> Timestamp {
         timestamp(now_ns())
     }
 }
 
-impl ClockWithTimer for Clock {
+impl ClockWithTimer for LoopClock {
     type Timer = Timer;
 
     fn timer(&self) -> Timer {
@@ -148,7 +148,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_timer_fires_when_its_time_has_come_and_not_before() {
-        let clock = Clock::new().unwrap();
+        let clock = LoopClock::new().unwrap();
         let mut timer = clock.timer();
         for (first_ms, then_ms) in [(3, 3), (2, 6), (50, 4)] {
             let begun_ns = now_ns();
@@ -162,7 +162,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_timer_that_was_taken_back_does_not_fire() {
-        let mut timer = Clock::new().unwrap().timer();
+        let mut timer = LoopClock::new().unwrap().timer();
         timer.set(Some(now_ns() + 1_000_000));
         timer.set(None);
         let fired = tokio::time::timeout(Duration::from_millis(5), timer.ready()).await;
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn timestamps_are_times_since_boot() {
-        let (before_ns, now, after_ns) = (now_ns(), Clock::new().unwrap().get_time(), now_ns());
+        let (before_ns, now, after_ns) = (now_ns(), LoopClock::new().unwrap().get_time(), now_ns());
         assert!((before_ns / 1_000..=after_ns / 1_000).contains(&(ns(now) / 1_000)));
     }
 }
