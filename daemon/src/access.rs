@@ -16,7 +16,7 @@ pub mod sink;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
@@ -24,6 +24,7 @@ use std::{
 };
 
 use config::log::{Access, Log};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::broadcast;
 
@@ -104,11 +105,11 @@ impl AccessLog {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn budget(&self) -> MutexGuard<'_, Budget> {
-        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
+        self.budget.lock()
     }
 
     /// Does as a configuration says from now on; what waits is written in the new form.
@@ -193,7 +194,7 @@ impl AccessLog {
     pub fn finish(&self, patience: Duration) {
         self.summarise();
         let waits = |queue: &mut Queue| queue.has_writer && (queue.is_writing || !queue.records.is_empty());
-        _ = self.changed.wait_timeout_while(self.queue(), patience, waits);
+        self.changed.wait_while_for(&mut self.queue(), waits, patience);
     }
 
     /// Writes what is queued, for ever.
@@ -204,7 +205,7 @@ impl AccessLog {
             while queue.records.is_empty() {
                 queue.is_writing = false;
                 self.changed.notify_all();
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut queue);
             }
             queue.is_writing = true;
             let count = queue.records.len().min(BATCH);

@@ -7,11 +7,12 @@ use std::{
     collections::HashMap,
     io,
     net::IpAddr,
-    sync::{Arc, PoisonError, RwLock, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use futures::{Stream, StreamExt, channel::mpsc::UnboundedReceiver};
+use parking_lot::RwLock;
 use rtnetlink::{
     MulticastGroup, new_multicast_connection,
     packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
@@ -91,14 +92,14 @@ impl HostAddresses {
     /// an uncontended read lock.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        let (own, address) = (self.own.read().unwrap_or_else(PoisonError::into_inner), address.to_canonical());
+        let (own, address) = (self.own.read(), address.to_canonical());
         own.assigned.0.contains_key(&address) || own.routes.contains(address)
     }
 
     /// Lists the addresses that are assigned to interfaces, in no order.
     #[must_use]
     pub fn list(&self) -> Vec<IpAddr> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).assigned.0.keys().copied().collect()
+        self.own.read().assigned.0.keys().copied().collect()
     }
 }
 
@@ -163,7 +164,7 @@ async fn follow(shared: Weak<RwLock<Own>>, mut subscription: Subscription) {
     loop {
         let event = subscription.events.next().await.map(|(message, _)| message.payload);
         let Some(shared) = shared.upgrade() else { return };
-        let own = || shared.write().unwrap_or_else(PoisonError::into_inner);
+        let own = || shared.write();
         match event {
             Some(NetlinkPayload::InnerMessage(event)) => own().apply(&event),
             // The socket's buffer overran and messages were lost, or the socket was.
@@ -378,7 +379,7 @@ mod tests {
         let shared = Arc::new(RwLock::new(Own::default()));
         let following = tokio::spawn(follow(Arc::downgrade(&shared), subscription));
         let renewed = async {
-            while !shared.read().unwrap().assigned.0.contains_key(&IpAddr::from(Ipv4Addr::LOCALHOST)) {
+            while !shared.read().assigned.0.contains_key(&IpAddr::from(Ipv4Addr::LOCALHOST)) {
                 sleep(Duration::from_millis(1)).await;
             }
         };

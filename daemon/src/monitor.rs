@@ -23,12 +23,13 @@ use std::{
         unix::process::CommandExt as _,
     },
     process::{self, Child, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
 use config::kernel::Kernel;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{Interest, unix::AsyncFd};
@@ -207,7 +208,7 @@ impl Drop for Monitor {
     fn drop(&mut self) {
         // Their end is waited for, so that nothing is left once this process is seen to end.
         _ = self.keeper.shutdown(Shutdown::Both);
-        if let Some(current) = self.current.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(current) = self.current.lock().take() {
             _ = current.shutdown(Shutdown::Both);
         }
         _ = self.child.wait();
@@ -284,7 +285,7 @@ impl WaitingForSuccessors {
 
 fn take_over((Started, fds): (Started, Vec<OwnedFd>), current: &Current) -> io::Result<Notices> {
     let socket: Socket = fds.into_iter().next().ok_or(ErrorKind::InvalidData)?.into();
-    *current.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket.try_clone()?);
+    *current.lock() = Some(socket.try_clone()?);
     Ok(Notices(socket))
 }
 

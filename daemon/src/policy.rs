@@ -10,14 +10,16 @@
 use std::{
     fs, io,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use config::{error::Errors, policy::Policy};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 pub use self::history::{History, Origin, Revision};
+use crate::state::{self, Staged};
 
 mod history;
 #[cfg(test)]
@@ -286,7 +288,7 @@ impl Policies {
         }
         if save {
             let text = state.history.current().text.clone();
-            self.stage(&text).and_then(|()| self.replace_saved()).map_err(|error| self.not_saved(&error))?;
+            state::replace(&self.saved_file, text.as_bytes()).map_err(|error| self.not_saved(&error))?;
             state.saved = Some(text);
         }
         state.history.confirm();
@@ -358,12 +360,11 @@ impl Policies {
         confirm_within: Option<Duration>,
         save: bool,
     ) -> Result<Accepted, Refusal> {
-        if save {
-            self.stage(&revision.text).map_err(|error| self.not_saved(&error))?;
-        }
+        let staged = save.then(|| Staged::write(&self.saved_file, revision.text.as_bytes())).transpose();
+        let staged = staged.map_err(|error| self.not_saved(&error))?;
         (state.enforce)(&revision.policy).map_err(Refusal::Enforcement)?;
-        if save {
-            if let Err(error) = self.replace_saved() {
+        if let Some(staged) = staged {
+            if let Err(error) = staged.replace() {
                 // It was in force a moment ago.
                 if let Err(back) = (state.enforce)(&state.history.current().policy.clone()) {
                     tracing::error!("the former policy could not be put back in force: {back}");
@@ -383,22 +384,7 @@ impl Policies {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn staged(&self) -> PathBuf {
-        self.saved_file.with_extension("toml.new")
-    }
-
-    fn stage(&self, text: &str) -> io::Result<()> {
-        use io::Write as _;
-        let mut file = fs::File::create(self.staged())?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
-    }
-
-    fn replace_saved(&self) -> io::Result<()> {
-        fs::rename(self.staged(), &self.saved_file)
+        self.state.lock()
     }
 
     fn not_saved(&self, error: &io::Error) -> Refusal {

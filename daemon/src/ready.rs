@@ -2,11 +2,10 @@
 
 use std::{
     fmt,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU8, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
 };
+
+use parking_lot::Mutex;
 
 /// Where the daemon is in its life; it only moves on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,7 +53,7 @@ impl Readiness {
 
     /// Has a part of the daemon asked each time, until it is gone. It is asked on the control thread, and must not wait.
     pub fn require(&self, check: impl Fn() -> Verdict + Send + Sync + 'static) {
-        self.checks.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(check));
+        self.checks.lock().push(Box::new(check));
     }
 
     /// Returns what is missing; nothing if the daemon is ready.
@@ -66,7 +65,7 @@ impl Readiness {
             _ => None,
         };
         let mut missing: Vec<_> = stage.into_iter().collect();
-        let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checks = self.checks.lock();
         checks.retain(|check| match check() {
             Verdict::Ready => true,
             Verdict::Missing(reason) => {

@@ -1,10 +1,8 @@
 //! Log messages that would come with every request while something lasts: said now and then, with how many were not.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long after one of its messages the next may be said.
@@ -31,7 +29,7 @@ impl Seldom {
 
     /// Returns how many were left unsaid, if one may be said now; counts it among them otherwise.
     fn due(&self, now: Instant) -> Option<u64> {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.0.lock();
         if said.last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {
             said.unsaid = said.unsaid.saturating_add(1);
             return None;

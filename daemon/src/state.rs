@@ -1,6 +1,12 @@
 //! Where state is kept between runs.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
 
 /// Returns the folder of development mode: `paced` in the user's state folder (XDG Base Directory), or for a user without
 /// a home a folder in `/var/lib` that no service has.
@@ -15,6 +21,56 @@ fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
 }
 
+/// Puts `bytes` in the place of a file's content, as [`Staged::write`] and [`Staged::replace`] do it.
+///
+/// # Errors
+/// As theirs.
+pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    Staged::write(file, bytes)?.replace()
+}
+
+/// The next content of a file, on the disk beside it. Dropped, it is taken away again.
+#[derive(Debug)]
+pub struct Staged<'a> {
+    file: &'a Path,
+    staged: PathBuf,
+}
+
+impl<'a> Staged<'a> {
+    /// Writes the next content of `file`, which only this user may read, and waits until the disk has it.
+    ///
+    /// # Errors
+    /// The folder does not allow it, or the disk is full. The file stays as it is.
+    pub fn write(file: &'a Path, bytes: &[u8]) -> io::Result<Self> {
+        let mut name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        name.push(".new");
+        let staged = Self { file, staged: file.with_file_name(name) };
+        // What a process left that was killed on the way.
+        _ = fs::remove_file(&staged.staged);
+        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staged.staged)?;
+        new.write_all(bytes)?;
+        new.sync_all()?;
+        Ok(staged)
+    }
+
+    /// Puts it in place. Who reads meanwhile, or after a crash, finds all of the former content or all of this.
+    ///
+    /// # Errors
+    /// The folder does not allow it.
+    pub fn replace(self) -> io::Result<()> {
+        fs::rename(&self.staged, self.file)?;
+        // The new name is in the folder.
+        self.file.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        // It is not there any more where it was put in place.
+        _ = fs::remove_file(&self.staged);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -26,5 +82,26 @@ mod tests {
         assert_eq!(paths(None, Some("/home/ada")), PathBuf::from("/home/ada/.local/state/paced"));
         let service = config::Config::from_toml("").unwrap().state_dir;
         assert!(!paths(None, None).starts_with(&service) && !service.starts_with(paths(None, None)));
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_for_its_owner_only_or_not_at_all() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = env::temp_dir().join(format!("paced-state-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("saved.toml");
+        let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        replace(&file, b"one").unwrap();
+        // Left by a process that was killed.
+        fs::write(folder.join("saved.toml.new"), "part").unwrap();
+        let staged = Staged::write(&file, b"two").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"one", "not before it is put in place");
+        drop(staged);
+        assert_eq!((fs::read(&file).unwrap(), names()), (b"one".to_vec(), vec!["saved.toml".into()]));
+        replace(&file, b"two").unwrap();
+        assert_eq!((fs::read(&file).unwrap(), names()), (b"two".to_vec(), vec!["saved.toml".into()]));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(replace(&folder.join("missing/file"), b"").is_err());
+        fs::remove_dir_all(folder).unwrap();
     }
 }

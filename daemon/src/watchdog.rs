@@ -8,12 +8,13 @@ use std::{
     net::UdpSocket,
     os::fd::AsRawFd as _,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use sd_notify::NotifyState;
 use tokio::time::interval;
 
@@ -54,7 +55,7 @@ impl Watchdog {
     /// Gives a thread's signs of life. To be run by it, beside its endpoints; never completes.
     pub fn pulse(&self, thread: String, mut watched: Vec<Watched>) -> impl Future<Output = ()> + Send + use<> {
         let pulse = Arc::new(Pulse { thread, beats: AtomicU64::new(0) });
-        self.pulses.lock().unwrap_or_else(PoisonError::into_inner).push(pulse.clone());
+        self.pulses.lock().push(pulse.clone());
         // Twice as often as they are looked for.
         let mut ticks = interval(self.patience / 8);
         async move {
@@ -71,7 +72,7 @@ impl Watchdog {
         let mut last = Vec::new();
         loop {
             ticks.tick().await;
-            let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let pulses = self.pulses.lock().clone();
             let beats: Vec<_> = pulses.iter().map(|pulse| pulse.beats.load(Relaxed)).collect();
             let stuck: Vec<_> = beats.iter().zip(&last).zip(&pulses).filter(|((now, last), _)| now == last).collect();
             if stuck.is_empty() {

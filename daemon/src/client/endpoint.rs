@@ -4,7 +4,7 @@ use std::{
     env, io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use masque::{
     target::{Host, Target},
     template::Template,
 };
+use parking_lot::Mutex;
 use s2n_quic::client::Connect;
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
@@ -276,7 +277,7 @@ impl Endpoint {
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.
     pub async fn close(&self, relay: &Relay) {
         relay.http().close(Code::NoError);
-        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sockets = self.sockets.lock().clone();
         for mut client in sockets.into_iter().flatten() {
             _ = timeout(Duration::from_millis(200), client.wait_idle()).await;
         }
@@ -313,7 +314,7 @@ impl Endpoint {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
-        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = self.sockets.lock();
         let socket = &mut sockets[usize::from(address.is_ipv6())];
         if let Some(client) = socket {
             return Ok(client.clone());

@@ -1,8 +1,9 @@
 //! Which class each local address is of, by the policy in force.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use config::policy::Policy;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::quic::{
     class::{Classes, Membership},
@@ -67,6 +68,6 @@ impl EntranceClasses {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing under this lock panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,13 +1,7 @@
 //! How what enters at a local address gets to a target: a TCP connection by a CONNECT of its own (RFC 9114 §4.4), UDP
 //! payloads of a proxy's client by a tunnel for each target.
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    pin::pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use config::{forward::Mode, targets::Protocol};
 use masque::{
@@ -17,6 +11,7 @@ use masque::{
     request::Refused,
     target::Target,
 };
+use parking_lot::Mutex;
 use tokio::{
     net::TcpStream,
     time::{Instant, interval, timeout},
@@ -311,7 +306,7 @@ impl Way {
     /// Logs why something was not opened, not too often.
     fn tell(&self, error: &NoConnection) {
         let now = Instant::now();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
         if is_due {
             told.insert(error.reason(), now);

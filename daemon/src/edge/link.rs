@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
@@ -11,6 +11,7 @@ use std::{
 
 use config::forward::Mode;
 use masque::{h3::Code, tunnel::Form};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::Instant};
 use tracing::info;
 
@@ -105,7 +106,7 @@ impl Line {
     #[must_use]
     pub fn follow(&self) -> Verdict {
         let source = source_toward(self.address);
-        let verdict = self.paths.lock().unwrap_or_else(PoisonError::into_inner).moved(source);
+        let verdict = self.paths.lock().moved(source);
         if verdict == Verdict::Wears {
             self.worn.store(true, Relaxed);
         }
@@ -166,7 +167,7 @@ impl Line {
 
     fn places(&self) -> MutexGuard<'_, Places> {
         // Nothing under this lock panics.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+        self.places.lock()
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     io::{self, IoSliceMut},
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -19,6 +19,7 @@ use config::{
     targets::Protocol,
 };
 use masque::{h3::Code, priority::Priority, target::Target};
+use parking_lot::Mutex;
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use tokio::{
     io::Interest,
@@ -191,11 +192,6 @@ enum End {
     AtOnce(Box<End>),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks panics; and a sender's stage is valid whatever happened.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Binds a local address.
 ///
 /// # Errors
@@ -356,7 +352,7 @@ impl Handle {
     /// Ends a sender's tunnel properly.
     fn close(self, shared: &Shared) {
         self.task.abort();
-        match std::mem::replace(&mut *lock(&self.source.stage), Stage::Closed) {
+        match std::mem::replace(&mut *self.source.stage.lock(), Stage::Closed) {
             Stage::Open(open) => open.tunnel.finish(),
             Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
             Stage::Closed => {}
@@ -371,7 +367,7 @@ impl Source {
     }
 
     fn is_open(&self) -> bool {
-        matches!(*lock(&self.stage), Stage::Open(_))
+        matches!(*self.stage.lock(), Stage::Open(_))
     }
 
     /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
@@ -384,7 +380,7 @@ impl Source {
     fn push(&self, shared: &Shared, message: &[u8], stride: usize) {
         let counters = &shared.counters;
         count(&self.sent, payloads(message, stride).count());
-        match &mut *lock(&self.stage) {
+        match &mut *self.stage.lock() {
             Stage::Closed => {}
             Stage::Waiting(queue) => {
                 let dropped: usize = payloads(message, stride).map(|payload| queue.push(payload)).sum();
@@ -408,7 +404,7 @@ impl Source {
 
     /// Puts a tunnel in place, and what has waited for it into the tunnel.
     fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, (class, traffic): (Arc<Class>, Arc<Traffic>)) {
-        let mut stage = lock(&self.stage);
+        let mut stage = self.stage.lock();
         let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
         let mut batch = tunnel.batch(link.form(shared.mode));
         queue.iter().for_each(|payload| batch.push(payload));
@@ -422,7 +418,7 @@ impl Source {
 
     /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
     fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
-        let mut stage = lock(&self.stage);
+        let mut stage = self.stage.lock();
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
         let Open { tunnel, task, answered, traffic, .. } = &mut **open;
         task.clone_from(cx.waker());
@@ -431,7 +427,7 @@ impl Source {
                 Poll::Ready(Ok(true)) => {
                     if !std::mem::replace(answered, true) {
                         // There is a target, so refusals before it say nothing any more.
-                        lock(&shared.backoff).succeeded();
+                        shared.backoff.lock().succeeded();
                     }
                     shared.send(downlink, self, traffic);
                 }
@@ -565,7 +561,7 @@ impl Shared {
 
     /// Opens the tunnel of a sender and carries it until it ends.
     async fn carry(&self, source: &Source) -> End {
-        let wait = lock(&self.backoff).wait(Instant::now());
+        let wait = self.backoff.lock().wait(Instant::now());
         sleep(wait).await;
         let class = self.membership.get();
         let (link, opened) = match self.open(&class).await {
@@ -591,7 +587,7 @@ impl Shared {
         if since.elapsed() < self.first_wait && line.is_usable() {
             return End::AtOnce(Box::new(end));
         }
-        lock(&self.backoff).succeeded();
+        self.backoff.lock().succeeded();
         end
     }
 }
@@ -599,12 +595,12 @@ impl Shared {
 /// Serves one sender; returns who it was once its tunnel is no more.
 async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
     let end = shared.carry(&source).await;
-    *lock(&source.stage) = Stage::Closed;
+    *source.stage.lock() = Stage::Closed;
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if matches!(end, End::Refused(_) | End::NoAnswer | End::NoDatagrams(_) | End::AtOnce(_)) {
         shared.counters.tunnels_refused.inc();
-        if let Some(wait) = lock(&shared.backoff).failed(Instant::now(), random()) {
+        if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
             info!(%target, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
         }
     }

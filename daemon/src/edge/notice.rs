@@ -1,10 +1,8 @@
 //! What is said, but not each time that it happens.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// How long a notice is silent once it was given; counters tell how often there was reason for it.
@@ -18,7 +16,7 @@ impl Notice {
     /// Whether it is due at `now`; if so, it counts as given.
     #[must_use]
     pub fn is_due(&self, now: Instant) -> bool {
-        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given = self.0.lock();
         let due = given.is_none_or(|given| now.saturating_duration_since(given) >= SILENCE);
         if due {
             *given = Some(now);

@@ -5,12 +5,13 @@
 use std::{
     net::SocketAddr,
     ops::Deref,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::SystemTime,
 };
 
 use config::targets::Protocol;
 use masque::target::Target;
+use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
@@ -41,13 +42,13 @@ impl std::fmt::Debug for Roster {
 
 /// Adds to a list of what lives elsewhere, and forgets what is gone.
 fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
-    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut list = list.lock();
     list.retain(|known| known.strong_count() > 0);
     list.push(Arc::downgrade(new));
 }
 
 fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
-    list.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade).collect()
+    list.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 impl Roster {

@@ -1,12 +1,9 @@
 //! What the kernel has in force for this daemon, as the monitor finds it there, and whether there is a monitor.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
-};
+use std::{collections::BTreeMap, fmt, sync::OnceLock};
 
 use bpf::{Capabilities, Finding, State};
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, counter::Counter, gauge::ConstGauge, gauge::Gauge},
@@ -61,10 +58,6 @@ pub struct InForce {
     restarts: Counter,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl InForce {
     /// Finds out what can be done with the rights that this process has, of which it gives up most.
     pub fn probe(&self) {
@@ -73,18 +66,18 @@ impl InForce {
 
     /// Notes what became of a part on a device; returns whether that is news.
     pub(super) fn note(&self, device: &str, part: Part, outcome: Outcome) -> bool {
-        let before = lock(&self.parts).insert((device.to_owned(), part), outcome.clone());
+        let before = self.parts.lock().insert((device.to_owned(), part), outcome.clone());
         before.as_ref() != Some(&outcome)
     }
 
     /// Notes whether the rates of classes are kept on a device.
     pub(super) fn note_rates(&self, device: &str, outcome: Result<String, String>) {
-        lock(&self.rates).insert(device.to_owned(), outcome);
+        self.rates.lock().insert(device.to_owned(), outcome);
     }
 
     /// Notes that the monitor has looked at everything.
     pub(super) fn monitor_looks(&self) {
-        *lock(&self.privileged) = Privileged::Running;
+        *self.privileged.lock() = Privileged::Running;
         self.monitor.set(1);
     }
 
@@ -96,7 +89,7 @@ impl InForce {
     /// Notes that the monitor has ended, and with it what does not outlive it.
     pub(super) fn monitor_ended(&self) {
         self.monitor.set(0);
-        let mut privileged = lock(&self.privileged);
+        let mut privileged = self.privileged.lock();
         *privileged = if self.keeper.get() == 1 { Privileged::Ended } else { Privileged::Lost };
         self.forget(*privileged);
     }
@@ -109,7 +102,7 @@ impl InForce {
     /// Notes that the process has ended that starts the monitor. What is in force stays so while the monitor lives.
     pub(super) fn keeper_ended(&self) {
         self.keeper.set(0);
-        let mut privileged = lock(&self.privileged);
+        let mut privileged = self.privileged.lock();
         if *privileged == Privileged::Ended {
             *privileged = Privileged::Lost;
             self.forget(*privileged);
@@ -118,7 +111,7 @@ impl InForce {
 
     fn forget(&self, privileged: Privileged) {
         let Some(excuse) = privileged.excuse() else { return };
-        for outcome in lock(&self.parts).values_mut() {
+        for outcome in self.parts.lock().values_mut() {
             if !matches!(outcome, Ok(how) if how.outlives_the_monitor) {
                 *outcome = Err(excuse.to_owned());
             }
@@ -128,7 +121,7 @@ impl InForce {
     /// Says of each device and part how it is enforced in the kernel, or why it is not.
     #[must_use]
     pub fn list(&self) -> Parts {
-        let (parts, rates) = (lock(&self.parts), lock(&self.rates));
+        let (parts, rates) = (self.parts.lock(), self.rates.lock());
         let all = parts.iter().map(|((device, part), outcome)| {
             let outcome = outcome.as_ref().map(|how| how.words.clone()).map_err(Clone::clone);
             ((device.clone(), part.name()), outcome)
@@ -149,7 +142,7 @@ impl InForce {
     #[must_use]
     pub fn features(&self, own: &Capabilities) -> Capabilities {
         let Some(at_start) = self.at_start.get() else { return own.clone() };
-        let privileged = *lock(&self.privileged);
+        let privileged = *self.privileged.lock();
         let of_monitor = |finding: &Finding| match (privileged, privileged.excuse()) {
             (_, Some(excuse)) => Finding { state: State::No, why: excuse.into() },
             (Privileged::Running, _) if finding.state == State::Yes => {
@@ -158,7 +151,7 @@ impl InForce {
             _ => finding.clone(),
         };
         let is_attached = |((_, part), outcome): (&(String, Part), &Outcome)| *part == Part::Ingress && outcome.is_ok();
-        let xdp = if lock(&self.parts).iter().any(is_attached) {
+        let xdp = if self.parts.lock().iter().any(is_attached) {
             Finding { state: State::Yes, why: "programs load and attach; the monitor's".into() }
         } else {
             of_monitor(&at_start.xdp)

@@ -6,7 +6,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     num::{NonZeroU32, NonZeroU64},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, Result};
@@ -20,6 +20,7 @@ use config::{
     kernel::Kernel,
     policy::{Class, Policy},
 };
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -123,15 +124,15 @@ impl Tables {
     }
 
     fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.lock()
     }
 
     fn known(&self) -> MutexGuard<'_, Option<KnownAddresses>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn loaded(&self) -> MutexGuard<'_, Loaded> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.loaded.lock()
     }
 
     /// The marks of the classes published so far; `None` where the kernel looks at none.
@@ -252,7 +253,7 @@ impl Tables {
     /// Counts an update that the kernel refused, and reports it unless it was refused the last time; returns whether it
     /// was accepted.
     fn note(&self, what: &str, updated: Result<(), Error>) -> bool {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused.lock();
         match updated {
             Ok(()) => {
                 refused.remove(what);
@@ -494,8 +495,8 @@ mod tests {
             assert_eq!(tables.note(what, updated), accepted);
         }
         assert_eq!(tables.refused_updates.get(), 2);
-        assert!(tables.refused.lock().unwrap().contains("eth0"));
+        assert!(tables.refused.lock().contains("eth0"));
         assert!(tables.note("eth0", Ok(())));
-        assert!(tables.refused.lock().unwrap().is_empty());
+        assert!(tables.refused.lock().is_empty());
     }
 }

@@ -1,15 +1,13 @@
 //! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rates, and what became
 //! of its traffic.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashSet, sync::Arc};
 
 use arc_swap::ArcSwap;
 use bpf::mark::Direction;
 use config::policy::{self, ClassId, DropRule, Policy, Subject};
 use masque::priority::Priority;
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{
         counter::Counter,
@@ -271,7 +269,7 @@ impl Cap {
 
     /// Reserves the departure of so much and returns when it is due: `now_ns` or later.
     pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
-        let mut paces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paces = self.0.lock();
         let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
         let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
         let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
@@ -377,7 +375,7 @@ impl ClassMetrics {
 
     /// Forgets what was counted for classes that a policy does not have, so that there are never more than it has.
     pub fn retain(&self, policy: &Policy) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         known.retain(|labels| {
             let [(_, class), _] = labels;
             let is_kept = policy.id_of(class).is_some();
@@ -401,7 +399,7 @@ impl ClassMetrics {
     pub fn of(&self, role: Role, class: &str) -> ClassCounters {
         let role = role.as_str();
         let labels = || [("class", class.to_owned()), ("role", role.to_owned())];
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(labels());
+        self.known.lock().insert(labels());
         let dropped = |reason: &str| {
             let [class, role] = labels();
             self.dropped.get_or_create(&[class, role, ("reason", reason.to_owned())]).clone()

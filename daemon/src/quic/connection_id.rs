@@ -6,9 +6,7 @@
 
 use std::{
     fs,
-    io::Write as _,
     net::SocketAddr,
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     sync::{
         Arc,
@@ -29,6 +27,7 @@ pub use self::{
     address::{AddressTokens, STAMP_AT, StampKey, TOKEN_BYTES},
     reset::ResetTokens,
 };
+use crate::state;
 
 mod address;
 mod reset;
@@ -51,14 +50,7 @@ impl Secret {
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let secret = Self::ephemeral()?;
-                // Renamed when it is whole, so that nobody ever reads a part.
-                let new = folder.join("secret.new");
-                let written = fs::create_dir_all(folder).and_then(|()| {
-                    _ = fs::remove_file(&new);
-                    let mut options = fs::OpenOptions::new();
-                    options.write(true).create_new(true).mode(0o600).open(&new)?.write_all(&secret.0)?;
-                    fs::rename(&new, &file)
-                });
+                let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
                 written.with_context(|| format!("failed to write {}", file.display()))?;
                 Ok(secret)
             }

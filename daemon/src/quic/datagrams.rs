@@ -19,7 +19,7 @@ use std::{
     collections::HashMap,
     ops::{Deref, DerefMut},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -32,6 +32,7 @@ use masque::{
     datagram::{self, UDP_CONTEXT},
     tunnel::{Form, Ignored, Tunnel, TunnelError},
 };
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use s2n_quic::provider::datagram as provider;
 
@@ -189,11 +190,6 @@ impl Arrivals {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks panics; and a queue is usable whatever state it was left in.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Hub {
     /// Whether the peer accepts DATAGRAM frames at all (RFC 9221 §3).
     #[must_use]
@@ -211,8 +207,8 @@ impl Hub {
         let state = Tunnel::new(false);
         let arrivals = Arrivals { payloads, state, violation: None, reader: None, losses: losses.clone() };
         let arrivals = Arc::new(Mutex::new(arrivals));
-        let slot = lock(&self.outbox).open(stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
-        let mut inbox = lock(&self.inbox);
+        let slot = self.outbox.lock().open(stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
+        let mut inbox = self.inbox.lock();
         // Of streams that were passed over, nothing will be asked.
         let passed_over = inbox.accepted..stream_id;
         drop(inbox.take_early(|id| passed_over.contains(&id)));
@@ -224,9 +220,9 @@ impl Hub {
 
     /// Changes the terms of the flow of a stream, if there is one.
     pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
-        let slot = lock(&self.inbox).flows.get(&stream_id).map(|entrance| entrance.slot);
+        let slot = self.inbox.lock().flows.get(&stream_id).map(|entrance| entrance.slot);
         if let Some(slot) = slot {
-            lock(&self.outbox).set_terms(slot, change);
+            self.outbox.lock().set_terms(slot, change);
         }
     }
 
@@ -246,14 +242,14 @@ impl Hub {
         let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
         self.counters.received.inc_by(is_payload.into());
         let stream_id = quarter_stream_id * 4;
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = self.inbox.lock();
         let Some(entrance) = inbox.flows.get(&stream_id).filter(|entrance| entrance.admitted) else {
             if !inbox.keep_early(stream_id, http_datagram) {
                 self.counters.dropped_unknown_stream.inc();
             }
             return;
         };
-        let mut arrivals = lock(&entrance.arrivals);
+        let mut arrivals = entrance.arrivals.lock();
         let dropped = arrivals.push(http_datagram);
         if dropped > 0 {
             self.counters.dropped_receive_queue.inc_by(dropped as u64);
@@ -268,7 +264,7 @@ impl Hub {
             return;
         }
         let ledger = self.dispatcher.get().map(|(_, ledger)| ledger);
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         let next = outbox.turns.datagrams_next(ledger.map(|ledger| &**ledger), packet.has_pending_streams());
         let filled = if next {
             outbox.fill(packet, ledger.map(|ledger| &**ledger), (self.clock.now_ns)())
@@ -313,12 +309,12 @@ impl Hub {
     /// How many bytes of payloads wait to leave in DATAGRAM frames.
     #[must_use]
     pub fn waiting_bytes(&self) -> usize {
-        lock(&self.outbox).bytes()
+        self.outbox.lock().bytes()
     }
 
     /// The order of the connection, locked.
     pub(super) fn turns(&self) -> impl DerefMut<Target = Turns> + '_ {
-        Locked(lock(&self.outbox))
+        Locked(self.outbox.lock())
     }
 
     /// The connection's dispatcher, if it has one.
@@ -334,7 +330,7 @@ impl Hub {
 
     /// Lets flows go on whose class's departure time has come; returns the next such time.
     pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
-        let mut outbox = lock(&self.outbox);
+        let mut outbox = self.outbox.lock();
         let next_ns = outbox.release(now_ns);
         let waits = outbox.waits();
         drop(outbox);
@@ -405,24 +401,24 @@ impl Flow {
     /// Lets datagrams in, those first that arrived early: the request is admitted, or our own. What exceeds the flow's
     /// bound from here on is dropped by the flow's rule.
     pub fn admit(&self) {
-        let mut inbox = lock(&self.hub.inbox);
+        let mut inbox = self.hub.inbox.lock();
         if let Some(entrance) = inbox.flows.get_mut(&self.stream_id) {
             entrance.admitted = true;
         }
-        let mut arrivals = lock(&self.arrivals);
+        let mut arrivals = self.arrivals.lock();
         let dropped: usize = inbox.take_early(|id| id == self.stream_id).map(|early| arrivals.push(&early)).sum();
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
     /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
-        lock(&self.arrivals).state.set_datagrams_usable(usable);
+        self.arrivals.lock().state.set_datagrams_usable(usable);
     }
 
     /// The form in which the tunnel's next payload leaves.
     #[must_use]
     pub fn form(&self) -> Form {
-        lock(&self.arrivals).state.form()
+        self.arrivals.lock().state.form()
     }
 
     /// What others may know of the flow.
@@ -440,7 +436,7 @@ impl Flow {
     /// What arrived for the tunnel and was ignored.
     #[must_use]
     pub fn ignored(&self) -> Ignored {
-        lock(&self.arrivals).state.ignored()
+        self.arrivals.lock().state.ignored()
     }
 
     /// Takes a capsule of the tunnel and returns the UDP payload in it, if there is one.
@@ -448,7 +444,7 @@ impl Flow {
     /// # Errors
     /// The capsule breaks a rule that ends the tunnel.
     pub fn on_capsule(&self, capsule: Capsule) -> Result<Option<Bytes>, TunnelError> {
-        lock(&self.arrivals).state.on_capsule(capsule)
+        self.arrivals.lock().state.on_capsule(capsule)
     }
 
     /// Begins a batch of UDP payloads to be sent in DATAGRAM frames with context ID 0; the connection is woken once,
@@ -458,12 +454,12 @@ impl Flow {
     #[must_use]
     pub fn batch(&self) -> Batch<'_> {
         let now_ns = (self.hub.clock.now_ns)();
-        Batch { flow: self, outbox: lock(&self.hub.outbox), now_ns, dropped: 0 }
+        Batch { flow: self, outbox: self.hub.outbox.lock(), now_ns, dropped: 0 }
     }
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        lock(&self.hub.outbox).set_terms(self.slot, |_| terms);
+        self.hub.outbox.lock().set_terms(self.slot, |_| terms);
     }
 
     /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
@@ -472,7 +468,7 @@ impl Flow {
     /// A datagram broke a rule that ends the tunnel.
     pub fn poll_recv(&self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<(), TunnelError>> {
         debug_assert!(payloads.is_empty());
-        let mut arrivals = lock(&self.arrivals);
+        let mut arrivals = self.arrivals.lock();
         if let Some(violation) = arrivals.violation {
             return Poll::Ready(Err(violation));
         }
@@ -517,13 +513,13 @@ impl Drop for Batch<'_> {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        let mut inbox = lock(&self.hub.inbox);
+        let mut inbox = self.hub.inbox.lock();
         let entrance = inbox.flows.remove(&self.stream_id);
         if entrance.is_some_and(|entrance| !entrance.admitted) {
             drop(inbox.take_early(|id| id == self.stream_id));
         }
         drop(inbox);
-        lock(&self.hub.outbox).close(self.slot);
+        self.hub.outbox.lock().close(self.slot);
     }
 }
 

@@ -20,10 +20,11 @@
 use std::{
     collections::HashMap,
     future::poll_fn,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     task::{Context, Poll},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::connection::Handle;
 
 use super::{
@@ -189,7 +190,7 @@ impl Dispatcher {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing under this lock panics; and the state is usable however it was left.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn now_ns(&self) -> u64 {
@@ -204,7 +205,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         self.hub.streams().dec_by((state.slots.len() - state.free.len()) as i64);
     }
 }

@@ -14,7 +14,7 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
@@ -26,6 +26,7 @@ use masque::{
     h3::{self, Code, Control, ControlEvent, RequestHead, RequestStream, Role, Settings, UniStream, UniVerdict},
     priority::Priority,
 };
+use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::{
     connection::{BidirectionalStreamAcceptor, Handle, ReceiveStreamAcceptor},
     stream,
@@ -355,7 +356,7 @@ fn excess(standing: &Standing, limit: Limit) -> h3::Error {
 
 impl Peer {
     fn signals(&self) -> MutexGuard<'_, Signals> {
-        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.signals.lock()
     }
 }
 

@@ -17,12 +17,13 @@ use std::{
     num::NonZeroU32,
     ops::RangeInclusive,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::provider::event::events::{
     self, ConnectionClosed, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, RecoveryMetrics,
     TransportParameters,
@@ -71,7 +72,7 @@ impl Tap {
         if !self.0.is_on.load(Relaxed) {
             return None;
         }
-        let mut log = lock(&self.0.log);
+        let mut log = self.0.log.lock();
         if log.as_ref().is_some_and(|log| log.is_over()) {
             // The reader may not even have noticed.
             *log = None;
@@ -82,7 +83,7 @@ impl Tap {
 
     /// Has a log get what happens; tells whether nobody else's does.
     fn connect(&self, log: &Arc<Log>) -> bool {
-        let mut current = lock(&self.0.log);
+        let mut current = self.0.log.lock();
         let is_free = current.as_ref().is_none_or(|log| log.is_over());
         if is_free {
             if let Some(parameters) = self.0.parameters.get() {
@@ -96,7 +97,7 @@ impl Tap {
     }
 
     fn disconnect(&self, log: &Arc<Log>) {
-        let mut current = lock(&self.0.log);
+        let mut current = self.0.log.lock();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, log)) {
             *current = None;
             self.0.is_on.store(false, Relaxed);
@@ -113,7 +114,7 @@ impl Traces {
     /// listens to it, or [`TRACES`] others are listened to.
     #[must_use]
     pub fn begin(self: &Arc<Self>, tap: &Tap, span: Duration) -> Option<Tracing> {
-        let mut traces = lock(&self.0);
+        let mut traces = self.0.lock();
         let (last, logs) = &mut *traces;
         if logs.len() >= TRACES {
             return None;
@@ -130,7 +131,7 @@ impl Traces {
     /// Notes that the kernel has taken a message of `train` packets, which it was `told` to send at a moment.
     pub fn departed(&self, packets: &[Departing], told_ns: Option<u64>, train: usize) {
         for &Departing { packet: Traced { log, header, decided_ns }, wanted_ns, place } in packets {
-            let log = lock(&self.0).1.iter().find(|open| open.id == log).cloned();
+            let log = self.0.lock().1.iter().find(|open| open.id == log).cloned();
             if let Some(log) = log {
                 let after = |ns: Option<u64>| ns.map(|ns| ms(ns.saturating_sub(log.begun_ns)));
                 let (wanted, told) = (after(wanted_ns), after(told_ns));
@@ -176,7 +177,7 @@ impl Tracing {
 impl Drop for Tracing {
     fn drop(&mut self) {
         self.tap.disconnect(&self.log);
-        lock(&self.traces.0).1.retain(|log| !Arc::ptr_eq(log, &self.log));
+        self.traces.0.lock().1.retain(|log| !Arc::ptr_eq(log, &self.log));
     }
 }
 
@@ -219,7 +220,7 @@ impl Log {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Does something to the state at a moment that is not before those of earlier calls.
@@ -418,11 +419,6 @@ impl State {
         *reading = 0;
         std::mem::replace(&mut self.entries, rest)
     }
-}
-
-/// Locks what a panic leaves whole: every change is the last step of its holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

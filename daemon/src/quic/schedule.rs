@@ -2,10 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use sched::stream::Discipline;
 
 use super::{
@@ -80,7 +81,7 @@ impl Schedules {
 
     fn connections(&self) -> MutexGuard<'_, Vec<Weak<dyn Scheduled>>> {
         // A list of the connections to tell stays whole even if its holder panics.
-        self.0.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.connections.lock()
     }
 }
 

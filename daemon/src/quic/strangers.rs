@@ -21,7 +21,7 @@ use std::{
     fmt,
     net::IpAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -29,6 +29,7 @@ use std::{
 
 use config::relay::{Limits, Strangers as Terms};
 use futures::task::AtomicWaker;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 
 pub use self::budget::Budget;
@@ -72,7 +73,7 @@ impl Places {
 
     fn lock(&self) -> MutexGuard<'_, (Census, Limits)> {
         // Nothing under this lock panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Decides about an attempt to connect, and counts it where it is refused. `proven` says whether the client has shown
@@ -221,7 +222,7 @@ impl Standing {
 
     fn move_on(&self, to: impl FnOnce(Stage) -> Option<Stage>) {
         if let Some(place) = &self.0.place {
-            place.lock().unwrap_or_else(PoisonError::into_inner).move_on(to);
+            place.lock().move_on(to);
         }
     }
 
@@ -279,7 +280,7 @@ impl Standing {
     /// Counts that the connection reached a limit.
     pub fn count(&self, limit: Limit) {
         if let Some(place) = &self.0.place {
-            let places = place.lock().unwrap_or_else(PoisonError::into_inner).places.clone();
+            let places = place.lock().places.clone();
             (places.hits)(limit);
         }
     }

@@ -1,11 +1,9 @@
 //! TLS 1.3 for both roles: certificates that can be replaced while connections live, client certificates, pinning.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, bail};
+use parking_lot::{Mutex, RwLock};
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
     client::{
@@ -157,7 +155,7 @@ impl ServerTls {
 
     /// Puts another configuration in force for new connections.
     pub fn replace(&self, prepared: Prepared) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = prepared.0;
+        *self.0.write() = prepared.0;
     }
 }
 
@@ -217,7 +215,7 @@ impl crypto::tls::Endpoint for ServerTls {
         transport_parameters: &Params,
         info: crypto::tls::ConnectionInfo,
     ) -> Self::Session {
-        let mut server = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut server = self.0.read().clone();
         server.new_server_session(transport_parameters, info)
     }
 
@@ -227,12 +225,12 @@ impl crypto::tls::Endpoint for ServerTls {
         name: application::ServerName,
     ) -> Self::Session {
         // Only a client endpoint asks for this, and this provider starts none.
-        let mut server = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut server = self.0.read().clone();
         server.new_client_session(transport_parameters, name)
     }
 
     fn max_tag_length(&self) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).max_tag_length()
+        self.0.read().max_tag_length()
     }
 }
 
@@ -348,7 +346,7 @@ impl Refusals {
     /// Takes what was noted last.
     #[must_use]
     pub fn take(&self) -> Option<Refused> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 
@@ -375,7 +373,7 @@ impl ServerCertVerifier for Witness {
     ) -> Result<ServerCertVerified, rustls::Error> {
         self.verifier.verify_server_cert(end_entity, intermediates, name, ocsp_response, now).inspect_err(|reason| {
             let refused = Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() };
-            *self.refusals.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(refused);
+            *self.refusals.0.lock() = Some(refused);
         })
     }
 

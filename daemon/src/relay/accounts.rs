@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::SystemTime,
@@ -13,6 +13,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use config::quota::Quota;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
@@ -61,7 +62,7 @@ impl Default for Account {
 impl Account {
     /// Puts another quota in force, for what is open as well. Rates that stay the same go on where they are.
     pub fn set(&self, quota: &Quota) {
-        let mut old = self.quota.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut old = self.quota.lock();
         if (old.rate_up, old.packets_up) != (quota.rate_up, quota.packets_up) {
             self.up.store(Cap::new(quota.rate_up, quota.packets_up).map(Arc::new));
         }
@@ -170,7 +171,7 @@ struct State {
 
 impl Accounts {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Puts quotas in force, by user; users that are not named have none any more.

@@ -5,16 +5,16 @@
 
 use std::{
     fs, io,
-    io::Write as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use parking_lot::Mutex;
 use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
-use crate::seldom::Seldom;
+use crate::{seldom::Seldom, state};
 
 /// How often what has changed is saved, and shown.
 pub const PAUSE: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ impl Ledger {
     pub fn save(&self, now: SystemTime) {
         self.accounts.show(&self.gauges, now);
         let used = self.accounts.used(now);
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = self.saved.lock();
         let nothing = saved.is_none() && used.bytes.is_empty();
         if nothing || saved.as_ref() == Some(&used) {
             return;
@@ -87,11 +87,7 @@ fn read(file: &Path) -> io::Result<Option<Used>> {
 }
 
 fn write(file: &Path, used: &Used) -> io::Result<()> {
-    let staged = file.with_extension("json.new");
-    let mut new = fs::File::create(&staged)?;
-    new.write_all(&serde_json::to_vec(used)?)?;
-    new.sync_all()?;
-    fs::rename(&staged, file)
+    state::replace(file, &serde_json::to_vec(used)?)
 }
 
 #[cfg(test)]

@@ -3,10 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire},
     },
 };
+
+use parking_lot::Mutex;
 
 /// A count that several holders share.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,7 @@ impl PerUser {
     /// Takes a place of `user`, unless `limit` are taken already.
     #[must_use]
     pub fn take(&self, user: &Arc<str>, limit: usize) -> Option<Place> {
-        let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = self.0.lock();
         if users.len() > 1024 && !users.contains_key(user) {
             users.retain(|_, gauge| gauge.count() > 0);
         }

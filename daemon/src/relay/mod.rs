@@ -24,7 +24,7 @@ use std::{
     future::poll_fn,
     net::{IpAddr, SocketAddr},
     pin::pin,
-    sync::{Arc, OnceLock, PoisonError, RwLock, atomic::AtomicUsize},
+    sync::{Arc, OnceLock, atomic::AtomicUsize},
     time::{Duration, SystemTime},
 };
 
@@ -39,6 +39,7 @@ use masque::{
     request::{Protocol, Refusal, accepted},
     template::Template,
 };
+use parking_lot::RwLock;
 use s2n_quic::{Server, connection::Connection};
 use socket2::SockRef;
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
@@ -255,11 +256,11 @@ impl Relay {
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
         self.places.set_limits(rules.limits.clone());
-        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+        *self.rules.write() = Arc::new(rules);
     }
 
     fn rules(&self) -> Arc<Rules> {
-        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.rules.read().clone()
     }
 
     /// Moves on to `phase`; [`Relay::serve`] returns when no connection is left.

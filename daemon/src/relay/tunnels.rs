@@ -8,7 +8,7 @@ use std::{
     net::SocketAddr,
     ops::Bound,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::SystemTime,
@@ -16,6 +16,7 @@ use std::{
 
 use config::{policy::Subject, targets::Protocol};
 use masque::target::{Host, Target};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{Caller, usage::Usage};
@@ -54,7 +55,7 @@ impl<T> Table<T> {
     }
 
     fn rows(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<T>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// Takes in what `make` makes with its ID; IDs are not used again.
@@ -286,7 +287,7 @@ impl Tunnel {
     }
 
     fn pinned(&self) -> MutexGuard<'_, Option<String>> {
-        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pinned.lock()
     }
 
     /// The class that the operator gave it, if any.

@@ -3,11 +3,9 @@
 //! Names of users are bounded by the configuration, except those of certificates that an authority's word admits. So only
 //! the first ones to come have metrics of their own, as many as `users` of `[metrics]` says; all others are one, "other".
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
@@ -80,13 +78,13 @@ impl Usages {
 
     /// Lets so many users have metrics of their own; those that have them keep them.
     pub fn limit(&self, users: u32) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).limit = users as usize;
+        self.known.lock().limit = users as usize;
     }
 
     /// Returns the usage of a user.
     #[must_use]
     pub fn of(&self, user: &Arc<str>) -> Arc<Usage> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if let Some(usage) = known.users.get(user) {
             return usage.clone();
         }

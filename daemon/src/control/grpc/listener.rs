@@ -6,13 +6,14 @@ use std::{
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::Path,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -202,7 +203,7 @@ impl Hall {
     }
 
     fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
-        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.strangers.lock()
     }
 }
 

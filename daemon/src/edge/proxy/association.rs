@@ -5,13 +5,14 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use config::targets::Protocol;
 use masque::target::Target;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -71,7 +72,7 @@ struct Inbox {
 impl Flow {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         // Nothing under this lock panics.
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     /// Has the tunnel end properly.

@@ -4,12 +4,13 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use aws_lc_rs::hmac;
+use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::provider::stateless_reset_token::{Generator, Provider};
 use s2n_quic_core::stateless_reset::Token;
 
@@ -126,7 +127,7 @@ impl Resets {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -220,7 +220,7 @@ fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
         (0..10_000).for_each(|_| receive(&hub, stream_id, &vec![0; len]));
     }
     let kept = || {
-        let inbox = lock(&hub.inbox);
+        let inbox = hub.inbox.lock();
         (inbox.early_bytes, inbox.early.len(), inbox.early.capacity())
     };
     let (bytes, datagrams, _) = kept();
@@ -274,9 +274,9 @@ fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
         send(&flow, &[&[1; 10]]);
         receive(&hub, round * 4, b"x");
     }
-    let outbox = lock(&hub.outbox);
+    let outbox = hub.outbox.lock();
     assert_eq!((outbox.bytes(), outbox.queues.len(), outbox.turns.waiting(Kind::Flow)), (0, 1, 0));
-    assert!(lock(&hub.inbox).flows.is_empty());
+    assert!(hub.inbox.lock().flows.is_empty());
 }
 
 proptest! {
@@ -299,7 +299,7 @@ proptest! {
                 prop_assert!(last[quarter as usize] < Some(number), "payloads of a flow leave in order");
                 last[quarter as usize] = Some(number);
             }
-            let outbox = lock(&hub.outbox);
+            let outbox = hub.outbox.lock();
             let waiting: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum();
             prop_assert_eq!(waiting, outbox.bytes());
             prop_assert!(waiting <= 2 * 1000);

@@ -1,10 +1,11 @@
 //! What can be known of one tunnel's flow from outside.
 
-use std::sync::{Arc, Mutex, atomic::AtomicU64};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use masque::tunnel::Form;
+use parking_lot::Mutex;
 
-use super::{Arrivals, lock};
+use super::Arrivals;
 
 /// Payloads of one tunnel that were dropped inside its connection.
 #[derive(Debug, Default)]
@@ -37,6 +38,6 @@ impl View {
     /// The form in which the tunnel's payloads leave.
     #[must_use]
     pub fn form(&self) -> Form {
-        lock(&self.arrivals).state.form()
+        self.arrivals.lock().state.form()
     }
 }

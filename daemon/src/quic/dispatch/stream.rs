@@ -2,11 +2,12 @@
 
 use std::{
     future::poll_fn,
-    sync::{Arc, MutexGuard},
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use s2n_quic::application;
 
 use super::{CANCELLED, Error, QUEUE_BYTES, Shared, Slot, State};

@@ -4,11 +4,12 @@ use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
+use parking_lot::RwLock;
 use s2n_quic_platform::message::default::Handle;
 use tokio::sync::mpsc;
 
@@ -94,12 +95,12 @@ impl Devices {
         };
         let ip = |address| SocketAddr::from(address).ip();
         let route = (ip(path.remote_address.0), ip(path.local_address.0));
-        let known = self.routes.known.read().unwrap_or_else(PoisonError::into_inner).get(&route).cloned();
+        let known = self.routes.known.read().get(&route).cloned();
         known.unwrap_or_else(|| {
             // Noted before it is asked, so that it never takes the place of the answer.
             self.routes.answer(route, self.unknown());
             if questions.try_send(route).is_err() {
-                self.routes.known.write().unwrap_or_else(PoisonError::into_inner).remove(&route);
+                self.routes.known.write().remove(&route);
             }
             self.unknown()
         })
@@ -128,7 +129,7 @@ impl Default for Routes {
 impl Routes {
     /// Notes by which device packets leave for `route`.
     pub fn answer(&self, route: Route, device: Arc<Device>) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.write();
         if known.len() >= MAX_ROUTES {
             known.clear();
         }
@@ -137,7 +138,7 @@ impl Routes {
 
     /// Forgets all routes, because some have changed.
     pub fn forget(&self) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.known.write().clear();
     }
 }
 
@@ -177,7 +178,7 @@ mod tests {
             let route = (IpAddr::from(number.to_be_bytes()), IpAddr::from([0; 4]));
             routes.answer(route, devices.unknown());
         }
-        assert!(routes.known.read().unwrap().len() <= MAX_ROUTES);
+        assert!(routes.known.read().len() <= MAX_ROUTES);
         assert_eq!(std::iter::from_fn(|| asked.try_recv().ok()).count(), MAX_QUESTIONS);
     }
 }

@@ -4,11 +4,13 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use crate::quic::{class_key::ClassKey, monotonic};
 
@@ -80,7 +82,7 @@ impl Recorder {
     pub fn record(self: &Arc<Self>, span: Duration) -> Option<Recording> {
         let now_ns = monotonic::now_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        let mut current = lock(&self.log);
+        let mut current = self.log.lock();
         if current.as_ref().is_some_and(|log| now_ns < log.until_ns) {
             return None;
         }
@@ -98,14 +100,14 @@ impl Recorder {
 
     /// Notes a message that was sent.
     pub fn note(&self, message: Message) {
-        let mut current = lock(&self.log);
+        let mut current = self.log.lock();
         let Some(log) = current.as_ref().filter(|log| message.handed_ns < log.until_ns) else {
             // The caller has had its time, and may not even have noticed.
             *current = None;
             self.is_on.store(false, Relaxed);
             return;
         };
-        let (records, packets) = &mut *lock(&log.records);
+        let (records, packets) = &mut *log.records.lock();
         if *packets + message.packets.len() > PACKETS {
             records.lost_packets += message.packets.len() as u64;
         } else {
@@ -126,7 +128,7 @@ impl Recording {
     /// Takes what was recorded since the last time.
     #[must_use]
     pub fn take(&self) -> Records {
-        std::mem::take(&mut *lock(&self.log.records)).0
+        std::mem::take(&mut *self.log.records.lock()).0
     }
 
     /// Whether its time is over.
@@ -138,18 +140,13 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        let mut current = lock(&self.recorder.log);
+        let mut current = self.recorder.log.lock();
         // Another's may have begun when the time of this one was over.
         if current.as_ref().is_some_and(|log| Arc::ptr_eq(log, &self.log)) {
             *current = None;
             self.recorder.is_on.store(false, Relaxed);
         }
     }
-}
-
-/// Locks what a panic leaves whole: every change is the last step of its holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
