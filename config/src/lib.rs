@@ -42,6 +42,7 @@ pub mod control;
 pub mod error;
 mod explain;
 pub mod forward;
+pub mod hash;
 pub mod kernel;
 pub mod log;
 mod manual;

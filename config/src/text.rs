@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use toml::Value;
 
+use crate::hash::hex;
 use crate::section::Word;
 use crate::targets::Ports;
 
@@ -92,7 +93,7 @@ impl Keys<'_> {
     }
 
     pub(crate) fn hash(&mut self, key: &str, hash: &[u8; 32]) {
-        self.text(key, &hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        self.text(key, &hex(hash));
     }
 
     pub(crate) fn rate(&mut self, key: &str, bytes_per_sec: Option<u64>) {

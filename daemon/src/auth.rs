@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use config::{
+    hash::hex,
     moment::Moment,
     relay::{ClientCertificate, Token},
 };
@@ -171,17 +172,6 @@ pub fn generate_token() -> Result<(String, [u8; 32]), rustls::crypto::GetRandomF
     let token = format!("{PREFIX}{}", hex(&bits));
     let digest = Sha256::digest(token.as_bytes()).into();
     Ok((token, digest))
-}
-
-/// Writes bytes as lower-case hexadecimal digits.
-#[must_use]
-pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
-use config::{Config, policy::Policy, relay::Listener};
+use config::{Config, hash::hex, policy::Policy, relay::Listener};
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
@@ -29,7 +29,6 @@ use tokio::{
 
 use crate::{
     activation::Activation,
-    auth::hex,
     bind_error::BindError,
     certificates::{self, Certificate, Nearness, Told},
     configuration::{

@@ -96,9 +96,6 @@ pub enum Refusal {
     /// There is no route to the target.
     #[error("there is no route to the target")]
     Unroutable,
-    /// The target is known to be down.
-    #[error("the target is not available")]
-    Unavailable,
     /// The target refused the connection.
     #[error("the target refused the connection")]
     ConnectionRefused,
@@ -140,7 +137,6 @@ impl Refusal {
             Self::DnsError { .. } => (502, E::DnsError, "dns_error"),
             Self::DnsTimeout => (504, E::DnsTimeout, "dns_timeout"),
             Self::Unroutable => (502, E::DestinationIpUnroutable, "unroutable"),
-            Self::Unavailable => (503, E::DestinationUnavailable, "unavailable"),
             Self::ConnectionRefused => (502, E::ConnectionRefused, "connection_refused"),
             Self::ConnectionTimeout => (504, E::ConnectionTimeout, "connection_timeout"),
             Self::ConnectionTerminated => (502, E::ConnectionTerminated, "connection_terminated"),
@@ -288,7 +284,6 @@ mod tests {
             Refusal::DnsError { rcode: None },
             Refusal::DnsTimeout,
             Refusal::Unroutable,
-            Refusal::Unavailable,
             Refusal::ConnectionRefused,
             Refusal::ConnectionTimeout,
             Refusal::ConnectionTerminated,

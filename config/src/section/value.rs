@@ -11,6 +11,7 @@ use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
+use crate::hash;
 use crate::nat64::Nat64Prefix;
 use crate::pattern::{NotAPattern, Pattern};
 
@@ -248,15 +249,7 @@ impl Value for [u8; 32] {
     const EXPECTED: &'static str = "a SHA-256 hash: 64 hexadecimal digits in quotes";
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
-        let text = value.as_str()?.replace(':', "");
-        if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut hash = [0; 32];
-        for (index, byte) in hash.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
-        }
-        Some(hash)
+        hash::read(value.as_str()?)
     }
 
     fn schema() -> Json {

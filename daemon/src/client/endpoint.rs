@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::uplink::{ClientIdentity, Trust, Uplink};
+use config::{
+    hash::hex,
+    uplink::{ClientIdentity, Trust, Uplink},
+};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::{
     h3::Code,
@@ -355,8 +358,4 @@ async fn resolve(origin: &Target) -> io::Result<Vec<SocketAddr>> {
         Host::Ip(address) => Ok(vec![SocketAddr::new(*address, origin.port)]),
         Host::Name(name) => Ok(tokio::net::lookup_host((name.as_str(), origin.port)).await?.collect()),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

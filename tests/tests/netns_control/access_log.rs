@@ -1,7 +1,8 @@
 //! The access log, and the same as events.
 
+use config::hash::hex;
 use masque::tunnel::Form;
-use paced::auth::{generate_token, hex};
+use paced::auth::generate_token;
 use paced::control::grpc::{self, v1};
 use serde_json::Value;
 use tests::client::{Client, refusal};

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use config::hash::hex;
 use masque::proxy_status::ErrorType;
-use paced::auth::{generate_token, hex};
+use paced::auth::generate_token;
 use tests::authority::Authority;
 use tests::client::{Client, refusal};
 use tests::site::{Family, Site, Terms};

@@ -1,6 +1,7 @@
 //! `pacectl probe` of a relay that is not this user's own.
 
-use paced::auth::{generate_token, hex};
+use config::hash::hex;
+use paced::auth::generate_token;
 use tests::process::Process;
 use tests::site::{Family, SOON, Site, Terms};
 

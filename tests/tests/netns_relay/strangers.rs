@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use config::hash::hex;
 use futures::future::join_all;
 use masque::h3::{self, Code, RequestHead, Role, Settings};
 use masque::target::{Host, Target};
 use masque::template::Template;
-use paced::auth::{generate_token, hex};
+use paced::auth::generate_token;
 use paced::quic::h3::Error;
 use paced::quic::tls;
 use s2n_quic::client::Connect;

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use config::{
     forward::Mode,
+    hash,
     uplink::{ClientIdentity, Trust},
 };
 use masque::{
@@ -74,7 +75,7 @@ impl RelayOptions {
     pub(crate) fn explain(&self, error: ConnectError) -> anyhow::Error {
         match error {
             ConnectError::Untrusted { fingerprint, .. } if self.is_development() => {
-                let digits: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+                let digits = hash::hex(&fingerprint);
                 anyhow::anyhow!(
                     "the relay at {DEVELOPMENT_AUTHORITY} is not the one that `paced run` of this user has its certificate \
                      in {} for: another user runs it, or with another --state-dir. If that is meant: --relay \
@@ -130,29 +131,12 @@ fn template(text: &str) -> Result<Template, TemplateError> {
 }
 
 fn fingerprint(text: &str) -> Result<[u8; 32]> {
-    let digits: Option<Vec<u8>> =
-        text.chars().filter(|c| *c != ':').map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
-    let digits: Option<[u8; 64]> = digits.and_then(|digits| digits.try_into().ok());
-    let digits = digits.context("expected 64 hexadecimal digits, with or without colons")?;
-    Ok(std::array::from_fn(|byte| digits[2 * byte] << 4 | digits[2 * byte + 1]))
+    hash::read(text).context("expected 64 hexadecimal digits, with or without colons")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fingerprints_are_read_with_and_without_colons() {
-        let plain = "0f".repeat(32);
-        let colons = vec!["0F"; 32].join(":");
-        assert_eq!(fingerprint(&plain).unwrap(), [15; 32]);
-        assert_eq!(fingerprint(&colons).unwrap(), [15; 32]);
-        for wrong in
-            ["", "0f", &plain[1..], &format!("{plain}00"), &plain.replace('f', "g"), &plain.replace("0f", "+f")]
-        {
-            assert!(fingerprint(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_certificate_that_another_users_relay_shows_is_told_with_the_way_to_trust_it() {

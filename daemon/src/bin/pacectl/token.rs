@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use clap::Subcommand;
-use config::moment::Moment;
+use config::{hash::hex, moment::Moment};
 use paced::{auth, say};
 
 #[derive(Subcommand)]
@@ -25,7 +25,7 @@ fn moment(text: &str) -> Result<Moment, &'static str> {
 pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
     let Command::New { name, expires } = command;
     let (token, sha256) = auth::generate_token().map_err(|_| anyhow!("the system has no randomness to give"))?;
-    let sha256 = auth::hex(&sha256);
+    let sha256 = hex(&sha256);
     if as_json {
         let expires = expires.map(|expires| expires.to_string());
         say!("{}", serde_json::json!({ "name": name, "token": token, "sha256": sha256, "expires": expires }));
