@@ -28,7 +28,7 @@ pub mod run;
 pub mod segments;
 pub mod seldom;
 pub mod state;
-pub mod target;
 pub mod tunnel;
+pub mod udp_target;
 pub mod watchdog;
 pub mod workers;

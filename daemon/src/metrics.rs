@@ -31,7 +31,7 @@ use crate::{
         usage::{Usage, Usages},
     },
     resolve::DnsCounters,
-    target::UplinkCounters,
+    udp_target::UplinkCounters,
 };
 
 pub mod page;

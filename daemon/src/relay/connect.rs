@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::{Relay, Rules};
-use crate::target::{SocketBuffers, TargetError, UdpTarget, bind_address};
+use crate::udp_target::{SocketBuffers, TargetError, UdpTarget, bind_address};
 
 /// The addresses to try in turn: each tunnel begins with another one.
 fn sources(relay: &Relay, rules: &Rules, target: SocketAddr) -> impl Iterator<Item = Option<IpAddr>> + use<> {

@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
     quic::class::{Class, Terms},
     resolve::ResolveError,
-    target::UdpTarget,
+    udp_target::UdpTarget,
 };
 
 /// A request that is served.

@@ -20,8 +20,8 @@ use crate::{
     metrics::Metrics,
     quic::h3,
     segments::Segments,
-    target::{Flush, TargetError, UdpTarget, UplinkCounters},
     tunnel::{Ended, UdpTunnel},
+    udp_target::{Flush, TargetError, UdpTarget, UplinkCounters},
 };
 
 /// How many batches one tunnel moves in either direction before the others get their turn.
