@@ -1,5 +1,7 @@
 //! What is open, and what an operator does to it.
 
+use std::process::Command;
+
 use masque::tunnel::Form;
 use tests::process::wait_for;
 use tests::site::{Family, SOON, Site, Terms};
@@ -100,4 +102,29 @@ fn a_tunnel_that_an_operator_closes_ends_alone() {
         assert_eq!(site.pacectl(&["close", "1"], "").unwrap().0, Some(3));
     })
     .unwrap();
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_every_command_in_peace() {
+    tests::ring!(Netns);
+    let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
+    for arguments in [
+        &["status"][..],
+        &["--json", "status"],
+        &["classes"],
+        &["tunnels"],
+        &["connections"],
+        &["policy", "get"],
+        &["policy", "list"],
+        // For ever, were there a reader.
+        &["--json", "top"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(tests::program("pacectl").unwrap());
+        command.arg("--socket").arg(site.path("control.sock")).args(arguments);
+        let output = command.stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{arguments:?}: {}: {said}", output.status);
+    }
 }
