@@ -28,7 +28,7 @@ struct {
 	__type(value, struct stamp_key);
 } paced_stamps SEC(".maps");
 
-/* Whether a token, which the packet has room for, was made for who shows it, and not long ago. */
+/* Whether a token, which the packet has room for, was made for the client that shows it, and not long ago. */
 static __always_inline int token_is_ours(const __u8 *token, const __u64 address[2], __u16 port, __u64 now_ns)
 {
 	struct stamp_key *stamps;

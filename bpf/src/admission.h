@@ -36,7 +36,7 @@ struct {
 	__type(value, __u64);
 } paced_prefixes SEC(".maps");
 
-/* The same by what was proven. Apart from prefixes: those are forged as fast as the link goes, and push each other out. */
+/* The same by what was proven. Apart from prefixes, which are forged at line rate, and push each other out. */
 enum lane { TOKENS, IDS, KNOWN, STRANGERS };
 struct proof {
 	__u64 what; /* an address, or the first bytes of an ID */

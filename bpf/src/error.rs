@@ -63,7 +63,7 @@ pub struct Circumstances {
 }
 
 impl Circumstances {
-    /// Those of the calling thread, now.
+    /// Returns the circumstances of the calling thread, now.
     pub(crate) fn now() -> Self {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self { kernel: kernel.trim().to_owned(), missing: missing_rights() }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * XDP ingress: of the UDP packets to the daemon's own listeners, those that deserve nothing are dropped before they cost a
- * socket buffer. Everything else passes untouched; frame.h says what is found, and admission.h how much passes.
+ * XDP ingress: drops UDP packets to the daemon's own listeners that deserve nothing, before they cost a socket buffer.
+ * Everything else passes untouched; frame.h says what is found, and admission.h how much passes.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>

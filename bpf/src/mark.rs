@@ -3,7 +3,7 @@
 //! The upper 16 bits are a tag that tells our marks from those of others; bit 8 is the direction, bits 0 to 7 the class,
 //! and the rest is zero.
 
-/// Toward whom a packet leaves.
+/// The side that a packet leaves toward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// Toward clients.
@@ -42,7 +42,7 @@ impl Default for Tag {
 /// Class and direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mark {
-    /// Toward whom it leaves.
+    /// The side that it leaves toward.
     pub direction: Direction,
     /// The index of its class in the policy.
     pub class: u8,

@@ -30,7 +30,7 @@ static __always_inline struct sip_state sip_start(const __u64 key[2])
 	};
 }
 
-/* The next eight bytes; those of the last word are what is left, with the length of all modulo 256 on top. */
+/* The next eight bytes; the bytes of the last word are what is left, with the length of all modulo 256 on top. */
 static __always_inline void sip_word(struct sip_state *s, __u64 word)
 {
 	s->d ^= word;

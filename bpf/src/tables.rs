@@ -27,7 +27,7 @@ impl Tables {
         fds.collect()
     }
 
-    /// The same for somebody who outlives the object.
+    /// As [`Tables::fds`], for a caller that outlives the object.
     pub(crate) fn owned_fds(&self, ebpf: &Ebpf) -> Result<Vec<OwnedFd>, Error> {
         let fds = self.fds(ebpf)?.into_iter().zip(self.names);
         fds.map(|(fd, name)| fd.try_clone_to_owned().map_err(|error| self.broken(name, error))).collect()

@@ -1,4 +1,4 @@
-//! Who may look at paced and change its policy while it runs, and where.
+//! The users that may look at paced and change its policy while it runs, and where.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::section::{Section, Value, text};
 /// The doors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// The Unix socket of the gRPC door, if it is open. Who may connect, by the socket's mode, may read.
+    /// The Unix socket of the gRPC door, if it is open. Every user that may connect, by the socket's mode, may read.
     pub socket: Option<PathBuf>,
     /// The TCP address of the gRPC door, if it is open there, too.
     pub tcp: Option<Tcp>,

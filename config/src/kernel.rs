@@ -9,7 +9,7 @@ use toml::de::DeValue;
 use crate::error::Problem;
 use crate::section::{Section, Value};
 
-/// The kernel's programs and queueing disciplines. Nothing is loaded where no device is named.
+/// The kernel's programs and queueing disciplines. The daemon loads nothing if no device is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The network devices through which clients and targets are reached; no name occurs twice.
@@ -24,7 +24,8 @@ pub struct Kernel {
     pub mark_tag: u32,
     /// How many packets that begin a connection pass from one /24 (IPv4) or /56 (IPv6); at least 1.
     pub initials_per_second_from_prefix: u32,
-    /// How many pass from all together; at least 1. As many again pass in each of the lanes for those who prove something.
+    /// How many pass from all together; at least 1. As many again pass in each of the lanes for clients that prove
+    /// something.
     pub initials_per_second: u32,
     /// How many later fragments pass to the addresses of listeners; at least 1.
     pub fragments_per_second: u32,

@@ -9,7 +9,7 @@
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`quota`] | what one user may use |
 //! | [`change`] | what becomes of keys that change while paced runs |
-//! | [`control`] | who may look and change while paced runs |
+//! | [`control`] | the users that may look and change while paced runs |
 //! | [`log`] | what is logged, and in which form |
 //! | [`metrics`] | where metrics are served |
 //! | [`policy`] | classes of traffic, and what belongs to which |
@@ -181,7 +181,7 @@ pub enum Warning {
         /// The rule that takes everything.
         behind: usize,
     },
-    /// A rule about somebody whom no entry names. Counted from 1.
+    /// A rule about a user that no entry names. Counted from 1.
     #[error(
         "rule {rule} is about the user {user:?}, whom no [[relay.token]] and no [[relay.client_certificate]] names"
     )]

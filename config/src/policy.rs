@@ -48,7 +48,7 @@ pub struct Policy {
 /// How the streams and tunnels of one connection share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Who has the next turn.
+    /// Which stream or tunnel has the next turn.
     pub discipline: Discipline,
     /// The least that may be handed to the transport ahead of its first transmission, in packets. Fewer let urgent
     /// bytes overtake sooner, more keep the path filled between turns. `None` adapts it to the path's rate.
@@ -98,7 +98,7 @@ pub enum DropRule {
     /// The oldest, once the queue is full; none earlier.
     #[default]
     Oldest,
-    /// Also those that have waited for longer than this.
+    /// Also payloads that have waited for longer than this.
     Sojourn(Duration),
     /// Also as many as CoDel asks for to keep waits short (RFC 8289).
     CoDel {
@@ -114,7 +114,7 @@ pub enum DropRule {
 pub struct Rule {
     /// The class that it gives.
     pub class: ClassId,
-    /// Users, one of whom has to be authenticated; `None` for all, and for nobody.
+    /// Users, one of which has to be authenticated; `None` for all, and for nobody.
     pub users: Option<Vec<String>>,
     /// Targets, by address or by the name that was asked for.
     pub to: Option<Vec<Pattern>>,
@@ -189,7 +189,7 @@ impl Default for Policy {
 
 impl Default for Schedule {
     /// Two levels, the low one by round robin. As long as no class is on the high level, every stream and tunnel takes
-    /// its turn, whatever clients signal, which is what who configured nothing expects; and a class needs no more than
+    /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs no more than
     /// `level = "high"` and a deadline to overtake them.
     fn default() -> Self {
         Self { discipline: Discipline::Ml { low: Low::Rr }, low_mark_packets: None }

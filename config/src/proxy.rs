@@ -23,7 +23,7 @@ pub struct Proxy {
     pub mode: Mode,
     /// The class of what is sent to the relay, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
-    /// File with the names and passwords of those who may use it; without it, everybody may who can connect.
+    /// File with the names and passwords of the users; without it, every client that can connect may use it.
     pub users_file: Option<PathBuf>,
     /// How long a TCP connection may be silent before it is closed.
     pub idle: Duration,

@@ -1,4 +1,4 @@
-//! The relay role: where it listens, whom it serves, which targets it reaches, and how much of everything.
+//! The relay role: where it listens, which clients it serves, which targets it reaches, and how much of everything.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -46,7 +46,7 @@ pub struct Relay {
 pub struct Listener {
     /// The address to bind.
     pub address: SocketAddr,
-    /// How the relay proves who it is.
+    /// How the relay proves its identity.
     pub identity: Identity,
     /// PEM file with the authorities that sign client certificates; always there if `auth` needs it.
     pub client_ca: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub struct Listener {
     pub class: Option<String>,
 }
 
-/// How a listener proves who it is.
+/// How a listener proves its identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// A certificate for `localhost` that paced signs itself and keeps in the state folder. Development only.
@@ -160,7 +160,7 @@ pub struct Limits {
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
     pub tunnels_per_connection: u32,
-    /// Tunnels at once of one user over all connections; of one network, where clients need not say who they are.
+    /// Tunnels at once of one user over all connections; of one network, where clients need not authenticate.
     pub tunnels_per_user: u32,
     /// Bytes that may wait toward the client for one tunnel.
     pub queue_bytes_per_tunnel: u32,

@@ -339,7 +339,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Has one of any number of sections described.
+    /// Describes one of any number of sections.
     fn rehearse<T>(&self, path: &str, read: impl FnOnce(&mut Section<'_>) -> T) {
         if self.report.schema.is_some() {
             Section::open(self.report, path.to_owned(), self.offset, None, read);

@@ -16,12 +16,12 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// One without what goes without saying.
+    /// Returns a text without what goes without saying.
     pub(crate) const fn brief() -> Self {
         Self { text: String::new(), is_whole: false }
     }
 
-    /// One that says everything.
+    /// Returns a text that says everything.
     pub(crate) const fn whole() -> Self {
         Self { text: String::new(), is_whole: true }
     }

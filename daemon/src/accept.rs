@@ -34,7 +34,7 @@ struct Ended {
     result: &'static str,
 }
 
-/// What is counted of those who want to come in.
+/// Counters of callers that want to come in.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     failures: Family<Of, Counter>,
@@ -75,8 +75,8 @@ impl Acceptor {
         Self { door, failures: counters.failures.get_or_create_owned(&Of { door }), told: None, is_short: false }
     }
 
-    /// Waits for the next caller. Where there is none to be had for lack of descriptors or memory, that is counted, said
-    /// once (and at most once a minute), and tried again after a pause, for as long as it takes. Nothing is lost where this is dropped before.
+    /// Waits for the next caller. If descriptors or memory are short, it counts the failure, logs it once (and at most
+    /// once a minute), and tries again after a pause, for as long as it takes. Dropping the future loses nothing.
     pub async fn next<T, F: Future<Output = io::Result<T>>>(&mut self, mut accept: impl FnMut() -> F) -> T {
         loop {
             match accept().await {
@@ -86,7 +86,7 @@ impl Acceptor {
                     }
                     return caller;
                 }
-                // About one who is gone (accept(2)); the next may be there already.
+                // The error is about a caller that is gone (accept(2)); the next may be there already.
                 Err(error) if is_about_the_caller(&error) => {
                     tracing::debug!(door = self.door, "nobody came in: {error}")
                 }
@@ -143,7 +143,7 @@ fn is_about_the_caller(error: &io::Error) -> bool {
         .contains(&error.kind())
 }
 
-/// Callers of whom nothing is known yet but where they come from: so many at once, and so many from one place.
+/// Callers of which only the address is known yet: so many at once, and so many from one place.
 #[derive(Debug)]
 pub struct Strangers<T> {
     /// The oldest first.
@@ -160,9 +160,9 @@ impl<T> Strangers<T> {
         Self { inside: Vec::new(), next: 0, most, most_from_one }
     }
 
-    /// Lets another in, who is called by the number that this returns. Where there is no room, somebody leaves, whom this
-    /// returns, too: the oldest of the same place, or else of the place with most. So those who stay for long make room for
-    /// those who do not, and no place keeps another out.
+    /// Lets another caller in, and returns its number. If there is no room, one caller leaves, which this returns, too:
+    /// the oldest of the same place, or else of the place with most. So callers that stay for long make room for
+    /// callers that do not, and no place keeps another out.
     pub fn enter(&mut self, address: IpAddr, stranger: T) -> (u64, Option<T>) {
         let place = place(address);
         let of = |inside: &[(u64, IpAddr, T)], place| inside.iter().filter(|(_, other, _)| *other == place).count();
@@ -183,7 +183,7 @@ impl<T> Strangers<T> {
         (number, evicted)
     }
 
-    /// Lets one go who is known now, or gone.
+    /// Removes a caller that is known now, or gone.
     pub fn leave(&mut self, number: u64) {
         self.inside.retain(|(other, ..)| *other != number);
     }

@@ -6,8 +6,8 @@
 //! | [`budget`] | how many refusals are recorded |
 //! | [`sink`] | where lines and entries go |
 //!
-//! Who records never waits: records go into a bounded queue, from which a thread of its own writes them. The same records
-//! are events for the control plane while somebody listens, whether they are written or not.
+//! Recording never blocks: records go into a bounded queue, from which a thread of its own writes them. The same
+//! records are events for the control plane while somebody listens, whether they are written or not.
 
 pub mod budget;
 pub mod record;
@@ -37,7 +37,7 @@ use self::{
 /// How many bytes of records may wait to be written; beyond, the latest are lost and counted.
 const QUEUE_BYTES: usize = 1 << 20;
 
-/// How many records wait for those who listen; beyond, they miss the oldest and are told so.
+/// How many records wait for a listener; beyond, it misses the oldest and is told so.
 const EVENTS: usize = 1024;
 
 /// How often it is said what there are no records of.

@@ -1,4 +1,4 @@
-//! Who a client is: bearer tokens and client certificates.
+//! The identity of a client: bearer tokens and client certificates.
 //!
 //! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and found
 //! by a search that takes equally long whatever it finds.

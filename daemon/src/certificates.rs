@@ -22,7 +22,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// A certificate that paced shows to others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// To whom, in the configuration's words: "relay", "control.tcp", "forward" or "proxy".
+    /// The section that uses it, in the configuration's words: "relay", "control.tcp", "forward" or "proxy".
     pub used_by: &'static str,
     /// The address where that listens.
     pub address: SocketAddr,
@@ -115,7 +115,7 @@ impl Certificate {
     }
 }
 
-/// Reads the certificates that a configuration has paced show, but for those that it makes itself.
+/// Reads the certificates that paced shows by its configuration, except for the ones that it makes itself.
 ///
 /// # Errors
 /// A file cannot be read, or holds none.

@@ -44,7 +44,7 @@ pub struct Relay {
     template: Arc<Template>,
     bearer: Option<Arc<str>>,
     queue_bytes: usize,
-    /// Who may ask before the relay has let us in.
+    /// Permits for requests before the relay has let us in.
     first: Arc<Semaphore>,
 }
 

@@ -87,7 +87,7 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Prepared> 
     }
 }
 
-/// Reads what the control plane shows to callers over TCP, and whom it believes.
+/// Reads what the control plane shows to callers over TCP, and which authorities it believes.
 ///
 /// # Errors
 /// As [`identity`].

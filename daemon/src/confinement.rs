@@ -232,7 +232,8 @@ mod tests {
 
     use super::*;
 
-    /// What a system call says that gets nothing but null pointers and zeros: where it is not denied, it fails otherwise.
+    /// Returns the error of a system call that gets nothing but null pointers and zeros: if it is not denied, it fails
+    /// otherwise.
     fn errno(call: i64, arguments: [usize; 3]) -> i32 {
         let [first, second, third] = arguments;
         // SAFETY: the calls made here take no pointer but null, which the kernel refuses.

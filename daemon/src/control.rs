@@ -2,11 +2,11 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`caller`] | who asks, and what they may |
+//! | [`caller`] | the caller of a control method, and what the caller may do |
 //! | [`grpc`] | the door for gRPC, on a Unix socket and over TCP |
 //! | [`dbus`] | the door for D-Bus |
-//! | [`events`] | what happens, for those who listen |
-//! | [`doors`] | how those are opened that the configuration names |
+//! | [`events`] | what happens, for listeners |
+//! | [`doors`] | how the doors open that the configuration names |
 
 use std::{
     collections::HashMap,
@@ -92,7 +92,7 @@ impl Facts {
 /// Asks the daemon to read its configuration again.
 #[derive(Debug)]
 pub struct Reload {
-    /// Who asks.
+    /// The name of the caller that asks.
     pub author: String,
     /// Where the outcome goes.
     pub done: oneshot::Sender<Result<(), String>>,
@@ -113,7 +113,7 @@ pub enum Error {
              [control.tcp] by certificate"
     )]
     Denied {
-        /// Who asked.
+        /// The name of the caller that asked.
         caller: String,
     },
     /// The policy was refused.
@@ -206,14 +206,14 @@ pub struct Control {
     facts: ArcSwap<Facts>,
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
-    /// Among those that work with policies.
+    /// Places for calls that work with policies.
     places: Semaphore,
 }
 
-/// Those that work with policies at once.
+/// How many calls work with policies at once.
 const PLACES: usize = 128;
 
-/// How long departures, or events of a connection, are recorded for one who asks, at most.
+/// How long a caller can record departures, or events of a connection, at most.
 const LONGEST_RECORDING: Duration = Duration::from_secs(60);
 
 /// Rows of one page at most.
@@ -381,7 +381,7 @@ impl Control {
         Ok(done.map_err(|_| Error::Ending)??)
     }
 
-    /// Has the configuration read again; returns the revision in force.
+    /// Makes the daemon read the configuration again; returns the revision in force.
     ///
     /// # Errors
     /// The caller may not, or it is refused.

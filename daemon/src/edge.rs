@@ -83,7 +83,7 @@ pub struct Edge {
     served: Vec<Served>,
     uplinks: Vec<Shared>,
     locals: JoinSet<io::Result<()>>,
-    /// What keeps connections up, and closes those that nobody uses any more.
+    /// The tasks that keep connections up, and close unused ones.
     connections: JoinSet<()>,
 }
 
@@ -217,7 +217,7 @@ struct Shared {
 pub struct Prepared(Vec<Place>);
 
 enum Place {
-    /// One that is served already, by its place among those.
+    /// A local address that is served already, by its place among the served ones.
     Same(usize),
     Other(Box<Other>),
 }

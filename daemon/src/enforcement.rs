@@ -28,7 +28,7 @@ pub struct Enforcement {
     /// What the monitor will say next; taken by the task that waits for it.
     notices: Option<Notices>,
     intake: Option<Intake>,
-    /// What waits for news of the monitor, and for the next one where that ends.
+    /// The task that waits for news of the monitor, and for the next monitor once that one ends.
     watch: Option<AbortHandle>,
 }
 
@@ -67,7 +67,8 @@ impl Enforcement {
         Some(Self { monitor, notices, intake: Some(intake), watch: None })
     }
 
-    /// Has a task of `runtime` hear what the monitor says from now on, and take over from the next where that ends.
+    /// Makes a task of `runtime` receive what the monitor says from now on, and take over from the next monitor once
+    /// that one ends.
     pub fn watch(&mut self, runtime: &runtime::Handle) {
         let Some(intake) = self.intake.take() else { return };
         let (notices, successors) = (self.notices.take(), self.monitor.successors());

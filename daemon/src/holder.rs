@@ -1,4 +1,4 @@
-//! Against whom it counts what the relay grants.
+//! The party that a grant of the relay counts against.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -7,8 +7,8 @@ use std::{
 
 use ipnet::IpNet;
 
-/// A user or, where clients need not say who they are, the network that a client is in: the least that is given to one
-/// customer, as a rule (a /24 and a /56), within which addresses cost nothing.
+/// A user or, where clients need not authenticate, the client's network: the smallest block that one customer gets as a
+/// rule (a /24 and a /56), within which addresses cost nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A user, by name.

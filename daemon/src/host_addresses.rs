@@ -125,7 +125,7 @@ async fn subscribe() -> Result<(Own, Subscription), ReadError> {
     let (mut connection, mut netlink, events) = new_multicast_connection(&groups)?;
     // Otherwise a list that breaks off looks like a whole one.
     connection.set_forward_done(true);
-    // Has the kernel list the routes that are asked for instead of all, of which a router has many. Kernels before 4.20
+    // Makes the kernel list only the requested routes instead of all, of which a router has many. Kernels before 4.20
     // do not know the option.
     _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
     let subscription = Subscription { events, connection: tokio::spawn(connection).abort_handle() };
@@ -206,7 +206,7 @@ struct Place {
 }
 
 impl Assigned {
-    /// Takes over one message of a list or one event; those that are not about addresses change nothing.
+    /// Applies one message of a list or one event; messages that are not about addresses change nothing.
     fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {
             RouteNetlinkMessage::NewAddress(message) => {

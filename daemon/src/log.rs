@@ -67,7 +67,7 @@ pub fn start(config: &Config) -> Log {
     Log((!is_fixed).then_some(handle))
 }
 
-/// Sends entries to the journal. One that it has no room for is lost and counted: logging never waits.
+/// Sends entries to the journal. An entry that it has no room for is lost and counted: logging never blocks.
 #[derive(Debug)]
 struct Journal {
     socket: UnixDatagram,

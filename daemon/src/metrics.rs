@@ -54,7 +54,7 @@ pub struct Metrics {
     conventional: Registry,
     /// Whether this daemon should be sent work.
     pub ready: Arc<Readiness>,
-    /// Who wanted to come in at doors other than the relay's.
+    /// Counters of callers that wanted to come in at doors other than the relay's.
     pub doors: accept::Counters,
     /// Open connections of clients.
     pub connections: Gauge,

@@ -224,7 +224,7 @@ impl Notices {
         message::receive(&self.0)
     }
 
-    /// Has a task of the current runtime wait for them.
+    /// Makes a task of the current runtime wait for them.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -234,7 +234,7 @@ impl Notices {
 }
 
 impl Successors {
-    /// Has a task of the current runtime wait for them.
+    /// Makes a task of the current runtime wait for them.
     ///
     /// # Errors
     /// There is no descriptor left.
@@ -257,10 +257,10 @@ impl<T: DeserializeOwned> Waiting<T> {
         Ok(Self { socket, kind: PhantomData })
     }
 
-    /// Waits for the next message; `None` once the other end has closed. Nothing is lost where this is dropped before.
+    /// Waits for the next message; `None` once the other end has closed. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// What came is no such message.
+    /// The message is not a valid one.
     pub async fn next(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.socket.async_io(Interest::READABLE, |socket| message::receive(socket)).await
     }
@@ -273,8 +273,8 @@ pub struct WaitingForSuccessors {
 }
 
 impl WaitingForSuccessors {
-    /// Waits for the next monitor; `None` once the keeper has ended, so that no other comes. Nothing is lost where this is
-    /// dropped before.
+    /// Waits for the next monitor; `None` once the keeper has ended, so that no other comes. Dropping the future loses
+    /// nothing.
     ///
     /// # Errors
     /// What came is none.

@@ -39,7 +39,7 @@ const SAVED: &str = "policy.toml";
 pub struct Submission {
     /// The policy, in TOML.
     pub text: String,
-    /// Who wants it.
+    /// The name of its author.
     pub author: String,
     /// The revision that it was made from; another one in force refuses it.
     pub expected: Option<u64>,
@@ -86,7 +86,7 @@ pub enum Refusal {
     Unconfirmed {
         /// The revision in force.
         number: u64,
-        /// Who set it.
+        /// The name of its author.
         author: String,
         /// After how many seconds it goes by itself.
         seconds: u64,
@@ -219,7 +219,7 @@ impl Policies {
         self.in_force().revision
     }
 
-    /// Tells of each change of what is in force; who is slow misses some, but not the last.
+    /// Returns a receiver of each change of what is in force; a slow one misses some, but not the last.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<InForce> {
         self.in_force.subscribe()

@@ -51,7 +51,8 @@ impl Readiness {
         self.stage.fetch_max(stage as u8, Relaxed);
     }
 
-    /// Has a part of the daemon asked each time, until it is gone. It is asked on the control thread, and must not wait.
+    /// Adds a check of a part of the daemon, until the part is gone. The check runs on the control thread, and must not
+    /// block.
     pub fn require(&self, check: impl Fn() -> Verdict + Send + Sync + 'static) {
         self.checks.lock().push(Box::new(check));
     }

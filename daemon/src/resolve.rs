@@ -114,9 +114,9 @@ pub struct StartError(#[from] NetError);
 pub struct DnsCounters {
     /// Names to resolve.
     pub names: Counter,
-    /// Of these, those that the cache answered.
+    /// Names among these that the cache answered.
     pub cached: Counter,
-    /// Of these, those that shared the lookup of an earlier one.
+    /// Names among these that shared the lookup of an earlier one.
     pub joined: Counter,
     /// Answered by an error of a name server, or the absence of addresses.
     pub negative: Counter,
@@ -146,7 +146,7 @@ struct Question {
 
 /// A look-up on its way.
 struct Asked {
-    /// Against whom it counts: the one who asked first.
+    /// The holder that it counts against: that of the first asker.
     holder: Holder,
     askers: Vec<oneshot::Sender<Answer>>,
 }
@@ -164,9 +164,9 @@ impl Resolver {
         Ok(Self { questions, counters })
     }
 
-    /// Asks for the addresses of `name`, at most 8 of each family. Those that the host is more likely to reach come
+    /// Asks for the addresses of `name`, at most 8 of each family. Addresses that the host is more likely to reach come
     /// first: IPv6 if it has a route for that to the internet, otherwise IPv4. A look-up that this takes counts against
-    /// `holder`, who may have no more of them at a time than are still free.
+    /// `holder`, which may have no more look-ups at a time than are still free.
     ///
     /// # Errors
     /// Why there are none; there is at least one otherwise.
@@ -265,7 +265,7 @@ async fn answer_questions(
             _ = asker.send(answer);
         } else if let Some(Asked { askers, .. }) = asked.get_mut(&name) {
             counters.joined.inc();
-            // Askers that gave up make room before the list grows, so that its size follows those who still wait.
+            // Askers that gave up make room before the list grows, so that its size follows the askers that still wait.
             if askers.len() == askers.capacity() {
                 askers.retain(|asker| !asker.is_closed());
             }

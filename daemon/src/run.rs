@@ -96,7 +96,7 @@ fn secret(state_dir: &Path) -> Result<Secret> {
     })
 }
 
-/// The edge role without local addresses, and the classes of those that it will have.
+/// Returns the edge role without local addresses, and the classes of the addresses that it will have.
 fn prepare_edge(
     config: &Config,
     metrics: &Arc<Metrics>,
@@ -494,7 +494,7 @@ impl Daemon {
         }
     }
 
-    /// Ends in peace: no new requests, and those that are open get their time. A second signal ends it at once.
+    /// Shuts down gracefully: it takes no new requests, and open ones get their time. A second signal ends it at once.
     async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
         self.metrics.ready.reach(Stage::Draining);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);

@@ -19,7 +19,8 @@ struct Said {
 }
 
 impl Seldom {
-    /// Has `say` say the message, and how many were left unsaid since the last one, unless that is too recent.
+    /// Makes `say` say the message, and how many were left unsaid since the last one, unless the last one is too
+    /// recent.
     pub fn note(&self, say: impl FnOnce(u64)) {
         let unsaid = self.due(Instant::now());
         if let Some(unsaid) = unsaid {

@@ -53,7 +53,8 @@ impl<'a> Staged<'a> {
         Ok(staged)
     }
 
-    /// Puts it in place. Who reads meanwhile, or after a crash, finds all of the former content or all of this.
+    /// Puts it in place. A process that reads meanwhile, or after a crash, finds all of the former content or all of
+    /// this.
     ///
     /// # Errors
     /// The folder does not allow it.

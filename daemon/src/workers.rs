@@ -134,13 +134,13 @@ fn socket(address: SocketAddr, shared: bool) -> Result<UdpSocket> {
 
 /// What the endpoints of all workers have in common.
 pub struct Endpoints {
-    /// Who serves what they accept.
+    /// The relay that serves what they accept.
     pub relay: Arc<Relay>,
     /// How they send.
     pub transport: Transport,
     /// How many workers there are.
     pub workers: usize,
-    /// Where they listen and how they prove who they are.
+    /// Where they listen and how they prove their identity.
     pub listeners: Vec<(Listener, ServerTls)>,
     /// The number of each listener's class, which its connection IDs say from then on.
     pub classes: Vec<Arc<AtomicU8>>,
@@ -152,7 +152,7 @@ pub struct Endpoints {
     pub secret: Secret,
     /// Whether new connections are let in.
     pub open: Arc<AtomicBool>,
-    /// Who wants to know whether they still serve.
+    /// The watchdog that checks whether they still serve, if there is one.
     pub watchdog: Option<Arc<Watchdog>>,
 }
 

@@ -81,7 +81,7 @@ pub fn header(stream_id: u64) -> Header {
 #[inline]
 #[must_use]
 pub fn filler(stream_id: u64, by_client: bool) -> Header {
-    // The largest IDs that take one byte: those that extensions register start from below.
+    // The largest IDs that take one byte: IDs that extensions register start from below.
     Header::of(&[stream_id / 4, if by_client { 62 } else { 63 }])
 }
 

@@ -156,7 +156,7 @@ impl Default for ProxyName {
 /// What one proxy reports about a response (RFC 9209 §2.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyStatus {
-    /// Who reports.
+    /// The proxy that reports.
     pub proxy: ProxyName,
     /// What went wrong, if anything did. Types that are not registered read as `None`.
     pub error: Option<ErrorType>,

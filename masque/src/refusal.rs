@@ -23,7 +23,7 @@ pub enum Malformed {
 /// Why a request is refused. Displays as the remark that the client is sent; it tells nothing that the client did
 /// not know, such as what a name resolved to.
 ///
-/// Those about the client come first because they have to be found first: what else is wrong with its request is
+/// Refusals about the client come first because they have to be found first: what else is wrong with its request is
 /// nothing to tell a stranger.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Refusal {

@@ -148,7 +148,7 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
     }
 }
 
-/// Has the calling thread run as soon as it can, before all others that do not ask for the same (SCHED_RR, sched(7)).
+/// Makes the calling thread run as soon as it can, before all others that do not ask for the same (SCHED_RR, sched(7)).
 ///
 /// # Errors
 /// Without CAP_SYS_NICE.

@@ -1,4 +1,4 @@
-//! Relays under test: where they listen, and those that are started here as processes.
+//! Relays under test: where they listen, and the ones that are started here as processes.
 
 use std::{
     fs,

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A push beyond reach is an append to a bucket, which costs the same however many wait. Only the bucket whose turn
-//! has come is sorted, when it is small enough to stay in the fastest cache. Few entries, and those that come in order
-//! of their ranks, as in round robin, never leave the lane.
+//! has come is sorted, when it is small enough to stay in the fastest cache. Few entries, and entries that come in
+//! order of their ranks, as in round robin, never leave the lane.
 
 mod far;
 mod near;

@@ -30,17 +30,16 @@ pub enum Discipline {
     #[default]
     Rr,
     /// First come, first served (Enhancing QUIC, ch. 1, §4.1): a stream is served until it has nothing left; one that
-    /// has something again is a new arrival. Those that are [incremental](Service::incremental) go to the back after a
-    /// turn.
+    /// has something again is a new arrival. [Incremental](Service::incremental) streams go to the back after a turn.
     Fcfs,
     /// Earliest deadline first (§4.1): deadlines closer than four nanoseconds may count as equal. Streams without a
-    /// deadline come after those with one, first come, first served.
+    /// deadline come after streams with one, first come, first served.
     Edf {
         /// What happens to a stream whose deadline has passed.
         expiry: Expiry,
     },
     /// Absolute priority (§4.1): the highest priority there is, first come, first served within it.
-    /// Those that are [incremental](Service::incremental) go behind their equals after a turn. Starves low priorities.
+    /// [Incremental](Service::incremental) streams go behind their equals after a turn. Starves low priorities.
     Abs,
     /// Multi-level (§4.1): [`Level::High`] before [`Level::Low`], always. The high level is served earliest deadline
     /// first, the low one as `low` says. The high level can starve the low one.
@@ -115,7 +114,7 @@ impl Default for Service {
     }
 }
 
-/// A set of streams, and the order of those that have something to send.
+/// A set of streams, and the order of the streams that have something to send.
 ///
 /// Streams are named by small integers, such as slab indices: memory follows the largest that is known. All calls
 /// that take a [`Clock`] must be given the same one. What a turn is worth, a packet or a quantum of bytes, is up to
@@ -142,7 +141,7 @@ impl Streams {
         Self { known: Vec::new(), queue: Pifo::new() }
     }
 
-    /// Makes `stream` known, with nothing to send yet. One that was known under this name is forgotten.
+    /// Makes `stream` known, with nothing to send yet. It forgets a stream that was known under this name.
     pub fn insert(&mut self, stream: u32, service: Service) {
         self.queue.remove(stream);
         if stream as usize >= self.known.len() {
@@ -151,8 +150,8 @@ impl Streams {
         self.known[stream as usize] = Some(Stream { service, account: Account::default() });
     }
 
-    /// Changes what a known stream is entitled to, from its next turn on. One that waits goes where the new service
-    /// puts it; its arrival and what it was charged so far still count. Does nothing for an unknown stream.
+    /// Changes what a known stream is entitled to, from its next turn on. A stream that waits goes where the new
+    /// service puts it; its arrival and what it was charged so far still count. Does nothing for an unknown stream.
     pub fn set(&mut self, clock: &mut Clock, stream: u32, service: Service) {
         let Some(known) = known(&mut self.known, stream) else { return };
         let rank = known.rank(clock);
@@ -170,7 +169,7 @@ impl Streams {
         self.known.get(stream as usize)?.as_ref().map(|known| &known.service)
     }
 
-    /// Notes that a known stream has something to send. One that waits already keeps its place.
+    /// Notes that a known stream has something to send. A stream that waits already keeps its place.
     pub fn wake(&mut self, clock: &mut Clock, stream: u32) {
         if let Some(known) = known(&mut self.known, stream)
             && !self.queue.contains(stream)
@@ -208,7 +207,8 @@ impl Streams {
         }
     }
 
-    /// Orders the streams by another `clock` from now on. Those that wait begin anew, in the order in which they waited.
+    /// Orders the streams by another `clock` from now on. Waiting streams begin anew, in the order in which they
+    /// waited.
     pub fn reorder(&mut self, clock: &mut Clock) {
         self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());
         let waiting: Vec<_> = std::iter::from_fn(|| self.queue.pop()).collect();

@@ -1,6 +1,6 @@
 //! What the tests of the whole product stand on: the rings they run in, and network namespaces.
 //!
-//! Tests that need nothing are the `sim_*` files in `tests/`; those that need root are `netns_*`, those that need the
+//! Tests that need nothing are the `sim_*` files in `tests/`; tests that need root are `netns_*`, tests that need the
 //! Debian kernel of the lab are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
 
 pub mod authority;

@@ -68,7 +68,7 @@ pub struct Site {
     pub relay: Process,
     /// The namespaces.
     pub chain: Chain,
-    /// Who signed the relay's certificate, and is believed by clients.
+    /// The authority that signed the relay's certificate, and that clients believe.
     pub authority: Authority,
     folder: Folder,
 }
@@ -100,7 +100,7 @@ impl Site {
         Ok(site)
     }
 
-    /// Has the relay end, and starts another on these terms in the same folder.
+    /// Stops the relay, and starts another on these terms in the same folder.
     ///
     /// # Errors
     /// When it does not end, or the other does not come up.
@@ -217,7 +217,7 @@ impl Site {
         command.arg("--socket").arg(self.path("control.sock")).args(arguments);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // Who does not read it, does not want it.
+        // Ignores a broken pipe: a process that does not read its input does not want it.
         let _ = child.stdin.take().context("a pipe")?.write_all(input.as_bytes());
         let output = child.wait_with_output()?;
         let said = [output.stdout, output.stderr].concat();
@@ -232,7 +232,7 @@ impl Site {
         Counts::read(&self.chain.relay, METRICS)
     }
 
-    /// Waits until the metrics are as `done` wants them, and returns them. Not for clients, who would stand still.
+    /// Waits until the metrics are as `done` wants them, and returns them. Not for clients: they would stand still.
     ///
     /// # Errors
     /// When they are not soon, with what they are.

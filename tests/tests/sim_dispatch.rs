@@ -123,7 +123,7 @@ fn all_bytes_arrive_in_whatever_order_streams_are_served() {
     }
 }
 
-/// A server that reads no stream but those that end at once.
+/// A server that reads only streams that end at once.
 async fn never_read(mut end: End, held: usize) {
     let mut kept = Vec::new();
     while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {

@@ -142,7 +142,7 @@ async fn talk(shared: &Shared, mut tunnel: Tunnel, form: Form, number: &mut u64)
         if turn < turns {
             time::delay(timer).await;
         }
-        // Those that are cut off in the middle.
+        // Some tunnels are cut off in the middle.
         if number.is_multiple_of(41) {
             cut(counts, form, awaited.len());
             tunnel.udp.reset(Code::RequestCancelled);

@@ -61,7 +61,7 @@ fn a_stranger_has_so_many_bytes_held_and_no_more() {
     // Each stream counts with what it reached and a little more, in blocks of 4 KiB.
     for (streams, lives) in [(25, true), (40, false)] {
         simulate(&network(), SEED, move |ends| async move {
-            // Those that are dropped would be finished.
+            // Keeps the streams: a dropped stream would be finished.
             let mut begun = Vec::new();
             for _ in 0..streams {
                 begun.extend(begin(&ends, UNFINISHED).await);

@@ -212,7 +212,7 @@ fn a_flood_of_payloads_too_big_for_the_path_drops_only_its_own() {
             let received = within(LONG, tunnel.recv()).await.expect("it comes").unwrap().expect("a payload");
             assert_eq!(number(&received, 1000), count);
         }
-        // Those that still wait for their turn are dropped without any further traffic.
+        // Payloads that still wait for their turn are dropped without any further traffic.
         time::delay(LONG / 2).await;
         assert_eq!((ends.client.dropped_too_big.get(), ends.client.dropped_send_queue.get()), (1000, 0));
         assert_eq!((ends.client.sent.get(), ends.server.received.get()), (50, 50));
@@ -322,7 +322,8 @@ fn a_client_that_opens_and_closes_tunnels_for_ever_is_never_short_of_streams() {
 
 #[test]
 fn a_client_that_waits_for_streams_gets_each_that_another_gives_back() {
-    // Far fewer than are asked for at once; and half of those that wait give up, which must cost the others nothing.
+    // Far fewer than are asked for at once; and half of the waiting requests give up, which must cost the others
+    // nothing.
     simulate_few_streams(8, &network(10), SEED, |ends| async move {
         let answered = Arc::new(AtomicUsize::new(0));
         for number in 0..400 {

@@ -100,7 +100,7 @@ impl Service {
         write("/etc/paced/paced.toml", &text);
     }
 
-    /// Has systemd open the sockets: `workers` at the listener.
+    /// Makes systemd open the sockets: `workers` at the listener.
     fn open_sockets(&self, workers: usize) {
         let lines = "ListenDatagram=127.0.0.1:443\n".repeat(workers);
         let lists = "[Socket]\nListenDatagram=\n";
@@ -365,7 +365,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
     assert_eq!(run(&of_group), "t 1\n");
     let (answered, said) = try_run(&of_group.replace("regid=paced", "regid=nogroup"));
     assert!(!answered && said.contains("denied"), "{said}");
-    // Of those who may ask, polkit may let some write.
+    // Polkit may let some callers that may ask write, too.
     let forget = "setpriv --reuid=nobody --regid=paced --clear-groups busctl call org.paced.Paced1 /org/paced/Paced1 \
                   org.paced.Control1 ForgetSavedPolicy";
     let (allowed, said) = try_run(forget);

@@ -55,7 +55,7 @@ impl From<SocketAddr> for Listener {
 /// What arrived of one class: all that the rest of the program would pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrivals {
-    /// Packets, those that were shed included.
+    /// Packets, including shed ones.
     pub packets: u64,
     /// Their bytes of UDP payload.
     pub bytes: u64,
@@ -85,7 +85,7 @@ impl Guard {
     /// Says which addresses and ports are the daemon's: exactly those, so one that listens on all addresses names each.
     ///
     /// # Errors
-    /// They are too many (some hundred), or the kernel refuses an update; packets to those that are not known pass.
+    /// The listeners are too many (some hundred), or the kernel refuses an update; packets to unknown ones pass.
     pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<Listener>>) -> Result<(), Error> {
         let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
         let mut is_full = false;

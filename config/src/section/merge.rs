@@ -55,7 +55,7 @@ fn shift_value(value: DeValue<'_>, start: usize) -> DeValue<'_> {
     }
 }
 
-/// Lays a later table over an earlier one: sections are joined key by key, `[[sections]]` come after those that are there,
+/// Lays a later table over an earlier one: sections are joined key by key, `[[sections]]` come after the earlier ones,
 /// and any other value takes the place of the one before. `text` is what both are from.
 pub(super) fn overlay<'i>(earlier: &mut DeTable<'i>, later: DeTable<'i>, text: &str) {
     for (key, value) in later {

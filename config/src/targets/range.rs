@@ -36,7 +36,7 @@ pub enum Range {
     /// 100::/64, whose packets are meant to be dropped.
     Discard,
     /// 168.63.129.16, where the hosts of a cloud serve their guests, with metadata and keys among it: the one such address
-    /// that no other range has. Those of other clouds are link-local, shared, unique-local or reserved.
+    /// that no other range has. The addresses of other clouds are link-local, shared, unique-local or reserved.
     CloudHost,
     /// 64:ff9b:1::/48: where it hides the IPv4 address is a matter of local taste, so all of it is refused, unless
     /// `nat64_prefixes` tell.

@@ -44,7 +44,7 @@ pub enum What {
     Omitted(Omitted),
 }
 
-/// Who asked for what.
+/// A request: the client, and what it asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The ID of the connection.

@@ -87,8 +87,8 @@ impl Access {
 }
 
 impl Access {
-    /// The SHA-256 of what the files have in them that it names, by which one can tell whether any of them has changed. One that
-    /// cannot be read counts as such.
+    /// Returns the SHA-256 of the contents of the files that it names, by which a caller can tell whether any of them
+    /// has changed. A file that cannot be read counts as unreadable.
     #[must_use]
     pub fn contents(&self) -> [u8; 32] {
         let Self { template: _, trust, token, identity } = self;

@@ -45,7 +45,8 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     Ok((config, warnings.map(|(named, why)| placed(&parts, &[named], &why)).collect()))
 }
 
-/// Puts the places of the keys that a message is about before it: of those whose value it names, or else of all.
+/// Puts the places of the keys that a message is about before it: of the keys whose value it names, or else of all
+/// keys.
 fn placed(parts: &[Part], keys: &[Named], message: &str) -> String {
     let is_named = |(_, value): &&Named| message.contains(&value.display().to_string());
     let mut named: Vec<_> = keys.iter().filter(is_named).collect();

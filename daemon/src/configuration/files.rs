@@ -105,8 +105,8 @@ impl Looks {
     }
 }
 
-/// Tells when files are others than those that were `read` last; never returns. What could not be used is told again only
-/// when it has changed again.
+/// Tells when files differ from the ones that were `read` last; never returns. Files that could not be used are told
+/// again only when they have changed again.
 pub async fn follow(read: Arc<ArcSwap<Files>>, changed: mpsc::Sender<()>) {
     let (mut looks, mut ticks) = (Looks::default(), interval(LOOK));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

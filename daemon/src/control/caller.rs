@@ -1,4 +1,4 @@
-//! Who asks, and what they may.
+//! The caller of a control method, and what the caller may do.
 
 use std::sync::Arc;
 
@@ -9,31 +9,31 @@ use rustls_pki_types::CertificateDer;
 use super::Error;
 use crate::auth;
 
-/// Who asks.
+/// The caller of a control method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Their name, or their number where they have none.
+    /// The user's or certificate's name, or the user's number if there is no name.
     pub name: String,
     /// Whether they may change anything, and see addresses of clients and targets.
     pub may_write: bool,
 }
 
 impl Caller {
-    /// Returns who it is, as the author of what they change.
+    /// Returns the caller's name, as the author of a change.
     ///
     /// # Errors
-    /// They may not change anything.
+    /// The caller may not change anything.
     pub fn to_write(&self) -> Result<String, Error> {
         if self.may_write { Ok(self.name.clone()) } else { Err(Error::Denied { caller: self.name.clone() }) }
     }
 
-    /// Returns what `show` says of addresses, or nothing to a caller who may not see them.
+    /// Returns what `show` says of addresses, or nothing to a caller that may not see them.
     pub fn shown(&self, show: impl FnOnce() -> String) -> String {
         if self.may_write { show() } else { String::new() }
     }
 }
 
-/// One who is connected. What they may is found out anew for each call, since the configuration may change meanwhile.
+/// A connected peer. Each call finds out anew what the peer may do, since the configuration may change meanwhile.
 #[derive(Clone, Debug)]
 pub enum Peer {
     /// A process of a user of this machine.
@@ -42,20 +42,20 @@ pub enum Peer {
         uid: u32,
         /// The user's name, if there is one.
         name: Option<String>,
-        /// Who may write.
+        /// The users that may write.
         writers: Writers,
     },
-    /// One who has shown a certificate.
+    /// A peer that has shown a certificate.
     Bearer {
         /// The subject alternative names in it.
         names: Vec<String>,
-        /// Who may write.
+        /// The certificate holders that may write.
         bearers: Bearers,
     },
 }
 
 impl Peer {
-    /// Returns who asks, and what they may now.
+    /// Returns the caller, and what the caller may do now.
     #[must_use]
     pub fn caller(&self) -> Caller {
         match self {
@@ -65,8 +65,8 @@ impl Peer {
     }
 }
 
-/// Who may change things: root, the user that paced runs as, and those that the configuration names. Clones share the
-/// names.
+/// The users that may change things: root, the user that paced runs as, and the users that the configuration names.
+/// Clones share the names.
 #[derive(Clone, Debug)]
 pub struct Writers {
     names: Arc<ArcSwap<Vec<String>>>,
@@ -85,7 +85,7 @@ impl Writers {
         self.names.store(Arc::new(names.to_vec()));
     }
 
-    /// Returns the one that a process of the user `uid` speaks for. May wait for the user database.
+    /// Returns the peer for a process of the user `uid`. May wait for the user database.
     #[must_use]
     pub fn peer(&self, uid: u32) -> Peer {
         let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
@@ -101,7 +101,7 @@ impl Writers {
     }
 }
 
-/// Who may change things among those that show a certificate: whose names the configuration has. Clones share the names.
+/// The certificate holders that may change things: the ones whose names the configuration has. Clones share the names.
 #[derive(Clone, Debug)]
 pub struct Bearers(Arc<ArcSwap<Vec<String>>>);
 
@@ -117,7 +117,7 @@ impl Bearers {
         self.0.store(Arc::new(names.to_vec()));
     }
 
-    /// Returns the one that a verified certificate stands for.
+    /// Returns the peer for a verified certificate.
     #[must_use]
     pub fn peer(&self, certificate: &CertificateDer<'_>) -> Peer {
         Peer::Bearer { names: auth::names(certificate), bearers: self.clone() }

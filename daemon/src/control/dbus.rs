@@ -1,8 +1,8 @@
 //! The door for D-Bus: the interface `org.paced.Control1` of the object `/org/paced/Paced1`, under the name
 //! `org.paced.Paced1`.
 //!
-//! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and tells
-//! who calls. Polkit(8) may let further callers write.
+//! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and
+//! identifies the caller. Polkit(8) may let further callers write.
 
 use std::{
     collections::HashMap,
@@ -91,8 +91,8 @@ type Row = (u64, u64, String, String, String, String, u64, u64);
 /// lost.
 type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
 
-/// Keeps the door open on a bus; never returns. Where there is no such bus, or it does not let this process have the name,
-/// that is logged once, and tried again.
+/// Keeps the door open on a bus; never returns. If there is no such bus, or the bus does not let this process have the
+/// name, it logs that once, and tries again.
 pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
@@ -150,7 +150,7 @@ async fn serve(control: &Arc<Control>, bus: &Bus, writers: &Writers) -> Result<(
 }
 
 impl Door {
-    /// Who calls, by what the bus knows of them.
+    /// Returns the caller, by what the bus knows of it.
     async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let sender = header.sender().ok_or_else(|| Denial::AccessDenied("it is not known who calls".into()))?;
         let bus = DBusProxy::new(connection).await?;
@@ -160,7 +160,7 @@ impl Door {
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 
-    /// As [`Door::caller`], for one who wants to write.
+    /// As [`Door::caller`], for a caller that wants to write.
     async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let mut caller = self.caller(header, connection).await?;
         if !caller.may_write {
@@ -408,7 +408,7 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     Ok(submission)
 }
 
-/// A record as the signal has it, which is for all who may receive signals.
+/// Returns a record as the signal has it, which goes to all callers that may receive signals.
 fn fields(record: &Record) -> HashMap<String, zbus::Variant<'_>> {
     let value = |value| match value {
         Value::Number(number) => number.into(),

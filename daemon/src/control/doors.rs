@@ -83,8 +83,8 @@ impl Doors {
         Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates }
     }
 
-    /// Opens those that the configuration names at the start; `given` is the Unix socket if the service manager has opened
-    /// it. What cannot be opened is logged, and the others are all the same.
+    /// Opens the doors that the configuration names at the start; `given` is the Unix socket if the service manager has
+    /// opened it. A door that cannot be opened is logged, and the others open all the same.
     ///
     /// # Errors
     /// A file of `[control.tcp]` cannot be used.
@@ -103,10 +103,10 @@ impl Doors {
         Ok(())
     }
 
-    /// Makes ready to open these doors and no others, without a change to those that are open.
+    /// Prepares to open these doors and no others, without a change to the open ones.
     ///
     /// # Errors
-    /// One that is to be opened cannot be; of those that could not be opened before either, this is logged. Or a file of
+    /// A door cannot be opened; if it could not be opened before either, this is logged instead. Or a file of
     /// `[control.tcp]` cannot be used.
     pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<Prepared> {
         let shown = settings.tcp.as_ref().map(control_identity).transpose()?;

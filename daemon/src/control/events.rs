@@ -1,4 +1,4 @@
-//! What happens, for those who listen.
+//! What happens, for listeners.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -6,7 +6,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use crate::access::{AccessLog, record::Record};
 
-/// How many events wait for those who are slow; beyond, they miss some and are told so.
+/// How many events wait for a slow listener; beyond, it misses some and is told so.
 pub(super) const QUEUE: usize = 256;
 
 /// Something that happened.
@@ -23,7 +23,7 @@ pub struct Event {
 /// The kind of events that are records of the access log.
 pub const ACCESS: &str = "access";
 
-/// What happens, for one who listens.
+/// What happens, for one listener.
 #[derive(Debug)]
 pub struct Events {
     own: broadcast::Receiver<Event>,

@@ -20,7 +20,7 @@ type Make = Box<dyn Fn(&Policy) -> Arc<Classes> + Send>;
 struct State {
     policy: Policy,
     make: Make,
-    /// Those of `policy`, once there is a local address.
+    /// The classes of `policy`, once there is a local address.
     classes: Option<Arc<Classes>>,
     schedules: Schedules,
     /// The local addresses, each with the class that it names.
@@ -46,10 +46,10 @@ impl EntranceClasses {
         Self(Arc::new(Mutex::new(State { policy, make, classes: None, schedules, members: Vec::new() })))
     }
 
-    /// Has a membership be that of the class of this name from now on, whatever the policy.
+    /// Makes a membership follow the class of this name from now on, whatever the policy.
     pub fn enrol(&self, class: Option<&str>, membership: &Membership) {
         let mut state = self.state();
-        // Those of addresses that are gone.
+        // Drops the members of addresses that are gone.
         state.members.retain(|(_, member)| member.is_shared());
         membership.set(state.classes().named(class).clone());
         state.members.push((class.map(str::to_owned), membership.clone()));

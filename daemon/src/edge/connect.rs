@@ -78,7 +78,7 @@ pub struct OpenedUdp {
 }
 
 impl OpenedUdp {
-    /// Has payloads leave on the terms of the class that they are of by now.
+    /// Makes payloads leave on the terms of the class that they are of by now.
     pub fn follow(&mut self, way: &Way) {
         if way.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
@@ -183,8 +183,7 @@ impl Tries {
 }
 
 impl Way {
-    /// Asks the relay to connect to a target. What is not opened is counted, and logged once a minute for each
-    /// reason.
+    /// Asks the relay to connect to a target. A failure is counted, and logged once a minute for each reason.
     ///
     /// # Errors
     /// See [`NoConnection`].

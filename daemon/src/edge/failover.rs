@@ -1,8 +1,8 @@
-//! Which of several relays is connected to, and when: the first that works, and again the first when it is back.
+//! Chooses which of several relays to connect to, and when: the first that works, and again the first when it is back.
 //!
-//! Relays stand in the order of preference. While there is no connection at all, one after another is tried; the next
-//! already when the one before has not answered for [`STAGGER`], or has failed. While there is one, those that are
-//! preferred to its relay are tried in the background, as often as the back-off allows.
+//! Relays stand in the order of preference. While there is no connection at all, the edge tries one relay after
+//! another: the next once the one before has not answered for [`STAGGER`], or has failed. While there is one, the edge
+//! tries the relays preferred to its relay in the background, as often as the back-off allows.
 
 use std::time::Duration;
 
@@ -66,7 +66,8 @@ impl Failover {
         }
     }
 
-    /// Nothing works: the first relay that may be tried, behind those that have not had their time.
+    /// Returns the next step while no relay works: the first relay that may be tried, once the attempts before it have
+    /// had their time.
     fn first(&self, now: Instant) -> Next {
         let mut earliest: Option<Instant> = None;
         for (place, relay) in self.relays.iter().enumerate() {

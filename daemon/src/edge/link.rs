@@ -200,8 +200,8 @@ impl Link {
         &self.line
     }
 
-    /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, those who
-    /// ask for a place are given another connection, or wait.
+    /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that
+    /// ask for a place get another connection, or wait.
     pub fn limit(&self) {
         self.line.places().limit(Instant::now());
     }

@@ -96,7 +96,7 @@ pub struct Local {
 struct Idle {
     /// Any of them.
     any: Duration,
-    /// One that asked little and got its answers.
+    /// Senders that asked little and got their answers.
     answered: Duration,
 }
 
@@ -262,7 +262,7 @@ impl Local {
                     tokio::task::yield_now().await;
                 }
                 Some(ended) = self.tasks.join_next() => {
-                    // Those that were aborted have left the table already.
+                    // Aborted tasks have left the table already.
                     if let Ok((address, source)) = ended {
                         self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
                     }
@@ -324,10 +324,10 @@ impl Local {
         source
     }
 
-    /// Ends tunnels for those who found all places on connections taken.
+    /// Ends tunnels for senders that found all places on connections taken.
     fn make_room(&mut self) {
         for _ in 0..self.shared.crowding.swap(0, Relaxed) {
-            // Those that wait have no place to give.
+            // Senders that wait have no place to give.
             let rank = |it: &Handle| it.source.is_open().then(|| !it.source.is_answered());
             let Some(evicted) = self.sources.evict(rank) else { return };
             self.evict(evicted);
@@ -447,7 +447,7 @@ impl Source {
 }
 
 impl Open {
-    /// Has payloads leave on the terms of the class that they are of by now.
+    /// Makes payloads leave on the terms of the class that they are of by now.
     fn follow(&mut self, shared: &Shared) {
         if shared.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
@@ -502,7 +502,7 @@ impl Shared {
         }
     }
 
-    /// Finds a place on a connection, and a stream there. Where there is none, another sender has to leave.
+    /// Finds a place on a connection, and a stream there. If there is none, another sender has to leave.
     async fn place(&self) -> Result<(Link, Reserved), End> {
         let mut waited = false;
         loop {
@@ -592,7 +592,7 @@ impl Shared {
     }
 }
 
-/// Serves one sender; returns who it was once its tunnel is no more.
+/// Serves one sender; returns its address and its source once its tunnel has ended.
 async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
     let end = shared.carry(&source).await;
     *source.stage.lock() = Stage::Closed;

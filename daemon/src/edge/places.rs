@@ -51,7 +51,7 @@ impl Places {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    /// Notes that the relay had no room for one of those who hold a place: the others are as many as it allows.
+    /// Notes that the relay had no room for one of the tunnels that hold a place: the others are as many as it allows.
     pub fn limit(&mut self, now: Instant) {
         self.most = self.taken.saturating_sub(1).min(self.most(now));
         self.limited = Some(now);

@@ -5,7 +5,7 @@
 //! | [`socks`], [`http`] | the bytes of the two protocols |
 //! | [`session`] | one client's connection, from its first byte on |
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
-//! | [`users`] | who may use it |
+//! | [`users`] | the users that may use it |
 //!
 //! **Invariant:** nothing here resolves a name.
 

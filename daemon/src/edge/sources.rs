@@ -1,4 +1,4 @@
-//! Who sends to a local address: a bounded table, as in a NAT.
+//! The senders to a local address: a bounded table, as in a NAT.
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
@@ -31,7 +31,8 @@ impl<T> Sources<T> {
         Some(&entry.value)
     }
 
-    /// Adds a sender that is not in the table; returns who had to leave for it, as [`evict`](Self::evict) chooses.
+    /// Adds a sender that is not in the table; returns the sender that had to leave for it, as [`evict`](Self::evict)
+    /// chooses.
     pub fn insert(
         &mut self,
         address: SocketAddr,
@@ -45,8 +46,8 @@ impl<T> Sources<T> {
         evicted
     }
 
-    /// Removes the sender that is missed least: of those that `rank` gives `false`, or else `true`, the one silent for
-    /// longest. Those without a rank stay.
+    /// Removes the sender that is missed least: among the senders that `rank` gives `false`, or else `true`, the one
+    /// silent for longest. Senders without a rank stay.
     pub fn evict(&mut self, rank: impl Fn(&T) -> Option<bool>) -> Option<T> {
         let ranked =
             self.entries.iter().filter_map(|(address, entry)| Some((rank(&entry.value)?, entry.heard, *address)));
@@ -60,7 +61,7 @@ impl<T> Sources<T> {
         self.entries.remove(&address).map(|entry| entry.value)
     }
 
-    /// Removes those that were silent at `now` for as long as `idle` says of each.
+    /// Removes the senders that were silent at `now` for as long as `idle` says of each.
     pub fn expire(&mut self, now: Instant, idle: impl Fn(&T) -> Duration) -> impl Iterator<Item = T> {
         self.entries
             .extract_if(move |_, entry| now.saturating_duration_since(entry.heard) >= idle(&entry.value))

@@ -97,7 +97,7 @@ impl Connections {
     }
 }
 
-/// Has a connection end with a reset, so that its other end does not take nothing for an answer.
+/// Makes a connection end with a reset, so that its peer does not take an empty stream for an answer.
 pub(super) fn reset(stream: &tokio::net::TcpStream) {
     _ = socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO));
 }

@@ -76,7 +76,7 @@ impl ConnectionCounters {
     }
 }
 
-/// The connections to a relay. Those who want to use one ask with [`Uplink::link`]; [`Uplink::run`] keeps them up.
+/// The connections to a relay. Callers ask for one with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {
     /// In the order of preference.
     relays: Vec<Endpoint>,
@@ -135,8 +135,8 @@ impl State {
         self.lines.iter().any(|line| line.has_room())
     }
 
-    /// Connections in the order in which they are to be filled: those to the first relay first. One that has just been
-    /// made to a better relay than the others' comes last.
+    /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A
+    /// connection that has just been made to a better relay than the others' comes last.
     fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
         let is_new = |line: &Line| {
             now.saturating_duration_since(line.since) < self.settling
@@ -469,7 +469,7 @@ impl Work<'_> {
         if self.uplink.state.borrow().has_room() {
             self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
         }
-        // Those who wait for a place look again.
+        // Tasks that wait for a place look again.
         self.uplink.state.send_modify(|_| {});
     }
 }

@@ -18,7 +18,7 @@ pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
 /// The name of the part that rates of classes are, which the tc program keeps where there is `fq`.
 const RATES: &str = "rates";
 
-/// What the processes are that have rights.
+/// The state of the processes that have rights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Privileged {
     /// Nothing is to be enforced.

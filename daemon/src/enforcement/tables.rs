@@ -63,7 +63,7 @@ pub(super) fn rates(has_fq: bool) -> Result<String, String> {
 /// Why a device keeps no rates.
 const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
 
-/// What the tables were told, for those of programs that are loaded anew.
+/// The settings that the tables got, for the tables of programs that are loaded anew.
 #[derive(Clone, Default)]
 struct Wanted {
     policy: Option<Policy>,
@@ -203,8 +203,8 @@ impl Tables {
         }
     }
 
-    /// Notes whether the root queueing discipline of a device is `fq`. Where it is not, the kernel keeps no rates. To be
-    /// repeated: what was refused is tried again, and a device may have been replaced by another of its name.
+    /// Notes whether the root queueing discipline of a device is `fq`. If it is not, the kernel keeps no rates. Callers
+    /// repeat this: it retries what was refused, and a device may have been replaced by another of its name.
     pub fn set_fq(&self, device: &str, has_fq: bool) {
         let mut loaded = self.loaded();
         let Loaded { classes: Some(classes), devices, .. } = &mut *loaded else { return };

@@ -9,8 +9,8 @@ use rtnetlink::packet_route::{
 };
 
 /// The table `local` (RT_TABLE_LOCAL, include/uapi/linux/rtnetlink.h), where the first rule of every packet looks, and
-/// where such routes are unless somebody says otherwise. Those of other tables hold for what other rules lead there: a
-/// transparent proxy, for instance, has `local default` in one.
+/// where such routes are unless somebody says otherwise. Routes of other tables hold for packets that other rules lead
+/// there: a transparent proxy, for instance, has `local default` in one.
 const TABLE: u8 = 255;
 
 /// The networks, and by which routes each leads here: it does until the last is gone.
@@ -44,7 +44,7 @@ impl LocalRoutes {
         })
     }
 
-    /// Takes over one message of a list or one event; those that are not about such routes change nothing.
+    /// Applies one message of a list or one event; messages that are not about such routes change nothing.
     pub fn apply(&mut self, message: &RouteNetlinkMessage) {
         match message {
             RouteNetlinkMessage::NewRoute(message) => {

@@ -26,7 +26,7 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
         match kind.as_str() {
             "fq" => return Ok(None),
             "mq" => bail!("{device} has several queues: set fq below mq yourself, or as net.core.default_qdisc"),
-            // The kernel gives none to those that it sets by itself, and sets again once another is removed.
+            // The kernel gives no handle to qdiscs that it sets by itself, and sets again once another is removed.
             _ if before.header.handle != TcHandle::UNSPEC => bail!("{device} has {kind} at its root, set by somebody"),
             _ => {}
         }
@@ -101,8 +101,8 @@ pub(super) fn remove_clsact(device: &str) -> Result<()> {
     })
 }
 
-/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): those that are not given would stay as an earlier `fq` had
-/// them. The horizon is twice what the tc program promises at most.
+/// Every parameter of `fq` (`include/uapi/linux/pkt_sched.h`): parameters that are not given would stay as an earlier
+/// `fq` had them. The horizon is twice what the tc program promises at most.
 fn fq_options() -> Vec<TcOption> {
     const HORIZON_US: u32 = 2_000_000;
     let words: [(u16, u32); 11] = [

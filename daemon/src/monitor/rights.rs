@@ -17,7 +17,7 @@ impl Rights {
     /// that computes with packet pointers as the XDP program does.
     pub const MONITOR: Self = Self(1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN);
 
-    /// Those of the process that moves packets: to listen below port 1024 and to mark what it sends.
+    /// The rights of the process that moves packets: to listen below port 1024 and to mark what it sends.
     pub const DATA: Self = Self(1 << CAP_NET_BIND_SERVICE | 1 << CAP_NET_RAW);
 }
 
@@ -38,7 +38,7 @@ pub fn hold(rights: Rights) -> io::Result<()> {
     set(rights, |_, _| 0)
 }
 
-/// As [`keep`], and puts in force those that were held back.
+/// As [`keep`], and puts in force the rights that were held back.
 ///
 /// # Errors
 /// As [`keep`].

@@ -18,7 +18,7 @@ const REVISIONS: usize = 64;
 /// How many bytes they may take, texts and differences; the one in force and the one before are kept in any case.
 const BYTES: usize = 8 << 20;
 
-/// How long comparing two texts may take. What is not compared by then shows as replaced.
+/// How long comparing two texts may take. Text that is not compared by then shows as replaced.
 const COMPARING: Duration = Duration::from_millis(100);
 
 /// Where a revision comes from.
@@ -63,7 +63,7 @@ pub struct Revision {
     pub policy: Policy,
     /// The text it was read from.
     pub text: String,
-    /// Who wanted it.
+    /// The name of its author.
     pub author: String,
     /// Where it comes from.
     pub origin: Origin,
@@ -98,7 +98,7 @@ impl History {
         &self.revisions[self.revisions.len() - 1]
     }
 
-    /// Those that can be gone back to, and the one in force; oldest first.
+    /// Returns the revisions that a caller can go back to, and the one in force; oldest first.
     pub fn revisions(&self) -> impl Iterator<Item = &Arc<Revision>> {
         self.revisions.iter()
     }
@@ -115,7 +115,7 @@ impl History {
         self.confirm_by.is_some() && self.current().number == number
     }
 
-    /// Decides whether somebody who knew revision `expected` may set another one.
+    /// Decides whether a caller that knew revision `expected` may set another one.
     ///
     /// # Errors
     /// The one in force is on trial, or is not the expected one.

@@ -131,7 +131,7 @@ impl Class {
         &self.policy
     }
 
-    /// Which payloads are dropped besides those that exceed a bound.
+    /// Returns which payloads are dropped besides payloads that exceed a bound.
     #[must_use]
     pub fn drop_rule(&self) -> DropRule {
         self.policy.drop
@@ -189,7 +189,7 @@ impl Terms {
         Self { service, deadline_ns, ..Self::default() }
     }
 
-    /// What something is to the scheduler whose deadline counts from `since_ns`.
+    /// Returns what a stream or flow whose deadline counts from `since_ns` is to the scheduler.
     #[must_use]
     pub fn service_since(&self, since_ns: u64) -> Service {
         Service { deadline_ns: self.deadline_ns.map(|deadline| since_ns.saturating_add(deadline)), ..self.service }

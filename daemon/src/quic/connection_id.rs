@@ -66,8 +66,8 @@ impl Secret {
         random().map(Self)
     }
 
-    /// The keys of connection IDs for programs that judge them, by their config: those that peers may use now, and the
-    /// next, so that a caller that asks once a week is never behind.
+    /// Returns the keys of connection IDs for programs that judge them, by their config: the keys that peers may use
+    /// now, and the next, so that a caller that asks once a week is never behind.
     #[must_use]
     pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
         let now = generation_now();
@@ -109,7 +109,7 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Who issues for one endpoint.
+/// The issuer for one endpoint.
 #[derive(Clone)]
 pub struct Issuer {
     secret: Secret,
@@ -129,7 +129,8 @@ impl Issuer {
         Self { secret, listener, worker, class, misdirected: None, unanswered, resets }
     }
 
-    /// Has connection IDs say a class, by its number: the one that is there when they are issued. Without it, they say 0.
+    /// Makes connection IDs carry a class, by its number: the number at the time they are issued. Without it, they say
+    /// 0.
     #[must_use]
     pub fn of_class(self, class: Arc<AtomicU8>) -> Self {
         Self { class, ..self }
@@ -169,8 +170,8 @@ impl Issuer {
         Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()? })
     }
 
-    /// The stateless reset tokens of the endpoint. Those of other listeners differ: a peer of one could otherwise have
-    /// another answer for its connection (RFC 9000 §21.11).
+    /// The stateless reset tokens of the endpoint. The tokens of other listeners differ: a peer of one could otherwise
+    /// have another answer for its connection (RFC 9000 §21.11).
     #[must_use]
     pub fn reset_tokens(&self) -> ResetTokens {
         let key = self.secret.key("stateless reset", self.listener.to_string().as_bytes());
@@ -185,12 +186,12 @@ impl Issuer {
     }
 }
 
-/// What a connection ID says to those who have its key.
+/// What a connection ID says to a holder of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The number of its listener's class, for the kernel's programs.
     pub class: u8,
-    /// Whose endpoint it is, among those that share a listener.
+    /// The worker whose endpoint it is, among the workers that share a listener.
     pub worker: u8,
 }
 
@@ -220,7 +221,7 @@ impl Keys {
 
     /// Makes a connection ID. Byte 0 has the config in its upper three bits and the length less one in the others, as
     /// QUIC-LB has it; then five bytes of nonce, the label in two, hidden, and a tag of four over all of it. So IDs of one
-    /// connection cannot be linked by those without the keys, and of forged ones one in 2³² passes.
+    /// connection cannot be linked without the keys, and of forged ones one in 2³² passes.
     #[must_use]
     pub fn seal(&self, config: u8, nonce: [u8; 5], label: Label) -> [u8; LEN] {
         let first = config << 5 | (LEN - 1) as u8;

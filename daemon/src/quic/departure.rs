@@ -1,4 +1,4 @@
-//! Departure times of classes with a rate: who waits for one, and until when.
+//! Departure times of classes with a rate: which names wait for one, and until when.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -51,17 +51,17 @@ impl Departure {
     }
 }
 
-/// Those who wait for their departures. Somebody who is gone may still be named.
+/// The names that wait for their departures. A name that is gone may still be among them.
 #[derive(Debug, Default)]
 pub struct Departures(BinaryHeap<Reverse<(u64, u32)>>);
 
 impl Departures {
-    /// Has `name` wait.
+    /// Makes `name` wait.
     pub fn push(&mut self, at_ns: u64, name: u32) {
         self.0.push(Reverse((at_ns, name)));
     }
 
-    /// Returns one whose moment has come, and the moment.
+    /// Returns a name whose moment has come, and the moment.
     pub fn pop_due(&mut self, now_ns: u64) -> Option<(u64, u32)> {
         self.next_ns().filter(|at_ns| *at_ns <= now_ns)?;
         self.0.pop().map(|Reverse(due)| due)

@@ -258,7 +258,7 @@ impl State {
         false
     }
 
-    /// Lets those go on whose class's departure time has come, and sets the timer for the next.
+    /// Wakes the streams whose class's departure time has come, and sets the timer for the next.
     fn release(&mut self, shared: &Shared, cx: &mut Context<'_>) {
         loop {
             let now_ns = shared.now_ns();

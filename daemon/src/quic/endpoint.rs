@@ -133,7 +133,8 @@ impl From<&config::Transport> for Transport {
         };
         let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
         let defaults = Self::default();
-        // Who keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no more.
+        // An endpoint that keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no
+        // more.
         let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
         Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, io, ..defaults }
     }
@@ -147,7 +148,7 @@ impl Transport {
         2 * u64::from(tunnels) + 64
     }
 
-    /// Has departure times, if there are any, go by what is known of `devices`, and counts packets at `counters`.
+    /// Makes departure times, if there are any, depend on what is known of `devices`, and counts packets at `counters`.
     #[must_use]
     pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<Counters>) -> Self {
         if let Io::Paced(pacing) = &mut self.io {

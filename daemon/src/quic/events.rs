@@ -124,7 +124,7 @@ pub struct Strays(Arc<(AtomicU32, Notify)>);
 
 impl Strays {
     /// How many of them in a row, with nothing from a known address between, mean that the peer has moved on. They are
-    /// not authentic, but who forges them has to know the connection's ID and to silence its peer.
+    /// not authentic, but an attacker that forges them has to know the connection's ID and to silence its peer.
     const ENOUGH: u32 = 3;
 
     /// Waits until the peer has most likely moved to where the transport does not follow.

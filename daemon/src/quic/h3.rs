@@ -224,7 +224,7 @@ impl Connection {
         polled
     }
 
-    /// Announces that no further request will be accepted (RFC 9114 §5.2); those that arrive all the same are
+    /// Announces that no further request will be accepted (RFC 9114 §5.2); requests that arrive all the same are
     /// rejected, which tells the client that it may repeat them elsewhere.
     pub fn go_away(&mut self) {
         if self.goaway.is_none() {
@@ -430,8 +430,8 @@ impl Client {
         self.request_on(self.reserve().await?, head)
     }
 
-    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; those who wait for more
-    /// get it in the order in which they came.
+    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; callers that wait for
+    /// more get it in the order in which they came.
     ///
     /// # Errors
     /// The connection ended, or the peer goes away.
@@ -467,7 +467,7 @@ impl Client {
         Ok(Request { stream_id, recv, send, flow, signal: None, waiting: None })
     }
 
-    /// Has what is sent on a request's stream, and in its datagrams, belong to another class.
+    /// Moves what is sent on a request's stream, and in its datagrams, to another class.
     pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
         self.change_terms(stream_id, |terms| terms.reclassed(class));
     }

@@ -21,14 +21,14 @@ impl<T> Hold<T> {
         Self { waiting: BTreeMap::new(), arrivals: 0, bytes: 0, capacity_bytes }
     }
 
-    /// Has a message of so many bytes wait.
+    /// Makes a message of so many bytes wait.
     pub fn push(&mut self, departure_ns: u64, bytes: usize, message: T) {
         self.waiting.insert((departure_ns, self.arrivals), (bytes, message));
         self.arrivals += 1;
         self.bytes += bytes;
     }
 
-    /// Takes the next message that is due at `now_ns`, in the order of departures. Where more bytes wait than there is
+    /// Takes the next message that is due at `now_ns`, in the order of departures. If more bytes wait than there is
     /// room for, the earliest are due ahead of their time: early costs less than lost.
     pub fn pop(&mut self, now_ns: u64) -> Option<T> {
         let first = self.waiting.first_entry()?;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Receiving is s2n-quic's own, from its parts. What the transport needs to know of time comes from [`clock`], whose
-//! times are those that `fq` compares departures with.
+//! times `fq` compares departures with.
 
 use std::{
     io,
@@ -54,7 +54,7 @@ use super::{monotonic::LoopClock, qlog::Traces};
 pub struct Counters {
     /// Messages that left.
     pub messages: Counter,
-    /// Packets in them, those that the kernel refused included.
+    /// Packets in them, including packets that the kernel refused.
     pub packets: Counter,
     /// Packets handed over before their departure.
     pub ahead: Counter,

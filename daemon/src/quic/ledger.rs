@@ -1,4 +1,5 @@
-//! Who may still send how much: what was handed to the transport, what of it has left, and what the peer allows.
+//! How much each sender may still send: what was handed to the transport, what of it has left, and what the peer
+//! allows.
 //!
 //! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream
 //! names into a channel that never blocks, and wake; the dispatcher reads ([`Ledger`]). A byte counts as gone when it
@@ -185,7 +186,7 @@ impl Ledger {
         self.closed.load(Relaxed)
     }
 
-    /// Who hands over; woken when there may be something to do.
+    /// Returns the dispatcher's waker; woken when there may be something to do.
     #[must_use]
     pub fn dispatcher(&self) -> &AtomicWaker {
         &self.dispatcher
@@ -287,8 +288,8 @@ impl Account {
         }
     }
 
-    /// The connection's ledger, and for the first who asks, the names of streams that need attention: their limit grew,
-    /// or the peer stopped reading.
+    /// Returns the connection's ledger, and for the first caller, the names of streams that need attention: their limit
+    /// grew, or the peer stopped reading.
     pub fn join(&mut self) -> (Arc<Ledger>, Option<mpsc::Receiver<u32>>) {
         (self.ledger.clone(), self.listener.take())
     }

@@ -34,8 +34,8 @@ impl Pacer {
     }
 
     /// Gives a packet its departure: never before `now_ns`, and never before that of an earlier packet. `None` leaves it
-    /// free to go behind those that wait: packets that are not congestion controlled (`bytes` is 0), all packets while
-    /// there is no rate, and all on paths below [`MIN_RTT`].
+    /// free to go behind packets that wait: packets that are not congestion controlled (`bytes` is 0), all packets
+    /// while there is no rate, and all on paths below [`MIN_RTT`].
     pub fn depart(&mut self, now_ns: u64, bytes: usize, smoothed_rtt: Duration) -> Option<u64> {
         self.active = smoothed_rtt >= MIN_RTT;
         let pace = self.pace.as_mut().filter(|_| self.active && bytes > 0)?;

@@ -1,4 +1,4 @@
-//! What the transport knows of a connection's path, for those who look at connections.
+//! What the transport knows of a connection's path, for callers that look at connections.
 
 use std::{
     sync::{

@@ -81,7 +81,7 @@ impl Tap {
         log.clone()
     }
 
-    /// Has a log get what happens; tells whether nobody else's does.
+    /// Connects a log to the events; returns whether no other log is connected.
     fn connect(&self, log: &Arc<Log>) -> bool {
         let mut current = self.0.log.lock();
         let is_free = current.as_ref().is_none_or(|log| log.is_over());

@@ -32,7 +32,7 @@ pub struct Schedule {
 
 /// A connection that follows its schedule while it lives.
 pub(super) trait Scheduled: Send + Sync {
-    /// Has another discipline decide what leaves next; bytes that were handed over already leave as they were.
+    /// Makes another discipline decide what leaves next; bytes that were handed over already leave as they were.
     fn reorder(&self, schedule: &Schedule);
 }
 
@@ -43,7 +43,7 @@ pub struct Schedules(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     current: ArcSwap<Schedule>,
-    /// Those that follow it. Some may have ended, though never more than half of them.
+    /// The connections that follow it. Some may have ended, though never more than half of them.
     connections: Mutex<Vec<Weak<dyn Scheduled>>>,
 }
 
@@ -54,7 +54,7 @@ impl Schedules {
         self.0.current.load_full()
     }
 
-    /// Puts another schedule in force: all of it for connections to come, and its discipline for those that live.
+    /// Puts another schedule in force: all of it for connections to come, and its discipline for live connections.
     pub fn set(&self, schedule: Schedule) {
         let schedule = Arc::new(schedule);
         self.0.current.store(schedule.clone());
@@ -62,7 +62,7 @@ impl Schedules {
         living.iter().for_each(|connection| connection.reorder(&schedule));
     }
 
-    /// Has a connection that was made by a schedule follow what replaces it, even if that was meanwhile.
+    /// Makes a connection that was made by a schedule follow its replacement, even if the replacement came meanwhile.
     pub(super) fn attach(&self, connection: Arc<dyn Scheduled>, made_by: &Arc<Schedule>) {
         let mut connections = self.connections();
         if connections.len() == connections.capacity() {

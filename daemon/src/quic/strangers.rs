@@ -15,7 +15,7 @@
 //! | time | the connection ends with H3_NO_ERROR |
 //!
 //! A prefix is known while a user of it is connected, and then for as long as it is among the last [`REMEMBERED`] of which
-//! that is so. What counts is who was let in, not how long ago: no clock is read here.
+//! that is so. It counts which users were let in, not how long ago: this module reads no clock.
 
 use std::{
     fmt,
@@ -76,7 +76,7 @@ impl Places {
         self.state.lock()
     }
 
-    /// Decides about an attempt to connect, and counts it where it is refused. `proven` says whether the client has shown
+    /// Decides about an attempt to connect, and counts it if it is refused. `proven` says whether the client has shown
     /// that the address is its own.
     pub fn judge(&self, address: IpAddr, proven: bool) -> Verdict {
         let (census, limits) = &*self.lock();

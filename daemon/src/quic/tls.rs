@@ -29,8 +29,8 @@ const H2: &[u8] = b"h2";
 
 fn provider() -> Arc<CryptoProvider> {
     let provider = aws_lc_rs::default_provider();
-    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more: not inside a handshake. Whether
-    // that works is for those to find out who need more than one byte of it.
+    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more: not inside a handshake. Callers
+    // that need more than one byte of it find out whether that works.
     _ = provider.secure_random.fill(&mut [0]);
     Arc::new(provider)
 }

@@ -49,7 +49,7 @@ impl Turns {
         }
     }
 
-    /// Has another discipline decide from now on; does nothing where it is the same.
+    /// Makes another discipline decide from now on; does nothing if it is the same.
     pub fn reorder(&mut self, discipline: Discipline, seed: u64) {
         if discipline == self.discipline {
             return;
@@ -62,7 +62,7 @@ impl Turns {
         self.handed.clear();
     }
 
-    /// What becomes of those whose deadline has passed.
+    /// Returns what becomes of streams and flows whose deadline has passed.
     #[must_use]
     pub fn expiry(&self) -> Expiry {
         match self.discipline {

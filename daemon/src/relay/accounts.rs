@@ -1,6 +1,6 @@
 //! What users have, and what they have used: tunnels, rates, and the bytes of the month.
 //!
-//! Clients that need not say who they are share the account of their network ([`Holder`]), which has no quota.
+//! Clients that need not authenticate share the account of their network ([`Holder`]), which has no quota.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -29,7 +29,7 @@ use crate::{holder::Holder, quic::class::Cap};
 /// No quota.
 const UNLIMITED: u64 = u64::MAX;
 
-/// How many accounts are kept before those that nobody uses are looked for.
+/// How many accounts are kept before the relay looks for unused ones.
 const KEPT: usize = 1024;
 
 /// One user's account, which all its tunnels share.
@@ -97,7 +97,7 @@ impl Account {
         self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }
 
-    /// Counts bytes of the month, of those who have a quota; tells those who wait for it if that was the last.
+    /// Counts bytes of the month if the user has a quota; wakes the tasks that wait for its end once it is used up.
     pub fn use_up(&self, bytes: u64) {
         let monthly_bytes = self.monthly_bytes.load(Relaxed);
         if monthly_bytes != UNLIMITED
@@ -152,7 +152,7 @@ pub enum Full {
 pub struct Used {
     /// Year and month, in UTC: `2026-11`.
     pub month: String,
-    /// Bytes by user, of those who have a quota.
+    /// Bytes by user, for users that have a quota.
     pub bytes: BTreeMap<String, u64>,
 }
 
@@ -271,7 +271,7 @@ impl State {
     }
 }
 
-/// The quotas of users as metrics show them: of those that the configuration gives one.
+/// The quotas of users as metrics show them: of the users that the configuration gives one.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaGauges {
     monthly_bytes: Family<[(&'static str, String); 1], Shown>,

@@ -72,8 +72,8 @@ impl Gate {
         Self { membership, class, account, header_bytes, clock, state, pause: None }
     }
 
-    /// Holds to the rate of the class that the tunnel is of by now; where that is another, returns the one before and it.
-    /// What was reserved already leaves as it was.
+    /// Follows the rate of the class that the tunnel is of by now; if that is another class, returns the one before and
+    /// the new one. What was reserved already leaves as it was.
     pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
         let before = self.membership.update(&mut self.class)?;
         Some((before, &self.class))

@@ -32,8 +32,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Restores the accounts from the file, if there is one. One that cannot be read is logged, and everybody begins the
-    /// month anew.
+    /// Restores the accounts from the file, if there is one. A file that cannot be read is logged, and every user
+    /// begins the month anew.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
         let file = state_dir.join(FILE);

@@ -87,7 +87,7 @@ pub struct Rules {
     pub name: ProxyName,
     /// Templates that are served.
     pub templates: Vec<Template>,
-    /// Who may ask.
+    /// The users that may ask.
     pub users: Users,
     /// Which targets may be reached.
     pub targets: config::targets::TargetRules,
@@ -291,7 +291,7 @@ impl Relay {
             let ConnectionState { peer_certificate, tap, path, strays, standing, .. } = state;
             (peer_certificate.clone(), tap.clone(), path.clone(), strays.clone(), standing.clone())
         };
-        // It has ended already where there is nothing to ask.
+        // The query fails only if the connection has ended already.
         let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
@@ -421,7 +421,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
     let stream = (request.stream_id, request.flow.view());
     let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream, member));
-    // There may have come another policy since it was admitted; from here on, those that come find it.
+    // Another policy may have come since the tunnel was admitted; from here on, new policies find the tunnel.
     tunnel.follow(&relay.classes());
     let account = places.seat.account.clone();
     let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
@@ -498,8 +498,8 @@ async fn turn_away(client: &h3::Client, request: Request, rejected: Rejected) {
     send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
 }
 
-/// How a request that is not served was dealt with; the stream is still to be ended with the code. Where that is no error,
-/// it ends in peace.
+/// How a request that is not served was dealt with; the stream is still to be ended with the code. If the code is no
+/// error, the stream ends normally.
 enum Rejected {
     /// By a response.
     Answered(Code),

@@ -77,8 +77,9 @@ impl Target {
 
 /// Decides about a request and connects to its target.
 ///
-/// Who asks is settled before anything else, so that a stranger learns nothing from how a request is refused. `signal`
-/// is where the client wanted the request to be moved since it sent it; `attempt` is told what is known meanwhile.
+/// Authenticates the client before anything else, so that a stranger learns nothing from how a request is refused.
+/// `signal` is where the client wanted the request to be moved since it sent it; `attempt` is told what is known
+/// meanwhile.
 ///
 /// # Errors
 /// The refusal to answer with.

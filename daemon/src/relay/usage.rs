@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// What users are called, all together, that have no metrics of their own.
+/// The common name of all users without metrics of their own.
 pub const OTHER: &str = "other";
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -76,7 +76,7 @@ impl Usages {
         registry.register("user_refused_requests", "Requests refused, by user", self.refused.clone());
     }
 
-    /// Lets so many users have metrics of their own; those that have them keep them.
+    /// Lets so many users have metrics of their own; users that have them keep them.
     pub fn limit(&self, users: u32) {
         self.known.lock().limit = users as usize;
     }

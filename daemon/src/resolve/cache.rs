@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::Answer;
 
-/// At most `capacity` answers. When it is full, those that have expired make room; should that be less than half of
-/// it, all do: cheap on average, and nothing has to be kept about the use of each.
+/// At most `capacity` answers. When the cache is full, expired answers make room; if that is less than half of it, all
+/// answers do: cheap on average, and the cache need not keep anything about the use of each.
 pub(super) struct Cache {
     answers: HashMap<Name, (Answer, Instant)>,
     capacity: usize,

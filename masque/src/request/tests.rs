@@ -43,7 +43,7 @@ fn what_the_client_asks_the_proxy_understands() {
     assert_eq!(head.fields, [field("proxy-authorization", "Bearer t0ken")]);
 }
 
-/// The answer to who asks elsewhere: where to ask.
+/// The answer to a client that asks elsewhere: where to ask.
 fn not_found() -> Refusal {
     let refusal = Refusal::NotFound { serves: templates()[0].to_string() };
     assert!(refusal.to_string().contains("this relay serves https://"), "{refusal}");

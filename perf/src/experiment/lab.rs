@@ -89,7 +89,7 @@ fn netem(link: &Network, queue_packets: usize, delay_ms: f64) -> String {
 /// More than can be on its way.
 const ENDLESS_QUEUE: usize = 100_000;
 
-/// `fq` with every parameter, because those that are not given stay as they were.
+/// `fq` with every parameter, because parameters that are not given stay as they were.
 pub(super) const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
                   orphan_mask 1023 refill_delay 40ms timer_slack 10us";
 

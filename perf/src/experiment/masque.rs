@@ -161,15 +161,15 @@ fn start_edge(site: &Site, plan: &Plan, sections: &str) -> Result<Process> {
     Ok(edge)
 }
 
-/// Connections in random order: who comes first finds an idle path, and its first flight leaves at once, whatever its
-/// priority.
+/// Connections in random order: the first connection finds an idle path, and its first flight leaves at once, whatever
+/// its priority.
 fn order(connections: usize, seed: u64) -> Vec<usize> {
     let mut random = Random::new(seed, 3);
     let mut left: Vec<_> = (0..connections).collect();
     (0..connections).map(|_| left.swap_remove(random.below(left.len()))).collect()
 }
 
-/// Makes all requests, spread over inner connections in turns; those that start together start by connection, in
+/// Makes all requests, spread over inner connections in turns; requests that start together start by connection, in
 /// `order`.
 ///
 /// A connection that carries one request is made for it, and its making, that of the tunnel included, is part of the

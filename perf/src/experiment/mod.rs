@@ -62,7 +62,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Puts together how long each request took, `None` for those whose echo never came.
+    /// Puts together how long each request took, `None` for requests whose echo never came.
     #[must_use]
     pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
         let pairs = || requests.iter().zip(latencies);

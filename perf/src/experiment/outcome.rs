@@ -23,14 +23,14 @@ pub struct Outcome {
 /// How long requests took.
 #[derive(Clone, Debug)]
 pub struct Latencies {
-    /// Of those that got all of their echo, ascending, in milliseconds.
+    /// The latencies of requests that got all of their echo, ascending, in milliseconds.
     sorted_ms: Vec<f64>,
     /// How many there were, the others included.
     requests: usize,
 }
 
 impl Latencies {
-    /// Latencies of requests, `None` of those whose echo never came.
+    /// Returns the latencies of requests, `None` for requests whose echo never came.
     pub(super) fn of(requests: impl Iterator<Item = Option<Duration>>) -> Self {
         let all: Vec<_> = requests.collect();
         let mut sorted_ms: Vec<_> = all.iter().flatten().map(|latency| latency.as_secs_f64() * 1e3).collect();
@@ -38,7 +38,7 @@ impl Latencies {
         Self { sorted_ms, requests: all.len() }
     }
 
-    /// The latency that `share` (0 to 1) of those with an echo do not exceed, by linear interpolation between ranks.
+    /// The latency that `share` (0 to 1) of requests with an echo do not exceed, by linear interpolation between ranks.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<f64> {
         let last = self.sorted_ms.len().checked_sub(1)?;
@@ -54,7 +54,7 @@ impl Latencies {
         (self.requests > 0).then(|| 100.0 * self.sorted_ms.partition_point(met) as f64 / self.requests as f64)
     }
 
-    /// The arithmetic mean of those with an echo.
+    /// The arithmetic mean of the latencies of requests with an echo.
     #[must_use]
     pub fn mean_ms(&self) -> Option<f64> {
         let count = self.sorted_ms.len();

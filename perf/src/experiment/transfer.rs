@@ -1,4 +1,4 @@
-//! Bytes one way, as fast as they go: what do they cost who sends them?
+//! Bytes one way, as fast as they go: what do they cost the sender?
 //!
 //! Each end has a thread, and natively a core, of its own, so that the sender's CPU time is its thread's. It counts from
 //! the handshake's end until the server has read everything. `plain` is s2n-quic without anything of ours: its own

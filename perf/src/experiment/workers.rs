@@ -58,7 +58,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
     Ok(Run { total_ns: plan.workload.limit_s * 1_000_000_000, figures, ..Run::default() })
 }
 
-/// Has the target send back what all clients send.
+/// Makes the target send back what all clients send.
 async fn echo(plan: &Plan, relay: &Relay, target: UdpSocket) -> Result<Vec<Figure>> {
     let Workload { requests: window, connections, limit_s, .. } = plan.workload;
     let address = target.local_addr()?;

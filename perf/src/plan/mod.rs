@@ -61,7 +61,7 @@ pub struct Plan {
     pub title: String,
     /// The figures and sections it reproduces.
     pub source: String,
-    /// Who is between client and server.
+    /// The parties between client and server.
     pub topology: Topology,
     /// Where it can run; the first is where it does if nobody says otherwise.
     pub clocks: Vec<Clock>,
@@ -107,7 +107,7 @@ pub struct Plan {
     table: Table,
 }
 
-/// Who is between client and server.
+/// The parties between client and server.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Topology {
@@ -189,7 +189,7 @@ pub struct Workload {
     /// sender's CPU time. Whatever the arrivals, all requests start at once.
     #[serde(default)]
     pub one_way: bool,
-    /// Of what goes one way: who reads it, if that is somebody slow.
+    /// The reader of what goes one way, if it is a slow one.
     pub reader: Option<Reader>,
     /// When it gives up, in seconds; where it would go on for ever, how long that is.
     pub limit_s: u64,

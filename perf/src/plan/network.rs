@@ -1,4 +1,4 @@
-//! Links, and who decides how much is on its way over them.
+//! Links, and what decides how much is on its way over them.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ pub struct Network {
     /// trip can be beside a queue of a few packets.
     #[serde(default)]
     pub return_delay_ms: f64,
-    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Those that come
+    /// How many packets it holds in each direction, those on their way included, as `netem` counts. Packets that come
     /// when it is full are dropped.
     pub queue_packets: usize,
 }

@@ -447,7 +447,7 @@ impl Stranger {
         self.rewriter.pen().payloads.clear();
     }
 
-    /// Has the next datagram differ in a byte.
+    /// Makes the next datagram differ in a byte.
     pub fn spoil(&mut self, at: usize, mask: u8) {
         self.rewriter.pen().spoil = Some((at, mask));
         self.ping();

@@ -38,7 +38,7 @@ fn send(chain: &Chain) -> Vec<u8> {
     arrived
 }
 
-/// Has the socket tell the traffic class of each payload.
+/// Makes the socket report the traffic class of each payload.
 pub fn want_traffic_class(socket: &UdpSocket) {
     let (level, option) = if socket.local_addr().unwrap().is_ipv4() {
         (libc::IPPROTO_IP, libc::IP_RECVTOS)

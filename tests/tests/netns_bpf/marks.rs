@@ -55,7 +55,7 @@ impl Arrivals {
         Self(socket)
     }
 
-    /// Takes what has arrived: DSCP and ECN of each packet, and whether it is one of those that carry [`PAYLOAD`].
+    /// Takes what has arrived: DSCP and ECN of each packet, and whether it carries [`PAYLOAD`].
     fn take(&mut self) -> Vec<(u8, u8, bool)> {
         let (mut packets, mut packet) = (Vec::new(), vec![0; 65_536]);
         while let Ok(bytes) = self.0.read(&mut packet) {

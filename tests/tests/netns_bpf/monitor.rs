@@ -73,7 +73,7 @@ fn tc_of(site: &Site) -> String {
     show(&["qdisc", "show"]) + &filters.concat()
 }
 
-/// A set of capabilities of a process: `CapEff` of those in force, `CapPrm` of those that it can put in force.
+/// A set of capabilities of a process: `CapEff` has the ones in force, `CapPrm` the ones that it can put in force.
 fn rights_of(pid: u32, set: &str) -> u64 {
     u64::from_str_radix(&status_of(pid, set), 16).unwrap()
 }
@@ -154,7 +154,7 @@ fn each_process_has_the_rights_that_it_needs_and_no_other() {
         assert_eq!(confined[..2], ["1", "2"], "{pid}");
         assert!(confined[2..].iter().all(|set| set.chars().all(|digit| digit == '0')), "{pid}: {confined:?}");
     }
-    // All threads of those that have several.
+    // All threads of the relay's process, which has several.
     for thread in fs::read_dir(format!("/proc/{}/task", site.relay.id())).unwrap().flatten() {
         let status = fs::read_to_string(thread.path().join("status")).unwrap();
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
@@ -366,7 +366,7 @@ fn a_program_that_somebody_detaches_is_put_back() {
     assert_eq!(all_in_force(&site), [true; 3]);
 }
 
-/// Has a new client get a payload back.
+/// Lets a new client get a payload back.
 fn assert_serves(site: &Site, family: Family) {
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {

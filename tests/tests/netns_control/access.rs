@@ -1,4 +1,4 @@
-//! Who may do what.
+//! What each caller may do.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The control plane of a relay at work: policy that changes under load, what is refused and to whom.
+//! The control plane of a relay at work: policy that changes under load, and which calls of which callers it refuses.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 

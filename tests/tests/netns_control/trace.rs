@@ -10,8 +10,8 @@ use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect};
 
-/// Has payloads of the class `voice` go back and forth until a program has run to its end; returns what it printed and what
-/// it had to say beside.
+/// Sends payloads of the class `voice` back and forth until a program has run to its end; returns what it printed and
+/// what it had to say beside.
 fn under_load(site: &Site, command: &mut Command) -> (String, String) {
     let _echo = site.chain.target.echo(7).unwrap();
     let is_done = AtomicBool::new(false);

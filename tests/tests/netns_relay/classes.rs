@@ -1,5 +1,5 @@
-//! Classes of traffic, through a real edge and relay: who is served first on a thin link, what clients may ask for, and
-//! what streams leave behind.
+//! Classes of traffic, through a real edge and relay: which class is served first on a thin link, what clients may ask
+//! for, and what streams leave behind.
 
 use std::collections::HashMap;
 use std::net::UdpSocket;

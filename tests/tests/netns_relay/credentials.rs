@@ -1,4 +1,4 @@
-//! Who may use a relay: tokens and client certificates.
+//! The clients that may use a relay: tokens and client certificates.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! What somebody can do with ICMP who is on no path, and only guesses ports: nothing.
+//! An attacker that is on no path, and only guesses ports, can do nothing with ICMP.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ impl Target {
         self.icmp.send_to(&message, &SocketAddr::new(relay.ip(), 0).into()).unwrap();
     }
 
-    /// Has a tunnel carry a payload up and back.
+    /// Sends a payload up and back through a tunnel.
     async fn assert_carries(&self, tunnel: &mut Tunnel, form: Form, payload: &[u8]) -> SocketAddr {
         tunnel.send(form, payload).await.unwrap();
         let mut got = [0; 2048];

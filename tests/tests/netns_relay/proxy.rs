@@ -239,7 +239,7 @@ fn beyond_the_bound_a_clients_least_recent_target_makes_room() {
     let counts = edge.counts().unwrap();
     let evicted = counts.of("edge_sources_evicted_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\"}");
     assert_eq!(evicted, 1, "the second was silent for longest");
-    // Somebody who has none gets none: none of his can make room.
+    // A client without a target gets none: none of its own can make room.
     let other = Association::new(&edge);
     other.send("10.0.2.2:8", b"payload");
     let limit = "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_udp_tunnels\"}";

@@ -120,7 +120,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     })
 }
 
-/// Has `perf` watch when threads lose the CPU and get it, where the machine allows.
+/// Makes `perf` watch when threads lose the CPU and get it, if the machine allows.
 fn watch_switches(threads: &[u32], folder: &Folder, left_out: &mut Vec<String>) -> Option<Recording> {
     perf::tracepoints(&[SWITCH], left_out).first()?;
     let filter = perf::switches(threads);
@@ -135,7 +135,7 @@ fn note_lost(lost: u64, picture: &str, left_out: &mut Vec<String>) {
     }
 }
 
-/// Whether the kernel tells where its functions are: it shows zeros to whom it does not.
+/// Whether the kernel tells where its functions are: it shows zeros otherwise.
 fn kernel_has_names() -> bool {
     let symbols = fs::File::open("/proc/kallsyms");
     let mut first = String::new();
@@ -191,7 +191,7 @@ fn folded(event: &Event<'_>) -> String {
 
 /// What threads waited for: where each lost the CPU, until it got it again.
 struct Waits {
-    /// Those that are looked at; and since when, and where, if they have no CPU.
+    /// The observed threads; and since when, and where, if they have no CPU.
     threads: HashMap<u32, Option<(u64, String)>>,
     stacks: Stacks,
 }

@@ -23,7 +23,7 @@ pub(crate) const SWITCH: &str = "sched:sched_switch";
 /// Where the kernel shows its tracepoints, if it does.
 const TRACEPOINTS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
-/// Of the tracepoints that are wanted, those that this kernel has; says in `left_out` what it lacks.
+/// Returns the wanted tracepoints that this kernel has; says in `left_out` what it lacks.
 pub(crate) fn tracepoints<'a>(wanted: &[&'a str], left_out: &mut Vec<String>) -> Vec<&'a str> {
     let Some(folder) = TRACEPOINTS.into_iter().map(Path::new).find(|folder| folder.join("sched").exists()) else {
         left_out.push(
@@ -79,7 +79,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Has `perf record` begin with these arguments, and returns when it has. Times are of CLOCK_MONOTONIC.
+    /// Starts `perf record` with these arguments, and returns once it has begun. Times are of CLOCK_MONOTONIC.
     ///
     /// # Errors
     /// There is no `perf`, or it may or can not; the message says what to do.

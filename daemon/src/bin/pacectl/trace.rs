@@ -113,7 +113,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     Ok(output.flush()?)
 }
 
-/// Has `perf` watch the kernel, as far as it can; returns which tracepoints it watches.
+/// Makes `perf` watch the kernel, as far as it can; returns which tracepoints it watches.
 fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recording, Vec<&'static str>)> {
     let mut tracepoints = perf::tracepoints(&TRACEPOINTS, left_out);
     let filter = perf::threads(pid).map(|threads| perf::switches(&threads)).unwrap_or_else(|error| {
@@ -136,7 +136,7 @@ fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recor
     Some((recording, tracepoints))
 }
 
-/// Has the daemon record for a while; returns its records, and how many more packets there were.
+/// Makes the daemon record for a while; returns its records, and how many more packets there were.
 async fn departures(client: &mut Client, span: Duration) -> Result<(Vec<v1::SentMessage>, u64)> {
     let request = v1::WatchDeparturesRequest { duration: Some(span.try_into()?) };
     let mut answers = client.watch_departures(request).await?.into_inner();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::access::record::{Record, Request, What};
 
-/// Returns what is sent of an event to one who may see addresses, or may not.
+/// Returns the response for an event to a caller that may see addresses, or may not.
 pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEventsResponse {
     let (time, kind, message, access) = match happening {
         Happening::Event(event) => (event.time, event.kind, event.message, None),

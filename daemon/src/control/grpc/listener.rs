@@ -1,4 +1,4 @@
-//! Where callers of gRPC come in, and how it is known who they are.
+//! Where callers of gRPC come in, and how the daemon identifies them.
 
 use std::{
     convert::Infallible,
@@ -39,11 +39,11 @@ const HANDSHAKES: (usize, usize) = (32, 4);
 
 /// A place to come in.
 pub enum Listener {
-    /// On this machine: the kernel tells who is at the other end (SO_PEERCRED, unix(7)).
+    /// On this machine: the kernel identifies the peer (SO_PEERCRED, unix(7)).
     Unix {
-        /// Who may connect, by its mode, may read.
+        /// Every user that may connect, by the socket's mode, may read.
         socket: UnixListener,
-        /// Who may write, too.
+        /// The users that may write, too.
         writers: Writers,
     },
     /// For other machines: a certificate tells.
@@ -52,7 +52,7 @@ pub enum Listener {
         socket: TcpListener,
         /// What the daemon shows, and which authorities it believes.
         certificates: Certificates,
-        /// Who may write, too.
+        /// The certificate holders that may write, too.
         bearers: Bearers,
     },
 }
@@ -62,7 +62,7 @@ pub enum Listener {
 pub struct Certificates(Arc<ArcSwap<ServerConfig>>);
 
 impl Certificates {
-    /// Returns those that were made ready.
+    /// Returns the certificates that were prepared.
     #[must_use]
     pub fn new(prepared: Arc<ServerConfig>) -> Self {
         Self(Arc::new(ArcSwap::new(prepared)))
@@ -74,7 +74,7 @@ impl Certificates {
     }
 }
 
-/// Opens a Unix socket, whose owner and group may connect. One that a dead process left is replaced.
+/// Opens a Unix socket, whose owner and group may connect. It replaces a socket that a dead process left.
 ///
 /// # Errors
 /// Its folder is missing or not ours, or another process serves there.
@@ -161,7 +161,7 @@ struct Hall {
     counters: accept::Counters,
     doors: mpsc::Sender<io::Result<Door>>,
     places: Arc<Semaphore>,
-    /// Who leaves does so when this is dropped.
+    /// A caller has to leave when its sender is dropped.
     strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
 }
 
@@ -171,7 +171,7 @@ impl Hall {
         loop {
             let (stream, address) = acceptor.next(|| socket.accept()).await;
             let (stay, leave) = oneshot::channel();
-            // Who makes room hears of it by the drop of what is evicted.
+            // An evicted caller learns of it when its sender is dropped.
             let (number, _evicted) = self.strangers().enter(address.ip(), stay);
             let hall = self.clone();
             tokio::spawn(async move {
@@ -189,7 +189,7 @@ impl Hall {
         }
     }
 
-    /// Finds out who it is, and waits for a place.
+    /// Identifies the caller, and waits for a place.
     async fn greet(&self, stream: TcpStream) -> Result<Door, &'static str> {
         // Answers are small, and waited for.
         _ = stream.set_nodelay(true);
@@ -207,7 +207,7 @@ impl Hall {
     }
 }
 
-/// A connection to the door, and who is at its other end.
+/// A connection to the door, and the peer at its other end.
 pub(super) struct Door {
     stream: Box<dyn Stream>,
     peer: Peer,

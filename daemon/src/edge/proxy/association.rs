@@ -75,7 +75,7 @@ impl Flow {
         self.inbox.lock()
     }
 
-    /// Has the tunnel end properly.
+    /// Makes the tunnel end properly.
     fn close(&self) {
         let mut inbox = self.inbox();
         inbox.is_closed = true;
@@ -123,7 +123,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: So
         }
     }
     association.flows.values().for_each(|entry| entry.flow.close());
-    // Each ends with its tunnel; those that were not open yet are not waited for.
+    // Each task ends with its tunnel; tunnels that were not open yet are not waited for.
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
     Ok(())

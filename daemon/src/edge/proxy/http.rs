@@ -66,7 +66,7 @@ impl Answer {
         Self { status, reports: vec![report], text }
     }
 
-    /// The answer to a client that has to say who it is.
+    /// Returns the answer to a client that has to authenticate.
     #[must_use]
     pub fn unauthenticated() -> Self {
         Self::new(407, "this proxy asks for a name and a password")
@@ -129,7 +129,7 @@ impl Answer {
     }
 }
 
-/// What a client is told whose tunnel is open.
+/// The answer to a client whose tunnel is open.
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// Returns what a status code is called (RFC 9110 §15).

@@ -119,7 +119,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     if let Err((stream, denied)) = denied {
         let (Denied::Gone(reason) | Denied::Told(reason, _)) = &denied;
         debug!(%from, reason, "a client of the proxy was denied");
-        // What relays refuse was counted there.
+        // `Way::open` has counted refusals by relays already.
         if *reason != RELAY {
             shared.way.counters.refuse(reason);
         }
@@ -204,7 +204,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
         }
         Ask::Forward { target, head, content_bytes } => {
-            // What came behind the content belongs to no request that is served.
+            // Bytes behind the content belong to no request that is served.
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
             let first = [&head[..], &client.read[..here]].concat();
             client.read.clear();

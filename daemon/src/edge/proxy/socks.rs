@@ -29,7 +29,7 @@ pub struct Malformed;
 /// What was read, and how many bytes it took; `None` while bytes are missing.
 type Read<T, E = Malformed> = Result<Option<(T, usize)>, E>;
 
-/// How a client may show who it is (RFC 1928 §3).
+/// How a client may authenticate (RFC 1928 §3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Method {
@@ -37,7 +37,7 @@ pub enum Method {
     None = 0,
     /// By a name and a password.
     Password = 2,
-    /// None of those that it offers will do.
+    /// No method that the client offers is acceptable.
     Unacceptable = 0xff,
 }
 
@@ -213,7 +213,7 @@ pub fn datagram_header(target: &Target) -> Vec<u8> {
     bytes
 }
 
-/// The type of an address is none of those that there are.
+/// An address has an unknown type.
 #[derive(Debug)]
 struct UnknownType;
 

@@ -1,4 +1,4 @@
-//! Who may use a proxy: names and passwords from a file.
+//! The users of a proxy: names and passwords from a file.
 
 use std::{collections::HashMap, path::Path};
 
@@ -31,7 +31,7 @@ impl Users {
         Self::parse(&std::fs::read_to_string(file).with_context(failed)?).with_context(failed)
     }
 
-    /// Reads users line by line; empty lines and those that begin with `#` say nothing.
+    /// Reads users line by line; skips empty lines and lines that begin with `#`.
     fn parse(text: &str) -> Result<Self> {
         let mut users = HashMap::new();
         for (line, user) in (1..).zip(text.lines()).filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {

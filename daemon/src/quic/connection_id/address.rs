@@ -21,8 +21,8 @@ use crate::quic::{
     strangers::{Places, Verdict},
 };
 
-/// Issues and takes tokens without keeping any state about those who have not come back: all workers of a listener, and a
-/// relay that was restarted, take each other's.
+/// Issues and takes tokens without keeping any state about clients that have not come back: all workers of a listener,
+/// and a relay that was restarted, take each other's.
 ///
 /// A token is the time, the connection ID that the client began with, a [`StampKey`]'s stamp for the kernel, and an HMAC of
 /// all that, the client's address and its own connection ID. It is good for ten seconds and for one use, as far as one worker
@@ -85,7 +85,8 @@ impl AddressTokens {
         Self { places, ..self }
     }
 
-    /// The tag over what comes before it in a token, and over who shows it; `None` for addresses of no known family.
+    /// Returns the tag over what comes before it in a token, and over the client that shows it; `None` for addresses of
+    /// no known family.
     fn tag(&self, context: &Context<'_>, claims: &[u8]) -> Option<[u8; TAG]> {
         let mut hmac = hmac::Context::with_key(&self.key);
         hmac.update(claims);

@@ -141,7 +141,7 @@ impl Outbox {
         dropped
     }
 
-    /// Has a flow take part, if it has anything to send and its class does not make it wait.
+    /// Makes a flow take part, if it has anything to send and its class does not make it wait.
     fn wake(&mut self, slot: u32) {
         let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
         if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
@@ -152,7 +152,7 @@ impl Outbox {
         }
     }
 
-    /// Lets those go on whose departure time has come; returns the next one.
+    /// Wakes the flows whose departure time has come; returns the next one.
     pub(super) fn release(&mut self, now_ns: u64) -> Option<u64> {
         while let Some((at_ns, slot)) = self.capped.pop_due(now_ns) {
             if self.queue(slot).is_some_and(|queue| queue.departure.come(at_ns)) {

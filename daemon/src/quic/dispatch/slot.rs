@@ -79,7 +79,7 @@ impl Slot {
         shared.hub.turns().set(Kind::Stream, name, self.service());
     }
 
-    /// Has the stream take part, if it may.
+    /// Makes the stream take part, if it may.
     pub(super) fn wake(&self, shared: &Shared, name: u32) {
         let held = self.departure.is_awaited() || self.buffer_full || self.error.is_some();
         if !held && !self.queue.is_empty() {

@@ -107,7 +107,7 @@ impl SendStream {
     }
 
     /// Begins a batch of payloads that leave in DATAGRAM capsules, at most `limit_bytes` of them waiting; the oldest make
-    /// room. What is queued as bytes after them leaves before those that still wait, so a stream carries either.
+    /// room. What is queued as bytes after them leaves before payloads that still wait, so a stream carries either.
     #[must_use]
     pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
         let now_ns = self.shared.now_ns();

@@ -33,7 +33,7 @@ pub struct Departures {
     lateness: Family<Label, Lateness, fn() -> Lateness>,
     /// How many packets messages have.
     trains: Family<Label, Trains, fn() -> Trains>,
-    /// Those of the policy in force, ordered by key: those of no class are first.
+    /// The histograms of the policy in force, ordered by key: the ones of no class are first.
     known: ArcSwap<Vec<Of>>,
 }
 

@@ -51,7 +51,7 @@ impl Device {
         self.segments.load(Relaxed)
     }
 
-    /// Has packets leave one by one from now on; tells whether that is new.
+    /// Makes packets leave one by one from now on; returns whether that is new.
     pub fn refuse_segmentation(&self) -> bool {
         self.segments.swap(false, Relaxed)
     }

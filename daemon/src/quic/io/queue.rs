@@ -104,10 +104,10 @@ impl<O: Outlet> Tx<O> {
         Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters }
     }
 
-    /// Sends what is due, and has the rest wait.
+    /// Sends what is due, and keeps the rest waiting.
     fn flush(&mut self) {
         let now_ns = monotonic::now_ns();
-        // First those that waited, so that none of a connection's packets is overtaken.
+        // Packets that waited go first, so that none of a connection's packets is overtaken.
         while let Some(held) = self.hold.pop(now_ns) {
             self.counters.departures.note(held.class, &held.group, now_ns);
             self.pending.push_back(held);
@@ -364,7 +364,7 @@ struct Formed {
     device: Arc<Device>,
     /// Its packets one by one, if they are recorded.
     decided: Vec<recorder::Packet>,
-    /// Those of connections that are listened to.
+    /// The packets of connections that are listened to.
     traced: Vec<Departing>,
 }
 

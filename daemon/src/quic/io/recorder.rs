@@ -62,7 +62,7 @@ pub struct Records {
     pub lost_packets: u64,
 }
 
-/// Records departures for one who asks, for a while.
+/// Records departures for a caller, for a while.
 #[derive(Debug, Default)]
 pub struct Recorder {
     is_on: AtomicBool,

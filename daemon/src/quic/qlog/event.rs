@@ -326,7 +326,7 @@ pub(super) struct StreamTurn {
     pub(super) class: Option<ClassKey>,
     /// Bytes that the transport was handed.
     pub(super) length: u64,
-    /// Who else waits for a turn.
+    /// The streams and tunnels that also wait for a turn.
     pub(super) waiting_streams: usize,
     pub(super) waiting_tunnels: usize,
 }

@@ -1,4 +1,4 @@
-//! Who is connected, by prefix, and who may come.
+//! The connected clients, by prefix, and which clients may connect.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,7 +9,7 @@ use config::relay::Limits;
 
 use super::Limit;
 
-/// How many prefixes are remembered for the users that they had, beside those whose users are connected.
+/// How many prefixes are remembered for the users that they had, besides prefixes whose users are connected.
 pub const REMEMBERED: usize = 4_096;
 
 /// The part of an address that is taken to be one party's: /24 of IPv4, /56 of IPv6.
@@ -75,7 +75,7 @@ impl Neighbours {
 #[derive(Debug, Default)]
 pub(super) struct Census {
     open: u32,
-    /// Those among them that are no user's and came from a prefix without one.
+    /// The connections among them that are no user's and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<Prefix, Neighbours>,
     /// Prefixes whose last user has left, the earliest in front.
@@ -93,7 +93,7 @@ impl Census {
         if !neighbours.is_known() && self.unknown >= limits.places_for_strangers() {
             return Verdict::Refuse("strangers");
         }
-        // Addresses in handshakes may be forged. So these do not count against those who show that theirs are not,
+        // Addresses in handshakes may be forged. So handshakes do not count against clients that prove their address,
         // unless there are so many proofs that the prefix floods us itself.
         if neighbours.strangers >= most || (proven && neighbours.handshakes >= most.saturating_mul(2)) {
             return Verdict::Refuse("strangers_per_prefix");
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Has strangers of a prefix come until one may not; returns how many came, and why no more.
+    /// Lets strangers of a prefix connect until one may not; returns how many came, and why no more.
     fn crowd(census: &mut Census, prefix: Prefix, limits: &Limits) -> (u32, Limit) {
         let mut came = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Handshakes in memory: whom a server with client authorities lets in.
+//! Handshakes in memory: which clients a server with client authorities lets in.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

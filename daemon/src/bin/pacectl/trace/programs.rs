@@ -16,7 +16,7 @@ pub(crate) fn shown(kind: &str, left_out: &mut Vec<String>) -> Vec<Value> {
     Vec::new()
 }
 
-/// Those whose names are of paced; the kernel keeps 15 bytes of a name.
+/// Returns the objects whose names are paced's; the kernel keeps 15 bytes of a name.
 fn ours(json: &[u8]) -> Vec<Value> {
     let objects: Vec<Value> = serde_json::from_slice(json).unwrap_or_default();
     let is_ours = |object: &Value| object["name"].as_str().is_some_and(|name| name.starts_with("paced"));
