@@ -33,6 +33,10 @@ const BAD: Duration = Duration::from_secs(8);
 /// Longer than anything takes that happens at all, on a network that is good.
 const LONG: Duration = Duration::from_secs(60);
 
+/// Longer than a connection stays whose peer is gone. A peer that acknowledges late makes the round trip long, and a
+/// connection stays for three of its probe timeouts at least (RFC 9000 §10.1).
+const LEAVING: Duration = Duration::from_secs(600);
+
 /// What a session looks like from outside: the same for an input in every run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -106,7 +110,7 @@ impl Parties {
         stranger.hang_up();
         user.relay.http().close(Code::NoError);
         // What was closed and did not hear of it times out.
-        time::delay(LONG).await;
+        time::delay(LEAVING).await;
         let rest = books.rest();
         assert!(rest.is_none(), "all have left, but there are {}", rest.unwrap_or_default());
     }
