@@ -29,7 +29,7 @@ pub use self::{
 use crate::{
     certificates::Certificate,
     edge::roster::{self, Roster},
-    metrics::Metrics,
+    parts::Parts,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
     quic::{
         class::{ClassCounters, Role},
@@ -38,6 +38,7 @@ use crate::{
         qlog::sequence::{Names, Sequence},
     },
     relay::{self, Relay, tunnels::Tunnel},
+    table::Table,
 };
 
 pub mod caller;
@@ -202,7 +203,7 @@ pub struct Filter {
 pub struct Control {
     policies: Arc<Policies>,
     relay: Option<Arc<Relay>>,
-    metrics: Arc<Metrics>,
+    parts: Arc<Parts>,
     facts: ArcSwap<Facts>,
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
@@ -225,14 +226,14 @@ impl Control {
     pub fn new(
         policies: Arc<Policies>,
         relay: Option<Arc<Relay>>,
-        metrics: Arc<Metrics>,
+        parts: Arc<Parts>,
         facts: Facts,
         reloads: mpsc::Sender<Reload>,
     ) -> Arc<Self> {
         Arc::new(Self {
             policies,
             relay,
-            metrics,
+            parts,
             facts: ArcSwap::from_pointee(facts),
             reloads,
             events: broadcast::channel(events::QUEUE).0,
@@ -262,7 +263,7 @@ impl Control {
     /// Tells what happens from now on, of these kinds, or of all if there are none.
     #[must_use]
     pub fn events(&self, kinds: Vec<String>) -> Events {
-        Events::new(self.events.subscribe(), &self.metrics.access, kinds)
+        Events::new(self.events.subscribe(), &self.parts.access, kinds)
     }
 
     /// What is in force.
@@ -302,13 +303,13 @@ impl Control {
     /// What the kernel and the rights of paced's processes allow.
     #[must_use]
     pub fn features(&self) -> bpf::Capabilities {
-        self.metrics.kernel.in_force.features(&self.facts().own_features)
+        self.parts.kernel.in_force.features(&self.facts().own_features)
     }
 
-    /// What is counted.
+    /// The parts of the daemon.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+    pub fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     /// Sets the policy.
@@ -421,7 +422,7 @@ impl Control {
     /// What the edge role has open.
     #[must_use]
     pub fn edge(&self) -> &Roster {
-        &self.metrics.edge.roster
+        &self.parts.edge.roster
     }
 
     /// Lists the edge's tunnels behind an ID, `limit` at most.
@@ -504,8 +505,8 @@ impl Control {
         let of = |(role, class): (Role, &policy::Class)| ClassStats {
             class: class.name.clone(),
             role,
-            counters: self.metrics.classes.of(role, &class.name),
-            late_packets: self.metrics.io.departures.late_packets(&class.name),
+            counters: self.parts.classes.of(role, &class.name),
+            late_packets: self.parts.io.departures.late_packets(&class.name),
             tunnels: tunnels.get(&(role, class.name.clone())).copied().unwrap_or(0),
         };
         roles.into_iter().flatten().flat_map(|role| classes.clone().map(move |class| (role, class))).map(of).collect()
@@ -517,7 +518,7 @@ impl Control {
     /// The caller may not, or they are being recorded for somebody else.
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
-        let recording = self.metrics.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let recording = self.parts.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(author, "departures are recorded");
         Ok(recording)
     }
@@ -530,7 +531,7 @@ impl Control {
         let author = caller.to_write()?;
         let found = self.relay.as_ref().and_then(|relay| relay.connections.get(connection));
         let found = found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
-        let tracing = self.metrics.io.traces.begin(&found.tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let tracing = self.parts.io.traces.begin(&found.tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
         tracing::info!(connection, author, "a connection is recorded");
         Ok(Sequence::new(tracing, connection))
     }
@@ -554,12 +555,12 @@ impl Control {
     /// How many packets left late.
     #[must_use]
     pub fn late_packets(&self) -> u64 {
-        self.metrics.io.late.get()
+        self.parts.io.late.get()
     }
 }
 
 fn page<T>(
-    table: Option<&relay::tunnels::Table<T>>,
+    table: Option<&Table<T>>,
     after: u64,
     limit: usize,
     is_wanted: impl Fn(&T) -> bool,

@@ -1,7 +1,4 @@
-//! Counters and gauges, and the endpoint that shows them.
-//!
-//! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
-//! where something is refused, opened or closed.
+//! The registry of all counters and gauges, and the endpoint that shows them. Each part of the daemon counts by itself.
 
 use std::{
     fmt, io,
@@ -10,7 +7,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use masque::request::Protocol;
 use prometheus_client::{
     encoding::text,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
@@ -21,160 +17,65 @@ use tokio::{net::TcpListener, sync::Semaphore, task::AbortHandle, time::timeout}
 use self::process::Process;
 use crate::{
     accept::{self, Acceptor},
-    access::AccessLog,
     certificates::Certificate,
-    edge, enforcement,
-    quic::{self, class::ClassMetrics, datagrams::DatagramCounters, events::HandshakeCounters},
+    labelled,
+    parts::Parts,
     ready::Readiness,
-    relay::{
-        accounts::QuotaGauges,
-        usage::{Usage, Usages},
-    },
-    resolve::DnsCounters,
-    udp_target::UplinkCounters,
 };
 
 pub mod page;
 mod process;
 
-type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-
-const fn label(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Udp => "udp",
-        Protocol::Tcp => "tcp",
-    }
-}
-
-/// Everything that the daemon counts. "Up" is from client to target, "down" from target to client.
+/// The registry of all that the daemon's parts count, and the pages that show it.
 pub struct Metrics {
     registry: Registry,
     /// Of metrics that other programs have, too.
     conventional: Registry,
-    /// Whether this daemon should be sent work.
-    pub ready: Arc<Readiness>,
-    /// Counters of callers that wanted to come in at doors other than the relay's.
-    pub doors: accept::Counters,
-    /// Open connections of clients.
-    pub connections: Gauge,
-    /// Handshake results.
-    pub handshakes: Arc<HandshakeCounters>,
-    /// Datagrams on the clients' side.
-    pub datagrams: Arc<DatagramCounters>,
-    /// What became of names to resolve.
-    pub dns: Arc<DnsCounters>,
-    /// What the edge role counts.
-    pub edge: Arc<edge::EdgeMetrics>,
-    /// What became of each class's traffic.
-    pub classes: ClassMetrics,
-    /// What users have used of their quotas.
-    pub quotas: QuotaGauges,
-    /// How QUIC packets reached the kernel, in either role.
-    pub io: Arc<quic::io::Counters>,
-    /// What becomes of departure times at devices.
-    pub qdiscs: quic::io::qdisc::Gauges,
-    /// What the kernel enforces, and counts.
-    pub kernel: Arc<enforcement::Tables>,
-    /// The access log.
-    pub access: Arc<AccessLog>,
-    /// What each user uses.
-    pub users: Usages,
-    tunnels: Family<Labels<1>, Gauge>,
-    opened: Counters<1>,
-    closed: Counters<1>,
-    refused: Counters<1>,
-    limits: Counters<1>,
-    packets_up: Counter,
-    packets_down: Counter,
-    messages_up: Counter,
-    udp_bytes_up: Counter,
-    udp_bytes_down: Counter,
-    tcp_bytes_up: Counter,
-    tcp_bytes_down: Counter,
-    too_big_up: Counter,
-    by_host_up: Counter,
-    capsules_dropped: Counter,
-    gso_refused: Counter,
-    /// Packets that reached another worker than their connection ID names.
-    pub misdirected_packets: Counter,
-    /// Packets under connection IDs that are not answered with a stateless reset.
-    pub unanswered_packets: Counter,
-    ignored: Counters<1>,
-    reloads: Counters<1>,
+    ready: Arc<Readiness>,
+    doors: accept::Counters,
+    reloads: Family<[(&'static str, &'static str); 1], Counter>,
     certificates: Family<Vec<(&'static str, String)>, Gauge>,
 }
 
 impl Metrics {
-    /// Creates all metrics at zero.
+    /// Returns the metrics of these parts.
     #[must_use]
-    pub fn new() -> Arc<Self> {
-        let ready = Arc::<Readiness>::default();
+    pub fn new(parts: &Parts) -> Arc<Self> {
         let mut metrics = Self {
             registry: Registry::with_prefix("paced"),
             conventional: Registry::default(),
-            ready: ready.clone(),
-            doors: accept::Counters::default(),
-            connections: Gauge::default(),
-            handshakes: Arc::default(),
-            datagrams: Arc::default(),
-            dns: Arc::default(),
-            edge: Arc::new(edge::EdgeMetrics::new(ready)),
-            classes: ClassMetrics::default(),
-            quotas: QuotaGauges::default(),
-            io: Arc::default(),
-            qdiscs: Default::default(),
-            kernel: Arc::default(),
-            access: Arc::default(),
-            users: Usages::default(),
-            tunnels: Family::default(),
-            opened: Family::default(),
-            closed: Family::default(),
-            refused: Family::default(),
-            limits: Family::default(),
-            packets_up: Counter::default(),
-            packets_down: Counter::default(),
-            messages_up: Counter::default(),
-            udp_bytes_up: Counter::default(),
-            udp_bytes_down: Counter::default(),
-            tcp_bytes_up: Counter::default(),
-            tcp_bytes_down: Counter::default(),
-            too_big_up: Counter::default(),
-            by_host_up: Counter::default(),
-            capsules_dropped: Counter::default(),
-            gso_refused: Counter::default(),
-            misdirected_packets: Counter::default(),
-            unanswered_packets: Counter::default(),
-            ignored: Family::default(),
+            ready: parts.ready.clone(),
+            doors: parts.doors.clone(),
             reloads: Family::default(),
             certificates: Family::default(),
         };
-        metrics.register();
+        metrics.conventional.register_collector(Box::new(Process::new()));
+        metrics.register_own();
+        let registry = &mut metrics.registry;
+        parts.relay.register(registry);
+        parts.edge.register(registry);
+        let help = "Packets filled up to prove that the path still carries full ones";
+        let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];
+        labelled::register(
+            registry,
+            "filled_up_packets",
+            help,
+            &[([("role", "relay")], relay), ([("role", "edge")], edge)],
+        );
+        parts.classes.register(registry);
+        parts.io.register(registry);
+        parts.qdiscs.register(registry);
+        parts.kernel.register(registry);
+        parts.doors.register(registry);
+        let records = parts.access.counters().map(|(result, counter)| ([("result", result)], counter));
+        let help = "Records for the access log, by what became of them";
+        labelled::register(registry, "access_records", help, &records);
         Arc::new(metrics)
     }
 
-    fn register(&mut self) {
-        self.conventional.register_collector(Box::new(Process::new()));
+    fn register_own(&mut self) {
         let registry = &mut self.registry;
-        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("build", "Which paced this is", build);
-        registry.register("connections", "Open connections of clients", self.connections.clone());
-        registry.register("tunnels", "Open tunnels", self.tunnels.clone());
-        registry.register("tunnels_opened", "Tunnels opened", self.opened.clone());
-        registry.register("tunnels_closed", "Tunnels closed, by what ended them", self.closed.clone());
-        registry.register("refused_requests", "Requests refused, by reason", self.refused.clone());
-        registry.register("limit_hits", "Times a configured limit was reached", self.limits.clone());
-        registry.register("ignored", "Well-formed things of no meaning to a relay", self.ignored.clone());
-        registry.register(
-            "misdirected_packets",
-            "Packets that reached another worker than their connection ID names",
-            self.misdirected_packets.clone(),
-        );
-        registry.register(
-            "unanswered_packets",
-            "Packets under connection IDs that are not answered with a stateless reset: never issued, or too many asked",
-            self.unanswered_packets.clone(),
-        );
+        registry.register("build", "Which paced this is", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         let help = "Times that the configuration, or files that it names, were read again, by what became of it";
         registry.register("reloads", help, self.reloads.clone());
         // Shown before there is one: `increase` cannot see a series begin at 1.
@@ -183,113 +84,6 @@ impl Metrics {
         }
         let help = "When certificates cease to be valid, in seconds since 1970";
         registry.register("certificate_expires_timestamp_seconds", help, self.certificates.clone());
-        registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
-        registry.register(
-            "messages",
-            "Messages that carried the UDP payloads sent to targets",
-            self.messages_up.clone(),
-        );
-
-        self.edge.register(registry);
-        labelled(
-            registry,
-            "edge_dropped_datagrams",
-            "UDP payloads in datagrams that forwards dropped, by reason",
-            &[
-                ([("direction", "up"), ("reason", "queue_full")], &self.edge.datagrams.dropped_send_queue),
-                ([("direction", "up"), ("reason", "too_big")], &self.edge.datagrams.dropped_too_big),
-                ([("direction", "up"), ("reason", "stale")], &self.edge.datagrams.dropped_stale),
-                ([("direction", "down"), ("reason", "queue_full")], &self.edge.datagrams.dropped_receive_queue),
-                ([("direction", "down"), ("reason", "unknown_stream")], &self.edge.datagrams.dropped_unknown_stream),
-            ],
-        );
-        self.classes.register(registry);
-        self.quotas.register(registry);
-        self.io.register(registry);
-        self.qdiscs.register(registry);
-        self.kernel.register(registry);
-        self.users.register(registry);
-        let records = self.access.counters().map(|(result, counter)| ([("result", result)], counter));
-        labelled(registry, "access_records", "Records for the access log, by what became of them", &records);
-        self.doors.register(registry);
-        let handshakes = self.handshakes.clone();
-        labelled(
-            registry,
-            "handshakes",
-            "QUIC handshakes, by what became of them",
-            &[
-                ([("result", "started")], &handshakes.started),
-                ([("result", "completed")], &handshakes.completed),
-                ([("result", "failed")], &handshakes.failed),
-                ([("result", "retried")], &handshakes.retried),
-                ([("result", "refused")], &handshakes.refused),
-            ],
-        );
-        labelled(
-            registry,
-            "packets",
-            "UDP payloads relayed",
-            &[([("direction", "up")], &self.packets_up), ([("direction", "down")], &self.packets_down)],
-        );
-        labelled(
-            registry,
-            "bytes",
-            "Bytes relayed",
-            &[
-                ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
-                ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
-                ([("protocol", "tcp"), ("direction", "up")], &self.tcp_bytes_up),
-                ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
-            ],
-        );
-        let dns = self.dns.clone();
-        registry.register("dns_names", "Names to resolve", dns.names.clone());
-        let help = "Names to resolve that took no lookup of their own, or failed, by what became of them";
-        labelled(
-            registry,
-            "dns_results",
-            help,
-            &[
-                ([("result", "cached")], &dns.cached),
-                ([("result", "joined")], &dns.joined),
-                ([("result", "negative")], &dns.negative),
-                ([("result", "timeout")], &dns.timeouts),
-                ([("result", "overloaded")], &dns.overloaded),
-                ([("result", "failed")], &dns.failed),
-            ],
-        );
-        let datagrams = self.datagrams.clone();
-        registry.register("streams", "Streams with bytes that may still have to leave", datagrams.streams.clone());
-        labelled(
-            registry,
-            "datagrams",
-            "HTTP Datagrams in QUIC packets",
-            &[([("direction", "up")], &datagrams.received), ([("direction", "down")], &datagrams.sent)],
-        );
-        let help = "Packets filled up to prove that the path still carries full ones";
-        let [relay, edge] = [&datagrams.filled_up, &self.edge.datagrams.filled_up];
-        let filled_up = [([("role", "relay")], relay), ([("role", "edge")], edge)];
-        labelled(registry, "filled_up_packets", help, &filled_up);
-        labelled(
-            registry,
-            "dropped_packets",
-            "UDP payloads dropped, by reason",
-            &[
-                ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
-                ([("direction", "up"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
-                ([("direction", "up"), ("reason", "too_big")], &self.too_big_up),
-                ([("direction", "up"), ("reason", "refused_by_host")], &self.by_host_up),
-                ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
-                ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
-                ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
-                ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
-            ],
-        );
-    }
-
-    /// Counts a request that was refused for `reason` (see [`masque::request::Refusal::label`]).
-    pub fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts a reload, which was applied or refused as a whole.
@@ -307,72 +101,6 @@ impl Metrics {
         }
     }
 
-    /// Counts that a configured limit was reached.
-    pub fn limit_hit(&self, limit: &'static str) {
-        self.limits.get_or_create(&[("limit", limit)]).inc();
-    }
-
-    /// Counts a tunnel that opens, of a user whose usage this is.
-    pub fn opened(&self, protocol: Protocol, usage: Option<&Usage>) {
-        let labels = [("protocol", label(protocol))];
-        self.opened.get_or_create(&labels).inc();
-        self.tunnels.get_or_create(&labels).inc();
-        if let Some(usage) = usage {
-            usage.opened.inc();
-            usage.tunnels.inc();
-        }
-    }
-
-    /// Counts a tunnel that closes, and for what reason.
-    pub fn closed(&self, protocol: Protocol, reason: &'static str, usage: Option<&Usage>) {
-        self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
-        self.closed.get_or_create(&[("reason", reason)]).inc();
-        if let Some(usage) = usage {
-            usage.tunnels.dec();
-        }
-    }
-
-    /// Counts what a UDP tunnel ignored or dropped in its life.
-    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::Ignored, dropped: u64) {
-        for (what, count) in
-            [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
-        {
-            if count > 0 {
-                self.ignored.get_or_create(&[("what", what)]).inc_by(count);
-            }
-        }
-        self.capsules_dropped.inc_by(dropped);
-    }
-
-    /// Adds what a flush toward a target did.
-    pub fn add_uplink(&self, counters: &UplinkCounters) {
-        if *counters == UplinkCounters::default() {
-            return;
-        }
-        self.packets_up.inc_by(counters.sent);
-        self.udp_bytes_up.inc_by(counters.sent_bytes);
-        self.messages_up.inc_by(counters.messages);
-        if counters.dropped_too_big + counters.dropped_by_host + counters.gso_refused > 0 {
-            self.too_big_up.inc_by(counters.dropped_too_big);
-            self.by_host_up.inc_by(counters.dropped_by_host);
-            self.gso_refused.inc_by(counters.gso_refused);
-        }
-    }
-
-    /// Adds UDP payloads that came from a target, and their bytes.
-    pub fn add_downlink(&self, packets: u64, bytes: u64) {
-        if packets > 0 {
-            self.packets_down.inc_by(packets);
-            self.udp_bytes_down.inc_by(bytes);
-        }
-    }
-
-    /// Adds bytes that a TCP tunnel moved.
-    pub fn add_tcp(&self, up: u64, down: u64) {
-        self.tcp_bytes_up.inc_by(up);
-        self.tcp_bytes_down.inc_by(down);
-    }
-
     /// Writes all metrics in the OpenMetrics text format.
     ///
     /// # Errors
@@ -382,33 +110,6 @@ impl Metrics {
         text::encode_registry(&mut text, &self.conventional)?;
         text::encode(&mut text, &self.registry)?;
         Ok(text)
-    }
-}
-
-/// Registers counters that exist already as one family.
-fn labelled<const N: usize>(registry: &mut Registry, name: &str, help: &str, counters: &[(Labels<N>, &Counter)]) {
-    registry.register(
-        name,
-        help,
-        Fixed(counters.iter().map(|(labels, counter)| (*labels, (*counter).clone())).collect()),
-    );
-}
-
-/// A family whose members are known from the start.
-#[derive(Debug)]
-struct Fixed<const N: usize>(Vec<(Labels<N>, Counter)>);
-
-impl<const N: usize> prometheus_client::encoding::EncodeMetric for Fixed<N> {
-    fn encode(&self, mut encoder: prometheus_client::encoding::MetricEncoder<'_>) -> fmt::Result {
-        for (labels, counter) in &self.0 {
-            let encoder = encoder.encode_family(labels)?;
-            prometheus_client::encoding::EncodeMetric::encode(counter, encoder)?;
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> prometheus_client::metrics::MetricType {
-        prometheus_client::metrics::MetricType::Counter
     }
 }
 
@@ -475,12 +176,14 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
+    use masque::request::Protocol;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
     };
 
     use super::*;
+    use crate::udp_target::UplinkCounters;
 
     async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -496,13 +199,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_scrape_shows_what_was_counted() {
-        let metrics = Metrics::new();
-        metrics.refused("port_prohibited");
-        metrics.opened(Protocol::Udp, None);
-        metrics.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
-        metrics.handshakes.completed.inc();
+        let parts = Parts::default();
+        let relay = &parts.relay;
+        relay.refused("port_prohibited");
+        relay.opened(Protocol::Udp, None);
+        relay.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
+        relay.handshakes.completed.inc();
         let asked = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
-        let answer = scrape(asked, metrics).await;
+        let answer = scrape(asked, Metrics::new(&parts)).await;
         for line in [
             "HTTP/1.1 200 OK",
             "paced_refused_requests_total{reason=\"port_prohibited\"} 1",
@@ -530,30 +234,31 @@ mod tests {
             ("HEAD /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
             ("garbage\r\n\r\n", "HTTP/1.1 400"),
         ] {
-            let answer = scrape(request, Metrics::new()).await;
+            let answer = scrape(request, Metrics::new(&Parts::default())).await;
             assert!(answer.starts_with(status), "{request:?}: {answer}");
         }
         // As long as a head may be, and no end in sight; and more fields than there may be.
         let (long, many) =
             (format!("GET /{}", "a".repeat(4_091)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
         for request in [long, many] {
-            let answer = scrape(&request, Metrics::new()).await;
+            let answer = scrape(&request, Metrics::new(&Parts::default())).await;
             assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
         }
     }
 
     #[tokio::test]
     async fn a_plain_scrape_is_the_older_format_and_readiness_says_what_is_missing() {
-        let metrics = Metrics::new();
+        let parts = Parts::default();
+        let metrics = Metrics::new(&parts);
         let answer = scrape("GET /metrics HTTP/1.1\r\nAccept: */*\r\n\r\n", metrics.clone()).await;
         assert!(answer.contains("Content-Type: text/plain; version=0.0.4"), "{answer}");
         assert!(answer.contains("# TYPE paced_misdirected_packets_total counter") && !answer.contains("# EOF"));
         let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", metrics.clone()).await;
         let answer = ready().await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("\r\n\r\nstarting\n"), "{answer}");
-        metrics.ready.reach(crate::ready::Stage::Serving);
+        parts.ready.reach(crate::ready::Stage::Serving);
         assert!(ready().await.ends_with("\r\n\r\nready\n"));
-        metrics.ready.reach(crate::ready::Stage::Draining);
+        parts.ready.reach(crate::ready::Stage::Draining);
         assert!(ready().await.ends_with("\r\n\r\ndraining\n"));
     }
 }

@@ -44,6 +44,7 @@ use crate::{
     host_addresses::HostAddresses,
     log::{self, Log},
     metrics::{Metrics, Page},
+    parts::Parts,
     policy::{self, Policies},
     quic::{
         class::{Classes, Role},
@@ -54,7 +55,7 @@ use crate::{
         tls::{self, ServerTls},
     },
     ready::{Stage, Verdict},
-    relay::{Phase, Relay, Rules, ledger::Ledger},
+    relay::{Phase, Relay, Resources, Rules, ledger::Ledger},
     resolve::{Resolver, ResolverSettings},
     watchdog::Watchdog,
     workers::{self, Endpoints, Sockets, Steering},
@@ -84,8 +85,8 @@ pub fn development(state_dir: &Path) -> Result<()> {
 }
 
 /// What the policy calls classes, for one role.
-fn classes(policy: &Policy, role: Role, metrics: &Metrics) -> Arc<Classes> {
-    Arc::new(Classes::new(policy.clone(), role, &metrics.classes, metrics.kernel.marks().as_ref()))
+fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes> {
+    Arc::new(Classes::new(policy.clone(), role, &parts.classes, parts.kernel.marks().as_ref()))
 }
 
 /// The secret of the state folder; where there can be none, one that ends with the process.
@@ -97,20 +98,15 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 }
 
 /// Returns the edge role without local addresses, and the classes of the addresses that it will have.
-fn prepare_edge(
-    config: &Config,
-    metrics: &Arc<Metrics>,
-    devices: &Devices,
-    control: &Handle,
-) -> (Edge, EntranceClasses) {
+fn prepare_edge(config: &Config, parts: &Arc<Parts>, devices: &Devices, control: &Handle) -> (Edge, EntranceClasses) {
     let moved = watch::Sender::new(());
     let moves = moved.subscribe();
     control.spawn(edge::moves::follow(moved));
-    let transport = Transport::from(&config.transport).leaving_by(devices, &metrics.io);
-    let (schedules, counted) = (Schedules::default(), metrics.clone());
+    let transport = Transport::from(&config.transport).leaving_by(devices, &parts.io);
+    let (schedules, counted) = (Schedules::default(), parts.clone());
     let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
     let entrance_classes = EntranceClasses::new(config.policy.clone(), schedules.clone(), make);
-    (Edge::new(transport, metrics.edge.clone(), schedules, moves), entrance_classes)
+    (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
 }
 
 /// Leaves out listeners whose address family this machine does not have, as IPv6 in many containers: development mode asks
@@ -145,10 +141,10 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     });
     let places = places.transpose()?;
     // Before there are threads, so that none keeps a right.
-    let metrics = Metrics::new();
-    metrics.users.limit(config.metrics.users);
-    metrics.kernel.in_force.probe();
-    let mut enforcement = Enforcement::start(&config.kernel, metrics.kernel.clone());
+    let parts = Arc::<Parts>::default();
+    parts.relay.users.limit(config.metrics.users);
+    parts.kernel.in_force.probe();
+    let mut enforcement = Enforcement::start(&config.kernel, parts.kernel.clone());
     confinement::confine(Process::Data)
         .unwrap_or_else(|error| tracing::warn!("this process is not confined: {error:#}"));
     let control = runtime::Builder::new_multi_thread()
@@ -161,10 +157,10 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
     let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
-    let access = metrics.access.clone();
+    let access = parts.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), log, metrics, places, door));
+    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), log, parts, places, door));
     access.finish(Duration::from_secs(1));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
@@ -175,6 +171,7 @@ struct Daemon {
     /// What is in force, but for the policy.
     config: Arc<Config>,
     log: Log,
+    parts: Arc<Parts>,
     metrics: Arc<Metrics>,
     /// Which of them keep departure times.
     devices: Devices,
@@ -223,7 +220,7 @@ impl Daemon {
         file: Option<&Path>,
         control: &Handle,
         log: Log,
-        metrics: Arc<Metrics>,
+        parts: Arc<Parts>,
         places: Option<(Sockets, Steering, Secret)>,
         door: Option<UnixListener>,
     ) -> Result<()> {
@@ -231,7 +228,7 @@ impl Daemon {
         let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         let mut hangup = listen(SignalKind::hangup())?;
         let (relay, roles) = (None, JoinSet::new());
-        let kernel = metrics.kernel.clone();
+        let kernel = parts.kernel.clone();
         let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
             tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
             None
@@ -239,21 +236,22 @@ impl Daemon {
         let published = kernel.publish(&config.policy);
         published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         kernel.limit(&config.kernel);
-        metrics.io.departures.set_policy(&config.policy);
+        parts.io.departures.set_policy(&config.policy);
         let devices = match config.transport.io {
             config::Io::Stock if kernel.marks().is_none() => Devices::default(),
             _ => {
                 let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
-                qdisc::follow(metrics.qdiscs.clone(), control, Box::new(listener))
+                qdisc::follow(parts.qdiscs.clone(), control, Box::new(listener))
             }
         };
-        let (edge, entrance_classes) = prepare_edge(&config, &metrics, &devices, control);
+        let (edge, entrance_classes) = prepare_edge(&config, &parts, &devices, control);
         let watchdog = Watchdog::wanted();
         let config = Arc::new(config);
         let mut daemon = Self {
             config: config.clone(),
             log,
-            metrics: metrics.clone(),
+            metrics: Metrics::new(&parts),
+            parts: parts.clone(),
             devices,
             relay,
             edge,
@@ -267,16 +265,16 @@ impl Daemon {
             told: Told::default(),
         };
         if let Some(places) = places {
-            daemon.start_relay(&config, &metrics, control, places).await?;
+            daemon.start_relay(&config, &parts, control, places).await?;
         }
         let entrances = daemon.edge.prepare(&config)?;
         daemon.edge.serve(entrances, &daemon.entrance_classes);
         let policies = Policies::new(&config, saved, daemon.enforce());
         let (reloads, mut reload_wanted) = mpsc::channel(1);
         let facts = Facts::new(&config, &daemon.certificates);
-        metrics.set_certificates(&daemon.certificates);
+        daemon.metrics.set_certificates(&daemon.certificates);
         let relay = daemon.relay.as_ref().map(|role| role.relay.clone());
-        let asked = Control::new(policies.clone(), relay, metrics.clone(), facts.clone(), reloads);
+        let asked = Control::new(policies.clone(), relay, parts.clone(), facts.clone(), reloads);
         let mut open = Open { doors: Doors::new(asked.clone(), control.clone()), control: asked, policies };
         open.doors.start(&config.control, door)?;
         daemon.page = daemon.prepare_page(config.metrics.listen)?.flatten();
@@ -291,7 +289,7 @@ impl Daemon {
         daemon.announce(&config, file, &facts)?;
         notify(&[NotifyState::Ready]);
         let asked = Arc::downgrade(&open.control);
-        metrics.ready.require(move || {
+        parts.ready.require(move || {
             let Some(control) = asked.upgrade() else { return Verdict::Gone };
             // By the configuration in force, which a reload may change.
             let facts = control.facts();
@@ -300,7 +298,7 @@ impl Daemon {
                 false => Verdict::Ready,
             }
         });
-        metrics.ready.reach(Stage::Serving);
+        parts.ready.reach(Stage::Serving);
         if let Some(watchdog) = &daemon.watchdog {
             tokio::spawn(watchdog.clone().feed());
         }
@@ -348,7 +346,7 @@ impl Daemon {
     async fn start_relay(
         &mut self,
         config: &Config,
-        metrics: &Arc<Metrics>,
+        parts: &Arc<Parts>,
         control: &Handle,
         (workers, steering, secret): (Sockets, Steering, Secret),
     ) -> Result<()> {
@@ -360,15 +358,24 @@ impl Daemon {
                 timeout: limits.dns_timeout,
                 ..ResolverSettings::default()
             },
-            metrics.dns.clone(),
+            parts.relay.dns.clone(),
             control,
         )
         .context("failed to start the resolver")?;
         let host_addresses =
             control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let policy = classes(&config.policy, Role::Relay, metrics);
-        let relay = Relay::new(Rules::new(settings), policy, resolver, host_addresses.clone(), metrics.clone());
-        let ledger = Ledger::open(&config.state_dir, relay.accounts.clone(), metrics.quotas.clone());
+        let policy = classes(&config.policy, Role::Relay, parts);
+        let kernel = parts.kernel.clone();
+        let resources = Resources {
+            resolver,
+            host_addresses: host_addresses.clone(),
+            metrics: parts.relay.clone(),
+            access: parts.access.clone(),
+            ids: [parts.edge.connections.ids.clone(), parts.edge.roster.tunnels.count()],
+            proven: Box::new(move |client| kernel.know(client)),
+        };
+        let relay = Relay::new(Rules::new(settings), policy, resources);
+        let ledger = Ledger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         control.spawn(ledger.clone().keep());
         let transport = Transport {
             idle_timeout: limits.connection_idle,
@@ -377,13 +384,13 @@ impl Daemon {
             max_requests: 2 * u64::from(limits.tunnels_per_connection) + 64,
             // Clients keep their connections alive, or let them go.
             keep_alive: None,
-            ..Transport::from(&config.transport).leaving_by(&self.devices, &metrics.io)
+            ..Transport::from(&config.transport).leaving_by(&self.devices, &parts.io)
         };
         let prepare = |listener: &Listener| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
         let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
-        let class = |listener: &Listener| Arc::new(AtomicU8::new(metrics.kernel.number_of(listener.class.as_deref())));
+        let class = |listener: &Listener| Arc::new(AtomicU8::new(parts.kernel.number_of(listener.class.as_deref())));
         let classes: Vec<_> = settings.listeners.iter().map(class).collect();
         let open = Arc::new(AtomicBool::new(true));
         let endpoints = Arc::new(Endpoints {
@@ -393,7 +400,7 @@ impl Daemon {
             listeners: listeners.clone(),
             classes: classes.clone(),
             limits: limits.clone(),
-            metrics: metrics.clone(),
+            metrics: parts.relay.clone(),
             secret: secret.clone(),
             open: open.clone(),
             watchdog: self.watchdog.clone(),
@@ -417,17 +424,17 @@ impl Daemon {
 
     /// Returns what puts a policy in force in the kernel and in all roles.
     fn enforce(&self) -> policy::Enforce {
-        let (metrics, entrance_classes) = (self.metrics.clone(), self.entrance_classes.clone());
+        let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
         Box::new(move |policy| {
-            metrics.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
+            parts.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
             // From here on nothing fails.
             if let Some(relay) = &relay {
-                relay.replace_classes(classes(policy, Role::Relay, &metrics));
+                relay.replace_classes(classes(policy, Role::Relay, &parts));
             }
             entrance_classes.follow(policy);
-            metrics.classes.retain(policy);
-            metrics.io.departures.set_policy(policy);
+            parts.classes.retain(policy);
+            parts.io.departures.set_policy(policy);
             Ok(())
         })
     }
@@ -462,7 +469,7 @@ impl Daemon {
             certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
             file = config.state_dir.join("certificate.pem").display(),
             socket = socket.unwrap_or_default(),
-            features = self.metrics.kernel.in_force.features(&facts.own_features),
+            features = self.parts.kernel.in_force.features(&facts.own_features),
             pacectl = pacectl.display(),
         );
         // It serves whether or not somebody reads this.
@@ -477,7 +484,7 @@ impl Daemon {
             tracing::warn!("workers do not hear of changes: {error:#}");
         }
         let listeners = role.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
-        self.metrics.kernel.guard(listeners, &role.host_addresses, &role.secret);
+        self.parts.kernel.guard(listeners, &role.host_addresses, &role.secret);
     }
 
     /// Says which certificates come to their end, each as it comes nearer.
@@ -496,7 +503,7 @@ impl Daemon {
 
     /// Shuts down gracefully: it takes no new requests, and open ones get their time. A second signal ends it at once.
     async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
-        self.metrics.ready.reach(Stage::Draining);
+        self.parts.ready.reach(Stage::Draining);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {
             tracing::info!(seconds = drain.as_secs(), "draining");

@@ -22,7 +22,6 @@ use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
 use crate::{
     bind_error::BindError,
-    metrics::Metrics,
     quic::{
         connection_id::{Issuer, Secret},
         datagrams::{Datagrams, QueueLimits},
@@ -30,7 +29,7 @@ use crate::{
         events::Turns,
         tls::ServerTls,
     },
-    relay::Relay,
+    relay::{Relay, RelayMetrics},
     watchdog::{Watchdog, Watched},
 };
 
@@ -147,7 +146,7 @@ pub struct Endpoints {
     /// How much they take.
     pub limits: Limits,
     /// Where they count.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<RelayMetrics>,
     /// What their connection IDs and tokens derive from.
     pub secret: Secret,
     /// Whether new connections are let in.

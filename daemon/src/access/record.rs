@@ -19,7 +19,7 @@ use masque::{
 };
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::log::rfc3339;
+use crate::{log::rfc3339, traffic::Moved};
 
 /// The longest value of a key, in bytes; of longer ones the end is missing.
 const VALUE_BYTES: usize = 512;
@@ -82,15 +82,6 @@ pub struct Ended {
     pub duration: Duration,
     /// Why it ended, in the words of the metrics.
     pub reason: &'static str,
-}
-
-/// What went through a tunnel in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes of UDP payloads, or of what TCP carried.
-    pub bytes: u64,
-    /// UDP payloads.
-    pub packets: u64,
 }
 
 /// How a request was refused.

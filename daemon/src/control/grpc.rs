@@ -76,7 +76,7 @@ pub async fn serve(control: Arc<Control>, listener: Listener) {
 }
 
 async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
-    let counters = control.metrics().doors.clone();
+    let counters = control.parts().doors.clone();
     let service = v1::control_service_server::ControlServiceServer::new(Service::new(control))
         .max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();

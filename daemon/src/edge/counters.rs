@@ -18,7 +18,7 @@ use super::{
     roster::Roster,
     uplink::{Attempts, ConnectionCounters},
 };
-use crate::{quic::datagrams::DatagramCounters, ready::Readiness};
+use crate::{labelled, quic::datagrams::DatagramCounters, ready::Readiness};
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
@@ -96,7 +96,7 @@ impl EdgeMetrics {
         Self { connections, ..Self::default() }
     }
 
-    /// Registers the counters, but for those of [`EdgeMetrics::datagrams`], which are registered beside the relay's.
+    /// Registers all of them.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, family) in [
             ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
@@ -116,6 +116,19 @@ impl EdgeMetrics {
             registry.register(name, help, family.clone());
         }
         self.connections.register(registry);
+        let datagrams = &self.datagrams;
+        labelled::register(
+            registry,
+            "edge_dropped_datagrams",
+            "UDP payloads in datagrams that forwards dropped, by reason",
+            &[
+                ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
+                ([("direction", "up"), ("reason", "too_big")], &datagrams.dropped_too_big),
+                ([("direction", "up"), ("reason", "stale")], &datagrams.dropped_stale),
+                ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
+                ([("direction", "down"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
+            ],
+        );
         registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
         registry.register_collector(Box::new(Uplinks(self.roster.clone())));
         for (name, help, family) in [

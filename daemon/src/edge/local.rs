@@ -45,8 +45,8 @@ use crate::{
         class::{Class, Membership},
         h3::{self, Reserved},
     },
-    relay::tunnels::Traffic,
     segments::Segments,
+    traffic::Traffic,
     tunnel::{Batch, Ended, UdpTunnel},
 };
 

@@ -22,7 +22,8 @@ use super::{
 };
 use crate::{
     quic::class::{Class, Membership},
-    relay::tunnels::{Table, Traffic},
+    table::Table,
+    traffic::Traffic,
 };
 
 /// The tunnels, local addresses and relays of the edge role.

@@ -51,8 +51,6 @@ pub struct Tables {
     /// Updates that were refused when they were last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
     refused_updates: Counter,
-    /// Target sockets that could not be given the mark of their class.
-    pub unmarked_sockets: Counter,
 }
 
 /// Whether a device keeps rates, or why not.
@@ -274,8 +272,6 @@ impl Tables {
     pub fn register(self: &Arc<Self>, registry: &mut Registry) {
         let help = "Updates of the kernel's tables that it refused";
         registry.register("kernel_refused_updates", help, self.refused_updates.clone());
-        let help = "Target sockets that could not be given the mark of their class";
-        registry.register("kernel_unmarked_sockets", help, self.unmarked_sockets.clone());
         self.in_force.register(registry);
         registry.register_collector(Box::new(self.clone()));
     }

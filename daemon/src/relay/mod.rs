@@ -9,6 +9,7 @@
 
 pub mod accounts;
 mod connect;
+mod counters;
 pub mod gate;
 pub mod ledger;
 pub(crate) mod limits;
@@ -24,7 +25,10 @@ use std::{
     future::poll_fn,
     net::{IpAddr, SocketAddr},
     pin::pin,
-    sync::{Arc, OnceLock, atomic::AtomicUsize},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, AtomicUsize},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -44,20 +48,23 @@ use s2n_quic::{Server, connection::Connection};
 use socket2::SockRef;
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 
+pub use self::counters::RelayMetrics;
 use self::{
     accounts::Accounts,
     gate::Gate,
     limits::Gauge,
     request::{Admitted, Attempt, Target, mark},
     tcp::TcpPump,
-    tunnels::{Table, Tunnel},
+    tunnels::Tunnel,
     udp::UdpPump,
 };
 use crate::{
-    access::record::{self, Refused},
+    access::{
+        AccessLog,
+        record::{self, Refused},
+    },
     auth::Users,
     host_addresses::HostAddresses,
-    metrics::Metrics,
     quic::{
         class::{Class, Classes, Membership, Since},
         events::{ConnectionState, Strays},
@@ -69,6 +76,7 @@ use crate::{
     },
     resolve::Resolver,
     seldom::Seldom,
+    table::Table,
     tunnel::UdpTunnel,
 };
 
@@ -124,6 +132,22 @@ impl Rules {
     }
 }
 
+/// What a relay works with that lives outside of it.
+pub struct Resources {
+    /// Resolves the names of targets.
+    pub resolver: Resolver,
+    /// The addresses of this host, which tunnels may not lead to.
+    pub host_addresses: HostAddresses,
+    /// Where it counts.
+    pub metrics: Arc<RelayMetrics>,
+    /// Where it says what came of tunnels and requests.
+    pub access: Arc<AccessLog>,
+    /// The last IDs of connections and of tunnels, which others may count as well.
+    pub ids: [Arc<AtomicU64>; 2],
+    /// Called with the address of each client that has completed a handshake.
+    pub proven: Box<dyn Fn(IpAddr) + Send + Sync>,
+}
+
 /// What all connections of the relay share.
 pub struct Relay {
     rules: RwLock<Arc<Rules>>,
@@ -135,9 +159,7 @@ pub struct Relay {
     pub connections: Table<Caller>,
     /// The tunnels that are open.
     pub tunnels: Table<Tunnel>,
-    resolver: Resolver,
-    host_addresses: HostAddresses,
-    metrics: Arc<Metrics>,
+    resources: Resources,
     /// What users have, and have used.
     pub accounts: Arc<Accounts>,
     /// How many tunnels have taken one of the source addresses.
@@ -198,26 +220,19 @@ impl Caller {
 impl Relay {
     /// Creates a relay that serves nobody yet.
     #[must_use]
-    pub fn new(
-        rules: Rules,
-        classes: Arc<Classes>,
-        resolver: Resolver,
-        host_addresses: HostAddresses,
-        metrics: Arc<Metrics>,
-    ) -> Arc<Self> {
+    pub fn new(rules: Rules, classes: Arc<Classes>, resources: Resources) -> Arc<Self> {
         let accounts = Arc::<Accounts>::default();
         accounts.set_quotas(&rules.quotas);
-        let (refused, hits) = (metrics.handshakes.refused.clone(), metrics.clone());
+        let (refused, hits) = (resources.metrics.handshakes.refused.clone(), resources.metrics.clone());
+        let [connection_ids, tunnel_ids] = resources.ids.clone();
         let places = Places::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             schedules: Schedule::from(&*classes).into(),
             classes: ArcSwap::new(classes),
-            connections: Table::counting(metrics.edge.connections.ids.clone()),
-            tunnels: Table::beside(&metrics.edge.roster.tunnels),
-            resolver,
-            host_addresses,
-            metrics,
+            connections: Table::counting(connection_ids),
+            tunnels: Table::counting(tunnel_ids),
+            resources,
             accounts,
             sources_taken: AtomicUsize::new(0),
             exhausted: Seldom::default(),
@@ -294,7 +309,7 @@ impl Relay {
         // The query fails only if the connection has ended already.
         let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
-        address.iter().for_each(|address| self.metrics.kernel.know(address.ip()));
+        address.iter().for_each(|address| (self.resources.proven)(address.ip()));
         let user = OnceLock::new();
         let caller = self.connections.insert(|id| Caller {
             id,
@@ -309,20 +324,20 @@ impl Relay {
             tunnels,
         });
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
-        self.metrics.connections.inc();
+        self.resources.metrics.connections.inc();
         let handle = connection.handle();
         let mut serving = pin!(self.clone().serve_requests(connection, caller.clone(), limits, strays));
         let ended = match timeout(caller.standing.terms().time, &mut serving).await {
             Ok(ended) => ended,
             Err(_) => {
                 if !caller.standing.is_known() {
-                    self.metrics.limit_hit("stranger_seconds");
+                    self.resources.metrics.limit_hit("stranger_seconds");
                     h3::close(&handle, Code::NoError);
                 }
                 serving.await
             }
         };
-        self.metrics.connections.dec();
+        self.resources.metrics.connections.dec();
         self.connections.remove(caller.id);
         tracing::debug!(reason = %ended, "connection ended");
     }
@@ -344,7 +359,7 @@ impl Relay {
             ended = self.accept_requests(&mut connection, &caller, &mut requests) => ended,
             () = strays.lost() => {
                 // The close does not reach the client, but from now on its packets are answered with a reset.
-                self.metrics.limit_hit("addresses_per_connection");
+                self.resources.metrics.limit_hit("addresses_per_connection");
                 client.close(Code::NoError);
                 Error::Closed
             }
@@ -415,7 +430,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         return;
     }
     drop(rules);
-    let (metrics, membership) = (relay.metrics.clone(), Membership::new(terms.class));
+    let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
     let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
     metrics.opened(protocol, usage.as_deref());
     let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
@@ -456,9 +471,10 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
         metrics.add_tcp(up_bytes, down_bytes);
     }
     metrics.closed(protocol, end, usage.as_deref());
-    if metrics.access.is_wanted() {
+    let access = &relay.resources.access;
+    if access.is_wanted() {
         let (request, ended) = tunnel.ended(end);
-        metrics.access.ended(request, ended);
+        access.ended(request, ended);
     }
     drop(places);
 }
@@ -544,15 +560,15 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
 
 /// Counts a request that was refused, and records it.
 fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: Refused) {
-    let metrics = &relay.metrics;
+    let Resources { metrics, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
         metrics.users.of(user).refused.inc();
     }
-    if metrics.access.is_wanted() {
+    if access.is_wanted() {
         let (protocol, target) = target.unzip();
         let Caller { id: connection, listener, address: client, .. } = *caller;
-        metrics.access.refused(record::Request { connection, listener, client, user, protocol, target }, refused);
+        access.refused(record::Request { connection, listener, client, user, protocol, target }, refused);
     }
 }
 

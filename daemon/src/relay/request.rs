@@ -12,7 +12,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::{
-    Caller, Relay, Rules,
+    Caller, Relay, RelayMetrics, Rules,
     accounts::{Full, Seat},
     connect,
     limits::Place,
@@ -21,7 +21,6 @@ use super::{
 use crate::{
     auth::{AuthError, User},
     holder::Holder,
-    metrics::Metrics,
     quic::class::{Class, Terms},
     resolve::ResolveError,
     udp_target::UdpTarget,
@@ -112,12 +111,12 @@ pub async fn admit(
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
             rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
-            (Some(&name[..]), relay.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?)
+            (Some(&name[..]), relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?)
         }
     };
     let mut refusal = Refusal::Unroutable;
     for ip in addresses {
-        let own = rules.targets.judged_by(ip).chain([ip]).any(|ip| relay.host_addresses.contains(ip));
+        let own = rules.targets.judged_by(ip).chain([ip]).any(|ip| relay.resources.host_addresses.contains(ip));
         if let Err(denied) = rules.targets.check(protocol, name, ip, target.port, own) {
             refusal = refuse_address(denied);
             continue;
@@ -137,7 +136,7 @@ pub async fn admit(
                 let asked = Asked { user, name, next_hop, protocol, listener: caller.listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
-                mark(&target.socket(), None, &terms.class, &relay.metrics);
+                mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
                 return Ok(Admitted { target, asked, places, terms, expires });
             }
             Err(error) => refusal = error,
@@ -182,16 +181,16 @@ fn take_places(
 ) -> Result<Places, Refusal> {
     let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
-        relay.metrics.limit_hit("tunnels_per_connection");
+        relay.resources.metrics.limit_hit("tunnels_per_connection");
         return Err(Refusal::TunnelLimitReached);
     };
     let seat = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
         Full::Tunnels => {
-            relay.metrics.limit_hit("tunnels_per_user");
+            relay.resources.metrics.limit_hit("tunnels_per_user");
             Refusal::TunnelLimitReached
         }
         Full::Quota { seconds_left } => {
-            relay.metrics.limit_hit("monthly_quota");
+            relay.resources.metrics.limit_hit("monthly_quota");
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
     })?;
@@ -222,7 +221,7 @@ fn refuse_unresolved(error: ResolveError) -> Refusal {
 }
 
 /// Gives all packets to a target the DSCP and the mark of their class, which were those of another one before, or none.
-pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics: &Metrics) {
+pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics: &RelayMetrics) {
     let [dscp_before, dscp] = [before, Some(class)].map(|class| class.and_then(|class| class.policy().dscp));
     if dscp != dscp_before {
         set_dscp(socket, dscp.unwrap_or_default());
@@ -231,7 +230,7 @@ pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics
         && before.and_then(|before| before.mark_to_targets) != Some(mark)
         && socket.set_mark(mark).is_err()
     {
-        metrics.kernel.unmarked_sockets.inc();
+        metrics.unmarked_sockets.inc();
     }
 }
 

@@ -22,13 +22,13 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    gate::{Gate, Load},
-    tunnels::Traffic,
-};
-use crate::quic::{
-    class::{Class, Role},
-    h3::{Error, Request},
+use super::gate::{Gate, Load};
+use crate::{
+    quic::{
+        class::{Class, Role},
+        h3::{Error, Request},
+    },
+    traffic::Traffic,
 };
 
 /// How much is read from the socket at once: one DATA frame.

@@ -4,13 +4,8 @@
 //! an entry are atomics.
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
-    ops::Bound,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::SystemTime,
 };
 
@@ -19,91 +14,16 @@ use masque::target::{Host, Target};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::{Caller, usage::Usage};
+use super::Caller;
 use crate::{
-    access::record::{self, Moved},
+    access::record,
     quic::{
         class::{Class, Classes, Membership},
         datagrams::View,
         h3,
     },
+    traffic::{Traffic, Usage},
 };
-
-/// Things with an ID that counts up, found by it.
-pub struct Table<T> {
-    last: Arc<AtomicU64>,
-    open: Mutex<BTreeMap<u64, Arc<T>>>,
-}
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self::counting(Arc::default())
-    }
-}
-
-impl<T> Table<T> {
-    /// Returns an empty table whose IDs `last` counts, maybe for others as well.
-    #[must_use]
-    pub fn counting(last: Arc<AtomicU64>) -> Self {
-        Self { last, open: Mutex::default() }
-    }
-
-    /// Returns an empty table that has no ID in common with `other`.
-    #[must_use]
-    pub fn beside<U>(other: &Table<U>) -> Self {
-        Self::counting(other.last.clone())
-    }
-
-    fn rows(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<T>>> {
-        self.open.lock()
-    }
-
-    /// Takes in what `make` makes with its ID; IDs are not used again.
-    pub fn insert(&self, make: impl FnOnce(u64) -> T) -> Arc<T> {
-        let mut rows = self.rows();
-        let id = self.last.fetch_add(1, Relaxed) + 1;
-        let entry = Arc::new(make(id));
-        rows.insert(id, entry.clone());
-        entry
-    }
-
-    /// Lets go of an entry.
-    pub fn remove(&self, id: u64) {
-        self.rows().remove(&id);
-    }
-
-    /// Returns the entry of an ID.
-    #[must_use]
-    pub fn get(&self, id: u64) -> Option<Arc<T>> {
-        self.rows().get(&id).cloned()
-    }
-
-    /// Returns at most `limit` entries behind the ID `after` that are `wanted`, by ID.
-    #[must_use]
-    pub fn page(&self, after: u64, limit: usize, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
-        let rows = self.rows();
-        let behind = rows.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, entry)| entry);
-        behind.filter(|entry| wanted(entry)).take(limit).cloned().collect()
-    }
-
-    /// Returns how many entries there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.rows().len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns all entries.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<T>> {
-        self.page(0, usize::MAX, |_| true)
-    }
-}
 
 /// What a tunnel was asked for with, by which rules judge it.
 #[derive(Clone, Debug)]
@@ -131,67 +51,6 @@ impl Asked {
             protocol: self.protocol,
             listener: self.listener,
         }
-    }
-}
-
-/// What went through a tunnel, as its pump counts it.
-#[derive(Debug, Default)]
-pub struct Traffic {
-    up_bytes: AtomicU64,
-    up_packets: AtomicU64,
-    down_bytes: AtomicU64,
-    down_packets: AtomicU64,
-    too_big: AtomicU64,
-    refused_by_host: AtomicU64,
-    /// Of the user, if there is one.
-    usage: Option<Arc<Usage>>,
-}
-
-impl Traffic {
-    /// Returns that of a tunnel of the user whose usage this is, which counts the same.
-    #[must_use]
-    pub fn of(usage: Option<Arc<Usage>>) -> Self {
-        Self { usage, ..Self::default() }
-    }
-
-    /// Adds what went to the target: bytes, and UDP payloads if it was such.
-    pub fn add_up(&self, bytes: u64, packets: u64) {
-        self.up_bytes.fetch_add(bytes, Relaxed);
-        self.up_packets.fetch_add(packets, Relaxed);
-        if let Some(usage) = &self.usage {
-            usage.up.add(bytes, packets);
-        }
-    }
-
-    /// Adds what came from the target, as [`Traffic::add_up`].
-    pub fn add_down(&self, bytes: u64, packets: u64) {
-        self.down_bytes.fetch_add(bytes, Relaxed);
-        self.down_packets.fetch_add(packets, Relaxed);
-        if let Some(usage) = &self.usage {
-            usage.down.add(bytes, packets);
-        }
-    }
-
-    /// Adds UDP payloads that could not be sent to the target: too big for the path, or refused by this host.
-    pub fn add_unsent(&self, too_big: u64, refused_by_host: u64) {
-        self.too_big.fetch_add(too_big, Relaxed);
-        self.refused_by_host.fetch_add(refused_by_host, Relaxed);
-    }
-
-    /// What went to the target, and what came from it.
-    #[must_use]
-    pub fn moved(&self) -> (Moved, Moved) {
-        let of = |bytes: &AtomicU64, packets: &AtomicU64| Moved {
-            bytes: bytes.load(Relaxed),
-            packets: packets.load(Relaxed),
-        };
-        (of(&self.up_bytes, &self.up_packets), of(&self.down_bytes, &self.down_packets))
-    }
-
-    /// What went to the target, and what came from it, in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> (u64, u64) {
-        (self.up_bytes.load(Relaxed), self.down_bytes.load(Relaxed))
     }
 }
 
@@ -332,21 +191,5 @@ impl Tunnel {
     #[must_use]
     pub fn class(&self) -> Arc<Class> {
         self.class.get()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_follow_each_other_by_id_and_skip_what_is_not_wanted() {
-        let table = Table::default();
-        let ids: Vec<u64> = (0..10).map(|_| *table.insert(|id| id)).collect();
-        table.remove(ids[4]);
-        let page = |after, limit| table.page(after, limit, |id| id % 2 == 1).iter().map(|id| **id).collect::<Vec<_>>();
-        assert_eq!((page(0, 3), page(7, 3), page(9, 3)), (vec![1, 3, 7], vec![9], vec![]));
-        assert_eq!((table.get(5), table.get(6).as_deref()), (None, Some(&6)));
-        assert_eq!((*table.insert(|id| id), table.all().len()), (11, 10));
     }
 }

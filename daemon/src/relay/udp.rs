@@ -12,14 +12,14 @@ use masque::h3::Code;
 use tokio::time::{Instant, Sleep};
 
 use super::{
+    RelayMetrics,
     gate::{Gate, Load},
     request::mark,
-    tunnels::Traffic,
 };
 use crate::{
-    metrics::Metrics,
     quic::h3,
     segments::Segments,
+    traffic::Traffic,
     tunnel::{Ended, UdpTunnel},
     udp_target::{Flush, TargetError, UdpTarget, UplinkCounters},
 };
@@ -71,7 +71,7 @@ pub struct UdpPump {
     last_moved: Instant,
     idle_timer: Pin<Box<Sleep>>,
     traffic: Arc<Traffic>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<RelayMetrics>,
 }
 
 impl UdpPump {
@@ -85,7 +85,7 @@ impl UdpPump {
         traffic: Arc<Traffic>,
         queue_bytes: usize,
         idle: Duration,
-        metrics: Arc<Metrics>,
+        metrics: Arc<RelayMetrics>,
     ) -> Self {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));

@@ -11,42 +11,12 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::traffic::{Usage, Volume};
+
 /// The common name of all users without metrics of their own.
 pub const OTHER: &str = "other";
 
 type Labels<const N: usize> = [(&'static str, String); N];
-
-/// What went in one direction.
-#[derive(Clone, Debug, Default)]
-pub struct Volume {
-    /// Bytes of UDP payloads, and of what TCP carried.
-    pub bytes: Counter,
-    /// UDP payloads.
-    pub packets: Counter,
-}
-
-impl Volume {
-    /// Adds to both.
-    pub fn add(&self, bytes: u64, packets: u64) {
-        self.bytes.inc_by(bytes);
-        self.packets.inc_by(packets);
-    }
-}
-
-/// What one user uses, over all connections.
-#[derive(Debug, Default)]
-pub struct Usage {
-    /// To targets.
-    pub up: Volume,
-    /// From targets.
-    pub down: Volume,
-    /// Tunnels that are open.
-    pub tunnels: Gauge,
-    /// Tunnels that were opened.
-    pub opened: Counter,
-    /// Requests that were refused.
-    pub refused: Counter,
-}
 
 /// The usage of all users.
 #[derive(Debug, Default)]

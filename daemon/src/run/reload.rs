@@ -124,9 +124,9 @@ impl Daemon {
         } = &*config;
         let Prepared { files, certificates, identities, entrances, doors, page } = prepared;
         self.log.set_level(log.level);
-        self.metrics.access.set(log);
-        self.metrics.users.limit(metrics.users);
-        self.metrics.kernel.limit(kernel);
+        self.parts.access.set(log);
+        self.parts.relay.users.limit(metrics.users);
+        self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
             for ((_, tls), identity) in role.listeners.iter().zip(identities) {
@@ -135,7 +135,7 @@ impl Daemon {
             for ((listener, _), class) in role.listeners.iter_mut().zip(&role.classes) {
                 let new = settings.listeners.iter().find(|new| new.address == listener.address);
                 listener.class = new.and_then(|new| new.class.clone());
-                class.store(self.metrics.kernel.number_of(listener.class.as_deref()), Relaxed);
+                class.store(self.parts.kernel.number_of(listener.class.as_deref()), Relaxed);
             }
             role.relay.replace_rules(Rules::new(settings));
             role.drain = settings.drain;

@@ -16,6 +16,7 @@ use paced::{
         Notice,
         message::{self, MOST_FDS},
     },
+    parts::Parts,
 };
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
@@ -24,7 +25,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 use crate::input::choice;
 
-static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(Metrics::new);
+static METRICS: LazyLock<Arc<Metrics>> = LazyLock::new(|| Metrics::new(&Parts::default()));
 
 /// A request gets one answer, which is as long as it says, or the connection ends without one where the request does.
 pub fn page_request(mut input: &[u8]) {

@@ -109,7 +109,7 @@ impl v1::control_service_server::ControlService for Service {
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
         let (facts, in_force) = (self.0.facts(), self.0.in_force());
         let (connections, tunnels) = self.0.counts();
-        let enforcement = self.0.metrics().kernel.in_force.list().into_iter().map(|((device, part), outcome)| {
+        let enforcement = self.0.parts().kernel.in_force.list().into_iter().map(|((device, part), outcome)| {
             let enforced = outcome.is_ok();
             let (Ok(detail) | Err(detail)) = outcome;
             v1::Enforcement { device, part: part.to_owned(), enforced, detail }

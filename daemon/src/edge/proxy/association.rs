@@ -27,7 +27,7 @@ use super::{
     Shared,
     socks::{self, Ignored, Reply},
 };
-use crate::{relay::tunnels::Traffic, segments::Segments};
+use crate::{segments::Segments, traffic::Traffic};
 
 /// How many targets one client may have tunnels to at once.
 const TARGETS: usize = 64;

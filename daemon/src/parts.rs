@@ -1,0 +1,52 @@
+//! What the roles, the doors and the metrics of one daemon have in common, whichever of them run.
+
+use std::sync::Arc;
+
+use crate::{
+    accept,
+    access::AccessLog,
+    edge::EdgeMetrics,
+    enforcement::Tables,
+    quic::{self, class::ClassMetrics, io::qdisc},
+    ready::Readiness,
+    relay::RelayMetrics,
+};
+
+/// The parts that all others count with or command. They begin at zero, with nothing in force.
+pub struct Parts {
+    /// Whether this daemon should be sent work.
+    pub ready: Arc<Readiness>,
+    /// Counters of callers that wanted to come in at doors other than the relay's.
+    pub doors: accept::Counters,
+    /// What the relay role counts.
+    pub relay: Arc<RelayMetrics>,
+    /// What the edge role counts.
+    pub edge: Arc<EdgeMetrics>,
+    /// What became of each class's traffic.
+    pub classes: ClassMetrics,
+    /// How QUIC packets reached the kernel, in either role.
+    pub io: Arc<quic::io::Counters>,
+    /// What becomes of departure times at devices.
+    pub qdiscs: qdisc::Gauges,
+    /// What the kernel enforces, and counts.
+    pub kernel: Arc<Tables>,
+    /// The access log.
+    pub access: Arc<AccessLog>,
+}
+
+impl Default for Parts {
+    fn default() -> Self {
+        let ready = Arc::<Readiness>::default();
+        Self {
+            edge: Arc::new(EdgeMetrics::new(ready.clone())),
+            ready,
+            doors: accept::Counters::default(),
+            relay: Arc::default(),
+            classes: ClassMetrics::default(),
+            io: Arc::default(),
+            qdiscs: qdisc::Gauges::default(),
+            kernel: Arc::default(),
+            access: Arc::default(),
+        }
+    }
+}
