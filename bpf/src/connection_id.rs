@@ -6,14 +6,9 @@ use aya::maps::{Array, MapData, MapError};
 
 use crate::intf::{ID_CONFIGS, RawIdKeys};
 
-/// The SipHash-2-4 keys of connection IDs under one config. `connection_id.h` says what an ID looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdKeys {
-    /// Of the tag, by which an ID is known.
-    pub tag: [u8; 16],
-    /// Of what hides class and worker.
-    pub mask: [u8; 16],
-}
+/// The SipHash-2-4 keys of connection IDs under one config: of the tag, by which an ID is known, and of what hides class
+/// and worker. `connection_id.h` says what an ID looks like.
+pub type IdKeys = [[u8; 16]; 2];
 
 /// Puts keys in force by their configs, which count modulo 8; those of other configs are not any more.
 pub(crate) fn set_keys<M: BorrowMut<MapData>>(
@@ -27,8 +22,8 @@ pub(crate) fn set_keys<M: BorrowMut<MapData>>(
 }
 
 impl From<&IdKeys> for RawIdKeys {
-    fn from(keys: &IdKeys) -> Self {
-        Self { tag: words(&keys.tag), mask: words(&keys.mask), in_force: 1, unused: 0 }
+    fn from([tag, mask]: &IdKeys) -> Self {
+        Self { tag: words(tag), mask: words(mask), in_force: 1, unused: 0 }
     }
 }
 

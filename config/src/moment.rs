@@ -31,6 +31,14 @@ impl Moment {
     }
 }
 
+/// Writes a time to the millisecond (RFC 3339), in UTC.
+#[must_use]
+pub fn rfc3339(time: SystemTime) -> String {
+    let time = OffsetDateTime::from(time);
+    let ((year, month, day), (hour, minute, second, millis)) = (time.to_calendar_date(), time.to_hms_milli());
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z", u8::from(month))
+}
+
 impl From<Moment> for SystemTime {
     fn from(Moment(moment): Moment) -> Self {
         moment.into()
@@ -75,6 +83,12 @@ mod tests {
         for text in ["2027-02-30", "2027-1-31", "2027-01-31T00:00:00", "31.1.2027", "tomorrow", ""] {
             assert_eq!(Moment::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn times_are_told_to_the_millisecond() {
+        let at = |ms: u64| rfc3339(SystemTime::UNIX_EPOCH + Duration::from_micros(ms * 1_000 + 999));
+        assert_eq!((at(0), at(1_234)), ("1970-01-01T00:00:00.000Z".into(), "1970-01-01T00:00:01.234Z".into()));
     }
 
     #[test]

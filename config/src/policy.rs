@@ -33,6 +33,9 @@ pub const MAX_CLASSES: usize = 255;
 /// signals that default and one that signals nothing are equals.
 pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
 
+/// The longest text of a policy, in bytes: some thousand classes and rules.
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
+
 /// All classes, how they share a connection, and what belongs to which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -161,6 +164,12 @@ impl Policy {
     #[must_use]
     pub fn class(&self, id: ClassId) -> &Class {
         self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
+    }
+
+    /// Returns the names of all classes, in their order.
+    #[must_use]
+    pub fn names(&self) -> Vec<&str> {
+        self.classes.iter().map(|class| class.name.as_str()).collect()
     }
 
     /// Returns the class called `name`.

@@ -6,20 +6,21 @@ use bpf::{egress::Classes, ingress::Guard, mark::Tag};
 use config::kernel::Kernel;
 use tokio::{runtime, task::AbortHandle};
 
-use self::tables::Loaded;
 pub use self::{
     in_force::{InForce, Parts},
     tables::Tables,
 };
-use crate::{
-    monitor::{
-        Monitor, Notice, Notices, Outcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
-        rights::{self, Rights},
-    },
-    quic::mark::{Marks, Permission},
+use self::{
+    marks::{Marks, Permission},
+    tables::Loaded,
+};
+use crate::monitor::{
+    Monitor, Notice, Notices, Outcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
+    rights::{self, Rights},
 };
 
 mod in_force;
+mod marks;
 mod tables;
 
 /// The kernel's part, in force until this is dropped.

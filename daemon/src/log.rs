@@ -9,7 +9,6 @@ use std::{
         unix::{fs::MetadataExt as _, net::UnixDatagram},
     },
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::SystemTime,
 };
 
 use config::Config;
@@ -111,14 +110,6 @@ impl<S: Subscriber> Layer<S> for Journal {
             self.lost.fetch_add(lost + 1, Relaxed);
         }
     }
-}
-
-/// Writes a time to the millisecond (RFC 3339).
-#[must_use]
-pub fn rfc3339(time: SystemTime) -> String {
-    let time = prost_types::Timestamp::from(time);
-    let seconds = prost_types::Timestamp { nanos: 0, ..time }.to_string();
-    format!("{}.{:03}Z", seconds.trim_end_matches('Z'), time.nanos / 1_000_000)
 }
 
 /// As syslog counts (RFC 5424 §6.2.1).
@@ -229,12 +220,6 @@ mod tests {
         let expected = ["7", "alice\nMESSAGE=forged", "::1", "4", "paced"];
         assert_eq!(fields.map(|name| entry[name].as_str()), expected);
         assert!(entry["TARGET"].starts_with("paced::log"));
-    }
-
-    #[test]
-    fn times_are_told_to_the_millisecond() {
-        let at = |ms: u64| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_micros(ms * 1_000 + 999));
-        assert_eq!((at(0), at(1_234)), ("1970-01-01T00:00:00.000Z".into(), "1970-01-01T00:00:01.234Z".into()));
     }
 
     #[test]

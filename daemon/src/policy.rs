@@ -14,7 +14,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::{error::Errors, policy::Policy};
+use config::{
+    error::Errors,
+    policy::{MAX_TEXT_BYTES, Policy},
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
@@ -24,9 +27,6 @@ use crate::state::{self, Staged};
 mod history;
 #[cfg(test)]
 mod tests;
-
-/// The longest text of a policy, in bytes: some thousand classes and rules.
-pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// The longest that a policy may wait to be confirmed.
 pub const MAX_CONFIRM: Duration = Duration::from_secs(3600);

@@ -86,7 +86,9 @@ pub fn development(state_dir: &Path) -> Result<()> {
 
 /// What the policy calls classes, for one role.
 fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes> {
-    Arc::new(Classes::new(policy.clone(), role, &parts.classes, parts.kernel.marks().as_ref()))
+    let marks = parts.kernel.marks();
+    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
+    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
 /// The secret of the state folder; where there can be none, one that ends with the process.
@@ -236,7 +238,7 @@ impl Daemon {
         let published = kernel.publish(&config.policy);
         published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
         kernel.limit(&config.kernel);
-        parts.io.departures.set_policy(&config.policy);
+        parts.io.departures.follow(&config.policy.names());
         let devices = match config.transport.io {
             config::Io::Stock if kernel.marks().is_none() => Devices::default(),
             _ => {
@@ -434,7 +436,7 @@ impl Daemon {
             }
             entrance_classes.follow(policy);
             parts.classes.retain(policy);
-            parts.io.departures.set_policy(policy);
+            parts.io.departures.follow(&policy.names());
             Ok(())
         })
     }

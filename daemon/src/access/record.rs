@@ -12,14 +12,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::targets::Protocol;
+use config::{moment::rfc3339, targets::Protocol};
 use masque::{
     target::{Host, Target},
     tunnel::Form,
 };
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{log::rfc3339, traffic::Moved};
+use crate::traffic::Moved;
 
 /// The longest value of a key, in bytes; of longer ones the end is missing.
 const VALUE_BYTES: usize = 512;

@@ -59,7 +59,7 @@ pub const DEFINITION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paced.bi
 const REQUESTS: u32 = 64;
 
 /// The longest request in bytes: a policy and what goes with it.
-pub const REQUEST_BYTES: usize = crate::policy::MAX_TEXT_BYTES + 4096;
+pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
 
 /// How long connecting may take.
 const CONNECTING: Duration = Duration::from_secs(10);

@@ -29,14 +29,13 @@ use prometheus_client::{
 };
 use sched::stream::Level;
 
-use super::in_force::InForce;
+use super::{
+    in_force::InForce,
+    marks::{Marks, Numbers},
+};
 use crate::{
     host_addresses::HostAddresses,
-    quic::{
-        connection_id::Secret,
-        mark::{Marks, Numbers},
-        monotonic,
-    },
+    quic::{connection_id::Secret, monotonic},
 };
 
 /// What is loaded; nothing, to begin with.
@@ -428,7 +427,7 @@ mod tests {
     use bpf::mark::Tag;
 
     use super::*;
-    use crate::quic::mark::Permission;
+    use crate::enforcement::marks::Permission;
 
     #[test]
     fn every_class_has_its_terms_in_both_directions() {

@@ -4,7 +4,6 @@
 use std::{collections::HashSet, sync::Arc};
 
 use arc_swap::ArcSwap;
-use bpf::mark::Direction;
 use config::policy::{self, ClassId, DropRule, Policy, Subject};
 use masque::priority::Priority;
 use parking_lot::Mutex;
@@ -18,7 +17,7 @@ use prometheus_client::{
 };
 use sched::{pace::Pace, stream::Service};
 
-use super::{class_key::ClassKey, mark::Marks};
+use super::class_key::ClassKey;
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,13 +47,13 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Makes the classes of `policy` ready, whose packets carry `marks` where the kernel looks at them. Classes that had
+    /// Makes the classes of `policy` ready; `marks` says what packets of a class carry for the kernel. Classes that had
     /// the same name before go on counting where they were.
     #[must_use]
-    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics, marks: Option<&Marks>) -> Self {
+    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
         let class = |class: &policy::Class| {
             let counters = metrics.of(role, &class.name);
-            Arc::new(Class::new(class.clone(), role, counters, marks))
+            Arc::new(Class::new(class.clone(), role, counters, marks(&class.name)))
         };
         Self { classes: policy.classes.iter().map(class).collect(), policy }
     }
@@ -89,6 +88,15 @@ impl Classes {
     }
 }
 
+/// The marks (SO_MARK) by which the kernel's programs know what moves in a class; `None` where they look at none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassMarks {
+    /// Of QUIC packets that carry something of the class.
+    pub to_peers: Option<u32>,
+    /// Of sockets to targets.
+    pub to_targets: Option<u32>,
+}
+
 /// A class as the data path sees it; all tunnels and streams of the class share it, over all connections.
 #[derive(Debug)]
 pub struct Class {
@@ -99,30 +107,20 @@ pub struct Class {
     pub to_peers: Option<Cap>,
     /// The rate toward targets.
     pub to_targets: Option<Cap>,
-    /// The mark of QUIC packets that carry something of the class.
-    pub mark_to_peers: Option<u32>,
-    /// The mark of sockets to targets.
-    pub mark_to_targets: Option<u32>,
+    /// Its marks.
+    pub marks: ClassMarks,
     /// What became of the class's traffic.
     pub counters: ClassCounters,
 }
 
 impl Class {
-    fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: Option<&Marks>) -> Self {
+    fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: ClassMarks) -> Self {
         let up = Cap::new(policy.rate_up, policy.packets_up);
-        let (to_peers, to_targets, toward_peers) = match role {
-            Role::Relay => (Cap::new(policy.rate_down, policy.packets_down), up, Direction::Down),
-            Role::Edge => (up, None, Direction::Up),
+        let (to_peers, to_targets) = match role {
+            Role::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
+            Role::Edge => (up, None),
         };
-        Self {
-            to_peers,
-            to_targets,
-            mark_to_peers: marks.and_then(|marks| marks.of_packets(&policy.name, toward_peers)),
-            mark_to_targets: marks.and_then(|marks| marks.of_sockets(&policy.name, Direction::Up)),
-            counters,
-            key: ClassKey::of(&policy.name),
-            policy,
-        }
+        Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
     }
 
     /// What the policy says about the class.
@@ -153,7 +151,12 @@ impl Class {
 impl Default for Class {
     /// A class without rules.
     fn default() -> Self {
-        Self::new(Policy::default().classes.swap_remove(0), Role::Relay, ClassCounters::default(), None)
+        Self::new(
+            Policy::default().classes.swap_remove(0),
+            Role::Relay,
+            ClassCounters::default(),
+            ClassMarks::default(),
+        )
     }
 }
 
@@ -441,7 +444,7 @@ mod tests {
         metrics.register(&mut registry);
         for number in 0..1_000 {
             let policy = Policy::from_toml(&format!("[class.c{number}]\n[class.kept]\n")).unwrap();
-            let classes = Classes::new(policy.clone(), Role::Relay, &metrics, None);
+            let classes = Classes::new(policy.clone(), Role::Relay, &metrics, |_| ClassMarks::default());
             classes.named(Some("kept")).counters.note_sent(1, None);
             metrics.retain(&policy);
         }

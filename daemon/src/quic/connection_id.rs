@@ -17,7 +17,6 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use aws_lc_rs::{hkdf, rand};
-use bpf::ingress::IdKeys;
 use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
 use siphasher::sip::SipHasher24;
@@ -195,9 +194,10 @@ pub struct Label {
     pub worker: u8,
 }
 
-impl From<Keys> for IdKeys {
+impl From<Keys> for [[u8; 16]; 2] {
+    /// The keys of tag and mask, as `bpf` takes them.
     fn from(Keys { tag, mask }: Keys) -> Self {
-        Self { tag, mask }
+        [tag, mask]
     }
 }
 

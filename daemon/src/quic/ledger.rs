@@ -231,7 +231,7 @@ impl StreamLedger {
     /// Says of which class packets are for bytes of the stream, from now on.
     pub fn set_class(&self, class: &Class) {
         self.class.store(class.key.get(), Relaxed);
-        self.mark.store(class.mark_to_peers.unwrap_or_default(), Relaxed);
+        self.mark.store(class.marks.to_peers.unwrap_or_default(), Relaxed);
     }
 
     /// How many bytes of the stream have been sent at least once.

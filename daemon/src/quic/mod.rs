@@ -19,7 +19,6 @@ mod hold;
 pub mod io;
 mod label;
 pub mod ledger;
-pub mod mark;
 pub mod monotonic;
 pub mod pacer;
 pub mod path;

@@ -163,7 +163,7 @@ mod tests {
     /// A gate to a target of UDP in IPv4, whose timers are asked about and never set.
     fn gate(policy: &str, quota: Quota) -> Gate {
         let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
-        let classes = Classes::new(policy, Role::Relay, &ClassMetrics::default(), None);
+        let classes = Classes::new(policy, Role::Relay, &ClassMetrics::default(), |_| Default::default());
         let account = Account::default();
         account.set(&quota);
         let mut gate = Gate::new(Membership::new(classes.named(None).clone()), account.into(), true, Protocol::Udp);

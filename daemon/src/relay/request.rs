@@ -226,8 +226,8 @@ pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics
     if dscp != dscp_before {
         set_dscp(socket, dscp.unwrap_or_default());
     }
-    if let Some(mark) = class.mark_to_targets
-        && before.and_then(|before| before.mark_to_targets) != Some(mark)
+    if let Some(mark) = class.marks.to_targets
+        && before.and_then(|before| before.marks.to_targets) != Some(mark)
         && socket.set_mark(mark).is_err()
     {
         metrics.unmarked_sockets.inc();

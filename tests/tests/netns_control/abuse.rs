@@ -30,7 +30,7 @@ fn too_long_a_policy_is_refused_before_it_is_read_and_a_malformed_one_briefly() 
         let refused = client.set_policy(request("#".repeat(10 << 20))).await.unwrap_err();
         assert!(matches!(refused.code(), Code::OutOfRange | Code::ResourceExhausted), "{refused:?}");
         let mut client = grpc::connect(&socket).await.unwrap();
-        let longest = paced::policy::MAX_TEXT_BYTES;
+        let longest = config::policy::MAX_TEXT_BYTES;
         let refused = client.set_policy(request("#".repeat(longest + 1))).await.unwrap_err();
         assert!(refused.code() == Code::InvalidArgument && refused.message().contains("at most"), "{refused:?}");
         // As many errors as there is room for lines.

@@ -4,9 +4,9 @@ use std::{fs, io::Read as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand};
+use config::policy::MAX_TEXT_BYTES;
 use paced::{
     control::grpc::{Client, v1},
-    policy::MAX_TEXT_BYTES,
     print, say,
 };
 

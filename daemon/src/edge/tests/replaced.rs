@@ -53,7 +53,9 @@ fn wanting(forwards: &[Forward]) -> Config {
 }
 
 fn role() -> (Edge, EntranceClasses) {
-    let make = |policy: &Policy| Arc::new(Classes::new(policy.clone(), Role::Edge, &ClassMetrics::default(), None));
+    let make = |policy: &Policy| {
+        Arc::new(Classes::new(policy.clone(), Role::Edge, &ClassMetrics::default(), |_| Default::default()))
+    };
     let classes = EntranceClasses::new(Policy::default(), Schedules::default(), make);
     (Edge::new(Transport::default(), Arc::default(), Schedules::default(), watch::Sender::new(()).subscribe()), classes)
 }

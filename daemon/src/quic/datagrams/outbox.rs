@@ -200,7 +200,7 @@ impl Outbox {
             let mut sent_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
                 Ok(()) => {
-                    label::carry(Some(queue.terms.class.key), queue.terms.class.mark_to_peers);
+                    label::carry(Some(queue.terms.class.key), queue.terms.class.marks.to_peers);
                     filled.sent += 1;
                     last_stream_id = Some(queue.stream_id);
                     sent_bytes = len as u64;

@@ -341,7 +341,7 @@ thread_local! {
 fn terms(class: &str) -> Terms {
     let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
     let policy = config::policy::Policy::from_toml(&text).unwrap();
-    let classes = Classes::new(policy, Role::Relay, &Default::default(), None);
+    let classes = Classes::new(policy, Role::Relay, &Default::default(), |_| Default::default());
     classes.named(Some("x")).terms(None)
 }
 

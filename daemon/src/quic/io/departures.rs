@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use config::policy::Policy;
 use prometheus_client::{metrics::family::Family, registry::Registry};
 
 use super::{MAX_SEGMENTS, distribution::Distribution};
@@ -58,13 +57,8 @@ impl Default for Departures {
 }
 
 impl Departures {
-    /// Counts by the classes of a policy from now on, and forgets what was counted for others.
-    pub fn set_policy(&self, policy: &Policy) {
-        let names: Vec<_> = policy.classes.iter().map(|class| class.name.as_str()).collect();
-        self.follow(&names);
-    }
-
-    fn follow(&self, classes: &[&str]) {
+    /// Counts by these classes from now on, and forgets what was counted for others.
+    pub fn follow(&self, classes: &[&str]) {
         let of = |(key, class): (Option<ClassKey>, &str)| Of {
             key,
             class: class.to_owned(),

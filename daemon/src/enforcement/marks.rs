@@ -21,7 +21,10 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 use socket2::SockRef;
 
-use super::io::message::{self, Message};
+use crate::quic::{
+    class::{ClassMarks, Role},
+    io::message::{self, Message},
+};
 
 /// The numbers by which the kernel's programs know classes. A class keeps its number for as long as the daemon runs, wherever
 /// a later policy names it, so that what was opened under an earlier one is still known by it.
@@ -107,6 +110,16 @@ impl Marks {
     #[must_use]
     pub fn of(&self, class: &str, direction: Direction) -> Option<Mark> {
         self.numbers.of(class).map(|class| Mark { direction, class })
+    }
+
+    /// Returns the marks of what moves in a class, as a role sends it.
+    #[must_use]
+    pub fn of_class(&self, class: &str, role: Role) -> ClassMarks {
+        let toward_peers = match role {
+            Role::Relay => Direction::Down,
+            Role::Edge => Direction::Up,
+        };
+        ClassMarks { to_peers: self.of_packets(class, toward_peers), to_targets: self.of_sockets(class, Direction::Up) }
     }
 
     /// Returns the value of `SO_MARK` for sockets of a class, if this process may set it.
