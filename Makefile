@@ -47,7 +47,7 @@ endif
 
 bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
 	@tests/setup bench
-	cargo build --release -p paced -p perf
+	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 

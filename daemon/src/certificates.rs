@@ -12,10 +12,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use config::{Config, relay::Identity};
+use quic::tls::read_certificates;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use webpki::{EndEntityCert, Error, KeyUsage};
-
-use crate::quic::tls::read_certificates;
 
 const DAY: Duration = Duration::from_secs(86_400);
 

@@ -19,9 +19,10 @@ use config::{
     control::Tcp,
     relay::{Identity, Listener},
 };
+use quic::tls;
 use rustls::ServerConfig;
 
-use crate::{certificates, quic::tls};
+use crate::certificates;
 
 pub mod check;
 pub mod files;

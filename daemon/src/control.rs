@@ -16,6 +16,15 @@ use std::{
 
 use arc_swap::ArcSwap;
 use config::{Config, forward::Forward, policy, proxy::Proxy};
+use edge::roster::{self, Roster};
+use pacing::{
+    class_key::ClassKey,
+    io::recorder::Recording,
+    qlog::sequence::{Names, Sequence},
+};
+use quic::class::{ClassCounters, Role};
+use relay::{Relay, tunnels::Tunnel};
+use role::table::Table;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
@@ -28,17 +37,8 @@ pub use self::{
 };
 use crate::{
     certificates::Certificate,
-    edge::roster::{self, Roster},
     parts::Parts,
     policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
-    quic::{
-        class::{ClassCounters, Role},
-        class_key::ClassKey,
-        io::recorder::Recording,
-        qlog::sequence::{Names, Sequence},
-    },
-    relay::{self, Relay, tunnels::Tunnel},
-    table::Table,
 };
 
 pub mod caller;

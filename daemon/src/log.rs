@@ -12,8 +12,9 @@ use std::{
 };
 
 use config::Config;
+use role::journal::{IDENTIFIER, JOURNAL, field, own_field, priority};
 use tracing::{
-    Event, Level, Subscriber,
+    Event, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
@@ -22,15 +23,6 @@ use tracing_subscriber::{
     reload,
     util::SubscriberInitExt as _,
 };
-
-/// Where the journal takes entries (systemd, "Native Journal Protocol").
-pub const JOURNAL: &str = "/run/systemd/journal/socket";
-
-/// What entries say they are of.
-const IDENTIFIER: &str = "paced";
-
-/// The longest entry in bytes; of a longer message the end is missing.
-const ENTRY_BYTES: usize = 32 << 10;
 
 /// How much is logged, which can be changed.
 pub struct Log(Option<reload::Handle<EnvFilter, Registry>>);
@@ -45,8 +37,12 @@ impl Log {
     }
 }
 
+/// The crates whose events are logged at the level that is configured; those of others, from warnings on.
+const CRATES: [&str; 5] = ["paced", "edge", "pacing", "relay", "role"];
+
 fn filter(level: config::log::Level) -> EnvFilter {
-    EnvFilter::new(format!("warn,paced={level}"))
+    let ours = CRATES.map(|name| format!(",{name}={level}")).concat();
+    EnvFilter::new(format!("warn{ours}"))
 }
 
 /// Begins to log what RUST_LOG, or else a configuration, wants.
@@ -112,27 +108,6 @@ impl<S: Subscriber> Layer<S> for Journal {
     }
 }
 
-/// As syslog counts (RFC 5424 §6.2.1).
-fn priority(level: Level) -> &'static str {
-    match level {
-        Level::ERROR => "3",
-        Level::WARN => "4",
-        Level::INFO => "6",
-        Level::DEBUG | Level::TRACE => "7",
-    }
-}
-
-/// Writes a field in the form in which its value may be anything: its length before it.
-fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
-    let room = ENTRY_BYTES.saturating_sub(entry.len() + name.len());
-    let value = &value.as_bytes()[..value.floor_char_boundary(room)];
-    entry.extend_from_slice(name.as_bytes());
-    entry.push(b'\n');
-    entry.extend_from_slice(&(value.len() as u64).to_le_bytes());
-    entry.extend_from_slice(value);
-    entry.push(b'\n');
-}
-
 /// What an event says: its message, its other fields as people read them behind it, and those as fields of an entry.
 #[derive(Default)]
 struct Fields {
@@ -147,25 +122,6 @@ impl Fields {
         _ = write!(self.others, " {name}={value}");
         own_field(&mut self.entries, name, value);
     }
-}
-
-/// As [`field`], under a name of ours.
-fn own_field(entry: &mut Vec<u8>, name: &str, value: &str) {
-    let mut full = String::from("PACED_");
-    full.extend(name.chars().map(|char| if char.is_ascii_alphanumeric() { char.to_ascii_uppercase() } else { '_' }));
-    field(entry, &full, value);
-}
-
-/// Returns an entry of the journal with a message for people, and with fields for programs, whose names are put behind
-/// `PACED_`.
-#[must_use]
-pub fn journal_entry(message: &str, fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut entry = Vec::new();
-    fields.iter().for_each(|(name, value)| own_field(&mut entry, name, value));
-    field(&mut entry, "PRIORITY", priority(Level::INFO));
-    field(&mut entry, "SYSLOG_IDENTIFIER", IDENTIFIER);
-    field(&mut entry, "MESSAGE", message);
-    entry
 }
 
 impl Visit for Fields {
@@ -184,7 +140,9 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, fs, path::Path};
+
+    use role::journal::ENTRY_BYTES;
 
     use super::*;
 
@@ -219,7 +177,7 @@ mod tests {
         let fields = ["PACED_TUNNEL", "PACED_USER", "PACED_ADDRESS", "PRIORITY", "SYSLOG_IDENTIFIER"];
         let expected = ["7", "alice\nMESSAGE=forged", "::1", "4", "paced"];
         assert_eq!(fields.map(|name| entry[name].as_str()), expected);
-        assert!(entry["TARGET"].starts_with("paced::log"));
+        assert!(entry["TARGET"].starts_with("crate::log"));
     }
 
     #[test]
@@ -242,5 +200,25 @@ mod tests {
             assert_eq!(entry["PACED_LOST_ENTRIES"], (1_000 - kept).to_string());
             assert!(kept < 1_000 && entry["MESSAGE"].starts_with("after lost_entries="));
         });
+    }
+
+    #[test]
+    fn no_crate_that_logs_is_left_out() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let logs = |folder: &Path| {
+            let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            files.filter(|file| file.extension().is_some_and(|of| of == "rs")).any(|file| {
+                let text = fs::read_to_string(&file).unwrap();
+                ["info", "warn", "error", "debug"].iter().any(|level| text.contains(&format!("tracing::{level}!(")))
+            })
+        };
+        let crates = fs::read_dir(here).unwrap().map(|entry| entry.unwrap());
+        let logging = crates.filter(|entry| {
+            let sources = entry.path().join("src");
+            sources.is_dir() && logs(&sources)
+        });
+        for found in logging.map(|entry| entry.file_name().into_string().unwrap()).filter(|name| name != "pacectl") {
+            assert!(CRATES.contains(&found.as_str()), "{found} logs, and its events are filtered");
+        }
     }
 }

@@ -8,8 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use api::{print, say};
 use clap::{CommandFactory as _, Parser, Subcommand};
-use paced::{configuration, monitor, policy, print, run, say, state};
+use paced::{configuration, monitor, policy, run};
 
 mod manual;
 

@@ -135,7 +135,7 @@ The certificate and the secret of development mode; without a home, in
 What is logged, in place of
 .I level
 in [log]: a level, or directives such as
-.BR paced::edge=debug .
+.BR edge=debug .
 .SH EXIT STATUS
 .TP
 .B 0

@@ -12,16 +12,15 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
+use role::{
+    accept::{self, Acceptor},
+    labelled,
+    ready::Readiness,
+};
 use tokio::{net::TcpListener, sync::Semaphore, task::AbortHandle, time::timeout};
 
 use self::process::Process;
-use crate::{
-    accept::{self, Acceptor},
-    certificates::Certificate,
-    labelled,
-    parts::Parts,
-    ready::Readiness,
-};
+use crate::{certificates::Certificate, parts::Parts};
 
 pub mod page;
 mod process;
@@ -177,13 +176,13 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 #[cfg(test)]
 mod tests {
     use masque::request::Protocol;
+    use relay::udp_target::UplinkCounters;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
     };
 
     use super::*;
-    use crate::udp_target::UplinkCounters;
 
     async fn scrape(request: &str, metrics: Arc<Metrics>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -256,9 +255,9 @@ mod tests {
         let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", metrics.clone()).await;
         let answer = ready().await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("\r\n\r\nstarting\n"), "{answer}");
-        parts.ready.reach(crate::ready::Stage::Serving);
+        parts.ready.reach(role::ready::Stage::Serving);
         assert!(ready().await.ends_with("\r\n\r\nready\n"));
-        parts.ready.reach(crate::ready::Stage::Draining);
+        parts.ready.reach(role::ready::Stage::Draining);
         assert!(ready().await.ends_with("\r\n\r\ndraining\n"));
     }
 }

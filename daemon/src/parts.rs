@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::{
-    accept,
-    access::AccessLog,
-    edge::EdgeMetrics,
-    enforcement::Tables,
-    quic::{self, class::ClassMetrics, io::qdisc},
-    ready::Readiness,
-    relay::RelayMetrics,
-};
+use edge::EdgeMetrics;
+use pacing::io::qdisc;
+use quic::class::ClassMetrics;
+use relay::{RelayMetrics, access::AccessLog};
+use role::{accept, ready::Readiness};
+
+use crate::enforcement::Tables;
 
 /// The parts that all others count with or command. They begin at zero, with nothing in force.
 pub struct Parts {
@@ -25,7 +23,7 @@ pub struct Parts {
     /// What became of each class's traffic.
     pub classes: ClassMetrics,
     /// How QUIC packets reached the kernel, in either role.
-    pub io: Arc<quic::io::Counters>,
+    pub io: Arc<pacing::io::Counters>,
     /// What becomes of departure times at devices.
     pub qdiscs: qdisc::Gauges,
     /// What the kernel enforces, and counts.

@@ -19,10 +19,10 @@ use config::{
     policy::{MAX_TEXT_BYTES, Policy},
 };
 use parking_lot::{Mutex, MutexGuard};
+use state::Staged;
 use tokio::sync::watch;
 
 pub use self::history::{History, Origin, Revision};
-use crate::state::{self, Staged};
 
 mod history;
 #[cfg(test)]

@@ -18,6 +18,25 @@ use std::{
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use config::{Config, hash::hex, policy::Policy, relay::Listener};
+use edge::{Edge, EntranceClasses};
+use pacing::io::{device::Devices, qdisc};
+use quic::{
+    class::{Classes, Role},
+    connection_id::Secret,
+    datagrams::Schedules,
+    endpoint::Transport,
+    tls::{self, ServerTls},
+};
+use relay::{
+    Phase, Relay, Resources, Rules,
+    host_addresses::HostAddresses,
+    ledger::Ledger,
+    resolve::{Resolver, ResolverSettings},
+};
+use role::{
+    bind_error::BindError,
+    ready::{Stage, Verdict},
+};
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
@@ -29,7 +48,6 @@ use tokio::{
 
 use crate::{
     activation::Activation,
-    bind_error::BindError,
     certificates::{self, Certificate, Nearness, Told},
     configuration::{
         self,
@@ -39,24 +57,11 @@ use crate::{
     confinement::{self, Process},
     control::{Control, Facts, Reload, doors::Doors},
     echo,
-    edge::{self, Edge, EntranceClasses},
     enforcement::Enforcement,
-    host_addresses::HostAddresses,
     log::{self, Log},
     metrics::{Metrics, Page},
     parts::Parts,
     policy::{self, Policies},
-    quic::{
-        class::{Classes, Role},
-        connection_id::Secret,
-        datagrams::Schedules,
-        endpoint::Transport,
-        io::{device::Devices, qdisc},
-        tls::{self, ServerTls},
-    },
-    ready::{Stage, Verdict},
-    relay::{Phase, Relay, Resources, Rules, ledger::Ledger},
-    resolve::{Resolver, ResolverSettings},
     watchdog::Watchdog,
     workers::{self, Endpoints, Sockets, Steering},
 };

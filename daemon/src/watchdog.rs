@@ -15,10 +15,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use quic::events::Turns;
 use sd_notify::NotifyState;
 use tokio::time::interval;
-
-use crate::quic::events::Turns;
 
 /// Signs of life of one thread.
 #[derive(Debug)]

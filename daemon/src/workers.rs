@@ -17,21 +17,19 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
 use config::relay::{Limits, Listener};
+use quic::{
+    connection_id::{Issuer, Secret},
+    datagrams::{Datagrams, QueueLimits},
+    endpoint::{self, Admission, Transport},
+    events::Turns,
+    tls::ServerTls,
+};
+use relay::{Relay, RelayMetrics};
+use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
-use crate::{
-    bind_error::BindError,
-    quic::{
-        connection_id::{Issuer, Secret},
-        datagrams::{Datagrams, QueueLimits},
-        endpoint::{self, Admission, Transport},
-        events::Turns,
-        tls::ServerTls,
-    },
-    relay::{Relay, RelayMetrics},
-    watchdog::{Watchdog, Watched},
-};
+use crate::watchdog::{Watchdog, Watched};
 
 /// The sockets of a relay: of each worker, one for each listener.
 pub type Sockets = Vec<Vec<UdpSocket>>;

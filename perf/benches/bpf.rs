@@ -13,8 +13,8 @@ use bpf::{
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
-use paced::quic::connection_id::{Keys, Label};
 use perf::origin::Origin;
+use quic::connection_id::{Keys, Label};
 use tests::frame::Frame;
 
 const RUNS: usize = 9;

@@ -142,8 +142,9 @@ fn receive(socket: &OwnedFd) -> Result<Option<Option<Packet>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::net::UdpSocket;
+
+    use super::*;
 
     #[test]
     fn udp_packets_are_seen_in_order_with_their_length() {

@@ -8,20 +8,18 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use edge::client::{self, OpenError, drive};
 use futures::future::try_join_all;
 use masque::{
     target::{Host, Target},
     template::Template,
 };
-use paced::{
-    client::{self, OpenError, drive},
-    quic::{
-        datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
-        endpoint::{self, Transport},
-        tls::{self, Trust},
-    },
-    tunnel::UdpTunnel,
+use quic::{
+    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
+    endpoint::{self, Transport},
+    tls::{self, Trust},
 };
+use role::tunnel::UdpTunnel;
 use s2n_quic::client::Connect;
 use tokio::task::JoinHandle;
 

@@ -13,7 +13,7 @@ use std::{
 use ::tests::site::Site;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use paced::quic::tls;
+use quic::tls;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde::Deserialize;
 
@@ -134,7 +134,7 @@ impl Drop for Started {
 pub fn program(kind: Kind) -> Result<PathBuf> {
     let folder = std::env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default();
     let (path, built_by) = match kind {
-        Kind::Paced => (folder.join("paced"), "cargo build --release -p paced"),
+        Kind::Paced => (folder.join("paced"), "cargo build --release -p paced -p pacectl"),
         Kind::QuicGo => (folder.join("../peers/quic-go-relay"), "perf/peers/quic-go-relay/build.sh"),
     };
     ensure!(path.exists(), "{} is missing: {built_by} makes it", path.display());

@@ -1,8 +1,8 @@
 //! A certificate authority of the run's own.
 
-use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use anyhow::Result;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,

@@ -5,18 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use edge::client::endpoint::{Access, ConnectError, Endpoint};
+use edge::client::{OpenError, Relay, drive};
 use masque::proxy_status::{ErrorType, ProxyStatus};
 use masque::request::Refused;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use paced::client::endpoint::{Access, ConnectError, Endpoint};
-use paced::client::{OpenError, Relay, drive};
-use paced::quic::datagrams::{DatagramCounters, Schedules};
-use paced::quic::endpoint::Transport;
-use paced::quic::h3;
-use paced::quic::path::PacketSize;
-use paced::segments::Segments;
-use paced::tunnel::{Ended, UdpTunnel};
+use pacing::path::PacketSize;
+use quic::datagrams::{DatagramCounters, Schedules};
+use quic::endpoint::Transport;
+use quic::h3;
+use quic::segments::Segments;
+use role::tunnel::{Ended, UdpTunnel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 

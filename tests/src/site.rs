@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use config::uplink::{ClientIdentity, Trust};
+use edge::client::endpoint::{Access, TokenSource};
 use masque::template::Template;
-use paced::client::endpoint::{Access, TokenSource};
 
 use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};

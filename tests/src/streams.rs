@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
-use paced::quic::connection_id::Issuer;
-use paced::quic::datagrams::{Datagrams, QueueLimits, Schedule};
-use paced::quic::dispatch::Dispatcher;
-use paced::quic::endpoint::{self, Admission, Transport};
-use paced::quic::tls;
+use quic::connection_id::Issuer;
+use quic::datagrams::{Datagrams, QueueLimits, Schedule};
+use quic::dispatch::Dispatcher;
+use quic::endpoint::{self, Admission, Transport};
+use quic::tls;
 use s2n_quic::connection::{Handle as Connection, StreamAcceptor};
 use s2n_quic::provider::io::testing::{Handle, Model, primary, spawn};
 

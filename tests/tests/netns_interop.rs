@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use api::token::generate_token;
 use config::hash::hex;
-use paced::auth::generate_token;
 use tests::netns::Namespace;
 use tests::process::Process;
 use tests::site::{SOON, Site, Terms};

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use edge::client::endpoint::Access;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use paced::client::endpoint::Access;
 use tests::client::{Client, Tunnel};
 use tests::name_server::NameServer;
 use tests::netns::Chain;

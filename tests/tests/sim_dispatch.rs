@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
-use paced::quic::class::Terms;
-use paced::quic::datagrams::Schedule;
-use paced::quic::dispatch::{Binding, Dispatcher, Error, SendStream};
-use paced::quic::endpoint::Transport;
+use quic::class::Terms;
+use quic::datagrams::Schedule;
+use quic::dispatch::{Binding, Dispatcher, Error, SendStream};
+use quic::endpoint::Transport;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use s2n_quic::stream::ReceiveStream;
 use sched::stream::{Discipline, Expiry, Level, Low, Service};
@@ -374,9 +374,8 @@ fn streams_opened_and_reset_at_random_leave_nothing_behind() {
             }
         }
         assert_all_returned(&end.dispatcher).await;
-        let open_books = end
-            .connection
-            .query_event_context(|state: &paced::quic::events::ConnectionState| state.account.open_streams());
+        let open_books =
+            end.connection.query_event_context(|state: &quic::events::ConnectionState| state.account.open_streams());
         assert_eq!(open_books.unwrap(), 0);
     };
     simulate(&network(), SEED, late(ML), scenario, serve).unwrap();

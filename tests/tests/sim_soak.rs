@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use edge::client::Relay;
 use masque::h3::Code;
 use masque::tunnel::Form;
-use paced::client::Relay;
-use paced::quic::datagrams::Schedule;
+use quic::datagrams::Schedule;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;
 use tests::client::Tunnel;

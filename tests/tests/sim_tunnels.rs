@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use edge::places;
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
-use paced::edge::places;
-use paced::quic::class::Terms;
-use paced::quic::endpoint::Transport;
-use paced::tunnel::UdpTunnel;
+use quic::class::Terms;
+use quic::endpoint::Transport;
+use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
 use tests::client::Tunnel;

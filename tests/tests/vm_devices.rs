@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use masque::tunnel::Form;
-use paced::quic::{
+use pacing::{
     io::message::{self, Message},
     monotonic,
 };

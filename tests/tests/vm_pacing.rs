@@ -15,19 +15,19 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use paced::quic::{
+use pacing::io::{
+    Counters,
+    device::Devices,
+    qdisc::{self, Gauges},
+};
+use perf::capture::{Capture, Packet};
+use quic::{
     congestion::Congestion,
     connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Io, Pacing, Transport},
-    io::{
-        Counters,
-        device::Devices,
-        qdisc::{self, Gauges},
-    },
     tls::{self, Identity, ServerTls, Trust},
 };
-use perf::capture::{Capture, Packet};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tests::{
     authority::Authority,

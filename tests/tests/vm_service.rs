@@ -10,9 +10,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use config::uplink::Trust;
+use edge::client::endpoint::Access;
 use masque::template::Template;
 use masque::tunnel::Form;
-use paced::client::endpoint::Access;
 use tests::authority::Authority;
 use tests::client::Client;
 use tests::process::wait_for;

@@ -13,14 +13,14 @@ use config::{
     relay::Identity,
     uplink::{Trust, Uplink},
 };
+use edge::{
+    client::endpoint::{Access, Endpoint},
+    proxy::users::Users,
+};
+use quic::{datagrams::Schedules, endpoint::Transport};
 
 use super::{control_identity, from_parts, identity, parts};
-use crate::{
-    certificates,
-    client::endpoint::{Access, Endpoint},
-    edge::proxy::users::Users,
-    quic::{datagrams::Schedules, endpoint::Transport},
-};
+use crate::certificates;
 
 /// A key, and the file or name that is its value.
 type Named = (&'static str, PathBuf);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use nix::unistd::{Uid, User};
+use relay::auth;
 use rustls_pki_types::CertificateDer;
 
 use super::Error;
-use crate::auth;
 
 /// The caller of a control method.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,6 +12,14 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
+use edge::{
+    roster,
+    uplink::{Attempts, Standpoint},
+};
+use relay::{
+    access::record::{Record, Value},
+    tunnels::Tunnel,
+};
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -22,15 +30,7 @@ use zbus::{
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 use super::{Caller, Control, Error, Filter, Happening, PAGE, Page, Writers};
-use crate::{
-    access::record::{Record, Value},
-    edge::{
-        roster,
-        uplink::{Attempts, Standpoint},
-    },
-    policy::{Refusal, Submission},
-    relay::{self, tunnels::Tunnel},
-};
+use crate::policy::{Refusal, Submission};
 
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";

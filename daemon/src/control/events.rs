@@ -2,9 +2,8 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use relay::access::{AccessLog, record::Record};
 use tokio::sync::broadcast::{self, error::RecvError};
-
-use crate::access::{AccessLog, record::Record};
 
 /// How many events wait for a slow listener; beyond, it misses some and is told so.
 pub(super) const QUEUE: usize = 256;

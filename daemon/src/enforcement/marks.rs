@@ -14,17 +14,14 @@ use std::{
 
 use bpf::mark::{Direction, Mark, Tag};
 use config::policy::Policy;
+use pacing::io::message::{self, Message};
+use quic::class::{ClassMarks, Role};
 use s2n_quic_core::{
     inet::ExplicitCongestionNotification,
     path::{Handle as _, RemoteAddress},
 };
 use s2n_quic_platform::message::default::Handle;
 use socket2::SockRef;
-
-use crate::quic::{
-    class::{ClassMarks, Role},
-    io::message::{self, Message},
-};
 
 /// The numbers by which the kernel's programs know classes. A class keeps its number for as long as the daemon runs, wherever
 /// a later policy names it, so that what was opened under an earlier one is still known by it.

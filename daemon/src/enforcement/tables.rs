@@ -20,6 +20,7 @@ use config::{
     kernel::Kernel,
     policy::{Class, Policy},
 };
+use pacing::monotonic;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     collector::Collector,
@@ -27,15 +28,13 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, counter::Counter},
     registry::Registry,
 };
+use quic::connection_id::Secret;
+use relay::host_addresses::HostAddresses;
 use sched::stream::Level;
 
 use super::{
     in_force::InForce,
     marks::{Marks, Numbers},
-};
-use crate::{
-    host_addresses::HostAddresses,
-    quic::{connection_id::Secret, monotonic},
 };
 
 /// What is loaded; nothing, to begin with.

@@ -9,17 +9,16 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::{Config, change, relay::Listener};
+use quic::tls;
+use relay::Rules;
+use role::bind_error::BindError;
 
 use super::{Daemon, Open};
 use crate::{
-    bind_error::BindError,
     certificates::{self, Certificate},
     configuration::{self, files::Files, identity},
     control::doors,
-    edge,
     metrics::Page,
-    quic::tls,
-    relay::Rules,
 };
 
 /// Everything that a configuration takes to be put in force, without a fault left in it.

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use futures::{StreamExt as _, future::try_join_all, stream::FuturesUnordered};
-use paced::quic::{class::Terms, clock::Clock, dispatch::Dispatcher};
+use quic::{class::Terms, clock::Clock, dispatch::Dispatcher};
 use s2n_quic::{
     Client, Server,
     connection::Handle,

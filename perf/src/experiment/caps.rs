@@ -136,7 +136,7 @@ fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> Result<()> {
 }
 
 fn monotonic_ns() -> u64 {
-    (paced::quic::clock::Clock::system().now_ns)()
+    (quic::clock::Clock::system().now_ns)()
 }
 
 /// Sends a payload that departs at a time of CLOCK_MONOTONIC.

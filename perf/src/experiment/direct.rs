@@ -12,7 +12,7 @@ use futures::{
     future::{Either, poll_fn, select, try_join},
     stream::FuturesUnordered,
 };
-use paced::quic::{
+use quic::{
     class::Terms,
     clock::Clock,
     connection_id::Issuer,

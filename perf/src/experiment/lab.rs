@@ -19,7 +19,7 @@ use std::{
 
 use ::tests::netns::{Chain, Link, Namespace};
 use anyhow::{Context as _, Result, ensure};
-use paced::quic::clock::Clock;
+use quic::clock::Clock;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use s2n_quic::provider::io;
 

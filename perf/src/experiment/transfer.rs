@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::future::try_join_all;
-use paced::quic::{clock::Clock, dispatch::Dispatcher};
+use quic::{clock::Clock, dispatch::Dispatcher};
 use s2n_quic::{
     connection::Handle,
     stream::{ReceiveStream, SendStream},

@@ -9,10 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
-use paced::{
-    segments::Segments,
-    tunnel::{Ended, UdpTunnel},
-};
+use quic::segments::Segments;
+use role::tunnel::{Ended, UdpTunnel};
 use tokio::{
     net::UdpSocket,
     task::spawn_local,

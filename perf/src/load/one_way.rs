@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
-use paced::{segments::Segments, tunnel::UdpTunnel};
+use quic::segments::Segments;
+use role::tunnel::UdpTunnel;
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{DRAIN, Figure, Meters, Tunnels, WARM_UP, next_trial, value};

@@ -1,6 +1,6 @@
 //! What experiments compare.
 
-use paced::quic::dispatch::Binding;
+use quic::dispatch::Binding;
 use sched::stream::{Discipline, Expiry, Low};
 use serde::{Deserialize, Serialize};
 

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-use crate::payload::PAYLOAD_BYTES;
-
 use super::{Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Topology, Workload};
+use crate::payload::PAYLOAD_BYTES;
 
 impl Plan {
     /// What types alone do not rule out.

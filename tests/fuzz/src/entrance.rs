@@ -1,6 +1,6 @@
 //! What local programs send to a proxy of the edge: SOCKS and HTTP/1.1.
 
-use paced::edge::proxy::{
+use edge::proxy::{
     http::{self, Ask},
     socks,
 };

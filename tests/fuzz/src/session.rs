@@ -3,11 +3,9 @@
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use anyhow::Result;
+use edge::client::{self, Relay};
 use masque::{h3::Code, template::Template, tunnel::Form};
-use paced::{
-    client::{self, Relay},
-    quic::endpoint::Transport,
-};
+use quic::endpoint::Transport;
 use s2n_quic::{
     Client,
     client::Connect,

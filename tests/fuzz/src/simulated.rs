@@ -23,19 +23,17 @@ use masque::{
     request::{self, Protocol},
     template::Template,
 };
-use paced::{
-    quic::{
-        connection_id::Issuer,
-        datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
-        endpoint::{Admission, Transport},
-        events::{ConnectionState, Events, HandshakeCounters},
-        h3::{self, Connection, MessageLimits, Request},
-        strangers::{Places, Standing, Verdict},
-        tls::{self, ServerTls},
-    },
+use quic::{
+    connection_id::Issuer,
+    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
+    endpoint::{Admission, Transport},
+    events::{ConnectionState, Events, HandshakeCounters},
+    h3::{self, Connection, MessageLimits, Request},
     segments::Segments,
-    tunnel::{Ended, UdpTunnel},
+    strangers::{Places, Standing, Verdict},
+    tls::{self, ServerTls},
 };
+use role::tunnel::{Ended, UdpTunnel};
 use s2n_quic::{
     Client, Server,
     provider::{
@@ -283,7 +281,7 @@ async fn judge(request: &mut Request) -> Result<(), (Option<u16>, Code)> {
     }
 }
 
-/// Ends a request as `paced::relay` does.
+/// Ends a request as `relay` does.
 async fn turn_away(client: &h3::Client, request: Request, status: Option<u16>, code: Code) {
     let Request { stream_id, recv, mut send, flow, .. } = request;
     let answered = match status {

@@ -14,7 +14,7 @@ use std::{
 use anyhow::Result;
 use bytes::BufMut as _;
 use masque::{h3, request, target::Target, template::Template, varint};
-use paced::quic::endpoint::Transport;
+use quic::endpoint::Transport;
 use s2n_codec::{DecoderBufferMut, Encoder as _, EncoderBuffer, encoder::scatter};
 use s2n_quic::{
     Client, Connection,

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::LazyLock};
 
-use paced::quic::connection_id::{Issuer, Keys, Label, Secret};
+use quic::connection_id::{Issuer, Keys, Label, Secret};
 use s2n_quic_core::{
     connection::{
         InitialId, PeerId,

@@ -1,7 +1,7 @@
 //! XDP ingress: what arrives is counted by class, and of too much the lower classes are shed first.
 
 use bpf::ingress::{Arrivals, Guard, Ingress, Listener, Reason};
-use paced::quic::connection_id::Label;
+use quic::connection_id::Label;
 use tests::client::Client;
 use tests::frame::Frame;
 use tests::site::{Family, SOON, Site, Terms};

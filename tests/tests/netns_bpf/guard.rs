@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use bpf::ingress::{Ingress, Reason};
-use paced::quic::connection_id::{Keys, Label};
+use quic::connection_id::{Keys, Label};
 use tests::client::Client;
 use tests::netns::Chain;
 use tests::site::{Family, Site, Terms};
@@ -58,7 +58,7 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let mut ingress = Ingress::load().unwrap();
-    let secret = paced::quic::connection_id::Secret::keep_in(&site.path("")).unwrap();
+    let secret = quic::connection_id::Secret::keep_in(&site.path("")).unwrap();
     let keys = secret.connection_id_keys();
     let access = &site.chain.access.far;
     let mut guard = ingress.guard().unwrap();

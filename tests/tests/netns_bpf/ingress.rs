@@ -4,7 +4,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bpf::ingress::{Guard, Ingress, Limit, Limits, Reason};
-use paced::quic::connection_id::{Keys, LEN, Label};
+use quic::connection_id::{Keys, LEN, Label};
 use tests::frame::Frame;
 
 pub(crate) const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };

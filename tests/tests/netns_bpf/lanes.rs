@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bpf::ingress::{Guard, Ingress, Limits, Reason};
-use paced::quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
-use paced::quic::monotonic;
+use pacing::monotonic;
+use quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use socket2::{Domain, Socket, Type};
 use tests::client::Client;
 use tests::frame::Frame;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::net::UdpSocket;
 
-use paced::quic::connection_id::{Keys, Label, Secret};
-use paced::quic::h3;
+use quic::connection_id::{Keys, Label, Secret};
+use quic::h3;
 use s2n_quic::connection;
 use tests::client::Client;
 use tests::process::wait_for;

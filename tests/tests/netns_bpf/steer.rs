@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use bpf::steer::Steer;
-use paced::quic::connection_id::{Keys, Label};
+use quic::connection_id::{Keys, Label};
 use socket2::{Domain, Socket, Type};
 use tests::netns::Namespace;
 

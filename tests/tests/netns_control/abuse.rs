@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use paced::control::grpc::{self, v1};
+use api::v1;
 use tests::process::wait_for;
 use tests::site::{Family, SOON, Site, Terms};
 use tonic::Code;
@@ -26,10 +26,10 @@ fn too_long_a_policy_is_refused_before_it_is_read_and_a_malformed_one_briefly() 
     let site = Site::new(Terms::default()).unwrap();
     let socket = site.path("control.sock");
     runtime().block_on(async {
-        let mut client = grpc::connect(&socket).await.unwrap();
+        let mut client = api::connect(&socket).await.unwrap();
         let refused = client.set_policy(request("#".repeat(10 << 20))).await.unwrap_err();
         assert!(matches!(refused.code(), Code::OutOfRange | Code::ResourceExhausted), "{refused:?}");
-        let mut client = grpc::connect(&socket).await.unwrap();
+        let mut client = api::connect(&socket).await.unwrap();
         let longest = config::policy::MAX_TEXT_BYTES;
         let refused = client.set_policy(request("#".repeat(longest + 1))).await.unwrap_err();
         assert!(refused.code() == Code::InvalidArgument && refused.message().contains("at most"), "{refused:?}");
@@ -55,7 +55,7 @@ fn a_hundred_writers_at_once_are_served_one_after_the_other() {
     let socket = site.path("control.sock");
     runtime().block_on(async {
         let writers = (0..100).map(async |number| {
-            let mut client = grpc::connect(&socket).await.unwrap();
+            let mut client = api::connect(&socket).await.unwrap();
             let request = v1::SetPolicyRequest {
                 expected_revision: u64::from(number % 2 == 0),
                 ..request(format!("[class.w{number}]\n"))
@@ -70,7 +70,7 @@ fn a_hundred_writers_at_once_are_served_one_after_the_other() {
         });
         let accepted: u64 = futures::future::join_all(writers).await.into_iter().sum();
         assert!((50..=51).contains(&accepted), "{accepted}");
-        let mut client = grpc::connect(&socket).await.unwrap();
+        let mut client = api::connect(&socket).await.unwrap();
         let found = client.get_policy(v1::GetPolicyRequest::default()).await.unwrap().into_inner();
         assert_eq!(found.revision.unwrap().number, 1 + accepted);
     });
@@ -83,11 +83,11 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
     let _echo = site.chain.target.echo(7).unwrap();
     let socket = site.path("control.sock");
     runtime().block_on(async {
-        let mut client = grpc::connect(&socket).await.unwrap();
+        let mut client = api::connect(&socket).await.unwrap();
         let mut events = client.watch_events(v1::WatchEventsRequest::default()).await.unwrap().into_inner();
         let interval = Some(Duration::from_millis(1).try_into().unwrap());
         let _stats = client.watch_stats(v1::WatchStatsRequest { interval }).await.unwrap().into_inner();
-        let mut other = grpc::connect(&socket).await.unwrap();
+        let mut other = api::connect(&socket).await.unwrap();
         // More than events are kept.
         for number in 0..500 {
             other.set_policy(request(format!("[class.w{number}]\n"))).await.unwrap();

@@ -1,9 +1,9 @@
 //! The access log, and the same as events.
 
+use api::token::generate_token;
+use api::v1;
 use config::hash::hex;
 use masque::tunnel::Form;
-use paced::auth::generate_token;
-use paced::control::grpc::{self, v1};
 use serde_json::Value;
 use tests::client::{Client, refusal};
 use tests::process::wait_for;
@@ -121,7 +121,7 @@ fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut events = runtime.block_on(async {
         let kinds = vec!["access".to_owned()];
-        let mut client = grpc::connect(&socket).await.unwrap();
+        let mut client = api::connect(&socket).await.unwrap();
         client.watch_events(v1::WatchEventsRequest { kinds }).await.unwrap().into_inner()
     });
     site.client(async || {

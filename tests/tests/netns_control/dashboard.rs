@@ -1,7 +1,7 @@
 //! The dashboard in `perf/grafana.json` and the alert rules in `perf/alerts.yml`, against what a relay shows.
 
+use api::token::generate_token;
 use config::hash::hex;
-use paced::auth::generate_token;
 use serde_json::Value;
 use tests::client::Client;
 use tests::site::{Family, Site, Terms};

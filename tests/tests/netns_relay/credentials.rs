@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
+use api::token::generate_token;
 use config::hash::hex;
 use masque::proxy_status::ErrorType;
-use paced::auth::generate_token;
 use tests::authority::Authority;
 use tests::client::{Client, refusal};
 use tests::site::{Family, Site, Terms};
@@ -69,7 +69,7 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
         let access = |name: &str, authority: &Authority| {
             let issued = authority.issue(&[name]).unwrap();
             let identity = Some(site.write_identity(name, &issued).unwrap());
-            paced::client::endpoint::Access { identity, ..site.access(Family::V4).unwrap() }
+            edge::client::endpoint::Access { identity, ..site.access(Family::V4).unwrap() }
         };
         let branch = Client::connect(access("branch.example", &site.authority)).await.unwrap();
         assert_eq!(branch.open(target).await.unwrap().echo(None, b"known").await, b"known");

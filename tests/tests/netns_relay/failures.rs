@@ -7,7 +7,7 @@ use masque::h3::Code;
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use paced::tunnel::Ended;
+use role::tunnel::Ended;
 use tests::client::{Client, Tunnel, refusal, reset_code};
 use tests::name_server::NameServer;
 use tests::netns::Chain;
@@ -95,7 +95,7 @@ fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunn
     assert_eq!((counts.refused("unroutable"), counts.closed("target_unreachable")), (4, 1));
 }
 
-async fn open_name(client: &Client, name: &str) -> Result<tests::client::Tunnel, paced::client::OpenError> {
+async fn open_name(client: &Client, name: &str) -> Result<tests::client::Tunnel, edge::client::OpenError> {
     client.open_target(&Target { host: Host::Name(name.to_owned()), port: 1024 }).await
 }
 

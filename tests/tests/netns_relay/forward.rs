@@ -5,8 +5,8 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
+use api::token::generate_token;
 use config::hash::hex;
-use paced::auth::generate_token;
 use tests::process::{Process, wait_for};
 use tests::site::{Family, SOON, Site, Terms};
 

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 
 use config::uplink::Trust;
+use edge::client::OpenError;
+use edge::client::endpoint::{Access, ConnectError};
 use masque::h3::{self, Code};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::template::Template;
 use masque::tunnel::Form;
-use paced::client::OpenError;
-use paced::client::endpoint::{Access, ConnectError};
-use paced::quic::{h3::Error, tls};
+use quic::{h3::Error, tls};
 use tests::client::{Client, Tunnel, refusal};
 use tests::process::wait_for;
 use tests::site::{Family, SOON, Site, Terms};

@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
+use api::token::generate_token;
 use config::hash::hex;
 use masque::h3::{self, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use paced::auth::generate_token;
 use tests::client::{Client, Tunnel, refusal};
 use tests::netns::{Chain, Namespace};
 use tests::site::{Counts, Family, SOON, Site, Terms};

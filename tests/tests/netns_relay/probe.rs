@@ -1,7 +1,7 @@
 //! `pacectl probe` of a relay that is not this user's own.
 
+use api::token::generate_token;
 use config::hash::hex;
-use paced::auth::generate_token;
 use tests::process::Process;
 use tests::site::{Family, SOON, Site, Terms};
 

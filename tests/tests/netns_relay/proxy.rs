@@ -4,8 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
+use edge::proxy::socks::{datagram, datagram_header};
 use masque::target::Target;
-use paced::edge::proxy::socks::{datagram, datagram_header};
 use tests::name_server::NameServer;
 use tests::netns::Chain;
 use tests::process::wait_for;

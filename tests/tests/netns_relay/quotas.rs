@@ -2,11 +2,11 @@
 
 use std::net::UdpSocket;
 
+use api::token::generate_token;
 use config::hash::hex;
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use paced::auth::generate_token;
 use tests::client::{Client, Tunnel, refusal};
 use tests::netns::Chain;
 use tests::site::{Family, SOON, Site, Terms};

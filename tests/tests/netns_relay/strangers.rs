@@ -2,15 +2,15 @@
 
 use std::net::SocketAddr;
 
+use api::token::generate_token;
 use bytes::Bytes;
 use config::hash::hex;
 use futures::future::join_all;
 use masque::h3::{self, Code, RequestHead, Role, Settings};
 use masque::target::{Host, Target};
 use masque::template::Template;
-use paced::auth::generate_token;
-use paced::quic::h3::Error;
-use paced::quic::tls;
+use quic::h3::Error;
+use quic::tls;
 use s2n_quic::client::Connect;
 use s2n_quic::provider::limits::Limits;
 use tests::client::Client;

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use masque::h3::{self, Code, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
-use paced::quic::h3::{Error, Request};
+use quic::h3::{Error, Request};
 use tests::client::{Client, refusal};
 use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;

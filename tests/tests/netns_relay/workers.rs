@@ -4,7 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use paced::quic::connection_id::{Keys, Label, Secret};
+use quic::connection_id::{Keys, Label, Secret};
 use tests::client::Client;
 use tests::process::wait_for;
 use tests::site::{Family, Site, Terms};

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use super::{
-    super::{Caller, Control, Filter, PAGE},
-    v1,
-};
-use crate::edge::{
+use api::v1;
+use edge::{
     link::Line,
     roster::{Roster, Tunnel},
     uplink::{Attempts, Standpoint, Uplink},
 };
+
+use super::super::{Caller, Control, Filter, PAGE};
 
 /// The relays that are used.
 pub(super) fn uplinks(roster: &Roster, caller: &Caller) -> Vec<v1::Uplink> {
@@ -31,7 +30,7 @@ pub(super) fn uplinks(roster: &Roster, caller: &Caller) -> Vec<v1::Uplink> {
 /// The local addresses that are served.
 pub(super) fn entrances(roster: &Roster) -> Vec<v1::Entrance> {
     let entrances = roster.entrances();
-    let of = |counters: &crate::edge::Counters| v1::Entrance {
+    let of = |counters: &edge::Counters| v1::Entrance {
         listen: counters.listen().to_owned(),
         protocol: counters.protocol().to_owned(),
         tunnels: u64::try_from(counters.open.get()).unwrap_or(0),

@@ -2,11 +2,10 @@
 
 use std::time::SystemTime;
 
-use super::{
-    super::{ACCESS, Happening},
-    v1,
-};
-use crate::access::record::{Record, Request, What};
+use api::v1;
+use relay::access::record::{Record, Request, What};
+
+use super::super::{ACCESS, Happening};
 
 /// Returns the response for an event to a caller that may see addresses, or may not.
 pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEventsResponse {

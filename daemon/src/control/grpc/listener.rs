@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
+use role::accept::{self, Acceptor, Strangers};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -26,7 +27,6 @@ use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
 use super::super::caller::{Bearers, Peer, Writers};
-use crate::accept::{self, Acceptor, Strangers};
 
 /// Connections at once over one listener.
 const CONNECTIONS: usize = 64;

@@ -6,22 +6,21 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use api::v1;
+use pacing::io::recorder::{self, Records};
+use quic::class::Role;
+use relay::tunnels::Tunnel;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
     super::{Caller, Control, Error, Filter, Page, caller::Peer},
-    edge, events, v1,
+    edge, events,
 };
 use crate::{
     certificates::Certificate,
     policy::{InForce, Refusal, Revision, Submission},
-    quic::{
-        class::Role,
-        io::recorder::{self, Records},
-    },
-    relay::{self, tunnels::Tunnel},
 };
 
 /// How many of the errors in a text are told one by one.

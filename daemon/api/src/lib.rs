@@ -1,0 +1,150 @@
+//! What `paced` and its callers have in common: the protocol of the control plane with its client, and the words of both
+//! programs.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::{
+    io,
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+pub mod print;
+pub mod token;
+
+/// The protocol, as its definition says.
+pub mod v1 {
+    #![allow(
+        missing_docs,
+        clippy::pedantic,
+        clippy::allow_attributes_without_reason,
+        reason = "generated; the definition has the words"
+    )]
+    tonic::include_proto!("paced.v1");
+}
+
+/// Writes a time, or a span of it, as text.
+#[expect(clippy::ref_option, reason = "serde wants it")]
+fn shown<T: std::fmt::Display, S: serde::Serializer>(time: &Option<T>, to: S) -> std::result::Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => to.collect_str(time),
+        None => to.serialize_none(),
+    }
+}
+
+/// The definition of the protocol, for reflection.
+pub const DEFINITION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paced.bin"));
+
+/// The longest request in bytes: a policy and what goes with it.
+pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
+
+/// How long connecting may take.
+const CONNECTING: Duration = Duration::from_secs(10);
+
+/// A client of the door.
+pub type Client = v1::control_service_client::ControlServiceClient<Channel>;
+
+/// Connects to a daemon's door on this machine.
+///
+/// # Errors
+/// Nobody serves at `path`, or this user may not connect.
+pub async fn connect(path: &Path) -> std::result::Result<Client, tonic::transport::Error> {
+    let path = path.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The authority is of no meaning on a Unix socket.
+    Endpoint::from_static("http://paced").connect_with_connector(connector).await.map(client)
+}
+
+/// Connects to a daemon's door on any machine, at `https://HOST:PORT`.
+///
+/// # Errors
+/// Nobody serves there, or one side does not trust the other's certificate.
+pub async fn connect_tcp(place: Uri, tls: Arc<ClientConfig>) -> std::result::Result<Client, tonic::transport::Error> {
+    let connector = tower::service_fn(move |place: Uri| {
+        let tls = TlsConnector::from(tls.clone());
+        async move {
+            let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "no host and port");
+            let (host, port) = place.host().zip(place.port_u16()).ok_or_else(unfit)?;
+            let host = host.trim_matches(['[', ']']).to_owned();
+            let name = ServerName::try_from(host.clone()).map_err(|_| unfit())?;
+            let stream = TcpStream::connect((host, port)).await?;
+            tls.connect(name, stream).await.map(TokioIo::new)
+        }
+    });
+    Endpoint::from(place).connect_timeout(CONNECTING).connect_with_connector(connector).await.map(client)
+}
+
+fn client(channel: Channel) -> Client {
+    // A list of revisions has the differences of all of them.
+    Client::new(channel).max_decoding_message_size(16 * REQUEST_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::DEFINITION;
+    use prost::Message as _;
+    use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
+
+    fn definition() -> FileDescriptorProto {
+        let files = FileDescriptorSet::decode(DEFINITION).unwrap().file;
+        files.into_iter().find(|file| file.package() == "paced.v1").unwrap()
+    }
+
+    fn is_pascal(name: &str) -> bool {
+        name.starts_with(|first: char| first.is_ascii_uppercase())
+            && name.chars().all(|char| char.is_ascii_alphanumeric())
+    }
+
+    fn is_snake(name: &str) -> bool {
+        name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.chars().all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_')
+            && !name.contains("__")
+            && !name.ends_with('_')
+    }
+
+    /// The rules of buf's category STANDARD that concern a definition without enums, oneofs and extensions.
+    #[test]
+    fn the_definition_keeps_to_the_rules_of_the_trade() {
+        let file = definition();
+        assert_eq!((file.syntax(), file.name()), ("proto3", "paced/v1/control.proto"), "its folder is its package");
+        assert!(file.enum_type.is_empty() && file.extension.is_empty() && file.public_dependency.is_empty());
+        let mut used = HashSet::new();
+        for service in &file.service {
+            assert!(is_pascal(service.name()) && service.name().ends_with("Service"), "{}", service.name());
+            for method in &service.method {
+                assert!(is_pascal(method.name()), "{}", method.name());
+                for (kind, found) in [("Request", method.input_type()), ("Response", method.output_type())] {
+                    assert_eq!(found, format!(".paced.v1.{}{kind}", method.name()));
+                    assert!(used.insert(found.to_owned()), "{found} belongs to one method");
+                }
+            }
+        }
+        let check = |message: &DescriptorProto| {
+            assert!(is_pascal(message.name()), "{}", message.name());
+            for field in &message.field {
+                assert!(is_snake(field.name()), "{}.{}", message.name(), field.name());
+            }
+        };
+        file.message_type.iter().for_each(check);
+        let text =
+            file.message_type.iter().flat_map(|message| &message.field).map(|field| field.type_name().to_owned());
+        let text: HashSet<_> = text.chain(used).collect();
+        for import in ["duration", "timestamp"] {
+            assert!(file.dependency.contains(&format!("google/protobuf/{import}.proto")));
+            assert!(
+                text.iter().any(|name| name.to_lowercase() == format!(".google.protobuf.{import}")),
+                "{import} is used"
+            );
+        }
+        assert_eq!(file.dependency.len(), 2);
+    }
+}

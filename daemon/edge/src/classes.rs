@@ -1,0 +1,72 @@
+//! Which class each local address is of, by the policy in force.
+
+use std::sync::Arc;
+
+use config::policy::Policy;
+use parking_lot::{Mutex, MutexGuard};
+use quic::{
+    class::{Classes, Membership},
+    datagrams::{Schedule, Schedules},
+};
+
+/// The classes of local addresses, which follow the policy. Clones share them.
+#[derive(Clone)]
+pub struct EntranceClasses(Arc<Mutex<State>>);
+
+/// Makes the classes of a policy ready for the edge role.
+type Make = Box<dyn Fn(&Policy) -> Arc<Classes> + Send>;
+
+struct State {
+    policy: Policy,
+    make: Make,
+    /// The classes of `policy`, once there is a local address.
+    classes: Option<Arc<Classes>>,
+    schedules: Schedules,
+    /// The local addresses, each with the class that it names.
+    members: Vec<(Option<String>, Membership)>,
+}
+
+impl State {
+    fn classes(&mut self) -> Arc<Classes> {
+        let classes = self.classes.get_or_insert_with(|| {
+            let classes = (self.make)(&self.policy);
+            self.schedules.set(Schedule::from(&*classes));
+            classes
+        });
+        classes.clone()
+    }
+}
+
+impl EntranceClasses {
+    /// Returns those of `policy`, for no local address yet: `make` makes classes ready, and `schedules` are set to theirs.
+    #[must_use]
+    pub fn new(policy: Policy, schedules: Schedules, make: impl Fn(&Policy) -> Arc<Classes> + Send + 'static) -> Self {
+        let make: Make = Box::new(make);
+        Self(Arc::new(Mutex::new(State { policy, make, classes: None, schedules, members: Vec::new() })))
+    }
+
+    /// Makes a membership follow the class of this name from now on, whatever the policy.
+    pub fn enrol(&self, class: Option<&str>, membership: &Membership) {
+        let mut state = self.state();
+        // Drops the members of addresses that are gone.
+        state.members.retain(|(_, member)| member.is_shared());
+        membership.set(state.classes().named(class).clone());
+        state.members.push((class.map(str::to_owned), membership.clone()));
+    }
+
+    /// Puts the classes of another policy in force.
+    pub fn follow(&self, policy: &Policy) {
+        let mut state = self.state();
+        (state.policy, state.classes) = (policy.clone(), None);
+        state.members.retain(|(_, member)| member.is_shared());
+        if !state.members.is_empty() {
+            let classes = state.classes();
+            state.members.iter().for_each(|(class, member)| member.set(classes.named(class.as_deref()).clone()));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing under this lock panics.
+        self.0.lock()
+    }
+}

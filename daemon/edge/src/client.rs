@@ -1,0 +1,207 @@
+//! The client side of a relay: one connection, many tunnels.
+//!
+//! What stands on it: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
+
+pub mod endpoint;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use masque::{
+    h3::{Part, RequestHead, ResponseHead, Role},
+    priority::Priority,
+    request::{self, Accepted, Refused},
+    target::Target,
+    template::Template,
+};
+use quic::h3::{self, Connection, MessageLimits, Request, Reserved};
+use role::tunnel::UdpTunnel;
+use tokio::sync::Semaphore;
+
+/// Why no tunnel came to be.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The connection or the request's stream ended.
+    #[error(transparent)]
+    Http(#[from] h3::Error),
+    /// The relay answered, and said no.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The relay does not speak extended CONNECT (RFC 9220 §3).
+    #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
+    NoExtendedConnect,
+    /// The stream ended before a response was complete.
+    #[error("the relay ended the request without an answer")]
+    NoAnswer,
+}
+
+/// A relay that a client is connected to. Clones share the connection.
+#[derive(Clone)]
+pub struct Relay {
+    client: h3::Client,
+    template: Arc<Template>,
+    bearer: Option<Arc<str>>,
+    queue_bytes: usize,
+    /// Permits for requests before the relay has let us in.
+    first: Arc<Semaphore>,
+}
+
+/// How many requests wait for the relay's first yes at once: until then it takes us for a stranger.
+const FIRST_REQUESTS: usize = 16;
+
+/// How many may wait from then on: all.
+const LATER_REQUESTS: usize = 1 << 24;
+
+/// A tunnel that the relay has opened.
+pub struct Opened {
+    /// The tunnel.
+    pub tunnel: UdpTunnel,
+    /// The address that the relay sends to, where it says so (`next-hop`, RFC 9209 §2.1.2).
+    pub next_hop: Option<SocketAddr>,
+}
+
+impl OpenError {
+    /// Whether the relay says that the client has as many tunnels as it may have (429, RFC 6585 §4).
+    #[must_use]
+    pub fn is_limit(&self) -> bool {
+        matches!(self, Self::Refused(Refused::Status { status: 429, .. }))
+    }
+}
+
+impl Relay {
+    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`Connection`] that comes with the relay
+    /// has to be driven ([`drive`]) for anything to happen.
+    ///
+    /// `queue_bytes` bounds what waits per tunnel to leave as capsules.
+    ///
+    /// # Errors
+    /// The connection ended.
+    pub async fn start(
+        connection: s2n_quic::Connection,
+        template: Arc<Template>,
+        bearer: Option<Arc<str>>,
+        queue_bytes: usize,
+    ) -> Result<(Self, Connection), h3::Error> {
+        let connection = Connection::start(connection, Role::Client, MessageLimits::default()).await?;
+        let client = connection.client();
+        let first = Arc::new(Semaphore::new(FIRST_REQUESTS));
+        Ok((Self { client, template, bearer, queue_bytes, first }, connection))
+    }
+
+    /// The HTTP/3 connection.
+    #[must_use]
+    pub fn http(&self) -> &h3::Client {
+        &self.client
+    }
+
+    /// Opens a UDP tunnel to `target` and waits for the relay's answer.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_udp(&self, target: &Target) -> Result<Opened, OpenError> {
+        self.open_udp_signalled(target, None).await
+    }
+
+    /// As [`Relay::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    ///
+    /// # Errors
+    /// As [`Relay::open_udp`].
+    pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
+        // Not on a stream that nothing may be sent on.
+        self.client.wait_for_settings().await?;
+        self.open_udp_on(self.reserve().await?, target, signal).await
+    }
+
+    /// Waits until the relay's stream credit allows a request, and takes a stream.
+    ///
+    /// # Errors
+    /// The connection ended, or the relay goes away.
+    pub async fn reserve(&self) -> Result<Reserved, h3::Error> {
+        self.client.reserve().await
+    }
+
+    /// As [`Relay::open_udp_signalled`], on a stream that was reserved.
+    ///
+    /// # Errors
+    /// As [`Relay::open_udp`].
+    pub async fn open_udp_on(
+        &self,
+        reserved: Reserved,
+        target: &Target,
+        signal: Option<&Priority>,
+    ) -> Result<Opened, OpenError> {
+        if !self.client.wait_for_settings().await?.enable_connect_protocol {
+            return Err(OpenError::NoExtendedConnect);
+        }
+        let mut head = request::udp_request(&self.template, target, self.bearer.as_deref());
+        head.fields.extend(signal.and_then(Priority::to_field));
+        let (request, accepted) = self.ask(Some(reserved), &head, request::check_udp_response).await?;
+        let tunnel = UdpTunnel::new(request, self.client.datagrams_allowed(), self.queue_bytes);
+        Ok(Opened { tunnel, next_hop: accepted.next_hop })
+    }
+
+    /// Opens a TCP connection to `target` by classic CONNECT and waits for the relay's answer. The streams then carry
+    /// DATA frames with the connection's bytes.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_tcp(&self, target: &Target) -> Result<Request, OpenError> {
+        self.open_tcp_signalled(target, None).await
+    }
+
+    /// As [`Relay::open_tcp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    ///
+    /// # Errors
+    /// See [`OpenError`]; the connection survives a refusal.
+    pub async fn open_tcp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Request, OpenError> {
+        let mut head = request::tcp_request(target, self.bearer.as_deref());
+        head.fields.extend(signal.and_then(Priority::to_field));
+        let (mut request, _) = self.ask(None, &head, request::check_tcp_response).await?;
+        request.recv.set_connect();
+        Ok(request)
+    }
+
+    /// Sends a request, on a stream that was reserved for it if there is one, and waits for its answer.
+    async fn ask(
+        &self,
+        reserved: Option<Reserved>,
+        head: &RequestHead,
+        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
+    ) -> Result<(Request, Accepted), OpenError> {
+        // Never closed, so that there is no error.
+        let _waiting = self.first.acquire().await;
+        let mut request = match reserved {
+            Some(reserved) => self.client.request_on(reserved, head)?,
+            None => self.client.request(head).await?,
+        };
+        let accepted = self.answer(&mut request, check).await?;
+        if self.first.available_permits() < FIRST_REQUESTS {
+            self.first.add_permits(LATER_REQUESTS);
+        }
+        Ok((request, accepted))
+    }
+
+    async fn answer(
+        &self,
+        request: &mut Request,
+        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
+    ) -> Result<Accepted, OpenError> {
+        loop {
+            match request.recv.part().await? {
+                // Interim responses say nothing about the tunnel (RFC 9110 §15.2).
+                Some(Part::Response(head)) if (100..200).contains(&head.status) => {}
+                Some(Part::Response(head)) => return Ok(check(&head)?),
+                Some(_) => {}
+                None => return Err(OpenError::NoAnswer),
+            }
+        }
+    }
+}
+
+/// Drives a client's connection until it ends, and says why it did.
+pub async fn drive(mut connection: Connection) -> h3::Error {
+    loop {
+        if let Err(error) = connection.next().await {
+            return error;
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! How what enters at a local address gets to a target: a TCP connection by a CONNECT of its own (RFC 9114 §4.4), UDP
+//! payloads of a proxy's client by a tunnel for each target.
+
+use std::{collections::HashMap, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use config::{forward::Mode, targets::Protocol};
+use masque::{
+    h3::Code,
+    priority::Priority,
+    proxy_status::{ErrorType, ProxyStatus},
+    request::Refused,
+    target::Target,
+};
+use parking_lot::Mutex;
+use quic::{
+    class::{Class, Membership, Since, Terms},
+    h3::{self, Request},
+};
+use role::{
+    gate::Gate,
+    tcp::{End, TcpPump},
+    tunnel::UdpTunnel,
+};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, interval, timeout},
+};
+use tracing::{debug, info};
+
+use super::{
+    Counters,
+    link::{Link, NoDatagrams},
+    uplink::{CONNECTIONS, Uplink},
+};
+use crate::client::{
+    OpenError,
+    endpoint::{ANSWER_TIMEOUT, ConnectError},
+};
+
+/// How long a reason is not told again; counters tell how often there was one.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How often what connections move is added to the counters.
+const COUNT: Duration = Duration::from_secs(1);
+
+/// How connections of one local address get to a relay.
+pub struct Way {
+    /// The connection to the relay.
+    pub uplink: Arc<Uplink>,
+    /// The class of what leaves for the relay.
+    pub membership: Membership,
+    /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
+    pub is_chosen: bool,
+    /// How long a connection may be silent.
+    pub idle: Duration,
+    /// What is counted.
+    pub counters: Arc<Counters>,
+    /// When refusals were told last, by reason.
+    pub told: Mutex<HashMap<&'static str, Instant>>,
+}
+
+/// A request that the relay has accepted.
+pub struct Opened {
+    request: Request,
+    link: Link,
+    class: Arc<Class>,
+}
+
+/// A UDP tunnel that the relay has opened.
+pub struct OpenedUdp {
+    /// The tunnel.
+    pub tunnel: UdpTunnel,
+    /// The connection that it goes over.
+    pub link: Link,
+    class: Arc<Class>,
+}
+
+impl OpenedUdp {
+    /// Makes payloads leave on the terms of the class that they are of by now.
+    pub fn follow(&mut self, way: &Way) {
+        if way.membership.update(&mut self.class).is_some() {
+            self.tunnel.set_terms(&self.class.terms(None));
+            if let Some(signal) = way.signal(&self.class) {
+                self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
+            }
+        }
+    }
+}
+
+/// Why an application's connection leads nowhere.
+#[derive(Debug, thiserror::Error)]
+pub enum NoConnection {
+    /// There is no connection to the relay.
+    #[error("{0}")]
+    NoLink(Arc<ConnectError>),
+    /// The connection to the relay, or the request, was lost before there was an answer.
+    #[error("the relay was lost: {0}")]
+    Lost(h3::Error),
+    /// The relay said no.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The relay did not say anything.
+    #[error("the relay does not answer")]
+    NoAnswer,
+    /// There are as many tunnels as the relay allows.
+    #[error("the relay allows no more tunnels")]
+    Crowded,
+    /// The configuration asks for what the relay does not offer.
+    #[error(transparent)]
+    NoDatagrams(#[from] NoDatagrams),
+}
+
+impl NoConnection {
+    /// Returns a word for metrics: for what the relay refused, the proxy error type that it gives (RFC 9209 §2.3).
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoLink(_) => "no_relay",
+            Self::Lost(_) => "relay_lost",
+            Self::Refused(Refused::Status { status: 401 | 407, .. }) => "credentials",
+            Self::Refused(refused) => error_type(refused).map_or("refused", ErrorType::name),
+            Self::NoAnswer => "no_answer",
+            Self::Crowded => "crowded",
+            Self::NoDatagrams(_) => "no_datagrams",
+        }
+    }
+
+    /// What the relay, and any proxy behind it, says about it.
+    #[must_use]
+    pub fn proxy_status(&self) -> &[ProxyStatus] {
+        match self {
+            Self::Refused(Refused::Status { proxy_status, .. }) => proxy_status,
+            _ => &[],
+        }
+    }
+
+    /// The proxy error type that the relay gives.
+    #[must_use]
+    pub fn error_type(&self) -> Option<ErrorType> {
+        if let Self::Refused(refused) = self { error_type(refused) } else { None }
+    }
+}
+
+fn error_type(refused: &Refused) -> Option<ErrorType> {
+    let Refused::Status { proxy_status, .. } = refused else { return None };
+    proxy_status.iter().find_map(|status| status.error)
+}
+
+impl From<OpenError> for NoConnection {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Http(error) => Self::Lost(error),
+            OpenError::Refused(refused) => Self::Refused(refused),
+            OpenError::NoExtendedConnect | OpenError::NoAnswer => Self::NoAnswer,
+        }
+    }
+}
+
+/// How often a request was sent for one thing.
+#[derive(Default)]
+struct Tries {
+    lost: u32,
+    limits: usize,
+}
+
+impl Tries {
+    /// Allows another request after one that failed, where that may fare better: the relay was just lost, and nothing was
+    /// sent yet that could arrive twice; or it has no room on this connection.
+    fn again(&mut self, way: &Way, link: &Link, error: OpenError) -> Result<(), NoConnection> {
+        if error.is_limit() {
+            way.counters.limit_refusals.inc();
+            link.limit();
+            self.limits += 1;
+            // Once for each connection, and once more after others have made room.
+            return if self.limits <= CONNECTIONS { Ok(()) } else { Err(NoConnection::Crowded) };
+        }
+        let is_first = matches!(error, OpenError::Http(_)) && self.lost == 0;
+        self.lost += 1;
+        if is_first { Ok(()) } else { Err(error.into()) }
+    }
+}
+
+impl Way {
+    /// Asks the relay to connect to a target. A failure is counted, and logged once a minute for each reason.
+    ///
+    /// # Errors
+    /// See [`NoConnection`].
+    pub async fn open(&self, target: &Target) -> Result<Opened, NoConnection> {
+        let opening = async {
+            let mut tries = Tries::default();
+            loop {
+                let (link, class) = self.place().await?;
+                let request = link.relay.open_tcp_signalled(target, self.signal(&class).as_ref()).await;
+                match request {
+                    Ok(request) => {
+                        let terms = Terms { since: Since::Burst, ..class.terms(None) };
+                        request.set_terms(&terms);
+                        return Ok(Opened { request, link, class });
+                    }
+                    Err(error) => tries.again(self, &link, error)?,
+                }
+            }
+        };
+        self.settle(opening).await
+    }
+
+    /// Asks the relay for a UDP tunnel to a target, which payloads go through by `mode`; as [`Way::open`].
+    ///
+    /// # Errors
+    /// See [`NoConnection`].
+    pub async fn open_udp(&self, target: &Target, mode: Mode) -> Result<OpenedUdp, NoConnection> {
+        let opening = async {
+            let mut tries = Tries::default();
+            loop {
+                let (link, class) = self.place().await?;
+                let tunnel = match link.relay.open_udp_signalled(target, self.signal(&class).as_ref()).await {
+                    Ok(opened) => opened.tunnel,
+                    Err(error) => {
+                        tries.again(self, &link, error)?;
+                        continue;
+                    }
+                };
+                if let Err(error) = link.allows(mode) {
+                    tunnel.reset(Code::RequestCancelled);
+                    return Err(error.into());
+                }
+                tunnel.set_terms(&class.terms(None));
+                return Ok(OpenedUdp { tunnel, link, class });
+            }
+        };
+        self.settle(opening).await
+    }
+
+    /// Waits for something to be opened, and counts and logs what became of it.
+    async fn settle<T>(&self, opening: impl Future<Output = Result<T, NoConnection>>) -> Result<T, NoConnection> {
+        let opened = timeout(ANSWER_TIMEOUT, opening).await.unwrap_or_else(|_| {
+            Err(if self.uplink.is_full() { NoConnection::Crowded } else { NoConnection::NoAnswer })
+        });
+        match &opened {
+            Ok(_) => _ = self.counters.tunnels_opened.inc(),
+            Err(error) => {
+                self.counters.refuse(error.reason());
+                self.tell(error);
+            }
+        }
+        opened
+    }
+
+    /// Waits for a place on a connection to the relay.
+    async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
+        if self.uplink.is_full() {
+            self.counters.place_waits.inc();
+        }
+        let link = self.uplink.link().await.map_err(NoConnection::NoLink)?;
+        Ok((link, self.membership.get()))
+    }
+
+    /// What the relay is told about what comes back.
+    fn signal(&self, class: &Class) -> Option<Priority> {
+        self.is_chosen.then(|| class.policy().signal())
+    }
+
+    /// Carries a connection of `from` to `target` until it ends: what was `read` from it already, then `wanted` bytes of
+    /// what comes, and whatever comes back. `None` if it was ended by hand.
+    pub async fn carry(
+        &self,
+        opened: Opened,
+        application: TcpStream,
+        (from, target): (SocketAddr, &Target),
+        (read, wanted): (&[u8], u64),
+    ) -> Option<End> {
+        // Others wait for the bytes; waiting to fill segments would only add delay.
+        _ = application.set_nodelay(true);
+        let Opened { request, link, class } = opened;
+        let (http, stream_id) = (link.relay.http().clone(), request.stream_id);
+        if !Arc::ptr_eq(&class, &self.membership.get()) {
+            http.reclass(stream_id, &self.membership.get());
+        }
+        let on_class = |_: &TcpStream, _: &Class, class: &Arc<Class>| {
+            http.reclass(stream_id, class);
+            if let Some(signal) = self.signal(class) {
+                http.reprioritize(stream_id, signal);
+            }
+        };
+        let entry = self.counters.enter(from, (Protocol::Tcp, target), &link, &self.membership);
+        // At an edge there are no users: the relay has them.
+        let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
+        let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);
+        let mut pump = pin!(pump.run(self.idle, on_class));
+        let (mut counted, mut count) = ((0, 0), interval(COUNT));
+        let end = loop {
+            tokio::select! {
+                end = &mut pump => break Some(end),
+                () = entry.closed() => break None,
+                _ = count.tick() => self.counters.count(&entry.traffic, &mut counted),
+            }
+        };
+        self.counters.count(&entry.traffic, &mut counted);
+        debug!(?end, "connection ended");
+        end
+    }
+
+    /// Logs why something was not opened, not too often.
+    fn tell(&self, error: &NoConnection) {
+        let now = Instant::now();
+        let mut told = self.told.lock();
+        let is_due = told.get(error.reason()).is_none_or(|told| now.duration_since(*told) >= SILENCE);
+        if is_due {
+            told.insert(error.reason(), now);
+            info!("no connection: {error}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What the edge role counts, by local address.
+
+use std::{fmt, net::SocketAddr, sync::Arc};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{
+        MetricType,
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::Registry,
+};
+use quic::datagrams::DatagramCounters;
+use role::{labelled, ready::Readiness};
+
+use super::{
+    roster::Roster,
+    uplink::{Attempts, ConnectionCounters},
+};
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+/// The metrics of the edge role. "Up" is to the relay, "down" to local applications.
+#[derive(Debug, Default)]
+pub struct EdgeMetrics {
+    /// What is open.
+    pub roster: Arc<Roster>,
+    open: Family<Labels<2>, Gauge>,
+    tunnels_opened: Family<Labels<2>, Counter>,
+    tunnels_refused: Family<Labels<2>, Counter>,
+    refusals: Family<Labels<3>, Counter>,
+    limit_hits: Family<Labels<3>, Counter>,
+    ignored: Family<Labels<3>, Counter>,
+    sources_evicted: Family<Labels<2>, Counter>,
+    credit_waits: Family<Labels<2>, Counter>,
+    place_waits: Family<Labels<2>, Counter>,
+    limit_refusals: Family<Labels<2>, Counter>,
+    tunnels_crowded_out: Family<Labels<2>, Counter>,
+    packets_up: Family<Labels<2>, Counter>,
+    packets_down: Family<Labels<2>, Counter>,
+    bytes_up: Family<Labels<2>, Counter>,
+    bytes_down: Family<Labels<2>, Counter>,
+    dropped_waiting: Family<Labels<2>, Counter>,
+    dropped_down: Family<Labels<2>, Counter>,
+    /// What became of datagrams inside the connections to relays.
+    pub datagrams: Arc<DatagramCounters>,
+    /// What became of those connections when this host's addresses changed.
+    pub connections: Arc<ConnectionCounters>,
+}
+
+/// What one local address counts.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Tunnels that are open.
+    pub open: Gauge,
+    /// Tunnels that relays opened.
+    pub tunnels_opened: Counter,
+    /// Tunnels that relays refused, or ended at once.
+    pub tunnels_refused: Counter,
+    /// Senders that had to leave for others, because there were too many.
+    pub sources_evicted: Counter,
+    /// Tunnels that had to wait because the relay's stream credit was used up.
+    pub credit_waits: Counter,
+    /// Tunnels that had to wait because all places on connections were taken.
+    pub place_waits: Counter,
+    /// Answers of relays that they allow no more tunnels.
+    pub limit_refusals: Counter,
+    /// Tunnels that never came to be, because no place was found for them.
+    pub tunnels_crowded_out: Counter,
+    /// Payloads handed to tunnels.
+    pub packets_up: Counter,
+    /// Payloads handed to local senders.
+    pub packets_down: Counter,
+    /// Bytes that came from applications.
+    pub bytes_up: Counter,
+    /// Bytes that were handed to applications.
+    pub bytes_down: Counter,
+    /// Payloads dropped while their tunnel was being opened.
+    pub dropped_waiting: Counter,
+    /// Payloads dropped because the local socket did not take them.
+    pub dropped_down: Counter,
+    pub(super) roster: Arc<Roster>,
+    labels: Labels<2>,
+    refusals: Family<Labels<3>, Counter>,
+    limit_hits: Family<Labels<3>, Counter>,
+    ignored: Family<Labels<3>, Counter>,
+}
+
+impl EdgeMetrics {
+    /// Creates all metrics at zero, of an edge on which it depends whether the daemon is `ready`.
+    #[must_use]
+    pub fn new(ready: Arc<Readiness>) -> Self {
+        let connections = Arc::new(ConnectionCounters { ready, ..ConnectionCounters::default() });
+        Self { connections, ..Self::default() }
+    }
+
+    /// Registers all of them.
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, family) in [
+            ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
+            ("edge_tunnels_refused", "Tunnels that relays refused, or ended at once", &self.tunnels_refused),
+            ("edge_sources_evicted", "Local senders that had to leave for others", &self.sources_evicted),
+            ("edge_stream_credit_waits", "Tunnels that waited for a relay's stream credit", &self.credit_waits),
+            ("edge_place_waits", "Tunnels that waited because all connections were full", &self.place_waits),
+            ("edge_limit_refusals", "Answers of relays that they allow no more tunnels", &self.limit_refusals),
+            ("edge_tunnels_crowded_out", "Tunnels that found no place", &self.tunnels_crowded_out),
+            ("edge_packets_up", "UDP payloads handed to tunnels", &self.packets_up),
+            ("edge_packets_down", "UDP payloads handed to local senders", &self.packets_down),
+            ("edge_bytes_up", "Bytes of local applications handed to tunnels", &self.bytes_up),
+            ("edge_bytes_down", "Bytes handed to local applications", &self.bytes_down),
+            ("edge_dropped_waiting", "UDP payloads dropped while a tunnel was being opened", &self.dropped_waiting),
+            ("edge_dropped_down", "UDP payloads that the local socket did not take", &self.dropped_down),
+        ] {
+            registry.register(name, help, family.clone());
+        }
+        self.connections.register(registry);
+        let datagrams = &self.datagrams;
+        labelled::register(
+            registry,
+            "edge_dropped_datagrams",
+            "UDP payloads in datagrams that forwards dropped, by reason",
+            &[
+                ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
+                ([("direction", "up"), ("reason", "too_big")], &datagrams.dropped_too_big),
+                ([("direction", "up"), ("reason", "stale")], &datagrams.dropped_stale),
+                ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
+                ([("direction", "down"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
+            ],
+        );
+        registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
+        registry.register_collector(Box::new(Uplinks(self.roster.clone())));
+        for (name, help, family) in [
+            ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
+            ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
+            ("edge_ignored", "Datagrams of SOCKS clients that were ignored, by reason", &self.ignored),
+        ] {
+            registry.register(name, help, family.clone());
+        }
+    }
+
+    /// Returns the counters of a local address that serves a protocol; those of the same one go on where they were.
+    #[must_use]
+    pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<Counters> {
+        let labels = [("listen", listen.to_string()), ("protocol", protocol.to_owned())];
+        let of = |family: &Family<Labels<2>, Counter>| family.get_or_create(&labels).clone();
+        let counters = Arc::new(Counters {
+            open: self.open.get_or_create(&labels).clone(),
+            roster: self.roster.clone(),
+            tunnels_opened: of(&self.tunnels_opened),
+            tunnels_refused: of(&self.tunnels_refused),
+            sources_evicted: of(&self.sources_evicted),
+            credit_waits: of(&self.credit_waits),
+            place_waits: of(&self.place_waits),
+            limit_refusals: of(&self.limit_refusals),
+            tunnels_crowded_out: of(&self.tunnels_crowded_out),
+            packets_up: of(&self.packets_up),
+            packets_down: of(&self.packets_down),
+            bytes_up: of(&self.bytes_up),
+            bytes_down: of(&self.bytes_down),
+            dropped_waiting: of(&self.dropped_waiting),
+            dropped_down: of(&self.dropped_down),
+            refusals: self.refusals.clone(),
+            limit_hits: self.limit_hits.clone(),
+            ignored: self.ignored.clone(),
+            labels,
+        });
+        self.roster.note_entrance(&counters);
+        counters
+    }
+}
+
+impl Counters {
+    /// The local address.
+    #[must_use]
+    pub fn listen(&self) -> &str {
+        &self.labels[0].1
+    }
+
+    /// What it serves: "udp", "tcp" or "proxy".
+    #[must_use]
+    pub fn protocol(&self) -> &str {
+        &self.labels[1].1
+    }
+
+    /// Counts a connection that leads nowhere, and why.
+    pub fn refuse(&self, reason: &'static str) {
+        self.tunnels_refused.inc();
+        self.refusals.get_or_create(&self.with("reason", reason)).inc();
+    }
+
+    /// Counts that a configured limit was reached.
+    pub fn limit_hit(&self, limit: &'static str) {
+        self.limit_hits.get_or_create(&self.with("limit", limit)).inc();
+    }
+
+    /// Counts a datagram of a SOCKS client that was ignored, and why.
+    pub fn ignore(&self, reason: &'static str) {
+        self.ignored.get_or_create(&self.with("reason", reason)).inc();
+    }
+
+    fn with(&self, key: &'static str, value: &str) -> Labels<3> {
+        let [listen, protocol] = self.labels.clone();
+        [listen, protocol, (key, value.to_owned())]
+    }
+}
+
+/// The relays that the edge uses, as metrics: looked up when they are asked for.
+#[derive(Debug)]
+struct Uplinks(Arc<Roster>);
+
+impl Collector for Uplinks {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        // Several may lead to the same relay, with other credentials.
+        let mut relays = std::collections::BTreeMap::<String, [u64; 3]>::new();
+        for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
+            let Attempts { connects, failures, .. } = standpoint.attempts;
+            let sums = relays.entry(standpoint.relay).or_default();
+            sums.iter_mut().zip([standpoint.lines.len() as u64, connects, failures]).for_each(|(sum, now)| *sum += now);
+        }
+        let help = "Open connections to relays; without any, the relay cannot be used";
+        let mut family = encoder.encode_descriptor("edge_uplink_connections", help, None, MetricType::Gauge)?;
+        for (relay, [open, ..]) in &relays {
+            let of = [("relay", relay.as_str())];
+            ConstGauge::new(i64::try_from(*open).unwrap_or(i64::MAX)).encode(family.encode_family(&of)?)?;
+        }
+        for (place, name, help) in [
+            (1, "edge_uplink_connects", "Connections to relays that were made"),
+            (2, "edge_uplink_failures", "Attempts to connect to relays that failed"),
+        ] {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (relay, sums) in &relays {
+                let of = [("relay", relay.as_str())];
+                ConstCounter::new(sums[place]).encode(family.encode_family(&of)?)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,405 @@
+//! The edge role: local addresses whose traffic goes to a target through a relay.
+//!
+//! ```text
+//! application → local UDP address → a tunnel per sender ────┐
+//! application → local TCP address → a CONNECT per connection ┴ one connection per relay and credentials → relay → target
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`local`] | a local UDP address and the tunnels of its senders |
+//! | [`tcp`] | a local TCP address and its connections |
+//! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
+//! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
+//! | [`classes`] | which class each local address is of |
+//! | [`counters`] | what is counted, by local address |
+//! | [`uplink`] | the connections to relays, which local addresses share |
+//! | [`failover`] | which of several relays is used |
+//! | [`moves`] | what becomes of connections when this host's addresses change |
+//! | [`link`], [`places`] | one of them, and the places for tunnels on it |
+//! | [`roster`] | what is open, as the control plane and metrics see it |
+//! | [`sources`] | the table of senders |
+//! | [`backoff`], [`notice`] | when to try again, and when to say so |
+//!
+//! **Invariant:** a sender never waits for another, and nothing that a sender does makes the edge hold more than a
+//! bounded number of bytes for it; what exceeds a bound is dropped, oldest first, and counted.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    pin::Pin,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, Result};
+use config::{Config, forward::Forward, proxy::Proxy, targets::Protocol};
+use quic::{class::Membership, datagrams::Schedules, endpoint::Transport};
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    sync::watch,
+    task::{AbortHandle, JoinSet},
+};
+use tracing::info;
+
+use crate::client::endpoint::{Access, Endpoint};
+
+pub mod backoff;
+pub mod classes;
+pub mod client;
+pub mod connect;
+pub mod counters;
+pub mod failover;
+pub mod link;
+pub mod local;
+pub mod moves;
+pub mod notice;
+pub mod places;
+pub mod proxy;
+pub mod roster;
+pub mod sources;
+pub mod tcp;
+#[cfg(test)]
+mod tests;
+pub mod uplink;
+
+pub use classes::EntranceClasses;
+pub use counters::{Counters, EdgeMetrics};
+use local::Local;
+use proxy::Entrance;
+use tcp::Connections;
+use uplink::Uplink;
+
+/// The edge role: the local addresses that are served, and the connections to relays that they share.
+///
+/// They come as a list, and a later list takes the place of the one before: what is the same in both keeps its local
+/// senders and their tunnels; what is new or different begins anew, on the same local socket where the address is the same.
+pub struct Edge {
+    transport: Transport,
+    metrics: Arc<EdgeMetrics>,
+    schedules: Schedules,
+    /// Tells of changes of this host's addresses.
+    moves: watch::Receiver<()>,
+    served: Vec<Served>,
+    uplinks: Vec<Shared>,
+    locals: JoinSet<io::Result<()>>,
+    /// The tasks that keep connections up, and close unused ones.
+    connections: JoinSet<()>,
+}
+
+/// What a configuration wants at a local address.
+#[derive(Clone, PartialEq)]
+enum Wanted {
+    Forward(Forward),
+    Proxy(Proxy),
+}
+
+impl Wanted {
+    fn all(config: &Config) -> impl Iterator<Item = Self> {
+        let forwards = config.forwards.iter().cloned().map(Self::Forward);
+        forwards.chain(config.proxies.iter().cloned().map(Self::Proxy))
+    }
+
+    fn listen(&self) -> SocketAddr {
+        match self {
+            Self::Forward(forward) => forward.listen,
+            Self::Proxy(proxy) => proxy.listen,
+        }
+    }
+
+    fn protocol(&self) -> Protocol {
+        match self {
+            Self::Forward(forward) => forward.protocol,
+            Self::Proxy(_) => Protocol::Tcp,
+        }
+    }
+
+    /// What it is called in metrics and messages.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Forward(forward) => forward.protocol.as_str(),
+            Self::Proxy(_) => "proxy",
+        }
+    }
+
+    fn uplink(&self) -> &config::uplink::Uplink {
+        match self {
+            Self::Forward(forward) => &forward.uplink,
+            Self::Proxy(proxy) => &proxy.uplink,
+        }
+    }
+
+    fn class(&self) -> Option<&str> {
+        match self {
+            Self::Forward(forward) => forward.class.as_deref(),
+            Self::Proxy(proxy) => proxy.class.as_deref(),
+        }
+    }
+
+    /// The SHA-256 of what its own files have in them.
+    fn contents(&self) -> [u8; 32] {
+        match self {
+            Self::Forward(_) => [0; 32],
+            Self::Proxy(proxy) => {
+                let users = proxy.users_file.as_ref().and_then(|file| std::fs::read(file).ok());
+                Sha256::digest(users.unwrap_or_default()).into()
+            }
+        }
+    }
+
+    fn is_at(&self, other: &Self) -> bool {
+        (self.listen(), self.protocol()) == (other.listen(), other.protocol())
+    }
+}
+
+/// What two local addresses have to have in common to share a connection.
+#[derive(Clone, PartialEq, Eq)]
+struct Way {
+    uplink: config::uplink::Uplink,
+    /// Of the files that it names.
+    contents: [u8; 32],
+}
+
+impl Way {
+    fn of(uplink: &config::uplink::Uplink) -> Self {
+        let contents = Access::of(uplink).first().map(Access::contents).unwrap_or_default();
+        Self { contents, uplink: uplink.clone() }
+    }
+}
+
+/// The socket of a local address.
+enum Socket {
+    Udp(UdpSocket),
+    Tcp(TcpListener),
+}
+
+impl Socket {
+    fn bind(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
+        match protocol {
+            Protocol::Udp => local::bind(address).map(Self::Udp),
+            Protocol::Tcp => tcp::bind(address).map(Self::Tcp),
+        }
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        match self {
+            Self::Udp(socket) => socket.try_clone().map(Self::Udp),
+            Self::Tcp(socket) => socket.try_clone().map(Self::Tcp),
+        }
+    }
+
+    #[cfg(test)]
+    fn address(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Udp(socket) => socket.local_addr(),
+            Self::Tcp(socket) => socket.local_addr(),
+        }
+    }
+}
+
+/// A local address that is served.
+struct Served {
+    wanted: Wanted,
+    contents: [u8; 32],
+    way: Way,
+    socket: Socket,
+    task: AbortHandle,
+}
+
+/// A connection to a relay that local addresses share.
+struct Shared {
+    way: Way,
+    uplink: Arc<Uplink>,
+    task: AbortHandle,
+}
+
+/// Local addresses that can be served: their files could be used and their sockets bound.
+pub struct Prepared(Vec<Place>);
+
+enum Place {
+    /// A local address that is served already, by its place among the served ones.
+    Same(usize),
+    Other(Box<Other>),
+}
+
+/// What serves a local address, until it is dropped.
+type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+/// A local address that is not served yet, or differently.
+struct Other {
+    wanted: Wanted,
+    contents: [u8; 32],
+    way: Way,
+    uplink: Arc<Uplink>,
+    socket: Socket,
+    membership: Membership,
+    serving: Serving,
+}
+
+impl Edge {
+    /// Returns a role without local addresses, whose connections have these settings; `schedules` order what shares one,
+    /// and `moves` tells of changes of this host's addresses.
+    #[must_use]
+    pub fn new(
+        transport: Transport,
+        metrics: Arc<EdgeMetrics>,
+        schedules: Schedules,
+        moves: watch::Receiver<()>,
+    ) -> Self {
+        let (locals, connections) = (JoinSet::new(), JoinSet::new());
+        Self { transport, metrics, schedules, moves, served: Vec::new(), uplinks: Vec::new(), locals, connections }
+    }
+
+    /// Makes ready to serve the local addresses of a configuration and no others, without a change to what is served.
+    ///
+    /// # Errors
+    /// A local address is taken or not ours, or a file that the configuration names is not usable. Relays that cannot be
+    /// reached are no errors: they are tried again.
+    pub fn prepare(&self, config: &Config) -> Result<Prepared> {
+        let mut made: Vec<(Way, Arc<Uplink>)> = Vec::new();
+        let place = |wanted: Wanted| -> Result<Place> {
+            let (way, contents) = (Way::of(wanted.uplink()), wanted.contents());
+            let is_same = |of: &Served| of.wanted == wanted && of.way == way && of.contents == contents;
+            Ok(match self.served.iter().position(is_same) {
+                Some(place) => Place::Same(place),
+                None => Place::Other(Box::new(self.prepare_one(wanted, contents, way, &mut made)?)),
+            })
+        };
+        Wanted::all(config).map(place).collect::<Result<_>>().map(Prepared)
+    }
+
+    fn prepare_one(
+        &self,
+        wanted: Wanted,
+        contents: [u8; 32],
+        way: Way,
+        made: &mut Vec<(Way, Arc<Uplink>)>,
+    ) -> Result<Other> {
+        let (listen, name) = (wanted.listen(), wanted.name());
+        let known = self.uplinks.iter().map(|shared| (&shared.way, &shared.uplink));
+        let mut known = known.chain(made.iter().map(|(way, uplink)| (way, uplink)));
+        let uplink = match known.find(|(known, _)| **known == way) {
+            Some((_, uplink)) => uplink.clone(),
+            None => {
+                let endpoint = |access: Access| {
+                    let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.clone());
+                    Endpoint::new(access, self.transport.clone(), counters, schedules)
+                };
+                let relays = Access::of(&way.uplink).into_iter().map(endpoint).collect::<Result<Vec<_>>>();
+                let relays = relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
+                let uplink = Uplink::new(relays, way.uplink.backoff, self.metrics.connections.clone());
+                made.push((way.clone(), uplink.clone()));
+                uplink
+            }
+        };
+        let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
+            // Whatever waits in it goes where the new one says.
+            Some(served) => served.socket.try_clone(),
+            None => Socket::bind(listen, wanted.protocol()),
+        };
+        let bind_failed = || format!("failed to bind {listen} ({name})");
+        let socket = socket.with_context(bind_failed)?;
+        let membership = Membership::default();
+        let own = socket.try_clone().with_context(bind_failed)?;
+        let serving = self.serving(own, &wanted, membership.clone(), uplink.clone()).with_context(bind_failed)?;
+        Ok(Other { wanted, contents, way, uplink, socket, membership, serving })
+    }
+
+    fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplink: Arc<Uplink>) -> Result<Serving> {
+        let counters = self.metrics.of(wanted.listen(), wanted.name());
+        Ok(match (own, wanted) {
+            (Socket::Udp(socket), Wanted::Forward(forward)) => {
+                Box::pin(Local::new(socket, forward, member, uplink, counters)?.run())
+            }
+            (Socket::Tcp(socket), Wanted::Forward(forward)) => {
+                let connections = Connections::new(socket, forward, member, uplink, counters)?;
+                Box::pin(async move {
+                    connections.run().await;
+                    Ok(())
+                })
+            }
+            (Socket::Tcp(socket), Wanted::Proxy(proxy)) => {
+                let entrance = Entrance::new(socket, proxy, member, uplink, counters)?;
+                Box::pin(async move {
+                    entrance.run().await;
+                    Ok(())
+                })
+            }
+            (Socket::Udp(_), Wanted::Proxy(_)) => anyhow::bail!("a proxy listens to TCP"),
+        })
+    }
+
+    /// Serves what was prepared last, each address of the class that `classes` has for it, and nothing else any more.
+    pub fn serve(&mut self, Prepared(places): Prepared, classes: &EntranceClasses) {
+        let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
+        let (mut same, mut others) = (Vec::new(), Vec::new());
+        for place in places {
+            match place {
+                Place::Same(place) => same.extend(before.get_mut(place).and_then(Option::take)),
+                Place::Other(other) => others.push(other),
+            }
+        }
+        self.served = same;
+        for served in before.into_iter().flatten() {
+            served.task.abort();
+            if others.iter().all(|other| !other.wanted.is_at(&served.wanted)) {
+                info!(listen = %served.wanted.listen(), protocol = served.wanted.name(), "no longer forwarding");
+            }
+        }
+        for other in others {
+            let Other { wanted, contents, way, uplink, socket, membership, serving } = *other;
+            classes.enrol(wanted.class(), &membership);
+            if self.uplinks.iter().all(|shared| shared.way != way) {
+                let (runner, moves) = (uplink.clone(), self.moves.clone());
+                self.metrics.roster.note_uplink(&uplink);
+                let task = self.connections.spawn(async move { runner.run(moves).await });
+                self.uplinks.push(Shared { way: way.clone(), uplink, task });
+            }
+            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), way.uplink.through());
+            match &wanted {
+                Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
+                Wanted::Proxy(_) => info!(%listen, %relay, "serving as a proxy"),
+            }
+            let task = self.locals.spawn(serving);
+            self.served.push(Served { wanted, contents, way, socket, task });
+        }
+        while self.connections.try_join_next().is_some() {}
+        let served = &self.served;
+        let is_unused = |shared: &mut Shared| served.iter().all(|served| served.way != shared.way);
+        let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
+        unused.into_iter().for_each(|shared| self.close_uplink(shared));
+    }
+
+    /// Closes a connection properly once the tunnels in it have been told to end.
+    fn close_uplink(&mut self, Shared { uplink, task, .. }: Shared) {
+        task.abort();
+        self.connections.spawn(async move {
+            tokio::task::yield_now().await;
+            uplink.close().await;
+        });
+    }
+
+    /// Completes when a local address cannot be served any more.
+    ///
+    /// # Errors
+    /// Always: the local socket failed for good.
+    pub async fn failed(&mut self) -> Result<()> {
+        loop {
+            match self.locals.join_next().await {
+                // One that is no longer served.
+                Some(Err(error)) if error.is_cancelled() => {}
+                Some(ended) => return ended.context("a local address ended")?.context("a local socket failed"),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Serves nothing any more, and closes the connections to relays properly.
+    pub async fn close(&mut self) {
+        self.served.clear();
+        self.locals.shutdown().await;
+        for shared in std::mem::take(&mut self.uplinks) {
+            self.close_uplink(shared);
+        }
+        while self.connections.join_next().await.is_some() {}
+    }
+}

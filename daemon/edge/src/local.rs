@@ -1,0 +1,608 @@
+//! A local UDP address: each sender gets a tunnel of its own, and what comes out of that is sent back to it.
+//!
+//! The task of the address reads its socket and puts payloads straight into the tunnels; a task per sender opens its
+//! tunnel and carries the other direction.
+
+use std::{
+    io::{self, IoSliceMut},
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use config::{
+    forward::{Forward, Mode},
+    targets::Protocol,
+};
+use masque::{h3::Code, priority::Priority, target::Target};
+use parking_lot::Mutex;
+use quic::{
+    class::{Class, Membership},
+    h3::{self, Reserved},
+    segments::Segments,
+};
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use role::{
+    traffic::Traffic,
+    tunnel::{Batch, Ended, UdpTunnel},
+};
+use tokio::{
+    io::Interest,
+    net::UdpSocket,
+    sync::Notify,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    Counters,
+    backoff::{Backoff, random},
+    link::{Link, NoDatagrams},
+    notice::Notice,
+    places,
+    sources::Sources,
+    uplink::{CONNECTIONS, Uplink},
+};
+use crate::client::{OpenError, Opened, endpoint::ANSWER_TIMEOUT};
+
+/// How many senders one local address serves at once: as many as have a place on one connection to the relay.
+const MAX_SOURCES: usize = places::MOST;
+
+/// The most payloads of a sender that count as questions, each of which has one answer: a resolver asks for the IPv4 and
+/// the IPv6 addresses of a name from one port, and may ask again.
+const QUESTIONS: u32 = 4;
+
+/// How long the relay's stream credit may take to come (one round trip, if tunnels are being closed), and how often a
+/// sender without a place looks for one.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How often a relay may say that it allows no more tunnels before a sender gives up: once for each connection, and once
+/// more after others have made room.
+const LIMIT_TRIES: usize = CONNECTIONS + 1;
+
+/// What a sender may have waiting while its tunnel is opened, in bytes: several flights of an inner QUIC handshake.
+const WAITING_BYTES: usize = 64 * 1024;
+
+/// What may come out of a tunnel in one go, in bytes.
+const DOWNLINK_BYTES: usize = 256 * 1024;
+
+/// Messages of one receive call.
+const MESSAGES: usize = 16;
+
+/// The longest message: as many payloads as GRO joins.
+const MESSAGE_BYTES: usize = 1 << 16;
+
+/// How many batches are moved before others get their turn.
+const ROUNDS: usize = 8;
+
+/// The most payload bytes that one GSO message can carry: 65,535 less the headers of IPv4 and UDP.
+const GSO_BYTES: usize = 65_507;
+
+/// A local address and everything that its tunnels share.
+pub struct Local {
+    shared: Arc<Shared>,
+    idle: Idle,
+    sources: Sources<Handle>,
+    tasks: JoinSet<(SocketAddr, Arc<Source>)>,
+}
+
+/// How long senders may be silent.
+#[derive(Clone, Copy)]
+struct Idle {
+    /// Any of them.
+    any: Duration,
+    /// Senders that asked little and got their answers.
+    answered: Duration,
+}
+
+struct Shared {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    target: Target,
+    mode: Mode,
+    /// The class of payloads that leave for the relay.
+    membership: Membership,
+    /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
+    is_chosen: bool,
+    uplink: Arc<Uplink>,
+    /// When a tunnel may be opened again after a refusal.
+    backoff: Mutex<Backoff>,
+    first_wait: Duration,
+    /// How many senders have to leave so that others find a place.
+    crowding: AtomicUsize,
+    crowded: Notify,
+    notice: Notice,
+    counters: Arc<Counters>,
+}
+
+/// A sender's tunnel, as the table holds it.
+struct Handle {
+    source: Arc<Source>,
+    task: AbortHandle,
+}
+
+/// One local sender.
+struct Source {
+    address: SocketAddr,
+    /// The address it sent to, which answers come from.
+    local_ip: Option<IpAddr>,
+    stage: Mutex<Stage>,
+    /// Payloads that came from it, and payloads that came back for it.
+    sent: AtomicU32,
+    received: AtomicU32,
+}
+
+enum Stage {
+    /// The tunnel is not open yet.
+    Waiting(Segments),
+    /// It is.
+    Open(Box<Open>),
+    /// It has been.
+    Closed,
+}
+
+/// An open tunnel.
+struct Open {
+    tunnel: UdpTunnel,
+    link: Link,
+    /// The task that serves it.
+    task: Waker,
+    /// The class on whose terms its payloads leave.
+    class: Arc<Class>,
+    /// Whether anything came back from the target.
+    answered: bool,
+    /// What went through it.
+    traffic: Arc<Traffic>,
+}
+
+/// Why a sender's tunnel is no more.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    /// There is no connection to the relay, which the uplink has said already.
+    #[error("no connection to the relay")]
+    NoLink,
+    /// The connection, or the request, was lost before there was an answer.
+    #[error(transparent)]
+    Lost(h3::Error),
+    /// The relay did not open it.
+    #[error(transparent)]
+    Refused(OpenError),
+    /// The relay did not say whether it opens it.
+    #[error("the relay does not answer")]
+    NoAnswer,
+    /// There are as many tunnels as the relay allows.
+    #[error("the relay allows no more tunnels")]
+    Crowded,
+    /// The configuration asks for what the relay does not offer.
+    #[error(transparent)]
+    NoDatagrams(#[from] NoDatagrams),
+    /// The relay ended it properly.
+    #[error("the relay closed it")]
+    Finished,
+    /// It failed.
+    #[error(transparent)]
+    Failed(#[from] Ended),
+    /// It ended hardly after it was opened, which is as good as a refusal: a target that is not there, for example.
+    #[error("it ended as soon as it was open: {0}")]
+    AtOnce(Box<End>),
+}
+
+/// Binds a local address.
+///
+/// # Errors
+/// It is taken or not ours.
+pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = std::net::UdpSocket::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+impl Local {
+    /// Returns what serves `forward` on a socket that [`bind`] returned: its tunnels go through `uplink` and are of the class
+    /// of `membership`.
+    ///
+    /// # Errors
+    /// The system does not take the socket.
+    pub fn new(
+        socket: std::net::UdpSocket,
+        forward: &Forward,
+        membership: Membership,
+        uplink: Arc<Uplink>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
+        let socket = UdpSocket::from_std(socket)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let shared = Shared {
+            socket,
+            state,
+            target: forward.target.clone(),
+            mode: forward.mode,
+            membership,
+            is_chosen: forward.class.is_some(),
+            uplink,
+            backoff: Mutex::new(Backoff::new(forward.uplink.backoff)),
+            first_wait: forward.uplink.backoff.0,
+            crowding: AtomicUsize::new(0),
+            crowded: Notify::new(),
+            notice: Notice::default(),
+            counters,
+        };
+        let (shared, sources) = (Arc::new(shared), Sources::new(MAX_SOURCES));
+        let idle = Idle { any: forward.idle, answered: forward.idle_answered.min(forward.idle) };
+        Ok(Self { shared, idle, sources, tasks: JoinSet::new() })
+    }
+
+    /// The address that was bound.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.shared.socket.local_addr()
+    }
+
+    /// Serves the address until dropped.
+    ///
+    /// # Errors
+    /// The socket failed for good.
+    pub async fn run(mut self) -> io::Result<()> {
+        let mut bytes = vec![0; MESSAGES * MESSAGE_BYTES];
+        let mut sweep = interval((self.idle.answered / 4).max(Duration::from_millis(100)));
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                ready = self.shared.socket.readable() => {
+                    ready?;
+                    self.receive(&mut bytes)?;
+                    // Others get their turn even when the socket never runs dry.
+                    tokio::task::yield_now().await;
+                }
+                Some(ended) = self.tasks.join_next() => {
+                    // Aborted tasks have left the table already.
+                    if let Ok((address, source)) = ended {
+                        self.sources.remove(address, |handle| Arc::ptr_eq(&handle.source, &source));
+                    }
+                }
+                now = sweep.tick() => {
+                    let Self { shared, idle, sources, .. } = &mut self;
+                    let allowed = |handle: &Handle| match handle.source.is_answered() {
+                        true => idle.answered,
+                        false => idle.any,
+                    };
+                    sources.expire(now, allowed).for_each(|handle| handle.close(shared));
+                }
+                () = self.shared.crowded.notified() => self.make_room(),
+            }
+        }
+    }
+
+    /// Reads what waits, within bounds.
+    fn receive(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        let now = Instant::now();
+        for _ in 0..ROUNDS {
+            let mut buffers = bytes.chunks_exact_mut(MESSAGE_BYTES);
+            let mut slices: [IoSliceMut<'_>; MESSAGES] =
+                std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
+            let mut meta = [RecvMeta::default(); MESSAGES];
+            let Shared { socket, state, .. } = &*self.shared;
+            let received =
+                socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(socket), &mut slices, &mut meta));
+            let messages = match received {
+                Ok(messages) => messages,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    // What ICMP says about answers to senders that are gone, or a signal.
+                    io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
+                },
+            };
+            for (slice, meta) in slices.iter().zip(&meta).take(messages) {
+                self.source(meta, now).push(&self.shared, &slice[..meta.len], meta.stride);
+            }
+            if messages < MESSAGES {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sender of a message; a new one gets a tunnel.
+    fn source(&mut self, meta: &RecvMeta, now: Instant) -> Arc<Source> {
+        if let Some(handle) = self.sources.heard(meta.addr, now) {
+            return handle.source.clone();
+        }
+        let source = Arc::new(Source::new(meta.addr, meta.dst_ip));
+        let handle =
+            Handle { source: source.clone(), task: self.tasks.spawn(serve(self.shared.clone(), source.clone())) };
+        if let Some(evicted) = self.sources.insert(meta.addr, handle, now, |it| Some(!it.source.is_answered())) {
+            self.evict(evicted);
+        }
+        source
+    }
+
+    /// Ends tunnels for senders that found all places on connections taken.
+    fn make_room(&mut self) {
+        for _ in 0..self.shared.crowding.swap(0, Relaxed) {
+            // Senders that wait have no place to give.
+            let rank = |it: &Handle| it.source.is_open().then(|| !it.source.is_answered());
+            let Some(evicted) = self.sources.evict(rank) else { return };
+            self.evict(evicted);
+        }
+    }
+
+    fn evict(&self, handle: Handle) {
+        self.shared.counters.sources_evicted.inc();
+        handle.close(&self.shared);
+    }
+}
+
+impl Drop for Local {
+    /// Ends all tunnels properly.
+    fn drop(&mut self) {
+        let Self { shared, sources, .. } = self;
+        sources.expire(Instant::now(), |_| Duration::ZERO).for_each(|handle| handle.close(shared));
+    }
+}
+
+impl Handle {
+    /// Ends a sender's tunnel properly.
+    fn close(self, shared: &Shared) {
+        self.task.abort();
+        match std::mem::replace(&mut *self.source.stage.lock(), Stage::Closed) {
+            Stage::Open(open) => open.tunnel.finish(),
+            Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
+            Stage::Closed => {}
+        }
+    }
+}
+
+impl Source {
+    fn new(address: SocketAddr, local_ip: Option<IpAddr>) -> Self {
+        let stage = Mutex::new(Stage::Waiting(Segments::new(WAITING_BYTES)));
+        Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Open(_))
+    }
+
+    /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
+    fn is_answered(&self) -> bool {
+        let sent = self.sent.load(Relaxed);
+        (1..=QUESTIONS).contains(&sent) && self.received.load(Relaxed) >= sent
+    }
+
+    /// Takes a message from the sender: payloads of `stride` bytes each, of which the last may be shorter.
+    fn push(&self, shared: &Shared, message: &[u8], stride: usize) {
+        let counters = &shared.counters;
+        count(&self.sent, payloads(message, stride).count());
+        match &mut *self.stage.lock() {
+            Stage::Closed => {}
+            Stage::Waiting(queue) => {
+                let dropped: usize = payloads(message, stride).map(|payload| queue.push(payload)).sum();
+                counters.dropped_waiting.inc_by(dropped as u64);
+            }
+            Stage::Open(open) => {
+                open.follow(shared);
+                let Open { tunnel, link, task, traffic, .. } = &mut **open;
+                let mut batch = tunnel.batch(link.form(shared.mode));
+                let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
+                counters.packets_up.inc_by(count as u64);
+                traffic.add_up(message.len() as u64, count as u64);
+                counters.bytes_up.inc_by(message.len() as u64);
+                // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
+                if matches!(batch, Batch::Capsules(..)) {
+                    task.wake_by_ref();
+                }
+            }
+        }
+    }
+
+    /// Puts a tunnel in place, and what has waited for it into the tunnel.
+    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, (class, traffic): (Arc<Class>, Arc<Traffic>)) {
+        let mut stage = self.stage.lock();
+        let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
+        let mut batch = tunnel.batch(link.form(shared.mode));
+        queue.iter().for_each(|payload| batch.push(payload));
+        shared.counters.packets_up.inc_by(queue.len() as u64);
+        traffic.add_up(queue.bytes() as u64, queue.len() as u64);
+        shared.counters.bytes_up.inc_by(queue.bytes() as u64);
+        drop(batch);
+        *stage =
+            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
+    }
+
+    /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
+    fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
+        let mut stage = self.stage.lock();
+        let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
+        let Open { tunnel, task, answered, traffic, .. } = &mut **open;
+        task.clone_from(cx.waker());
+        for _ in 0..ROUNDS {
+            match tunnel.poll_recv(cx, downlink) {
+                Poll::Ready(Ok(true)) => {
+                    if !std::mem::replace(answered, true) {
+                        // There is a target, so refusals before it say nothing any more.
+                        shared.backoff.lock().succeeded();
+                    }
+                    shared.send(downlink, self, traffic);
+                }
+                Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
+                Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
+                Poll::Pending => {
+                    return match tunnel.poll_stopped(cx) {
+                        Err(error) => Poll::Ready(error.into()),
+                        Ok(()) => Poll::Pending,
+                    };
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Open {
+    /// Makes payloads leave on the terms of the class that they are of by now.
+    fn follow(&mut self, shared: &Shared) {
+        if shared.membership.update(&mut self.class).is_some() {
+            self.tunnel.set_terms(&self.class.terms(None));
+            if let Some(signal) = shared.signal(&self.class) {
+                self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
+            }
+        }
+    }
+}
+
+/// Adds to a number that need not be exact once it is large.
+fn count(number: &AtomicU32, more: usize) {
+    // Only one task writes each.
+    number.store(number.load(Relaxed).saturating_add(u32::try_from(more).unwrap_or(u32::MAX)), Relaxed);
+}
+
+/// Walks the payloads of a message; an empty message is an empty payload.
+fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
+    message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
+}
+
+impl Shared {
+    /// What the relay is told about payloads that come back.
+    fn signal(&self, class: &Class) -> Option<Priority> {
+        self.is_chosen.then(|| class.policy().signal())
+    }
+
+    /// Sends everything in `downlink` to a local sender, runs of equal size as one message.
+    ///
+    /// What the socket does not take at once is dropped, as a router would: the sender's device is slower than the
+    /// relay, and waiting would only make what comes later older.
+    fn send(&self, downlink: &mut Segments, to: &Source, traffic: &Traffic) {
+        let segments = self.state.max_gso_segments();
+        while let Some((contents, segment, count)) = downlink.run(segments, GSO_BYTES) {
+            let bytes = contents.len() as u64;
+            let transmit = Transmit {
+                destination: to.address,
+                ecn: None,
+                contents,
+                segment_size: (count > 1).then_some(segment),
+                src_ip: to.local_ip,
+            };
+            let sent = self
+                .socket
+                .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
+            let counter = if sent.is_ok() { &self.counters.packets_down } else { &self.counters.dropped_down };
+            counter.inc_by(count as u64);
+            traffic.add_down(bytes, count as u64);
+            self.counters.bytes_down.inc_by(bytes);
+            self::count(&to.received, count);
+            (0..count).for_each(|_| _ = downlink.pop());
+        }
+    }
+
+    /// Finds a place on a connection, and a stream there. If there is none, another sender has to leave.
+    async fn place(&self) -> Result<(Link, Reserved), End> {
+        let mut waited = false;
+        loop {
+            if self.uplink.is_full() {
+                self.crowding.fetch_add(1, Relaxed);
+                self.crowded.notify_one();
+                if !std::mem::replace(&mut waited, true) {
+                    self.counters.place_waits.inc();
+                    self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
+                }
+            }
+            let Ok(link) = timeout(PATIENCE, self.uplink.link()).await else { continue };
+            let link = link.map_err(|_| End::NoLink)?;
+            let reserved = timeout(PATIENCE, link.relay.reserve()).await;
+            match reserved {
+                Ok(reserved) => return Ok((link, reserved.map_err(End::Lost)?)),
+                Err(_) => {
+                    self.counters.credit_waits.inc();
+                    self.say("the relay gives no credit for a further request on this connection");
+                    link.limit();
+                }
+            }
+        }
+    }
+
+    /// Asks the relay for a tunnel of the class.
+    async fn open(&self, class: &Class) -> Result<(Link, Opened), End> {
+        let signal = self.signal(class);
+        for _ in 0..LIMIT_TRIES {
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place()).await else { break };
+            let (link, reserved) = placed?;
+            let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
+            let answer = timeout(ANSWER_TIMEOUT, opening).await;
+            match answer {
+                Ok(Ok(opened)) => return Ok((link, opened)),
+                Ok(Err(OpenError::Http(error))) => return Err(End::Lost(error)),
+                Ok(Err(error)) if error.is_limit() => {
+                    self.counters.limit_refusals.inc();
+                    self.say("the relay allows no more tunnels");
+                    link.limit();
+                }
+                Ok(Err(error)) => return Err(End::Refused(error)),
+                Err(_) => return Err(End::NoAnswer),
+            }
+        }
+        self.counters.tunnels_crowded_out.inc();
+        Err(End::Crowded)
+    }
+
+    /// Warns of a limit that was reached, not too often.
+    fn say(&self, what: &str) {
+        if self.notice.is_due(Instant::now()) {
+            warn!(relay = %self.uplink.names(), target = %self.target, "{what}");
+        }
+    }
+
+    /// Opens the tunnel of a sender and carries it until it ends.
+    async fn carry(&self, source: &Source) -> End {
+        let wait = self.backoff.lock().wait(Instant::now());
+        sleep(wait).await;
+        let class = self.membership.get();
+        let (link, opened) = match self.open(&class).await {
+            Ok(opened) => opened,
+            Err(end) => return end,
+        };
+        if let Err(error) = link.allows(self.mode) {
+            opened.tunnel.reset(Code::RequestCancelled);
+            return error.into();
+        }
+        debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
+        self.counters.tunnels_opened.inc();
+        opened.tunnel.set_terms(&class.terms(None));
+        let (since, line) = (Instant::now(), link.line().clone());
+        let target = (Protocol::Udp, &self.target);
+        let entry = self.counters.enter(source.address, target, &link, &self.membership);
+        source.open(self, opened.tunnel, link, (class, entry.traffic.clone()));
+        let mut downlink = Segments::new(DOWNLINK_BYTES);
+        let end = tokio::select! {
+            end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => end,
+            () = entry.closed() => return End::Finished,
+        };
+        if since.elapsed() < self.first_wait && line.is_usable() {
+            return End::AtOnce(Box::new(end));
+        }
+        self.backoff.lock().succeeded();
+        end
+    }
+}
+
+/// Serves one sender; returns its address and its source once its tunnel has ended.
+async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
+    let end = shared.carry(&source).await;
+    *source.stage.lock() = Stage::Closed;
+    let target = &shared.target;
+    debug!(sender = %source.address, %target, "tunnel ended: {end}");
+    if matches!(end, End::Refused(_) | End::NoAnswer | End::NoDatagrams(_) | End::AtOnce(_)) {
+        shared.counters.tunnels_refused.inc();
+        if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
+            info!(%target, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");
+        }
+    }
+    (source.address, source)
+}

@@ -1,0 +1,298 @@
+//! UDP by SOCKS (RFC 1928 §7): a local socket for one client, and a tunnel for each target that it sends to. It lasts as
+//! long as the TCP connection that it was asked for on.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use config::targets::Protocol;
+use masque::target::Target;
+use parking_lot::{Mutex, MutexGuard};
+use quic::segments::Segments;
+use role::traffic::Traffic;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpStream, UdpSocket},
+    sync::OwnedSemaphorePermit,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tracing::debug;
+
+use super::{
+    super::connect::OpenedUdp,
+    Shared,
+    socks::{self, Ignored, Reply},
+};
+
+/// How many targets one client may have tunnels to at once.
+const TARGETS: usize = 64;
+
+/// What may wait for a tunnel, and what may come out of one in one go, in bytes.
+const WAITING_BYTES: usize = 64 * 1024;
+
+/// How many datagrams are read before others get their turn.
+const ROUNDS: usize = 64;
+
+/// A client's association.
+struct Association {
+    shared: Arc<Shared>,
+    socket: Arc<UdpSocket>,
+    /// Where the client sends from: its port is known with its first datagram.
+    client: (IpAddr, Option<u16>),
+    flows: HashMap<Target, Entry>,
+    tasks: JoinSet<Arc<Flow>>,
+}
+
+struct Entry {
+    flow: Arc<Flow>,
+    heard: Instant,
+}
+
+/// What goes to one target, and comes from it.
+struct Flow {
+    target: Target,
+    inbox: Mutex<Inbox>,
+}
+
+/// Payloads for a target that were not handed to its tunnel yet.
+struct Inbox {
+    payloads: Segments,
+    is_closed: bool,
+    /// Among the tunnels of all clients.
+    place: Option<OwnedSemaphorePermit>,
+    /// The task that serves it.
+    waker: Waker,
+}
+
+impl Flow {
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        // Nothing under this lock panics.
+        self.inbox.lock()
+    }
+
+    /// Makes the tunnel end properly.
+    fn close(&self) {
+        let mut inbox = self.inbox();
+        inbox.is_closed = true;
+        inbox.waker.wake_by_ref();
+    }
+}
+
+/// Serves a client that has asked for an association, from a port that it gives, or from any if that is 0.
+///
+/// # Errors
+/// There is no socket for it, or it is gone before it was told its address.
+pub(super) async fn serve(shared: &Arc<Shared>, mut control: TcpStream, from: SocketAddr, port: u16) -> io::Result<()> {
+    let local = control.local_addr()?.ip();
+    let socket = match UdpSocket::bind((local, 0)).await {
+        Ok(socket) => Arc::new(socket),
+        Err(error) => {
+            control.write_all(&socks::reply(Reply::Failure, None)).await?;
+            return Err(error);
+        }
+    };
+    control.write_all(&socks::reply(Reply::Succeeded, Some(socket.local_addr()?))).await?;
+    debug!(%from, "associated");
+    let client = (from.ip(), (port != 0).then_some(port));
+    let mut association =
+        Association { shared: shared.clone(), socket, client, flows: HashMap::new(), tasks: JoinSet::new() };
+    let mut ignored = [0; 512];
+    loop {
+        tokio::select! {
+            read = control.read(&mut ignored) => if !matches!(read, Ok(1..)) {
+                break;
+            },
+            ready = association.socket.readable() => {
+                ready?;
+                association.receive();
+                // Others get their turn even when the socket never runs dry.
+                tokio::task::yield_now().await;
+            }
+            Some(ended) = association.tasks.join_next() => {
+                let Ok(flow) = ended else { continue };
+                // Another one may have taken its place.
+                if association.flows.get(&flow.target).is_some_and(|entry| Arc::ptr_eq(&entry.flow, &flow)) {
+                    association.flows.remove(&flow.target);
+                }
+            }
+        }
+    }
+    association.flows.values().for_each(|entry| entry.flow.close());
+    // Each task ends with its tunnel; tunnels that were not open yet are not waited for.
+    _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
+    debug!(%from, "association ended");
+    Ok(())
+}
+
+impl Association {
+    /// Reads what waits, within bounds.
+    fn receive(&mut self) {
+        let mut buffer = [0; 65_536];
+        for _ in 0..ROUNDS {
+            match self.socket.try_recv_from(&mut buffer) {
+                Ok((len, from)) => self.take(&buffer[..len], from),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // What ICMP says about a client that is gone.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Takes a datagram to the tunnel of its target; a new target gets one.
+    fn take(&mut self, bytes: &[u8], from: SocketAddr) {
+        let shared = self.shared.clone();
+        let counters = &shared.way.counters;
+        let (ip, port) = self.client;
+        if from.ip().to_canonical() != ip.to_canonical() || port.is_some_and(|port| port != from.port()) {
+            return counters.ignore("sender");
+        }
+        let (target, payload) = match socks::datagram(bytes) {
+            Ok(found) => found,
+            Err(Ignored::Fragment) => return counters.ignore("fragment"),
+            Err(Ignored::Malformed) => return counters.ignore("malformed"),
+        };
+        self.client.1 = Some(from.port());
+        let (now, to) = (Instant::now(), SocketAddr::new(from.ip(), from.port()));
+        if !self.flows.contains_key(&target) && !self.open(&target, to, now) {
+            counters.dropped_waiting.inc();
+            return;
+        }
+        if let Some(entry) = self.flows.get_mut(&target) {
+            entry.heard = now;
+            let mut inbox = entry.flow.inbox();
+            counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
+            inbox.waker.wake_by_ref();
+        }
+    }
+
+    /// Begins a tunnel to a target; the target that the client sent nothing to for longest makes room. Returns whether there
+    /// was room.
+    fn open(&mut self, target: &Target, client: SocketAddr, now: Instant) -> bool {
+        let mut place = self.shared.tunnels.clone().try_acquire_owned().ok();
+        if place.is_none() {
+            self.shared.way.counters.limit_hit("max_udp_tunnels");
+        }
+        if place.is_none() || self.flows.len() >= TARGETS {
+            let oldest = self.flows.iter().min_by_key(|(_, entry)| entry.heard).map(|(target, _)| target.clone());
+            let Some(evicted) = oldest.and_then(|target| self.flows.remove(&target)) else { return false };
+            self.shared.way.counters.sources_evicted.inc();
+            // Its place goes to the newcomer at once, so that nobody else comes between.
+            place = place.or(evicted.flow.inbox().place.take());
+            evicted.flow.close();
+        }
+        let Some(place) = place else { return false };
+        let payloads = Segments::new(WAITING_BYTES);
+        let inbox = Inbox { payloads, is_closed: false, place: Some(place), waker: Waker::noop().clone() };
+        let flow = Arc::new(Flow { target: target.clone(), inbox: Mutex::new(inbox) });
+        let carrier = Carrier {
+            shared: self.shared.clone(),
+            socket: self.socket.clone(),
+            client,
+            flow: flow.clone(),
+            header: socks::datagram_header(target),
+        };
+        self.tasks.spawn(carrier.run());
+        self.flows.insert(target.clone(), Entry { flow, heard: now });
+        true
+    }
+}
+
+/// What carries a flow.
+struct Carrier {
+    shared: Arc<Shared>,
+    socket: Arc<UdpSocket>,
+    client: SocketAddr,
+    flow: Arc<Flow>,
+    /// What stands before each payload for the client.
+    header: Vec<u8>,
+}
+
+impl Carrier {
+    /// Opens the tunnel and carries it until it ends.
+    async fn run(self) -> Arc<Flow> {
+        match self.shared.way.open_udp(&self.flow.target, self.shared.mode).await {
+            Ok(opened) => self.carry(opened).await,
+            Err(error) => {
+                debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
+                // Whatever comes for it meanwhile is not worth another request.
+                sleep(self.shared.pause).await;
+            }
+        }
+        let mut inbox = self.flow.inbox();
+        self.shared.way.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
+        inbox.payloads.clear();
+        inbox.place = None;
+        drop(inbox);
+        self.flow
+    }
+
+    async fn carry(&self, mut opened: OpenedUdp) {
+        let mut downlink = Segments::new(WAITING_BYTES);
+        let way = &self.shared.way;
+        let target = (Protocol::Udp, &self.flow.target);
+        let entry = way.counters.enter(self.client, target, &opened.link, &way.membership);
+        let mut counted = (0, 0);
+        loop {
+            let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
+            let moved = tokio::select! {
+                moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(false),
+                () = entry.closed() => false,
+            };
+            self.shared.way.counters.count(&entry.traffic, &mut counted);
+            if !moved {
+                // It ended, was silent for too long, or was ended by hand.
+                return opened.tunnel.finish();
+            }
+        }
+    }
+
+    /// Moves what can be moved; ready with `true` when something was, and with `false` when the tunnel has ended.
+    fn poll(
+        &self,
+        cx: &mut Context<'_>,
+        opened: &mut OpenedUdp,
+        downlink: &mut Segments,
+        traffic: &Traffic,
+    ) -> Poll<bool> {
+        let counters = &self.shared.way.counters;
+        opened.follow(&self.shared.way);
+        let mut inbox = self.flow.inbox();
+        inbox.waker.clone_from(cx.waker());
+        if inbox.is_closed {
+            return Poll::Ready(false);
+        }
+        let mut has_moved = !inbox.payloads.is_empty();
+        if has_moved {
+            let mut batch = opened.tunnel.batch(opened.link.form(self.shared.mode));
+            inbox.payloads.iter().for_each(|payload| batch.push(payload));
+            counters.packets_up.inc_by(inbox.payloads.len() as u64);
+            traffic.add_up(inbox.payloads.bytes() as u64, inbox.payloads.len() as u64);
+            inbox.payloads.clear();
+        }
+        drop(inbox);
+        match opened.tunnel.poll_recv(cx, downlink) {
+            Poll::Ready(Ok(true)) => {
+                has_moved = true;
+                traffic.add_down(downlink.bytes() as u64, downlink.len() as u64);
+                for payload in downlink.iter() {
+                    let datagram = [&self.header[..], payload].concat();
+                    // As a router would: what the socket does not take at once is dropped.
+                    let sent = self.socket.try_send_to(&datagram, self.client);
+                    let counter = if sent.is_ok() { &counters.packets_down } else { &counters.dropped_down };
+                    counter.inc();
+                }
+                downlink.clear();
+            }
+            Poll::Ready(_) => return Poll::Ready(false),
+            Poll::Pending if opened.tunnel.poll_stopped(cx).is_err() => return Poll::Ready(false),
+            Poll::Pending => {}
+        }
+        if has_moved { Poll::Ready(true) } else { Poll::Pending }
+    }
+}

@@ -1,0 +1,180 @@
+//! What the edge role has open, as the control plane and metrics see it.
+//!
+//! An entry lives as long as its tunnel, whose task owns it; the table only points at it.
+
+use std::{
+    net::SocketAddr,
+    ops::Deref,
+    sync::{Arc, Weak},
+    time::SystemTime,
+};
+
+use config::targets::Protocol;
+use masque::target::Target;
+use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use quic::class::{Class, Membership};
+use role::{table::Table, traffic::Traffic};
+use tokio::sync::Notify;
+
+use super::{
+    Counters,
+    link::{Line, Link},
+    uplink::Uplink,
+};
+
+/// The tunnels, local addresses and relays of the edge role.
+#[derive(Default)]
+pub struct Roster {
+    /// Tunnels that are open. The relay's IDs come from the same count.
+    pub tunnels: Table<Tunnel>,
+    entrances: Mutex<Vec<Weak<Counters>>>,
+    uplinks: Mutex<Vec<Weak<Uplink>>>,
+}
+
+impl std::fmt::Debug for Roster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Roster").field("tunnels", &self.tunnels.len()).finish_non_exhaustive()
+    }
+}
+
+/// Adds to a list of what lives elsewhere, and forgets what is gone.
+fn note<T>(list: &Mutex<Vec<Weak<T>>>, new: &Arc<T>) {
+    let mut list = list.lock();
+    list.retain(|known| known.strong_count() > 0);
+    list.push(Arc::downgrade(new));
+}
+
+fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+    list.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+impl Roster {
+    /// Notes a local address, which is listed as long as somebody serves it.
+    pub(super) fn note_entrance(&self, counters: &Arc<Counters>) {
+        note(&self.entrances, counters);
+    }
+
+    /// Notes the connections to a relay, which are listed as long as somebody uses them.
+    pub fn note_uplink(&self, uplink: &Arc<Uplink>) {
+        note(&self.uplinks, uplink);
+    }
+
+    /// The local addresses that are served.
+    #[must_use]
+    pub fn entrances(&self) -> Vec<Arc<Counters>> {
+        living(&self.entrances)
+    }
+
+    /// The relays that are used.
+    #[must_use]
+    pub fn uplinks(&self) -> Vec<Arc<Uplink>> {
+        living(&self.uplinks)
+    }
+
+    /// The open connections with an ID above `after`, by ID, each with its relay.
+    #[must_use]
+    pub fn connections(&self, after: u64) -> Vec<(Arc<Uplink>, Arc<Line>)> {
+        let of = |uplink: Arc<Uplink>| uplink.lines().into_iter().map(move |line| (uplink.clone(), line));
+        let mut lines: Vec<_> = self.uplinks().into_iter().flat_map(of).filter(|(_, line)| line.id > after).collect();
+        lines.sort_by_key(|(_, line)| line.id);
+        lines
+    }
+}
+
+/// A tunnel of something that entered at a local address.
+pub struct Tunnel {
+    /// Its ID, of no meaning on the wire.
+    pub id: u64,
+    /// The ID of the connection that it goes over.
+    pub connection: u64,
+    /// The local address where it entered.
+    pub listen: String,
+    /// Where it came from.
+    pub sender: SocketAddr,
+    /// What it carries.
+    pub protocol: Protocol,
+    /// Where it leads.
+    pub target: Target,
+    /// When it was opened.
+    pub since: SystemTime,
+    /// What went through it.
+    pub traffic: Arc<Traffic>,
+    membership: Membership,
+    closed: Notify,
+}
+
+impl Tunnel {
+    /// The class that it is of now.
+    #[must_use]
+    pub fn class(&self) -> Arc<Class> {
+        self.membership.get()
+    }
+
+    /// Ends it.
+    pub fn close(&self) {
+        self.closed.notify_one();
+    }
+
+    /// Completes when it is to end.
+    pub async fn closed(&self) {
+        self.closed.notified().await;
+    }
+}
+
+/// A tunnel's place in the roster, given back when dropped.
+pub struct Entry {
+    tunnel: Arc<Tunnel>,
+    roster: Arc<Roster>,
+    open: Gauge,
+}
+
+impl Deref for Entry {
+    type Target = Tunnel;
+
+    fn deref(&self) -> &Tunnel {
+        &self.tunnel
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.roster.tunnels.remove(self.tunnel.id);
+        self.open.dec();
+    }
+}
+
+impl Counters {
+    /// Enters a tunnel for `sender` to `target` that goes over `link` and is of the class of `membership`.
+    #[must_use]
+    pub fn enter(
+        &self,
+        sender: SocketAddr,
+        (protocol, target): (Protocol, &Target),
+        link: &Link,
+        membership: &Membership,
+    ) -> Entry {
+        let make = |id| Tunnel {
+            id,
+            connection: link.connection(),
+            listen: self.listen().to_owned(),
+            sender,
+            protocol,
+            target: target.clone(),
+            since: SystemTime::now(),
+            traffic: Arc::default(),
+            membership: membership.clone(),
+            closed: Notify::new(),
+        };
+        self.open.inc();
+        Entry { tunnel: self.roster.tunnels.insert(make), roster: self.roster.clone(), open: self.open.clone() }
+    }
+
+    /// Adds what a tunnel has moved since `counted`, which is brought up to date.
+    pub fn count(&self, traffic: &Traffic, counted: &mut (u64, u64)) {
+        let now = traffic.bytes();
+        self.bytes_up.inc_by(now.0 - counted.0);
+        self.bytes_down.inc_by(now.1 - counted.1);
+        *counted = now;
+    }
+}

@@ -1,0 +1,135 @@
+//! Lists of forwards, one after another.
+
+use std::{
+    net::Ipv4Addr,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use config::{
+    Config,
+    forward::{Forward, Mode},
+    policy::Policy,
+    uplink::{Trust, Uplink},
+};
+use masque::target::Target;
+use quic::{
+    class::{ClassMetrics, Classes, Role},
+    datagrams::Schedules,
+    endpoint::Transport,
+};
+use tokio::{net::UdpSocket, sync::watch};
+
+use super::{
+    super::{Edge, EntranceClasses, Place, local},
+    Does, PATIENCE, TestRelay, eventually, receive,
+};
+
+fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: Mode, token_file: Option<PathBuf>) -> Forward {
+    let access = relay.access();
+    Forward {
+        listen: (ip, 0).into(),
+        protocol: config::targets::Protocol::Udp,
+        uplink: Uplink {
+            relays: vec![access.template],
+            token_file,
+            client: None,
+            trust: access.trust,
+            backoff: (Duration::from_millis(10), Duration::from_secs(60)),
+        },
+        target: Target::from_authority("192.0.2.1:9").unwrap(),
+        mode,
+        class: None,
+        idle: PATIENCE,
+        idle_answered: PATIENCE,
+        max_connections: 1,
+    }
+}
+
+/// A configuration that wants these forwards and nothing else.
+fn wanting(forwards: &[Forward]) -> Config {
+    Config { forwards: forwards.to_vec(), ..Config::from_toml("").unwrap() }
+}
+
+fn role() -> (Edge, EntranceClasses) {
+    let make = |policy: &Policy| {
+        Arc::new(Classes::new(policy.clone(), Role::Edge, &ClassMetrics::default(), |_| Default::default()))
+    };
+    let classes = EntranceClasses::new(Policy::default(), Schedules::default(), make);
+    (Edge::new(Transport::default(), Arc::default(), Schedules::default(), watch::Sender::new(()).subscribe()), classes)
+}
+
+async fn echoes(edge: &Edge, forward: &Forward, application: &UdpSocket) {
+    let served = edge.served.iter().find(|served| served.wanted.listen() == forward.listen).expect("it is served");
+    application.connect(served.socket.address().unwrap()).await.unwrap();
+    application.send(b"payload").await.unwrap();
+    assert_eq!(receive(application).await, b"payload");
+}
+
+#[tokio::test]
+async fn forwards_that_stay_the_same_keep_their_tunnels_while_others_come_go_and_change() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let [stays, changes, comes] = [1, 2, 3].map(|host| forward_on(&relay, [127, 0, 0, host], Mode::Datagram, None));
+    edge.serve(edge.prepare(&wanting(&[stays.clone(), changes.clone()])).unwrap(), &classes);
+    let mut applications = Vec::new();
+    for _ in 0..3 {
+        applications.push(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap());
+    }
+    echoes(&edge, &stays, &applications[0]).await;
+    echoes(&edge, &changes, &applications[1]).await;
+    let was = edge.served[1].socket.address().unwrap();
+
+    let changed = Forward { mode: Mode::Stream, ..changes };
+    edge.serve(edge.prepare(&wanting(&[comes.clone(), changed.clone(), stays.clone()])).unwrap(), &classes);
+    echoes(&edge, &stays, &applications[0]).await;
+    assert_eq!(
+        (relay.seen.requests.load(Relaxed), relay.seen.capsules.load(Relaxed)),
+        (2, 0),
+        "the tunnel is the same"
+    );
+    eventually(|| relay.seen.finished.load(Relaxed) == 1).await;
+    echoes(&edge, &changed, &applications[1]).await;
+    assert!(edge.served.iter().any(|served| served.socket.address().unwrap() == was), "so is the socket");
+    echoes(&edge, &comes, &applications[2]).await;
+    assert_eq!((relay.seen.requests.load(Relaxed), relay.seen.capsules.load(Relaxed)), (4, 1));
+    assert_eq!(relay.seen.connections.load(Relaxed), 1, "all share a connection");
+
+    edge.serve(edge.prepare(&wanting(&[])).unwrap(), &classes);
+    eventually(|| relay.seen.finished.load(Relaxed) == 4 && local::bind(was).is_ok()).await;
+    edge.close().await;
+}
+
+#[tokio::test]
+async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let file = std::env::temp_dir().join(format!("paced-edge-token-{}", std::process::id()));
+    std::fs::write(&file, "first").unwrap();
+    let forward = [forward_on(&relay, [127, 0, 0, 1], Mode::Auto, Some(file.clone()))];
+    edge.serve(edge.prepare(&wanting(&forward)).unwrap(), &classes);
+    assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().0[..], [Place::Same(0)]));
+    std::fs::write(&file, "second").unwrap();
+    let prepared = edge.prepare(&wanting(&forward)).unwrap();
+    assert!(matches!(prepared.0[..], [Place::Other(_)]));
+    edge.serve(prepared, &classes);
+    assert_eq!((edge.served.len(), edge.uplinks.len()), (1, 1), "the connection with the old token is closed");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_refused_and_changes_nothing() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let stays = forward_on(&relay, [127, 0, 0, 1], Mode::Auto, None);
+    edge.serve(edge.prepare(&wanting(std::slice::from_ref(&stays))).unwrap(), &classes);
+    let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let taken = other.local_addr().unwrap();
+    let refused = edge.prepare(&wanting(&[stays.clone(), Forward { listen: taken, ..stays.clone() }])).map(drop);
+    assert!(format!("{:#}", refused.unwrap_err()).contains(&format!("failed to bind {taken}")));
+    let mut nowhere = stays.clone();
+    nowhere.uplink.trust = Trust::Authority("/nowhere/ca.pem".into());
+    assert!(format!("{:#}", edge.prepare(&wanting(&[nowhere])).map(drop).unwrap_err()).contains("/nowhere/ca.pem"));
+    echoes(&edge, &stays, &UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()).await;
+}

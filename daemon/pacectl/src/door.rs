@@ -1,0 +1,139 @@
+//! The way to the daemon: its control socket, or its door for other machines.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use api::Client;
+use clap::Args;
+use edge::client::{OpenError, endpoint::ConnectError};
+use quic::tls::{self, Trust};
+use tonic::{Code, Status, transport::Uri};
+
+/// Where a daemon that was installed has its socket.
+const INSTALLED: &str = "/run/paced/control.sock";
+
+#[derive(Args)]
+pub(crate) struct Door {
+    /// The daemon's control socket. Without it, that of the service, or else of `paced run` in development mode
+    #[arg(long, value_name = "PATH", env = "PACED_SOCKET")]
+    socket: Option<PathBuf>,
+    #[command(flatten)]
+    remote: Option<Remote>,
+}
+
+/// A daemon on another machine.
+#[derive(Args)]
+#[group(requires_all = ["remote", "remote_ca", "remote_cert", "remote_key"])]
+struct Remote {
+    /// A daemon on another machine, by its `listen` of [control.tcp]
+    #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", required = false, value_parser = remote)]
+    remote: Uri,
+    /// PEM file with the authorities that may have signed that daemon's certificate
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA", required = false)]
+    remote_ca: PathBuf,
+    /// PEM file with the certificate to show
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT", required = false)]
+    remote_cert: PathBuf,
+    /// PEM file with the private key of that certificate
+    #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY", required = false)]
+    remote_key: PathBuf,
+}
+
+fn remote(text: &str) -> Result<Uri, String> {
+    let place = format!("https://{text}").parse::<Uri>().map_err(|error| error.to_string())?;
+    let is_whole = place.port_u16().is_some() && place.path() == "/" && place.query().is_none();
+    if is_whole { Ok(place) } else { Err("write a host and a port, such as relay.example.org:9443".into()) }
+}
+
+/// Nobody answers.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unreachable {
+    #[error("no daemon answers at {place}: {error}; is it running, and may this user connect (group paced)?")]
+    Socket { place: String, error: String },
+    #[error(
+        "no daemon answers at {place}: {error}; does it have [control.tcp], and does each side know the authority that \
+             signed the other's certificate?"
+    )]
+    Remote { place: String, error: String },
+}
+
+impl Door {
+    fn path(&self) -> PathBuf {
+        let development = || state::development_dir().join("control.sock");
+        let installed = PathBuf::from(INSTALLED);
+        self.socket.clone().unwrap_or_else(|| if installed.exists() { installed } else { development() })
+    }
+
+    /// Connects to the daemon.
+    pub(crate) async fn open(&self) -> Result<Client> {
+        if let (None, Some(remote)) = (&self.socket, &self.remote) {
+            return remote.open().await;
+        }
+        let path = self.path();
+        let place = path.display().to_string();
+        Ok(api::connect(&path).await.map_err(|error| Unreachable::Socket { place, error: cause(&error) })?)
+    }
+
+    /// Refuses what has to be done where the daemon runs.
+    pub(crate) fn ensure_local(&self) -> Result<()> {
+        let is_local = self.socket.is_some() || self.remote.is_none();
+        ensure!(is_local, "this looks into the machine that the daemon runs on: run it there, without --remote");
+        Ok(())
+    }
+}
+
+impl Remote {
+    async fn open(&self) -> Result<Client> {
+        let trust = Trust::Authorities(tls::read_certificates(&self.remote_ca)?);
+        let identity = (tls::read_certificates(&self.remote_cert)?, tls::read_key(&self.remote_key)?);
+        let opened = api::connect_tcp(self.remote.clone(), tls::client_http2(trust, identity)?).await;
+        let place = self.remote.authority().map(ToString::to_string).unwrap_or_default();
+        Ok(opened.map_err(|error| Unreachable::Remote { place, error: cause(&error) })?)
+    }
+}
+
+/// What is behind an error whose outer ones only say that it failed.
+fn cause(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error).to_string()
+}
+
+/// The exit code for a failure: what to do about it differs.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<Unreachable>() || broken(error).is_some() {
+        return 5;
+    }
+    if error.chain().any(|cause| matches!(cause.downcast_ref(), Some(OpenError::Refused(_)))) {
+        return 3;
+    }
+    if matches!(error.downcast_ref(), Some(ConnectError::NoAnswer(_))) {
+        return 5;
+    }
+    match error.downcast_ref::<Status>().map(Status::code) {
+        Some(Code::InvalidArgument | Code::Aborted | Code::FailedPrecondition | Code::NotFound | Code::OutOfRange) => 3,
+        Some(Code::PermissionDenied | Code::Unauthenticated) => 4,
+        Some(Code::Unavailable) => 5,
+        _ => 1,
+    }
+}
+
+/// What broke the connection, if that is why a call failed.
+fn broken(error: &anyhow::Error) -> Option<&dyn std::error::Error> {
+    let status: &dyn std::error::Error = error.downcast_ref::<Status>()?;
+    status.source().filter(|source| source.is::<tonic::transport::Error>())
+}
+
+/// What to tell people of a failure.
+pub(crate) fn message(error: &anyhow::Error) -> String {
+    if let Some(broken) = broken(error) {
+        // What a server thinks of a certificate, a client hears when it has begun to speak (RFC 8446 §4.4.2.4, §2).
+        let cause = cause(broken);
+        return format!(
+            "the daemon does not answer any more: {cause}; it ended, or, with --remote, it does not know the authority that \
+             signed this certificate"
+        );
+    }
+    match error.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => format!("{error:#}"),
+    }
+}

@@ -1,0 +1,126 @@
+//! `pacectl forward`: a local port that leads to a target behind a relay.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use api::say;
+use clap::Args;
+use config::{
+    forward::{Forward, Mode, TCP_IDLE},
+    targets::Protocol,
+};
+use edge::{
+    EdgeMetrics,
+    client::endpoint::Endpoint,
+    local::{self, Local},
+    moves,
+    tcp::{self, Connections},
+    uplink::Uplink,
+};
+use masque::target::Target;
+use quic::{class::Membership, datagrams::Schedules};
+use role::bind_error::BindError;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use super::options::{self, RelayOptions};
+
+/// Waits before a lost relay is tried again.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+
+/// How long a local UDP sender may be silent before its tunnel is closed: what RFC 4787 §4.3 asks of NATs, at least.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// How many TCP connections are carried at once; more wait in the listener's queue.
+const TCP_CONNECTIONS: u32 = 512;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The local address, such as 127.0.0.1:5353; port 0 lets the system choose
+    #[arg(value_parser = options::listen)]
+    listen: SocketAddr,
+    /// The target as HOST:PORT
+    #[arg(value_parser = options::target)]
+    target: Target,
+    #[command(flatten)]
+    relay: RelayOptions,
+    /// How UDP payloads travel to the relay: auto, datagram or stream
+    #[arg(long, default_value = "auto", value_parser = options::mode, conflicts_with = "tcp")]
+    mode: Mode,
+    /// Forwards TCP connections in place of UDP
+    #[arg(long)]
+    tcp: bool,
+}
+
+pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
+    let access = arguments.relay.access()?;
+    let metrics = EdgeMetrics::default();
+    let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
+    let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
+    let uplink = Uplink::new(vec![endpoint], BACKOFF, metrics.connections);
+    let (runner, moved) = (uplink.clone(), watch::Sender::new(()));
+    let moves = moved.subscribe();
+    tokio::spawn(moves::follow(moved));
+    let runner = tokio::spawn(async move { runner.run(moves).await });
+    // The first failure is told at once; later losses are made good in silence.
+    uplink.link().await.map_err(anyhow::Error::new)?;
+
+    let stop = stop()?;
+    let Arguments { listen, target, .. } = arguments;
+    let (bind_failed, member) = (|error| BindError::new(*listen, error), Membership::default());
+    let forward = Forward {
+        listen: *listen,
+        protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
+        uplink: config::uplink::Uplink {
+            relays: vec![access.template],
+            token_file: None,
+            client: access.identity,
+            trust: access.trust,
+            backoff: BACKOFF,
+        },
+        target: target.clone(),
+        mode: arguments.mode,
+        class: None,
+        idle: if arguments.tcp { TCP_IDLE } else { IDLE },
+        idle_answered: config::forward::idle_answered(target, IDLE),
+        max_connections: TCP_CONNECTIONS,
+    };
+    if arguments.tcp {
+        let listener = tcp::bind(*listen).map_err(bind_failed)?;
+        let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
+        ready("TCP", connections.address()?, arguments, &uplink);
+        tokio::select! {
+            () = connections.run() => {}
+            () = stop => {}
+        }
+    } else {
+        let socket = local::bind(*listen).map_err(bind_failed)?;
+        let local = Local::new(socket, &forward, member, uplink.clone(), counters)?;
+        ready("UDP", local.address()?, arguments, &uplink);
+        tokio::select! {
+            outcome = local.run() => outcome.context("the local socket failed")?,
+            () = stop => {}
+        }
+    }
+    runner.abort();
+    uplink.close().await;
+    Ok(())
+}
+
+fn ready(protocol: &str, listen: SocketAddr, arguments: &Arguments, uplink: &Uplink) {
+    say!("forwarding {listen} ({protocol}) to {} through {}", arguments.target, uplink.names());
+}
+
+/// Completes when the user or the system asks us to end.
+fn stop() -> Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

@@ -1,0 +1,185 @@
+//! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
+//! forwards ports through them.
+
+mod door;
+mod flamegraph;
+mod forward;
+mod options;
+mod perf;
+mod policy;
+mod probe;
+mod qlog;
+mod status;
+mod table;
+mod token;
+mod top;
+mod trace;
+
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
+use tracing_subscriber::EnvFilter;
+
+use self::door::Door;
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (the message says why), 4 this user may \
+    not, 5 no daemon or relay answers.\n\
+    Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
+
+/// Looks at a running paced and changes its policy; makes tokens, probes relays, forwards ports through them
+#[derive(Parser)]
+#[command(name = "pacectl", version, about, after_help = EXIT_CODES)]
+struct Arguments {
+    #[command(flatten)]
+    door: Door,
+    /// Prints JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What runs, and what the kernel enforces
+    Status,
+    /// What each class gets
+    Classes,
+    /// Which classes there are, and what each deserves
+    #[command(subcommand)]
+    Policy(policy::Command),
+    /// Has the daemon read its configuration again, and waits until it is in force
+    Reload,
+    /// Lists open tunnels
+    Tunnels(status::Tunnels),
+    /// Lists open connections of clients
+    Connections,
+    /// Ends a tunnel
+    Close {
+        /// Its ID, from `pacectl tunnels`
+        tunnel: u64,
+    },
+    /// Gives a tunnel a class whatever the rules say; without a class, has rules decide again
+    Class {
+        /// Its ID, from `pacectl tunnels`
+        tunnel: u64,
+        /// The class
+        class: Option<String>,
+    },
+    /// Shows what each class and tunnel gets, as it happens; with --json, a line for each second
+    Top,
+    /// Prints what happens, until interrupted: what operators do, tunnels that end, requests that are refused
+    Events(status::Events),
+    /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
+    Trace(trace::Arguments),
+    /// Writes what happens on a connection as a qlog, with classes, turns and departures
+    Qlog(qlog::Arguments),
+    /// Draws where a process spends its time, on the CPU and waiting
+    Flamegraph(flamegraph::Arguments),
+    /// Bearer tokens, by which a relay knows its users
+    #[command(subcommand)]
+    Token(token::Command),
+    /// Is the relay there, and does it let this client in? With a UDP echo behind it: round trips and loss, too
+    Probe(probe::Arguments),
+    /// Forwards a local UDP address, or a TCP one, to a target through a relay, until interrupted
+    Forward(forward::Arguments),
+    /// Prints what a shell completes commands with
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Writes the manual pages of pacectl and its commands
+    Man {
+        /// Where to
+        folder: PathBuf,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    // Ends the process with code 2 by itself where the usage is wrong.
+    let arguments = Arguments::parse();
+    let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
+    let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
+    let filter =
+        filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| format!("paced={quiet},pacectl={quiet}")));
+    let has_colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    log.with_ansi(has_colours).with_writer(std::io::stderr).init();
+    match run(arguments).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pacectl: {}", door::message(&error));
+            ExitCode::from(door::exit_code(&error))
+        }
+    }
+}
+
+async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
+    match command {
+        Command::Status => status::status(&mut door.open().await?, json).await,
+        Command::Classes => status::classes(&mut door.open().await?, json).await,
+        Command::Policy(command) => policy::run(&mut door.open().await?, command, json).await,
+        Command::Reload => status::reload(&mut door.open().await?, json).await,
+        Command::Tunnels(arguments) => status::tunnels(&mut door.open().await?, arguments, json).await,
+        Command::Connections => status::connections(&mut door.open().await?, json).await,
+        Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
+        Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
+        Command::Top => top::run(&mut door.open().await?, json).await,
+        Command::Events(arguments) => status::events(&mut door.open().await?, arguments, json).await,
+        Command::Trace(arguments) => trace::run(&door, &arguments, json).await,
+        Command::Qlog(arguments) => qlog::run(&mut door.open().await?, &arguments, json).await,
+        Command::Flamegraph(arguments) => flamegraph::run(&door, &arguments, json).await,
+        Command::Token(command) => token::run(&command, json),
+        Command::Probe(arguments) => probe::run(&arguments, json).await,
+        Command::Forward(arguments) => forward::run(&arguments).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut api::print::Out);
+            Ok(())
+        }
+        Command::Man { folder } => man(&folder),
+    }
+}
+
+/// Writes a page for `pacectl` and one for each of its commands.
+fn man(folder: &std::path::Path) -> Result<()> {
+    clap_mangen::generate_to(Arguments::command(), folder)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Asks that a command, and those below it, have pages that `groff` has nothing against and that name all options.
+    fn check(command: &clap::Command, name: &str, folder: &std::path::Path) -> usize {
+        let file = folder.join(format!("{name}.1"));
+        let output =
+            std::process::Command::new("groff").args(["-man", "-Tutf8", "-Kutf8", "-P-cbou"]).arg(&file).output();
+        let output = output.expect("groff is there (Debian's groff-base; `tests/setup pure` installs it)");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing is wrong with {name}");
+        let page = String::from_utf8(output.stdout).unwrap();
+        assert!(page.chars().all(|letter| letter == '\n' || !letter.is_control()), "{page:?}");
+        let options = command.get_arguments().filter(|of| !of.is_hide_set()).filter_map(|of| of.get_long());
+        for option in options {
+            assert!(page.contains(&format!("--{option}")), "--{option} is missing in\n{page}");
+        }
+        let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
+        1 + below.map(|below| check(below, &format!("{name}-{}", below.get_name()), folder)).sum::<usize>()
+    }
+
+    #[test]
+    fn every_command_has_a_page_that_names_its_options() {
+        let folder = std::env::temp_dir().join(format!("pacectl-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        man(&folder).unwrap();
+        let pages = check(&Arguments::command(), "pacectl", &folder);
+        fs::remove_dir_all(folder).unwrap();
+        assert!(pages > 20, "{pages}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Options that name a relay and what to show to it.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use config::{
+    forward::Mode,
+    hash,
+    uplink::{ClientIdentity, Trust},
+};
+use edge::client::endpoint::{Access, ConnectError, TokenSource};
+use masque::{
+    target::Target,
+    template::{Template, TemplateError},
+};
+use quic::{endpoint::Transport, tls};
+
+/// Where `paced run` listens in development mode.
+const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
+
+#[derive(Args)]
+pub(crate) struct RelayOptions {
+    /// The relay: a URI template, or HOST[:PORT] for the default one of RFC 9298. Without it, the relay of `paced run`
+    /// on this machine
+    #[arg(long, value_name = "TEMPLATE", value_parser = template)]
+    relay: Option<Template>,
+    /// File with the bearer token to show
+    #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
+    token_file: Option<PathBuf>,
+    /// Environment variable with the bearer token to show
+    #[arg(long, value_name = "VAR")]
+    token_env: Option<String>,
+    /// PEM file with the authorities that may have signed the relay's certificate
+    #[arg(long, value_name = "FILE", conflicts_with = "pin")]
+    ca: Option<PathBuf>,
+    /// SHA-256 of the relay's certificate, in place of an authority
+    #[arg(long, value_name = "SHA256", value_parser = fingerprint)]
+    pin: Option<[u8; 32]>,
+    /// PEM file with a client certificate to show
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    client_cert: Option<PathBuf>,
+    /// PEM file with the private key of the client certificate
+    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    client_key: Option<PathBuf>,
+}
+
+impl RelayOptions {
+    /// Says how to reach the relay and what to show to it.
+    pub(crate) fn access(&self) -> Result<Access> {
+        let token = match (&self.token_file, &self.token_env) {
+            (Some(file), _) => Some(TokenSource::File(file.clone())),
+            (None, Some(name)) => Some(TokenSource::Environment(name.clone())),
+            (None, None) => None,
+        };
+        let identity = self.client_cert.clone().zip(self.client_key.clone());
+        let identity = identity.map(|(certificate, private_key)| ClientIdentity { certificate, private_key });
+        let trust = match (&self.ca, self.pin, &self.relay) {
+            (Some(file), _, _) => Trust::Authority(file.clone()),
+            (None, Some(fingerprint), _) => Trust::Pinned(fingerprint),
+            (None, None, Some(_)) => Trust::System,
+            (None, None, None) => development_trust()?,
+        };
+        let template = match &self.relay {
+            Some(template) => template.clone(),
+            None => Template::default_at(DEVELOPMENT_AUTHORITY)?,
+        };
+        Ok(Access { template, trust, token, identity })
+    }
+
+    /// Says more of a failure to connect, where more is known.
+    pub(crate) fn explain(&self, error: ConnectError) -> anyhow::Error {
+        match error {
+            ConnectError::Untrusted { fingerprint, .. } if self.is_development() => {
+                let digits = hash::hex(&fingerprint);
+                anyhow::anyhow!(
+                    "the relay at {DEVELOPMENT_AUTHORITY} is not the one that `paced run` of this user has its certificate \
+                     in {} for: another user runs it, or with another --state-dir. If that is meant: --relay \
+                     {DEVELOPMENT_AUTHORITY} --pin {digits}",
+                    state::development_dir().display()
+                )
+            }
+            error => error.into(),
+        }
+    }
+
+    /// Whether the relay of development mode is meant.
+    pub(crate) fn is_development(&self) -> bool {
+        self.relay.is_none()
+    }
+}
+
+/// The transport of a client that waits for answers, silent or not.
+pub(crate) fn transport() -> Transport {
+    Transport::from(&config::Transport::default())
+}
+
+pub(crate) fn target(text: &str) -> Result<Target> {
+    Target::from_authority(text).context("expected HOST:PORT, with IPv6 addresses in brackets")
+}
+
+pub(crate) fn mode(text: &str) -> Result<Mode> {
+    let found = [Mode::Auto, Mode::Datagram, Mode::Stream].into_iter().find(|mode| mode.as_str() == text);
+    found.context("expected auto, datagram or stream")
+}
+
+/// A local address to listen on.
+pub(crate) fn listen(text: &str) -> Result<SocketAddr> {
+    let whole = |port: u16| format!("expected ADDRESS:PORT; for this machine alone, write 127.0.0.1:{port}");
+    match (text.parse(), text.trim_start_matches(':').parse()) {
+        (Ok(address), _) => Ok(address),
+        (Err(_), Ok(port)) => bail!(whole(port)),
+        (Err(_), Err(_)) => bail!("expected ADDRESS:PORT, such as 127.0.0.1:5353 or [::1]:5353; no names"),
+    }
+}
+
+/// The relay of development mode keeps its certificate where we find it.
+fn development_trust() -> Result<Trust> {
+    let file = state::development_dir().join("certificate.pem");
+    let certificates = tls::read_certificates(&file)
+        .context("there is no relay in development mode: start one with `paced run`, or name another with --relay")?;
+    let certificate = certificates.first().context("the certificate's file is empty")?;
+    Ok(Trust::Pinned(tls::fingerprint(certificate)))
+}
+
+fn template(text: &str) -> Result<Template, TemplateError> {
+    if text.contains("://") { Template::parse(text) } else { Template::default_at(text) }
+}
+
+fn fingerprint(text: &str) -> Result<[u8; 32]> {
+    hash::read(text).context("expected 64 hexadecimal digits, with or without colons")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_another_users_relay_shows_is_told_with_the_way_to_trust_it() {
+        let refused = || ConnectError::Untrusted {
+            name: "localhost".to_owned(),
+            fingerprint: [0x0f; 32],
+            reason: rustls::Error::DecryptError,
+        };
+        let options = |relay: Option<&str>| RelayOptions {
+            relay: relay.map(|relay| template(relay).unwrap()),
+            token_file: None,
+            token_env: None,
+            ca: None,
+            pin: None,
+            client_cert: None,
+            client_key: None,
+        };
+        let said = options(None).explain(refused()).to_string();
+        let pin = format!("--relay localhost:4433 --pin {}", "0f".repeat(32));
+        assert!(said.contains("another user runs it") && said.ends_with(&pin), "{said}");
+        let said = options(Some("relay.example")).explain(refused()).to_string();
+        assert_eq!(said, refused().to_string(), "of a relay that was named, it is not about other users");
+    }
+
+    #[test]
+    fn a_port_alone_is_told_what_it_lacks() {
+        assert_eq!(listen("[::1]:5353").unwrap(), "[::1]:5353".parse().unwrap());
+        for port in ["5558", ":5558"] {
+            assert!(listen(port).unwrap_err().to_string().contains("write 127.0.0.1:5558"));
+        }
+        assert!(listen("localhost:5558").unwrap_err().to_string().contains("no names"));
+    }
+
+    #[test]
+    fn a_host_and_port_stand_for_the_default_template() {
+        assert_eq!(template("relay.example:4433").unwrap(), Template::default_at("relay.example:4433").unwrap());
+        assert!(template("http://relay.example/").is_err());
+    }
+}

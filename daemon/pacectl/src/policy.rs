@@ -1,0 +1,146 @@
+//! `pacectl policy`: which classes there are, and what each deserves.
+
+use std::{fs, io::Read as _, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use api::{Client, print, say, v1};
+use clap::{Args, Subcommand};
+use config::policy::MAX_TEXT_BYTES;
+
+use super::table::{age, show, table, time};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Prints the policy in force, or a former one
+    Get {
+        /// The revision; the one in force without it
+        revision: Option<u64>,
+    },
+    /// Lists the revisions that can be gone back to, and the one in force
+    List,
+    /// Puts a policy in force: everywhere or, if it is refused, nowhere
+    Set(Set),
+    /// Shows what a policy would change
+    Diff {
+        /// The policy (TOML); - for standard input
+        file: PathBuf,
+    },
+    /// Says whether a policy would be accepted
+    Check {
+        /// The policy (TOML); - for standard input
+        file: PathBuf,
+    },
+    /// Ends the trial of the policy in force: it stays
+    Confirm {
+        /// The revision on trial; the one in force without it
+        revision: Option<u64>,
+        /// Keeps it over restarts, before what the files say
+        #[arg(long, visible_alias = "persist")]
+        save: bool,
+    },
+    /// Puts a former policy in force again
+    Rollback {
+        /// The revision; the one before without it
+        revision: Option<u64>,
+        /// Keeps it over restarts, before what the files say
+        #[arg(long, visible_alias = "persist")]
+        save: bool,
+    },
+    /// Forgets the saved policy: the files count again from the next reload on
+    Forget,
+}
+
+#[derive(Args)]
+pub(crate) struct Set {
+    /// The policy (TOML); - for standard input
+    file: PathBuf,
+    /// Refuses to replace another revision than this
+    #[arg(long, value_name = "REVISION")]
+    expect: Option<u64>,
+    /// Goes back to what was before, unless `pacectl policy confirm` is said within so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "save")]
+    confirm_within: Option<u64>,
+    /// Keeps it over restarts, before what the files say
+    #[arg(long, visible_alias = "persist")]
+    save: bool,
+}
+
+pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) -> Result<()> {
+    match command {
+        Command::Get { revision } => {
+            let request = v1::GetPolicyRequest { revision: revision.unwrap_or(0) };
+            let answer = client.get_policy(request).await?.into_inner();
+            show(as_json, answer, |answer| print::text(answer.revision.unwrap_or_default().text))
+        }
+        Command::List => {
+            let answer = client.list_revisions(v1::ListRevisionsRequest {}).await?.into_inner();
+            show(as_json, answer, |answer| {
+                let row = |of: v1::Revision| [of.number.to_string(), age(of.since.as_ref()), of.author, of.origin];
+                table(["revision", "in force since", "by", "from"], answer.revisions.into_iter().map(row));
+            })
+        }
+        Command::Set(Set { file, expect, confirm_within, save }) => {
+            let confirm_within = confirm_within.map(|seconds| Duration::from_secs(seconds).try_into()).transpose()?;
+            let expected_revision = expect.unwrap_or(0);
+            let request =
+                v1::SetPolicyRequest { text: read(&file)?, expected_revision, dry_run: false, confirm_within, save };
+            let answer = client.set_policy(request).await?.into_inner();
+            show(as_json, answer, |answer| in_force(&answer.revision.unwrap_or_default()))
+        }
+        Command::Diff { file } => {
+            let answer = try_out(client, &file).await?;
+            show(as_json, answer, |answer| print::text(answer.revision.unwrap_or_default().diff))
+        }
+        Command::Check { file } => {
+            let answer = try_out(client, &file).await?;
+            show(as_json, answer, |answer| {
+                say!("valid; it would be revision {}", answer.revision.unwrap_or_default().number)
+            })
+        }
+        Command::Confirm { revision, save } => {
+            let revision = match revision {
+                Some(revision) => revision,
+                None => client.get_status(v1::GetStatusRequest {}).await?.into_inner().revision,
+            };
+            let answer = client.confirm_policy(v1::ConfirmPolicyRequest { revision, save }).await?.into_inner();
+            show(as_json, answer, |_| say!("revision {revision} stays in force"))
+        }
+        Command::Rollback { revision, save } => {
+            let request = v1::RollbackPolicyRequest { revision: revision.unwrap_or(0), save };
+            let answer = client.rollback_policy(request).await?.into_inner();
+            show(as_json, answer, |answer| in_force(&answer.revision.unwrap_or_default()))
+        }
+        Command::Forget => {
+            let answer = client.forget_saved_policy(v1::ForgetSavedPolicyRequest {}).await?.into_inner();
+            show(as_json, answer, |answer| {
+                say!("{}", if answer.forgotten { "forgotten" } else { "no policy was saved" })
+            })
+        }
+    }
+}
+
+async fn try_out(client: &mut Client, file: &PathBuf) -> Result<v1::SetPolicyResponse> {
+    let request = v1::SetPolicyRequest { text: read(file)?, dry_run: true, ..v1::SetPolicyRequest::default() };
+    Ok(client.set_policy(request).await?.into_inner())
+}
+
+fn in_force(revision: &v1::Revision) {
+    print::text(&revision.diff);
+    say!("revision {} is in force", revision.number);
+    if let Some(by) = revision.confirm_by.map(time) {
+        say!("until {by}, unless it is confirmed: pacectl policy confirm");
+    }
+}
+
+/// Reads a policy, of which there is no more than the daemon takes.
+fn read(file: &PathBuf) -> Result<String> {
+    let mut text = Vec::new();
+    let limit = MAX_TEXT_BYTES as u64 + 1;
+    let failed = || format!("failed to read {}", file.display());
+    match file.as_os_str() == "-" {
+        true => std::io::stdin().take(limit).read_to_end(&mut text).with_context(failed)?,
+        false => fs::File::open(file).with_context(failed)?.take(limit).read_to_end(&mut text).with_context(failed)?,
+    };
+    ensure!(text.len() <= MAX_TEXT_BYTES, "{} is longer than {MAX_TEXT_BYTES} bytes", file.display());
+    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", file.display()))
+}

@@ -1,0 +1,326 @@
+//! `pacectl probe`: is the relay there, and how well does it carry UDP?
+
+use std::{future::poll_fn, task::ready, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use api::say;
+use clap::Args;
+use config::forward::Mode;
+use edge::{
+    backoff,
+    client::{
+        OpenError, drive,
+        endpoint::{ANSWER_TIMEOUT, Endpoint},
+    },
+    link::Link,
+};
+use masque::{
+    proxy_status::ErrorType,
+    request::Refused,
+    target::{Host, Target},
+    tunnel::Form,
+};
+use quic::segments::Segments;
+use role::tunnel::{Ended, UdpTunnel};
+use serde::Serialize;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::options::{self, RelayOptions};
+
+/// Bytes that tell a probe from everything else, and probes from each other: a random run and a number.
+const HEADER_BYTES: usize = 12;
+
+/// How long answers may take after the last probe was sent.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// A UDP echo as HOST:PORT. Without it, the one that `paced run` has in development mode; of other relays, whether they
+    /// are up and let this client in
+    #[arg(value_parser = options::target)]
+    target: Option<Target>,
+    #[command(flatten)]
+    relay: RelayOptions,
+    /// How payloads travel to the relay: auto, datagram or stream
+    #[arg(long, default_value = "auto", value_parser = options::mode)]
+    mode: Mode,
+    /// How many payloads are sent
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+    /// Bytes of each payload
+    #[arg(long, default_value_t = 1_200, value_parser = clap::value_parser!(u16).range(HEADER_BYTES as i64..=65_507))]
+    size: u16,
+    /// Milliseconds between two payloads
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    interval_ms: u64,
+}
+
+/// What was found out. Times are in microseconds.
+#[derive(Serialize)]
+struct Report {
+    relay: String,
+    relay_address: String,
+    target: String,
+    next_hop: Option<String>,
+    form: &'static str,
+    handshake_us: u64,
+    tunnel_us: u64,
+    sent: u32,
+    received: usize,
+    loss_percent: f64,
+    rtt_us: Option<RoundTrips>,
+}
+
+/// Round trips in microseconds. Percentiles are those of the nearest rank.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct RoundTrips {
+    min: u64,
+    p50: u64,
+    p95: u64,
+    max: u64,
+}
+
+pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let target = match &arguments.target {
+        Some(target) => target.clone(),
+        None if arguments.relay.is_development() => Target { host: Host::Ip([127, 0, 0, 1].into()), port: 4_434 },
+        None => return reach(arguments, as_json).await,
+    };
+    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
+    let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
+    let link = Link::alone(&connected);
+    let (address, handshake) = (connected.address, connected.handshake);
+    let driver = tokio::spawn(drive(connected.connection));
+
+    let begun = Instant::now();
+    let answer = timeout(ANSWER_TIMEOUT, link.relay.open_udp(&target)).await;
+    let opened = answer.context("the relay does not answer")?.with_context(|| format!("no tunnel to {target}"))?;
+    let tunnel_time = begun.elapsed();
+    link.allows(arguments.mode)?;
+    let mut tunnel = opened.tunnel;
+    let form = link.form(arguments.mode).unwrap_or_else(|| tunnel.form());
+    let round_trips = echo(&mut tunnel, &link, arguments).await.context("the tunnel broke")?;
+    let carries = link.carries(arguments.size);
+    tunnel.finish();
+    endpoint.close(&link.relay).await;
+    driver.abort();
+
+    let received = round_trips.len();
+    let report = Report {
+        relay: endpoint.origin().to_string(),
+        relay_address: address.to_string(),
+        target: target.to_string(),
+        next_hop: opened.next_hop.map(|address| address.to_string()),
+        form: match form {
+            Form::Datagram => "datagram",
+            Form::Capsule => "stream",
+        },
+        handshake_us: micros(handshake),
+        tunnel_us: micros(tunnel_time),
+        sent: arguments.count,
+        received,
+        loss_percent: 100.0 * (1.0 - received as f64 / f64::from(arguments.count)),
+        rtt_us: RoundTrips::of(round_trips),
+    };
+    if as_json {
+        say!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        report.print();
+    }
+    if received == 0 && form == Form::Datagram && !carries {
+        bail!("the path carries no datagrams of {} bytes: use --mode auto or a smaller --size", arguments.size);
+    }
+    if received == 0 {
+        bail!("nothing came back from {target}: is there a UDP echo, and may the relay reach it?");
+    }
+    Ok(())
+}
+
+/// Looks whether the relay is there and lets this client in, without a target: asks for one that no relay may lead to, and
+/// which one that asks for credentials refuses for them first.
+async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
+    let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
+    let (relay, address, handshake) = (connected.relay.clone(), connected.address, connected.handshake);
+    let driver = tokio::spawn(drive(connected.connection));
+    let begun = Instant::now();
+    let answer = timeout(ANSWER_TIMEOUT, relay.open_udp(&nowhere())).await.context("the relay does not answer")?;
+    let reached = Reached {
+        relay: endpoint.origin().to_string(),
+        relay_address: address.to_string(),
+        handshake_us: micros(handshake),
+        answer_us: micros(begun.elapsed()),
+        admitted: is_admitted(&answer),
+    };
+    endpoint.close(&relay).await;
+    driver.abort();
+    if as_json {
+        say!("{}", serde_json::to_string_pretty(&reached)?);
+    } else {
+        reached.print();
+    }
+    match answer {
+        Err(error) if !reached.admitted => Err(error).context("the relay is up, and does not let this client in"),
+        _ => Ok(()),
+    }
+}
+
+/// The unspecified address (RFC 6890 §2.2.2), at a port that relays allow.
+fn nowhere() -> Target {
+    Target { host: Host::Ip([0, 0, 0, 0].into()), port: 443 }
+}
+
+/// Whether a relay that answers this to a request for [`nowhere`] serves its client: it looked at the target.
+fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(OpenError::Refused(Refused::Status { status, proxy_status })) => match status {
+            401 | 407 => false,
+            403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
+            // The target is nowhere, or the relay has no room.
+            429 | 500..=599 => true,
+            _ => false,
+        },
+        Err(_) => false,
+    }
+}
+
+/// What was found out without a target. Times are in microseconds.
+#[derive(Serialize)]
+struct Reached {
+    relay: String,
+    relay_address: String,
+    handshake_us: u64,
+    answer_us: u64,
+    /// Whether it serves this client.
+    admitted: bool,
+}
+
+impl Reached {
+    fn print(&self) {
+        let ms = |us: u64| us as f64 / 1_000.0;
+        say!("relay      {} ({}), up", self.relay, self.relay_address);
+        say!("set-up     QUIC {:.2} ms, answer {:.2} ms", ms(self.handshake_us), ms(self.answer_us));
+        if self.admitted {
+            say!("access     granted; name a UDP echo, HOST:PORT, for round trips and loss");
+        }
+    }
+}
+
+/// Sends probes at a steady pace and returns how long the answered ones took.
+async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Result<Vec<Duration>, Ended> {
+    let run = backoff::random().to_be_bytes();
+    let mut payload = vec![0; usize::from(arguments.size)];
+    payload[..8].copy_from_slice(&run);
+    let mut sent: Vec<Option<Instant>> = Vec::new();
+    let mut round_trips = Vec::new();
+    let mut arrived = Segments::new(1 << 20);
+    let mut pace = interval(Duration::from_millis(arguments.interval_ms));
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while round_trips.len() < arguments.count as usize {
+        let all_sent = sent.len() == arguments.count as usize;
+        tokio::select! {
+            _ = pace.tick(), if !all_sent => {
+                payload[8..HEADER_BYTES].copy_from_slice(&(sent.len() as u32).to_be_bytes());
+                sent.push(Some(Instant::now()));
+                tunnel.batch(link.form(arguments.mode)).push(&payload);
+            }
+            received = timeout(PATIENCE, receive(tunnel, &mut arrived)), if !sent.is_empty() => {
+                let now = Instant::now();
+                match received {
+                    Ok(Ok(true)) => {}
+                    Ok(Ok(false)) => break,
+                    Ok(Err(error)) => return Err(error),
+                    Err(_) if all_sent => break,
+                    Err(_) => {}
+                }
+                round_trips.extend(arrived.iter().filter_map(|payload| {
+                    let number = payload.strip_prefix(&run)?.first_chunk().map(|number| u32::from_be_bytes(*number))?;
+                    // A duplicate finds nothing any more.
+                    Some(now - sent.get_mut(number as usize)?.take()?)
+                }));
+                arrived.clear();
+            }
+        }
+    }
+    Ok(round_trips)
+}
+
+/// Waits for payloads.
+async fn receive(tunnel: &mut UdpTunnel, arrived: &mut Segments) -> Result<bool, Ended> {
+    poll_fn(|cx| {
+        tunnel.poll_stopped(cx)?;
+        let more = ready!(tunnel.poll_recv(cx, arrived))?;
+        std::task::Poll::Ready(Ok(more))
+    })
+    .await
+}
+
+impl RoundTrips {
+    fn of(round_trips: Vec<Duration>) -> Option<Self> {
+        let mut sorted: Vec<u64> = round_trips.into_iter().map(micros).collect();
+        sorted.sort_unstable();
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let percentile = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100) - 1];
+        Some(Self { min, p50: percentile(50), p95: percentile(95), max })
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+impl Report {
+    fn print(&self) {
+        let ms = |us: u64| us as f64 / 1_000.0;
+        say!("relay      {} ({})", self.relay, self.relay_address);
+        let next_hop = self.next_hop.as_ref().map(|next_hop| format!(" ({next_hop})")).unwrap_or_default();
+        say!("target     {}{next_hop}, payloads travel by {}", self.target, self.form);
+        say!("set-up     QUIC {:.2} ms, tunnel {:.2} ms", ms(self.handshake_us), ms(self.tunnel_us));
+        say!("packets    {} sent, {} came back, {:.1} % lost", self.sent, self.received, self.loss_percent);
+        if let Some(RoundTrips { min, p50, p95, max }) = self.rtt_us {
+            say!("RTT        min {:.3}, p50 {:.3}, p95 {:.3}, max {:.3} ms", ms(min), ms(p50), ms(p95), ms(max));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use masque::proxy_status::ProxyStatus;
+
+    use super::*;
+
+    #[test]
+    fn a_relay_that_judges_the_target_has_admitted_the_client() {
+        let refused = |status, error: Option<ErrorType>| {
+            let proxy_status = error.map(|error| ProxyStatus { error: Some(error), ..ProxyStatus::default() });
+            Err::<(), _>(OpenError::Refused(Refused::Status {
+                status,
+                proxy_status: proxy_status.into_iter().collect(),
+            }))
+        };
+        let prohibited = Some(ErrorType::DestinationIpProhibited);
+        for (answer, expected) in [
+            (Ok(()), true),
+            (refused(403, prohibited), true),
+            (refused(502, Some(ErrorType::DestinationIpUnroutable)), true),
+            (refused(403, Some(ErrorType::HttpRequestDenied)), false),
+            (refused(403, None), false),
+            (refused(407, prohibited), false),
+            (refused(404, None), false),
+            (Err(OpenError::NoAnswer), false),
+        ] {
+            assert_eq!(is_admitted(&answer), expected, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_nearest_rank() {
+        let of = |values: &[u64]| RoundTrips::of(values.iter().map(|us| Duration::from_micros(*us)).collect());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[7]), Some(RoundTrips { min: 7, p50: 7, p95: 7, max: 7 }));
+        assert_eq!(of(&[4, 1, 3, 2]), Some(RoundTrips { min: 1, p50: 2, p95: 4, max: 4 }));
+        let hundred: Vec<u64> = (1..=100).rev().collect();
+        assert_eq!(of(&hundred), Some(RoundTrips { min: 1, p50: 50, p95: 95, max: 100 }));
+    }
+}

@@ -1,0 +1,259 @@
+//! What the daemon does: `pacectl status`, `classes`, `tunnels`, `connections`, `close`, `class`, `events`, `reload`.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use api::{Client, say, v1};
+use clap::{Args, ValueEnum};
+
+use super::table::{age, bytes, or_dash, rate, show, table, time};
+
+#[derive(Args)]
+pub(crate) struct Tunnels {
+    /// Only those of this class
+    #[arg(long, value_name = "NAME")]
+    class: Option<String>,
+    /// Only those of this user
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Only those over this connection
+    #[arg(long, value_name = "ID")]
+    connection: Option<u64>,
+}
+
+#[derive(Args)]
+pub(crate) struct Events {
+    /// Only events of this kind; may be given several times
+    #[arg(long, value_name = "KIND", value_enum)]
+    kind: Vec<Kind>,
+}
+
+/// What events are about.
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Policies that come into force
+    Policy,
+    /// Configurations that are read again
+    Reload,
+    /// Tunnels that an operator changed
+    Tunnel,
+    /// Tunnels that end, and requests that are refused
+    Access,
+}
+
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Policy => "policy",
+            Self::Reload => "reload",
+            Self::Tunnel => "tunnel",
+            Self::Access => "access",
+        }
+    }
+}
+
+pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
+    let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
+    show(as_json, status, people)
+}
+
+fn people(status: v1::GetStatusResponse) {
+    say!("paced {}, up for {}", status.version, age(status.started.as_ref()));
+    let saved = if status.saved { ", saved: it takes precedence over the files" } else { "" };
+    say!("policy        revision {}{saved}", status.revision);
+    if let Some(by) = status.confirm_by.map(time) {
+        say!("              until {by}, unless it is confirmed: pacectl policy confirm");
+    }
+    for listener in &status.listeners {
+        say!("listens on    {listener}");
+    }
+    for forward in &status.forwards {
+        say!("forwards      {forward}");
+    }
+    for uplink in &status.uplinks {
+        let v1::Uplink { relay, connections, connects, failures, failure } = uplink;
+        let open = match connections.len() {
+            0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
+            1 => "connected".to_owned(),
+            many => format!("{many} connections"),
+        };
+        say!("relay         {relay}: {open}; connected {connects} times, failed {failures} times");
+    }
+    say!("workers       {}", status.workers);
+    say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
+    say!("you           may {}", if status.writable { "read and write" } else { "read" });
+    if !status.certificates.is_empty() {
+        say!("");
+        let row = |of: v1::Certificate| {
+            let expires = of.expires.map(|expires| expires.to_string()).unwrap_or_default();
+            [of.used_by, of.address, of.days_left.to_string(), expires, of.file]
+        };
+        table(["certificate of", "address", "days left", "expires", "file"], status.certificates.into_iter().map(row));
+    }
+    if !status.entrances.is_empty() {
+        say!("");
+        let row = |of: v1::Entrance| {
+            let number = |number: u64| number.to_string();
+            let (up, down) = (bytes(of.up_bytes), bytes(of.down_bytes));
+            [of.listen, of.protocol, number(of.tunnels), number(of.opened), number(of.refused), up, down]
+        };
+        let heads = ["entrance", "proto", "tunnels", "opened", "refused", "up", "down"];
+        table(heads, status.entrances.into_iter().map(row));
+    }
+    if !status.enforcement.is_empty() {
+        say!("");
+        let row =
+            |of: v1::Enforcement| [of.device, of.part, if of.enforced { "yes" } else { "no" }.to_owned(), of.detail];
+        table(["device", "part", "enforced", "how, or why not"], status.enforcement.into_iter().map(row));
+    }
+    say!("");
+    let row = |of: v1::Feature| [of.name, of.state, of.detail];
+    table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
+}
+
+/// Shows what became of each class over a while.
+pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
+    const WHILE: Duration = Duration::from_secs(1);
+    let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
+    let mut stats = client.watch_stats(request).await?.into_inner();
+    let Some(before) = stats.message().await? else { bail!("the daemon ended") };
+    if as_json {
+        return show(as_json, before, |_| {});
+    }
+    let Some(after) = stats.message().await? else { bail!("the daemon ended") };
+    let row = |of: v1::ClassStats| {
+        let was = before.classes.iter().find(|was| was.class == of.class && was.role == of.role);
+        let sent_bytes = of.sent_bytes.saturating_sub(was.map_or(0, |was| was.sent_bytes));
+        let dropped = of.dropped_full + of.dropped_late + of.dropped_sojourn;
+        [
+            of.class,
+            of.role,
+            of.tunnels.to_string(),
+            rate(sent_bytes as f64 * 8.0 / WHILE.as_secs_f64()),
+            bytes(of.sent_bytes),
+            dropped.to_string(),
+            of.late_payloads.to_string(),
+            of.late_packets.to_string(),
+            of.expired_streams.to_string(),
+        ]
+    };
+    let heads =
+        ["class", "role", "tunnels", "rate", "sent", "dropped", "late payloads", "late packets", "expired streams"];
+    table(heads, after.classes.into_iter().map(row));
+    say!(
+        "\nLate payloads left after their deadline; late packets were handed to the kernel more than 0.25 ms after their"
+    );
+    say!("departure. Rates are of the last second; all else is since the start.");
+    Ok(())
+}
+
+pub(crate) async fn tunnels(client: &mut Client, arguments: Tunnels, as_json: bool) -> Result<()> {
+    let Tunnels { class, user, connection } = arguments;
+    let mut request = v1::ListTunnelsRequest {
+        class: class.unwrap_or_default(),
+        user: user.unwrap_or_default(),
+        connection: connection.unwrap_or(0),
+        ..v1::ListTunnelsRequest::default()
+    };
+    let tunnels = pages(async |token| {
+        request.page_token = token;
+        let page = client.list_tunnels(request.clone()).await?.into_inner();
+        Ok((page.tunnels, page.next_page_token))
+    });
+    show(as_json, tunnels.await?, |tunnels| table(TUNNEL, tunnels.into_iter().map(tunnel)))
+}
+
+/// Fetches all rows of a list, page by page: each by the token of the one before.
+async fn pages<T>(mut page: impl AsyncFnMut(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+    let (mut all, mut token) = (Vec::new(), String::new());
+    loop {
+        let (rows, next) = page(token).await?;
+        all.extend(rows);
+        if next.is_empty() {
+            return Ok(all);
+        }
+        token = next;
+    }
+}
+
+const TUNNEL: [&str; 9] = ["id", "conn", "user or sender", "class", "proto", "target", "open for", "up", "down"];
+
+fn tunnel(of: v1::Tunnel) -> [String; 9] {
+    [
+        of.id.to_string(),
+        of.connection.to_string(),
+        or_dash(if of.role == "edge" { &of.sender } else { &of.user }),
+        if of.pinned { format!("{} (set)", of.class) } else { of.class },
+        of.protocol,
+        or_dash(&of.target),
+        age(of.since.as_ref()),
+        bytes(of.up_bytes),
+        bytes(of.down_bytes),
+    ]
+}
+
+pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()> {
+    let connections = pages(async |page_token| {
+        let request = v1::ListConnectionsRequest { page_token, ..v1::ListConnectionsRequest::default() };
+        let page = client.list_connections(request).await?.into_inner();
+        Ok((page.connections, page.next_page_token))
+    });
+    let row = |of: v1::Connection| {
+        let rtt = of.smoothed_rtt.and_then(|rtt| Duration::try_from(rtt).ok());
+        let loss = (of.sent_packets > 0).then(|| 100.0 * of.lost_packets as f64 / of.sent_packets as f64);
+        [
+            of.id.to_string(),
+            or_dash(&of.user),
+            if of.role == "edge" { format!("to {}", of.relay) } else { or_dash(&of.client) },
+            if of.role == "edge" { of.relay_address } else { of.listener },
+            age(of.since.as_ref()),
+            of.tunnels.to_string(),
+            rtt.map_or_else(|| "-".into(), |rtt| format!("{:.1} ms", rtt.as_secs_f64() * 1e3)),
+            loss.map_or_else(|| "-".into(), |loss| format!("{loss:.1} %")),
+            bytes(of.received_bytes),
+            bytes(of.sent_bytes),
+        ]
+    };
+    let heads = [
+        "id",
+        "user",
+        "client or relay",
+        "listener or address",
+        "open for",
+        "tunnels",
+        "RTT",
+        "lost",
+        "received",
+        "sent",
+    ];
+    show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
+}
+
+pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
+    let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
+    show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))
+}
+
+/// Gives a tunnel a class; without one, has rules decide again.
+pub(crate) async fn class(client: &mut Client, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
+    let request = v1::SetTunnelClassRequest { tunnel, class: class.unwrap_or_default() };
+    let answer = client.set_tunnel_class(request).await?.into_inner();
+    show(as_json, answer, |answer| table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel)))
+}
+
+pub(crate) async fn events(client: &mut Client, arguments: Events, as_json: bool) -> Result<()> {
+    let kinds = arguments.kind.into_iter().map(|kind| kind.as_str().to_owned()).collect();
+    let mut events = client.watch_events(v1::WatchEventsRequest { kinds }).await?.into_inner();
+    while let Some(event) = events.message().await? {
+        show(as_json, event, |event| {
+            let time = event.time.map(time).unwrap_or_default();
+            say!("{time}  {}: {}", event.kind, event.message);
+        })?;
+    }
+    bail!("the daemon ended")
+}
+
+pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
+    let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
+    show(as_json, answer, |answer| say!("reloaded; revision {} is in force", answer.revision))
+}

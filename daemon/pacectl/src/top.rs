@@ -1,0 +1,428 @@
+//! `pacectl top`: what each class and tunnel gets, as it happens.
+
+use std::{
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
+
+use anyhow::{Result, bail, ensure};
+use api::{Client, say, v1};
+use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyModifiers};
+use futures::StreamExt as _;
+use ratatui::{
+    DefaultTerminal, Frame,
+    layout::{Constraint, Layout},
+    style::{Modifier, Style},
+    text::Line,
+    widgets::{Block, Borders, Cell, Row, Table},
+};
+
+use super::table::{age, bytes, or_dash, rate};
+
+const KEYS: &str = "q quit  ? help  space pause  b/c/d/p/l sort";
+
+/// What the columns mean, in the words of `--json` and of the metrics.
+const HELP: [&str; 14] = [
+    "Of each class, toward its peers (clients, or the relay of an edge):",
+    "  tunnels        that are open",
+    "  rate, queue    in the last second; how many payloads waited, in the mean",
+    "  waited         how long those that left had waited, in the mean",
+    "  late payloads  left after their class's deadline: give the class more, or the",
+    "                 others less",
+    "  late packets   were handed to the kernel more than 0.25 ms after their",
+    "                 departure: the machine is too busy; `pacectl trace` shows where",
+    "  drops          payloads dropped: the queue was full, they were late, or they had",
+    "                 waited too long",
+    "  expired        streams reset because their deadline passed",
+    "Of each tunnel, up is to its target and down from it.",
+    "  b bytes  c order of the policy  d drops  p late payloads  l late packets",
+    "  ? again for the tunnels",
+];
+
+/// What classes are sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Order {
+    /// The order of the policy.
+    #[default]
+    Class,
+    /// The most bytes first.
+    Bytes,
+    /// The most drops first.
+    Drops,
+    /// The most late packets first.
+    LatePackets,
+    /// The most late payloads first.
+    LatePayloads,
+}
+
+/// What is on the screen.
+#[derive(Default)]
+struct Screen {
+    before: Option<v1::WatchStatsResponse>,
+    now: v1::WatchStatsResponse,
+    tunnels: Vec<Moved>,
+    status: v1::GetStatusResponse,
+    order: Order,
+    is_paused: bool,
+    shows_help: bool,
+}
+
+/// A tunnel, and what it moved since the last look.
+struct Moved {
+    tunnel: v1::Tunnel,
+    up_bytes: u64,
+    down_bytes: u64,
+}
+
+/// A class, and what became of its traffic since the last look.
+#[derive(Clone, Debug)]
+struct Change {
+    of: v1::ClassStats,
+    bits_per_sec: f64,
+    /// The payloads that waited, in the mean over time: as many as arrive in the time that each waits (Little's law, by
+    /// what was sent).
+    queue: f64,
+    /// The mean wait of what was sent.
+    sojourn: Option<Duration>,
+    /// Payloads that left after their deadline.
+    late_payloads: u64,
+    /// Packets that were handed to the kernel late.
+    late_packets: u64,
+    dropped: u64,
+    expired: u64,
+}
+
+pub(crate) async fn run(client: &mut Client, as_json: bool) -> Result<()> {
+    if as_json {
+        return print(client).await;
+    }
+    ensure!(io::stdout().is_terminal(), "top needs a terminal; `pacectl top --json` is for programs");
+    let mut terminal = ratatui::try_init()?;
+    let outcome = show(client, &mut terminal).await;
+    ratatui::try_restore()?;
+    outcome
+}
+
+/// Prints what is counted since the start, a line each second.
+async fn print(client: &mut Client) -> Result<()> {
+    let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
+    while let Some(found) = stats.message().await? {
+        say!("{}", serde_json::to_string(&found)?);
+    }
+    bail!("the daemon ended")
+}
+
+async fn show(client: &mut Client, terminal: &mut DefaultTerminal) -> Result<()> {
+    let mut screen =
+        Screen { status: client.get_status(v1::GetStatusRequest {}).await?.into_inner(), ..Screen::default() };
+    let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
+    let mut keys = EventStream::new();
+    loop {
+        terminal.draw(|frame| screen.draw(frame))?;
+        tokio::select! {
+            found = stats.message() => {
+                let found = found?;
+                ensure!(found.is_some(), "the daemon ended");
+                // The first page: more than a screen holds.
+                let tunnels = client.list_tunnels(v1::ListTunnelsRequest::default()).await?.into_inner().tunnels;
+                screen.update(found.unwrap_or_default(), tunnels);
+            }
+            key = keys.next() => match key {
+                Some(Ok(Event::Key(key))) if screen.on_key(key) => return Ok(()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error.into()),
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+impl Screen {
+    fn update(&mut self, now: v1::WatchStatsResponse, tunnels: Vec<v1::Tunnel>) {
+        if self.is_paused {
+            return;
+        }
+        let moved = |tunnel: v1::Tunnel| {
+            let was = self.tunnels.iter().find(|was| was.tunnel.id == tunnel.id).map(|was| &was.tunnel);
+            let (up, down) = was.map_or((0, 0), |was| (was.up_bytes, was.down_bytes));
+            let (up_bytes, down_bytes) = (tunnel.up_bytes.saturating_sub(up), tunnel.down_bytes.saturating_sub(down));
+            Moved { up_bytes, down_bytes, tunnel }
+        };
+        let mut tunnels: Vec<_> = tunnels.into_iter().map(moved).collect();
+        tunnels.sort_by_key(|of| std::cmp::Reverse(of.up_bytes + of.down_bytes));
+        self.tunnels = tunnels;
+        self.before = Some(std::mem::replace(&mut self.now, now)).filter(|before| before.time.is_some());
+    }
+
+    /// Returns whether this was the key to quit.
+    fn on_key(&mut self, key: KeyEvent) -> bool {
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return true,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
+            KeyCode::Char('?') => self.shows_help = !self.shows_help,
+            KeyCode::Char(' ') => self.is_paused = !self.is_paused,
+            KeyCode::Char('b') => self.order = Order::Bytes,
+            KeyCode::Char('c') => self.order = Order::Class,
+            KeyCode::Char('d') => self.order = Order::Drops,
+            KeyCode::Char('p') => self.order = Order::LatePayloads,
+            KeyCode::Char('l') => self.order = Order::LatePackets,
+            _ => {}
+        }
+        false
+    }
+
+    /// What became of each class since the last look, in the order that was asked for.
+    fn changes(&self) -> Vec<Change> {
+        let at =
+            |stats: &v1::WatchStatsResponse| stats.time.and_then(|time| std::time::SystemTime::try_from(time).ok());
+        let span = self.before.as_ref().and_then(|before| at(&self.now)?.duration_since(at(before)?).ok());
+        let change = |of: &v1::ClassStats| {
+            let mut was = self.before.iter().flat_map(|before| &before.classes);
+            let was = was.find(|was| was.class == of.class && was.role == of.role).cloned();
+            let was = was.unwrap_or_else(|| if self.before.is_some() { v1::ClassStats::default() } else { of.clone() });
+            let waited =
+                |of: &v1::ClassStats| of.sojourn.and_then(|of| Duration::try_from(of).ok()).unwrap_or_default();
+            // A class that was gone for a while counts from nothing.
+            let since = u64::saturating_sub;
+            let payloads = u32::try_from(since(of.sent_payloads, was.sent_payloads)).unwrap_or(u32::MAX);
+            let dropped = |of: &v1::ClassStats| of.dropped_full + of.dropped_late + of.dropped_sojourn;
+            let waiting = waited(of).saturating_sub(waited(&was));
+            let per_second = |amount: f64| span.map_or(0.0, |span| amount / span.as_secs_f64());
+            Change {
+                bits_per_sec: per_second(since(of.sent_bytes, was.sent_bytes) as f64 * 8.0),
+                queue: per_second(waiting.as_secs_f64()),
+                sojourn: waiting.checked_div(payloads),
+                late_payloads: since(of.late_payloads, was.late_payloads),
+                late_packets: since(of.late_packets, was.late_packets),
+                dropped: since(dropped(of), dropped(&was)),
+                expired: since(of.expired_streams, was.expired_streams),
+                of: of.clone(),
+            }
+        };
+        let mut changes: Vec<_> = self.now.classes.iter().map(change).collect();
+        match self.order {
+            Order::Class => {}
+            Order::Bytes => changes.sort_by(|a, b| b.bits_per_sec.total_cmp(&a.bits_per_sec)),
+            Order::Drops => changes.sort_by_key(|change| std::cmp::Reverse(change.dropped)),
+            Order::LatePayloads => changes.sort_by_key(|change| std::cmp::Reverse(change.late_payloads)),
+            Order::LatePackets => changes.sort_by_key(|change| std::cmp::Reverse(change.late_packets)),
+        }
+        changes
+    }
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let changes = self.changes();
+        let rows = u16::try_from(changes.len()).unwrap_or(u16::MAX).saturating_add(3);
+        // Help takes the place of tunnels, and needs that of some classes on a small terminal.
+        let most = if self.shows_help {
+            frame.area().height.saturating_sub(4 + HELP.len() as u16)
+        } else {
+            frame.area().height / 2
+        };
+        let classes = Constraint::Length(rows.min(most));
+        let [head, upper, lower, foot] =
+            Layout::vertical([Constraint::Length(2), classes, Constraint::Min(3), Constraint::Length(1)])
+                .areas(frame.area());
+        let v1::WatchStatsResponse { revision, connections, tunnels, late_packets, .. } = &self.now;
+        let pause = if self.is_paused { "  PAUSED" } else { "" };
+        let title = format!(
+            "paced {}, up {}  revision {revision}{pause}",
+            self.status.version,
+            age(self.status.started.as_ref())
+        );
+        let counts =
+            format!("{connections} connections  {tunnels} tunnels  {late_packets} late packets since the start");
+        frame.render_widget(ratatui::widgets::Paragraph::new(vec![Line::from(title), Line::from(counts)]), head);
+
+        let shown = |change: Change| {
+            let sojourn = change.sojourn.map_or_else(|| "-".into(), |wait| milliseconds(wait.as_secs_f64() * 1e3));
+            let number = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
+            // Most relays are nothing else.
+            let is_edge = change.of.role == "edge";
+            Row::new([
+                if is_edge { format!("{} (edge)", change.of.class) } else { change.of.class },
+                change.of.tunnels.to_string(),
+                rate(change.bits_per_sec),
+                format!("{:.1}", change.queue),
+                sojourn,
+                number(change.late_payloads),
+                number(change.late_packets),
+                number(change.dropped),
+                number(change.expired),
+            ])
+        };
+        let widths = [14, 7, 11, 5, 7, 8, 7, 5, 7].map(Constraint::Length);
+        let heads = [
+            "class",
+            "tunnels",
+            "rate",
+            "queue",
+            "waited",
+            "late\npayloads",
+            "late\npackets",
+            "drops",
+            "expired\nstreams",
+        ];
+        frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes, in the last second"), upper);
+
+        frame.render_widget(Line::from(KEYS), foot);
+        if self.shows_help {
+            let help = HELP.map(Line::from).to_vec();
+            let block = Block::new().borders(Borders::TOP).title("help");
+            frame.render_widget(ratatui::widgets::Paragraph::new(help).block(block), lower);
+            return;
+        }
+        let shown = |of: &Moved| {
+            let Moved { tunnel, up_bytes, down_bytes } = of;
+            Row::new([
+                tunnel.id.to_string(),
+                or_dash(&tunnel.user),
+                tunnel.class.clone(),
+                or_dash(&tunnel.target),
+                rate(*up_bytes as f64 * 8.0),
+                rate(*down_bytes as f64 * 8.0),
+                bytes(tunnel.up_bytes + tunnel.down_bytes),
+            ])
+        };
+        let widths = [6, 8, 12, 16, 11, 11, 9].map(Constraint::Length);
+        let heads = ["tunnel", "user", "class", "target", "up", "down", "moved"];
+        let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
+        frame.render_widget(table(heads, rows, widths, "busiest tunnels"), lower);
+    }
+}
+
+/// Shows milliseconds in seven characters.
+fn milliseconds(wait: f64) -> String {
+    let digits = usize::from(wait < 100.0);
+    format!("{wait:.digits$} ms")
+}
+
+fn table<'a, const N: usize>(
+    heads: [&'a str; N],
+    rows: impl Iterator<Item = Row<'a>>,
+    widths: [Constraint; N],
+    title: &'a str,
+) -> Table<'a> {
+    let height = if heads.iter().any(|head| head.contains('\n')) { 2 } else { 1 };
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    Table::new(rows, widths)
+        .header(Row::new(heads.map(Cell::from)).style(bold).height(height))
+        .block(Block::new().borders(Borders::TOP).title(title))
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::*;
+
+    /// What a screen of 80×24 shows, line by line.
+    fn lines(screen: &Screen) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        let cells = terminal.backend().buffer().content();
+        cells
+            .chunks(80)
+            .map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned())
+            .collect()
+    }
+
+    fn class(name: &str, sent_bytes: u64, late_payloads: u64, dropped_full: u64) -> v1::ClassStats {
+        v1::ClassStats {
+            class: name.into(),
+            role: "relay".into(),
+            sent_bytes,
+            sent_payloads: sent_bytes / 1_000,
+            sojourn: Some(Duration::from_millis(sent_bytes / 500).try_into().unwrap()),
+            late_payloads,
+            late_packets: 10 * late_payloads,
+            dropped_full,
+            tunnels: 1,
+            ..v1::ClassStats::default()
+        }
+    }
+
+    fn stats(second: i64, classes: Vec<v1::ClassStats>) -> v1::WatchStatsResponse {
+        let time = Some(prost_types::Timestamp { seconds: second, nanos: 0 });
+        v1::WatchStatsResponse { time, revision: 3, connections: 1, tunnels: 2, classes, late_packets: 7 }
+    }
+
+    fn tunnel(id: u64, up_bytes: u64) -> v1::Tunnel {
+        v1::Tunnel { id, class: "voice".into(), target: "192.0.2.1:443".into(), up_bytes, ..v1::Tunnel::default() }
+    }
+
+    fn key(letter: char) -> KeyEvent {
+        KeyEvent::new(KeyCode::Char(letter), KeyModifiers::NONE)
+    }
+
+    fn screen() -> Screen {
+        let mut screen = Screen::default();
+        screen.update(
+            stats(0, vec![class("default", 1_000, 0, 5), class("voice", 0, 0, 0)]),
+            vec![tunnel(1, 0), tunnel(2, 0)],
+        );
+        let classes = vec![class("default", 126_000, 0, 6), class("voice", 1_250_000, 3, 5)];
+        screen.update(stats(1, classes), vec![tunnel(1, 125_000), tunnel(2, 1_250_000)]);
+        screen
+    }
+
+    #[test]
+    fn rates_are_of_the_last_look_and_the_busiest_tunnel_is_first() {
+        let shown = lines(&screen());
+        assert_eq!(shown.len(), 24);
+        assert!(shown[0].contains("revision 3") && shown[1].contains("7 late packets"), "{shown:#?}");
+        let row = |part: &str| {
+            shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"))
+        };
+        let words = |part: &str| row(part).split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        // 125 payloads waited 250 ms together, within a second.
+        assert_eq!(words("default"), "default 1 1.0 Mbit/s 0.2 2.0 ms - - 1 -");
+        assert_eq!(words("voice"), "voice 1 10.0 Mbit/s 2.5 2.0 ms 3 30 5 -");
+        assert!(words("2 ").starts_with("2 - voice 192.0.2.1:443 10.0 Mbit/s"), "{shown:#?}");
+        let place = |part: &str| shown.iter().position(|line| line.starts_with(part));
+        assert!(place("2  ") < place("1  "), "{shown:#?}");
+        assert!(shown[23].starts_with("q quit"));
+    }
+
+    #[test]
+    fn keys_sort_pause_and_quit() {
+        let mut screen = screen();
+        let first = |screen: &Screen| screen.changes().remove(0).of.class;
+        assert_eq!(first(&screen), "default");
+        for (letter, class) in
+            [('b', "voice"), ('c', "default"), ('l', "voice"), ('c', "default"), ('p', "voice"), ('d', "voice")]
+        {
+            assert!(!screen.on_key(key(letter)));
+            assert_eq!(first(&screen), class, "{letter}");
+        }
+        screen.on_key(key(' '));
+        screen.update(stats(2, Vec::new()), Vec::new());
+        assert!(screen.now.classes.len() == 2 && lines(&screen)[0].contains("PAUSED"));
+        assert!(screen.on_key(key('q')));
+    }
+
+    #[test]
+    fn a_question_mark_explains_every_column_until_the_next_one() {
+        let mut screen = screen();
+        let before = lines(&screen);
+        assert!(!screen.on_key(key('?')));
+        let shown = lines(&screen);
+        assert_eq!(shown.len(), 24);
+        for part in
+            ["late payloads  left after", "late packets   were handed", "waited", "expired", "? again", "q quit"]
+        {
+            assert!(shown.iter().any(|line| line.contains(part)), "{part}: {shown:#?}");
+        }
+        assert!(shown.iter().any(|line| line.starts_with("default")), "{shown:#?}");
+        screen.on_key(key('?'));
+        assert_eq!(lines(&screen), before);
+    }
+
+    #[test]
+    fn a_class_that_is_new_or_counts_anew_has_no_negative_rate() {
+        let mut screen = screen();
+        screen.update(stats(2, vec![class("default", 10, 0, 0), class("new", 500, 0, 0)]), vec![tunnel(2, 5)]);
+        let changes = screen.changes();
+        assert!(changes.iter().all(|change| change.bits_per_sec >= 0.0), "{changes:?}");
+    }
+}

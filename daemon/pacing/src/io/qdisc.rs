@@ -1,0 +1,459 @@
+//! Which devices keep departures: their queueing disciplines, and the routes that lead to them, followed by netlink.
+//! Only reads; needs no rights.
+
+use std::{collections::HashMap, io, pin::pin, sync::Arc, time::Duration};
+
+use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use rtnetlink::{
+    Handle, MulticastGroup, new_multicast_connection,
+    packet_core::{NetlinkMessage, Nla as _, NlasIterator},
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        link::LinkAttribute,
+        route::{RouteAddress, RouteAttribute, RouteMessage},
+        tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
+    },
+    sys::SocketAddr,
+};
+use tokio::{
+    runtime,
+    sync::mpsc,
+    task::AbortHandle,
+    time::{interval, sleep},
+};
+
+use super::device::{Device, Devices, Route, Routes};
+use crate::pacer::HORIZON_NS;
+
+/// How often the counters of `fq` are read.
+const COUNTERS_EVERY: Duration = Duration::from_secs(5);
+
+/// After a change, how long others are waited for before everything is read: changes come in crowds.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// How long to wait before a netlink socket that failed is opened again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabel {
+    device: String,
+}
+
+/// One counter of `fq` on one device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FqLabel {
+    device: String,
+    what: &'static str,
+}
+
+/// What is shown of queueing disciplines.
+#[derive(Clone, Debug, Default)]
+pub struct Gauges {
+    keeps: Family<DeviceLabel, Gauge>,
+    fq: Family<FqLabel, Gauge>,
+}
+
+impl Gauges {
+    /// Registers the gauges.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Whether a device's qdisc keeps departure times; where it does not, packets wait in this process";
+        registry.register("device_keeps_departures", help, self.keeps.clone());
+        registry.register("fq", "What fq counts on a device since it was installed", self.fq.clone());
+    }
+}
+
+/// Hears of each device, at every reading, whether it keeps departures.
+pub type Listener = Box<dyn Fn(&str, bool) + Send + Sync>;
+
+/// Follows the devices of this network namespace in a task of `runtime`, which ends with the last clone of what this
+/// returns. `listener` is told of all devices after every change, and every five seconds.
+#[must_use]
+pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: Listener) -> Devices {
+    let (devices, routes, questions) = Devices::with_questions();
+    let follower = Follower { routes, gauges, listener, devices: HashMap::new(), is_first: true };
+    runtime.spawn(follower.run(questions));
+    devices
+}
+
+type Message = NetlinkMessage<RouteNetlinkMessage>;
+
+/// A netlink socket that hears of every change, driven by a task of its own until this is dropped.
+struct Netlink {
+    handle: Handle,
+    events: UnboundedReceiver<(Message, SocketAddr)>,
+    connection: AbortHandle,
+}
+
+impl Netlink {
+    fn open() -> io::Result<Self> {
+        let groups = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
+        let (connection, handle, events) = new_multicast_connection(&groups)?;
+        Ok(Self { handle, events, connection: tokio::spawn(connection).abort_handle() })
+    }
+}
+
+impl Drop for Netlink {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+struct Follower {
+    routes: Arc<Routes>,
+    gauges: Gauges,
+    listener: Listener,
+    /// By interface index.
+    devices: HashMap<u32, Arc<Device>>,
+    /// Nothing has been said yet of what is in force.
+    is_first: bool,
+}
+
+impl Follower {
+    async fn run(mut self, mut questions: mpsc::Receiver<Route>) {
+        loop {
+            match Netlink::open() {
+                Ok(netlink) => match self.serve(netlink, &mut questions).await {
+                    Ok(()) => return,
+                    Err(error) => {
+                        tracing::warn!(%error, "lost sight of queueing disciplines for a moment")
+                    }
+                },
+                Err(error) => tracing::warn!(%error, "queueing disciplines cannot be followed"),
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Answers questions and follows changes until nobody asks any more.
+    async fn serve(
+        &mut self,
+        mut netlink: Netlink,
+        questions: &mut mpsc::Receiver<Route>,
+    ) -> Result<(), rtnetlink::Error> {
+        self.read(&netlink.handle).await?;
+        self.routes.forget();
+        let mut counters = interval(COUNTERS_EVERY);
+        loop {
+            tokio::select! {
+                _ = counters.tick() => self.read(&netlink.handle).await?,
+                route = questions.recv() => {
+                    let Some(route) = route else { return Ok(()) };
+                    self.find(&netlink.handle, route).await;
+                }
+                event = netlink.events.next() => {
+                    if event.is_none() {
+                        return Err(rtnetlink::Error::RequestFailed);
+                    }
+                    sleep(SETTLE).await;
+                    while netlink.events.try_recv().is_ok() {}
+                    self.read(&netlink.handle).await?;
+                    self.routes.forget();
+                }
+            }
+        }
+    }
+
+    /// Reads all devices and their queueing disciplines.
+    async fn read(&mut self, netlink: &Handle) -> Result<(), rtnetlink::Error> {
+        let mut links = pin!(netlink.link().get().execute());
+        let mut devices = HashMap::new();
+        while let Some(link) = links.try_next().await? {
+            let name = link.attributes.iter().find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name.clone()),
+                _ => None,
+            });
+            let index = link.header.index;
+            let known = self.devices.remove(&index).filter(|known| Some(known.name()) == name.as_deref());
+            devices.insert(index, known.unwrap_or_else(|| Arc::new(Device::new(name.unwrap_or_default()))));
+        }
+        let mut qdiscs = HashMap::<u32, Vec<Qdisc>>::new();
+        let mut messages = pin!(netlink.qdisc().get().execute());
+        while let Some(message) = messages.try_next().await? {
+            qdiscs.entry(message.header.index as u32).or_default().push(Qdisc::from(message));
+        }
+        for gone in self.devices.values() {
+            self.gauges.forget(gone.name());
+        }
+        self.devices = devices;
+        for (index, device) in &self.devices {
+            self.judge(device, qdiscs.get(index).map_or(&[], Vec::as_slice));
+        }
+        if self.is_first {
+            let names = |keeps| {
+                let them = self.devices.values().filter(|device| device.keeps_departures() == keeps);
+                let names = them.map(|device| device.name()).collect::<Vec<_>>().join(", ");
+                if names.is_empty() { "no device".to_owned() } else { names }
+            };
+            tracing::info!("departure times are kept by the kernel on {}, by paced on {}", names(true), names(false));
+        }
+        self.is_first = false;
+        Ok(())
+    }
+
+    fn judge(&self, device: &Device, qdiscs: &[Qdisc]) {
+        let keeps = keeps_departures(qdiscs);
+        if device.set_keeps_departures(keeps) && !self.is_first {
+            let by = if keeps { "the kernel" } else { "paced" };
+            tracing::info!(device = device.name(), by, "departure times are kept from now on");
+        }
+        (self.listener)(device.name(), keeps);
+        let label = DeviceLabel { device: device.name().to_owned() };
+        self.gauges.keeps.get_or_create(&label).set(keeps.into());
+        for (what, value) in fq_counters(qdiscs) {
+            let label = FqLabel { device: device.name().to_owned(), what };
+            let more = value as i64 - self.gauges.fq.get_or_create(&label).set(value as i64);
+            if what == HORIZON_DROPS && more > 0 && !self.is_first {
+                tracing::warn!(device = device.name(), packets = more, "fq drops what departs beyond its horizon");
+            }
+        }
+    }
+
+    /// Asks the kernel by which device packets leave for `route`; leaves it unknown if there is none.
+    async fn find(&self, netlink: &Handle, route: Route) {
+        let mut answer = pin!(netlink.route().get(question(route)).execute());
+        let Ok(Some(message)) = answer.try_next().await else {
+            return;
+        };
+        let index = message.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        });
+        if let Some(device) = index.and_then(|index| self.devices.get(&index)) {
+            self.routes.answer(route, device.clone());
+        }
+    }
+}
+
+impl Gauges {
+    fn forget(&self, device: &str) {
+        self.keeps.remove(&DeviceLabel { device: device.to_owned() });
+        for what in FQ_COUNTERS.map(|(what, _)| what).into_iter().chain([FQ_LATENCY]) {
+            self.fq.remove(&FqLabel { device: device.to_owned(), what });
+        }
+    }
+}
+
+fn question((to, from): Route) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    let bits = if to.is_ipv4() { 32 } else { 128 };
+    message.header.address_family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    message.header.destination_prefix_length = bits;
+    message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to)));
+    if !from.is_unspecified() && from.is_ipv4() == to.is_ipv4() {
+        message.header.source_prefix_length = bits;
+        message.attributes.push(RouteAttribute::Source(RouteAddress::from(from)));
+    }
+    message
+}
+
+/// A queueing discipline of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Qdisc {
+    kind: String,
+    handle: TcHandle,
+    parent: TcHandle,
+    /// How far ahead departures may be.
+    horizon_ns: Option<u64>,
+    /// What it counts, in a form of its own.
+    counters: Vec<u8>,
+}
+
+impl From<TcMessage> for Qdisc {
+    fn from(message: TcMessage) -> Self {
+        let (mut kind, mut horizon_ns, mut counters) = (String::new(), None, Vec::new());
+        for attribute in message.attributes {
+            match attribute {
+                TcAttribute::Kind(name) => kind = name,
+                TcAttribute::Options(options) => horizon_ns = fq_horizon_ns(&options),
+                TcAttribute::Stats2(parts) => {
+                    for part in parts {
+                        if let TcStats2::App(TcXstats::Other(bytes)) = part {
+                            counters = bytes;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Self { kind, handle: message.header.handle, parent: message.header.parent, horizon_ns, counters }
+    }
+}
+
+impl Qdisc {
+    /// Whether it releases packets at departure times of CLOCK_MONOTONIC, as far ahead as ours are: what is further than
+    /// its horizon, `fq` drops or releases early. (`etf` goes by CLOCK_TAI.)
+    fn keeps_departures(&self) -> bool {
+        self.kind == "fq" && self.horizon_ns.is_none_or(|ns| ns >= HORIZON_NS)
+    }
+}
+
+/// Attribute of `fq` (include/uapi/linux/pkt_sched.h): its horizon in microseconds, since Linux 5.8.
+const TCA_FQ_HORIZON: u16 = 14;
+
+/// The horizon in the options of an `fq`, which are attributes within the one that comes as it is.
+fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
+    let [TcOption::Other(options)] = options else { return None };
+    let mut bytes = vec![0; options.value_len()];
+    options.emit_value(&mut bytes);
+    let mut options = NlasIterator::new(&bytes[..]).filter_map(Result::ok);
+    let horizon = options.find(|option| option.kind() == TCA_FQ_HORIZON)?;
+    Some(u64::from(u32::from_ne_bytes(horizon.value().try_into().ok()?)) * 1_000)
+}
+
+/// Whether the root of a device keeps departures, or a child of it for each hardware queue does.
+fn keeps_departures(qdiscs: &[Qdisc]) -> bool {
+    let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else {
+        return false;
+    };
+    let mut children =
+        qdiscs.iter().filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0).peekable();
+    match root.kind.as_str() {
+        "mq" | "mqprio" => children.peek().is_some() && children.all(Qdisc::keeps_departures),
+        _ => root.keeps_departures(),
+    }
+}
+
+/// What is read of `struct tc_fq_qd_stats` (include/uapi/linux/pkt_sched.h), and at which byte: 64-bit counters.
+const FQ_COUNTERS: [(&str, usize); 3] = [("throttled", 24), ("flows_plimit", 32), (HORIZON_DROPS, 88)];
+const HORIZON_DROPS: &str = "horizon_drops";
+
+/// How late packets are released on average, in ns: 32 bits in the same structure.
+const FQ_LATENCY: &str = "latency_ns";
+const FQ_LATENCY_AT: usize = 76;
+
+/// The counters of all `fq` of a device: their sum, and the worst latency.
+fn fq_counters(qdiscs: &[Qdisc]) -> Vec<(&'static str, u64)> {
+    let all: Vec<_> = qdiscs.iter().filter(|qdisc| qdisc.kind == "fq").map(|qdisc| &qdisc.counters).collect();
+    let latency = |bytes: &Vec<u8>| read(bytes, FQ_LATENCY_AT).map(|bytes| u64::from(u32::from_ne_bytes(bytes)));
+    let counters = FQ_COUNTERS.iter().filter_map(|(what, at)| {
+        let values = all.iter().filter_map(|bytes| read(bytes, *at)).map(u64::from_ne_bytes);
+        values.reduce(u64::saturating_add).map(|sum| (*what, sum))
+    });
+    counters.chain(all.iter().filter_map(|bytes| latency(bytes)).max().map(|ns| (FQ_LATENCY, ns))).collect()
+}
+
+fn read<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::{DefaultNla, Emitable as _};
+
+    use super::*;
+
+    fn qdisc(kind: &str, handle: (u16, u16), parent: TcHandle) -> Qdisc {
+        let handle = TcHandle { major: handle.0, minor: handle.1 };
+        Qdisc { kind: kind.to_owned(), handle, parent, horizon_ns: None, counters: Vec::new() }
+    }
+
+    fn child(kind: &str, major: u16, minor: u16) -> Qdisc {
+        qdisc(kind, (minor + 10, 0), TcHandle { major, minor })
+    }
+
+    #[test]
+    fn departures_are_kept_by_fq_at_the_root_or_below_every_hardware_queue() {
+        let root = |kind| qdisc(kind, (1, 0), TcHandle::ROOT);
+        let ingress = || qdisc("clsact", (0xffff, 0), TcHandle::INGRESS);
+        let until = |horizon_ns, fq| Qdisc { horizon_ns: Some(horizon_ns), ..fq };
+        for (keeps, qdiscs) in [
+            (true, vec![ingress(), root("fq")]),
+            (true, vec![until(HORIZON_NS, root("fq"))]),
+            (false, vec![until(HORIZON_NS - 1, root("fq"))]),
+            (false, vec![root("mq"), child("fq", 1, 1), until(HORIZON_NS - 1, child("fq", 1, 2))]),
+            (false, vec![root("fq_codel")]),
+            (false, vec![root("etf")]),
+            (false, vec![root("noqueue"), ingress()]),
+            (false, vec![]),
+            (true, vec![root("mq"), child("fq", 1, 1), child("fq", 1, 2)]),
+            (false, vec![root("mq"), child("fq", 1, 1), child("pfifo_fast", 1, 2)]),
+            (false, vec![root("mq")]),
+            // By default all have the handle 0:.
+            (true, vec![qdisc("mq", (0, 0), TcHandle::ROOT), child("fq", 0, 1)]),
+            // Whatever shapes in front of fq decides.
+            (false, vec![root("htb"), child("fq", 1, 1)]),
+        ] {
+            assert_eq!(keeps_departures(&qdiscs), keeps, "{qdiscs:?}");
+        }
+    }
+
+    #[test]
+    fn the_horizon_of_fq_is_found_among_its_options() {
+        let options = |options: &[DefaultNla]| {
+            let mut bytes = vec![0; options.buffer_len()];
+            options.emit(&mut bytes);
+            [TcOption::Other(DefaultNla::new(2, bytes))]
+        };
+        let word = |kind, value: u32| DefaultNla::new(kind, value.to_ne_bytes().to_vec());
+        assert_eq!(fq_horizon_ns(&options(&[word(13, 7), word(TCA_FQ_HORIZON, 500), word(15, 1)])), Some(500_000));
+        assert_eq!(fq_horizon_ns(&options(&[word(13, 7)])), None, "as before Linux 5.8");
+        assert_eq!(fq_horizon_ns(&options(&[DefaultNla::new(TCA_FQ_HORIZON, vec![1])])), None);
+        assert_eq!(fq_horizon_ns(&[]), None);
+    }
+
+    #[test]
+    fn counters_of_fq_are_summed_over_hardware_queues() {
+        let fq = |throttled: u64, drops: u64, latency_ns: u32| {
+            let mut counters = vec![0; 112];
+            counters[24..32].copy_from_slice(&throttled.to_ne_bytes());
+            counters[88..96].copy_from_slice(&drops.to_ne_bytes());
+            counters[76..80].copy_from_slice(&latency_ns.to_ne_bytes());
+            Qdisc { counters, ..child("fq", 1, 1) }
+        };
+        let short = Qdisc { counters: vec![7; 30], ..child("fq", 1, 2) };
+        let found = fq_counters(&[fq(5, 1, 900), fq(7, 0, 300), short, child("pfifo", 1, 3)]);
+        assert_eq!(found, [("throttled", 12), ("flows_plimit", 0), ("horizon_drops", 1), ("latency_ns", 900)]);
+        assert!(fq_counters(&[child("noqueue", 1, 1)]).is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_way_to_loopback_is_found_and_keeps_no_departures() {
+        use s2n_quic_core::path::{Handle as _, RemoteAddress};
+        let peer: std::net::SocketAddr = "127.0.0.1:443".parse().unwrap();
+        let path = s2n_quic_platform::message::default::Handle::from_remote_address(RemoteAddress(peer.into()));
+        let devices = follow(Gauges::default(), &runtime::Handle::current(), Box::new(|_, _| {}));
+        let found = async {
+            while devices.toward(&path).name() != "lo" {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), found).await.unwrap();
+        assert!(!devices.toward(&path).keeps_departures());
+    }
+
+    fn follower(routes: Arc<Routes>, listener: Listener) -> Follower {
+        Follower { routes, gauges: Gauges::default(), listener, devices: HashMap::new(), is_first: true }
+    }
+
+    #[test]
+    fn at_every_reading_the_listener_hears_whether_a_device_keeps_departures() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let listener = move |device: &str, keeps| tell.send((device.to_owned(), keeps)).unwrap();
+        let follower = follower(Arc::default(), Box::new(listener));
+        let device = Device::new("eth0");
+        let kinds = ["pfifo_fast", "fq", "fq", "noqueue"];
+        for kind in kinds {
+            follower.judge(&device, &[qdisc(kind, (1, 0), TcHandle::ROOT)]);
+        }
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), kinds.map(|kind| ("eth0".to_owned(), kind == "fq")));
+    }
+
+    #[tokio::test]
+    async fn the_follower_ends_with_the_last_who_may_ask() {
+        let (devices, routes, mut questions) = Devices::with_questions();
+        drop(devices);
+        let follower = follower(routes, Box::new(|_, _| {}));
+        let run = async {
+            let netlink = Netlink::open().unwrap();
+            let mut follower = follower;
+            follower.serve(netlink, &mut questions).await
+        };
+        tokio::time::timeout(Duration::from_secs(10), run).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,455 @@
+//! The transmission queue: the transport writes packets, the queue groups them into messages, and each message goes to
+//! the kernel with its departure, or waits here where the kernel would not keep it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    ops::Range,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use s2n_quic_core::{
+    event,
+    inet::{ExplicitCongestionNotification, SocketAddress},
+    io::tx,
+    path::Handle as _,
+    time::clock::Timer as _,
+};
+use s2n_quic_platform::message::default::Handle;
+
+use super::{
+    Counters,
+    device::{Device, Devices},
+    message::{self, Message},
+    recorder,
+};
+use crate::{
+    class_key::ClassKey,
+    hold::Hold,
+    label,
+    monotonic::{self, Timer},
+    pacer::{Group, GroupLimits},
+    qlog::Departing,
+};
+
+/// Where messages go: a socket, or what a test has in its place.
+pub trait Outlet: Send + 'static {
+    /// Sends messages in order and returns how many left: at least one.
+    ///
+    /// # Errors
+    /// What the first one met. After `WouldBlock`, [`poll_writable`](Self::poll_writable) waits.
+    fn send(&mut self, messages: &[Message<'_>]) -> io::Result<usize>;
+
+    /// Waits until sending may work again.
+    fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+}
+
+/// How messages are formed.
+#[derive(Clone, Copy, Debug)]
+pub struct Forming {
+    /// The largest UDP payload of a packet, in bytes.
+    pub packet_bytes: usize,
+    /// How much earlier than on its own a packet may leave for sharing a message, where the device keeps departures.
+    pub quantum_ns: u64,
+    /// Packets in one message, at most. 1: no segmentation offload.
+    pub packets: usize,
+    /// Whether the kernel takes departure times from this socket.
+    pub stamps: bool,
+    /// The mark of packets that have none of their own.
+    pub mark: Option<u32>,
+}
+
+/// The quantum where messages wait here: a wake for each costs more than `fq`.
+const HOLD_QUANTUM_NS: u64 = 1_000_000;
+
+/// Bytes that may wait here for their departure. At the horizon of 2 ms this is 16 Gbit/s.
+const HOLD_BYTES: usize = 4 << 20;
+
+/// Bytes that the transport writes between two visits to the kernel.
+const ARENA_BYTES: usize = 256 * 1024;
+
+/// The transmission side of an endpoint's event loop.
+pub struct Tx<O> {
+    outlet: O,
+    batch: Batch,
+    /// Formed and on their way to the kernel.
+    pending: VecDeque<Formed>,
+    hold: Hold<Formed>,
+    timer: Timer,
+    /// The batch was filled to its end, so the transport has more.
+    is_full: bool,
+    counters: Arc<Counters>,
+}
+
+impl<O: Outlet> Tx<O> {
+    /// Creates an empty queue in front of `outlet`. `timer` is for what waits here.
+    pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, counters: Arc<Counters>) -> Self {
+        let batch = Batch {
+            forming,
+            arena: vec![0; ARENA_BYTES.max(forming.packet_bytes)],
+            written: 0,
+            messages: Vec::new(),
+            is_open: false,
+            is_blocked: false,
+            is_recorded: false,
+            now_ns: 0,
+            last: HashMap::new(),
+            device: devices.unknown(),
+            path: None,
+            devices,
+        };
+        let hold = Hold::new(HOLD_BYTES);
+        Self { outlet, batch, pending: VecDeque::new(), hold, timer, is_full: false, counters }
+    }
+
+    /// Sends what is due, and keeps the rest waiting.
+    fn flush(&mut self) {
+        let now_ns = monotonic::now_ns();
+        // Packets that waited go first, so that none of a connection's packets is overtaken.
+        while let Some(held) = self.hold.pop(now_ns) {
+            self.counters.departures.note(held.class, &held.group, now_ns);
+            self.pending.push_back(held);
+        }
+        for message in self.batch.messages.drain(..) {
+            let packets = message.group.packets as u64;
+            self.counters.packets.inc_by(packets);
+            match message.group.departure_ns {
+                Some(ns) if ns > now_ns => {
+                    self.counters.ahead.inc_by(packets);
+                    if !(message.device.keeps_departures() && self.batch.forming.stamps) {
+                        self.counters.held.inc();
+                        let payload = Bytes::copy_from_slice(message.payload.of(&self.batch.arena));
+                        self.hold.push(ns, payload.len(), Formed { payload: Payload::Own(payload), ..message });
+                        continue;
+                    }
+                }
+                Some(ns) if ns.saturating_add(self.batch.forming.quantum_ns) < now_ns => {
+                    self.counters.late.inc_by(packets);
+                }
+                _ => {}
+            }
+            self.counters.departures.note(message.class, &message.group, now_ns);
+            self.pending.push_back(message);
+        }
+        self.send();
+        self.batch.is_blocked = !self.pending.is_empty();
+        if !self.batch.is_blocked {
+            self.batch.written = 0;
+        }
+        self.timer.set(self.hold.next_ns());
+    }
+
+    fn send(&mut self) {
+        while !self.pending.is_empty() {
+            let forming = &self.batch.forming;
+            let messages: Vec<_> =
+                self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
+            let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+            match self.outlet.send(&messages) {
+                Ok(sent) => {
+                    self.counters.messages.inc_by(sent as u64);
+                    let forming = &self.batch.forming;
+                    let sent = self.pending.drain(..sent.min(self.pending.len()));
+                    sent.for_each(|sent| sent.left(&self.counters, forming, handed_ns));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.on_refused(&error),
+            }
+        }
+    }
+
+    /// The kernel refused the first message. If it may be for being several packets in one, they go one by one.
+    fn on_refused(&mut self, error: &io::Error) {
+        let Some(refused) = self.pending.pop_front() else {
+            return;
+        };
+        match error.raw_os_error() {
+            Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if refused.group.packets > 1 => {
+                let packets = refused.taken_apart();
+                let forming = &self.batch.forming;
+                let first = packets.first().map(|first| first.message(&self.batch.arena, forming));
+                let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
+                // Packets that do not pass alone either are too large for the device, which is nothing that it cannot do.
+                let sent = first.map(|first| self.outlet.send(&[first]));
+                let left = match sent {
+                    Some(Ok(_)) => {
+                        self.counters.messages.inc();
+                        if let Some(first) = packets.first() {
+                            first.clone().left(&self.counters, forming, handed_ns);
+                        }
+                        if refused.device.refuse_segmentation() {
+                            self.counters.segmentation_refused.inc();
+                            tracing::warn!(device = refused.device.name(), %error, "no segmentation offload");
+                        }
+                        1
+                    }
+                    _ => 0,
+                };
+                packets.into_iter().skip(left).rev().for_each(|packet| self.pending.push_front(packet));
+            }
+            // As lost on the way as any other; the transport finds out.
+            _ => {
+                self.counters.refused.inc_by(refused.group.packets as u64);
+            }
+        }
+    }
+}
+
+impl<O: Outlet> tx::Tx for Tx<O> {
+    type PathHandle = Handle;
+    type Queue = Batch;
+    type Error = ();
+
+    /// Ready if there is something to do that the event loop does not know of: messages that waited, or room again.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        let writable = self.batch.is_blocked && self.outlet.poll_writable(cx).is_ready();
+        let due = self.timer.poll_ready(cx).is_ready();
+        if writable || due || (self.is_full && !self.batch.is_blocked) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn queue<F: FnOnce(&mut Batch)>(&mut self, write: F) {
+        if self.batch.is_blocked {
+            self.flush();
+        }
+        self.batch.begin(monotonic::now_ns(), self.counters.recorder.is_on());
+        write(&mut self.batch);
+        self.is_full = tx::Queue::capacity(&self.batch) == 0;
+        self.flush();
+    }
+
+    fn handle_error<E: event::EndpointPublisher>(self, (): (), _events: &mut E) {}
+}
+
+/// Messages that are being formed.
+pub struct Batch {
+    forming: Forming,
+    /// Packets, back to back.
+    arena: Vec<u8>,
+    written: usize,
+    messages: Vec<Formed>,
+    /// Whether the last message may take more packets.
+    is_open: bool,
+    /// Whether messages of the last batch still lie in the arena.
+    is_blocked: bool,
+    /// Whether packets are recorded.
+    is_recorded: bool,
+    now_ns: u64,
+    /// The latest departure toward each peer, while it is to come.
+    last: HashMap<SocketAddress, u64>,
+    devices: Devices,
+    /// The path of the last packet, and the device it leaves by.
+    path: Option<Handle>,
+    device: Arc<Device>,
+}
+
+impl Batch {
+    fn begin(&mut self, now_ns: u64, is_recorded: bool) {
+        self.now_ns = now_ns;
+        self.is_recorded = is_recorded;
+        self.is_open = false;
+        // Devices may have been told apart meanwhile.
+        self.path = None;
+        self.last.retain(|_, departure_ns| *departure_ns > now_ns);
+    }
+
+    /// The departure of a packet: its own, or else that of the last packet to the same peer, if that is to come. So
+    /// nothing overtakes: neither pure acknowledgements nor a CONNECTION_CLOSE behind the last data.
+    fn departure_ns(&mut self, to: SocketAddress, own_ns: Option<u64>) -> Option<u64> {
+        let Some(own_ns) = own_ns else {
+            return self.last.get(&to).copied();
+        };
+        if own_ns > self.now_ns {
+            let last_ns = self.last.entry(to).or_default();
+            *last_ns = own_ns.max(*last_ns);
+        }
+        Some(own_ns)
+    }
+
+    fn limits(&self) -> GroupLimits {
+        let keeps = self.device.keeps_departures() && self.forming.stamps;
+        GroupLimits {
+            quantum_ns: if keeps { self.forming.quantum_ns } else { self.forming.quantum_ns.max(HOLD_QUANTUM_NS) },
+            packets: if self.device.segments() { self.forming.packets } else { 1 },
+        }
+    }
+}
+
+impl tx::Queue for Batch {
+    type Handle = Handle;
+
+    const SUPPORTS_ECN: bool = true;
+    const SUPPORTS_PACING: bool = true;
+
+    fn push<M: tx::Message<Handle = Handle>>(&mut self, mut packet: M) -> Result<tx::Outcome, tx::Error> {
+        if self.capacity() == 0 {
+            return Err(tx::Error::AtCapacity);
+        }
+        let (path, ecn) = (*packet.path_handle(), packet.ecn());
+        if !self.path.is_some_and(|last| last.strict_eq(&path)) {
+            self.device = self.devices.toward(&path);
+            self.path = Some(path);
+        }
+        // A packet that cannot follow even the largest one is a probe of the path's MTU, which fails alone if it fails.
+        // Nothing else is asked of the transport: its queue clamps a packet to the size of the one before and therefore
+        // wants that to be full, while this one groups packets as they were written (`Group::join`).
+        let is_probe = !packet.can_gso(usize::from(u16::MAX), 0);
+        let last = self.messages.last();
+        let joins = self.is_open && !is_probe && last.is_some_and(|last| last.path.strict_eq(&path) && last.ecn == ecn);
+
+        let begin = self.written;
+        let room = tx::PayloadBuffer::new(&mut self.arena[begin..begin + self.forming.packet_bytes]);
+        let (written, label) = label::collect(|| packet.write_payload(room, 0));
+        let len = written?;
+        if len == 0 {
+            return Err(tx::Error::EmptyPayload);
+        }
+        self.written += len;
+
+        let departure_ns = self.departure_ns(path.remote_address.0, label.departure_ns);
+        let (limits, mark) = (self.limits(), label.mark.or(self.forming.mark));
+        let decided = self.is_recorded.then(|| recorder::Packet {
+            decided_ns: monotonic::now_ns(),
+            wanted_ns: departure_ns,
+            class: label.class,
+        });
+        let last = self.messages.last_mut().filter(|last| joins && last.mark == mark);
+        if let Some(last) = last
+            && last.group.join(len, departure_ns, limits)
+        {
+            last.payload = Payload::Arena(begin + len - last.group.bytes..begin + len);
+            last.class = last.class.or(label.class);
+            last.decided.extend(decided);
+            let place = last.group.packets - 1;
+            last.traced.extend(label.traced.map(|packet| Departing { packet, wanted_ns: departure_ns, place }));
+        } else {
+            let traced = label.traced.map(|packet| Departing { packet, wanted_ns: departure_ns, place: 0 });
+            self.messages.push(Formed {
+                payload: Payload::Arena(begin..begin + len),
+                group: Group::new(len, departure_ns),
+                path,
+                ecn,
+                mark,
+                class: label.class,
+                device: self.device.clone(),
+                decided: decided.into_iter().collect(),
+                traced: traced.into_iter().collect(),
+            });
+        }
+        self.is_open = !is_probe;
+        Ok(tx::Outcome { len, index: 0 })
+    }
+
+    fn flush(&mut self) {
+        self.is_open = false;
+    }
+
+    fn capacity(&self) -> usize {
+        if self.is_blocked { 0 } else { (self.arena.len() - self.written) / self.forming.packet_bytes }
+    }
+}
+
+/// A message that has been formed.
+#[derive(Clone)]
+struct Formed {
+    payload: Payload,
+    group: Group,
+    path: Handle,
+    ecn: ExplicitCongestionNotification,
+    mark: Option<u32>,
+    /// Of the first packet that has one.
+    class: Option<ClassKey>,
+    device: Arc<Device>,
+    /// Its packets one by one, if they are recorded.
+    decided: Vec<recorder::Packet>,
+    /// The packets of connections that are listened to.
+    traced: Vec<Departing>,
+}
+
+/// Where the packets of a message lie.
+#[derive(Clone)]
+enum Payload {
+    Arena(Range<usize>),
+    Own(Bytes),
+}
+
+impl Payload {
+    fn of<'a>(&'a self, arena: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Arena(range) => &arena[range.clone()],
+            Self::Own(bytes) => bytes,
+        }
+    }
+
+    fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Arena(all) => Self::Arena(all.start + range.start..all.start + range.end),
+            Self::Own(bytes) => Self::Own(bytes.slice(range)),
+        }
+    }
+}
+
+impl Formed {
+    fn message<'a>(&'a self, arena: &'a [u8], forming: &Forming) -> Message<'a> {
+        Message {
+            payload: self.payload.of(arena),
+            segment_bytes: self.group.segment_bytes,
+            path: &self.path,
+            ecn: self.ecn,
+            departure_ns: self.stamp_ns(forming),
+            mark: self.mark,
+        }
+    }
+
+    /// The departure that the kernel is told. Elsewhere nobody looks at it, or somebody goes by another clock.
+    fn stamp_ns(&self, forming: &Forming) -> Option<u64> {
+        self.group.departure_ns.filter(|_| forming.stamps && self.device.keeps_departures())
+    }
+
+    /// Tells the observers of the message, now that it has been sent.
+    fn left(self, counters: &Counters, forming: &Forming, handed_ns: Option<u64>) {
+        if !self.traced.is_empty() {
+            counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
+        }
+        // It may have been formed before somebody wanted it.
+        let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
+        counters.recorder.note(recorder::Message {
+            thread: message::thread(),
+            handed_ns,
+            returned_ns: monotonic::now_ns(),
+            departure_ns: self.stamp_ns(forming),
+            from: self.path.local_address.0.into(),
+            to: self.path.remote_address.0.into(),
+            device: self.device.name().to_owned(),
+            bytes: self.group.bytes,
+            segment_bytes: self.group.segment_bytes,
+            packets: self.decided,
+        });
+    }
+
+    fn traced_at(&self, place: usize) -> Vec<Departing> {
+        let there = self.traced.iter().filter(|packet| packet.place == place);
+        there.map(|packet| Departing { place: 0, ..*packet }).collect()
+    }
+
+    /// The same packets, each in a message of its own.
+    fn taken_apart(&self) -> Vec<Self> {
+        let Group { departure_ns, segment_bytes, bytes, .. } = self.group;
+        let ranges = (0..bytes).step_by(segment_bytes).map(|begin| begin..bytes.min(begin + segment_bytes));
+        ranges
+            .enumerate()
+            .map(|(number, range)| Self {
+                group: Group::new(range.len(), departure_ns),
+                payload: self.payload.slice(range),
+                decided: self.decided.get(number).copied().into_iter().collect(),
+                traced: self.traced_at(number),
+                ..self.clone()
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

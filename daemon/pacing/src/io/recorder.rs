@@ -1,0 +1,213 @@
+//! Records of departures, while somebody wants them: when each packet was decided on, handed to the kernel, and wanted to
+//! leave. Off, it costs a relaxed load for each turn of an event loop and one for each system call.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use crate::{class_key::ClassKey, monotonic};
+
+/// Packets whose records wait to be taken, at most; later ones are lost and counted. All together they have a few MiB.
+const PACKETS: usize = 32_768;
+
+/// A packet, as it was decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// When the transport wrote it, and so the scheduler chose what is in it. All times are of CLOCK_MONOTONIC.
+    pub decided_ns: u64,
+    /// When it should leave; `None` if it need not wait.
+    pub wanted_ns: Option<u64>,
+    /// The class of the first payload or piece of a stream in it, if there is any.
+    pub class: Option<ClassKey>,
+}
+
+/// A message that the kernel took: one packet, or several of the same size.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The thread that sent it.
+    pub thread: u32,
+    /// When the system call began that it was sent by, maybe among others.
+    pub handed_ns: u64,
+    /// When the system call returned.
+    pub returned_ns: u64,
+    /// The departure that the kernel was told (SO_TXTIME); `None` where it would not keep it, or need not.
+    pub departure_ns: Option<u64>,
+    /// From where, as far as the transport chose.
+    pub from: SocketAddr,
+    /// To where.
+    pub to: SocketAddr,
+    /// The device that it leaves by, as far as is known.
+    pub device: String,
+    /// The size of all packets together, as UDP payloads.
+    pub bytes: usize,
+    /// The size of each; the last one's may be smaller.
+    pub segment_bytes: usize,
+    /// The packets in it.
+    pub packets: Vec<Packet>,
+}
+
+/// What was recorded since it was last asked for.
+#[derive(Debug, Default)]
+pub struct Records {
+    /// Messages in the order in which they were sent, by thread.
+    pub messages: Vec<Message>,
+    /// Packets that were sent as well, but there was no room for their records.
+    pub lost_packets: u64,
+}
+
+/// Records departures for a caller, for a while.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    is_on: AtomicBool,
+    log: Mutex<Option<Arc<Log>>>,
+}
+
+#[derive(Debug)]
+struct Log {
+    until_ns: u64,
+    /// And how many packets they have.
+    records: Mutex<(Records, usize)>,
+}
+
+impl Recorder {
+    /// Begins to record, until the recording is dropped or its time is over. `None` while somebody else's time is not.
+    #[must_use]
+    pub fn record(self: &Arc<Self>, span: Duration) -> Option<Recording> {
+        let now_ns = monotonic::now_ns();
+        let span_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        let mut current = self.log.lock();
+        if current.as_ref().is_some_and(|log| now_ns < log.until_ns) {
+            return None;
+        }
+        let log = Arc::new(Log { until_ns: now_ns.saturating_add(span_ns), records: Mutex::default() });
+        *current = Some(log.clone());
+        self.is_on.store(true, Relaxed);
+        Some(Recording { recorder: self.clone(), log })
+    }
+
+    /// Whether anything is to be recorded.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// Notes a message that was sent.
+    pub fn note(&self, message: Message) {
+        let mut current = self.log.lock();
+        let Some(log) = current.as_ref().filter(|log| message.handed_ns < log.until_ns) else {
+            // The caller has had its time, and may not even have noticed.
+            *current = None;
+            self.is_on.store(false, Relaxed);
+            return;
+        };
+        let (records, packets) = &mut *log.records.lock();
+        if *packets + message.packets.len() > PACKETS {
+            records.lost_packets += message.packets.len() as u64;
+        } else {
+            *packets += message.packets.len();
+            records.messages.push(message);
+        }
+    }
+}
+
+/// A recording that goes on. Dropping it ends it.
+#[derive(Debug)]
+pub struct Recording {
+    recorder: Arc<Recorder>,
+    log: Arc<Log>,
+}
+
+impl Recording {
+    /// Takes what was recorded since the last time.
+    #[must_use]
+    pub fn take(&self) -> Records {
+        std::mem::take(&mut *self.log.records.lock()).0
+    }
+
+    /// Whether its time is over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        monotonic::now_ns() >= self.log.until_ns
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let mut current = self.recorder.log.lock();
+        // Another's may have begun when the time of this one was over.
+        if current.as_ref().is_some_and(|log| Arc::ptr_eq(log, &self.log)) {
+            *current = None;
+            self.recorder.is_on.store(false, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    fn message(handed_ns: u64, packets: usize) -> Message {
+        let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
+        Message {
+            thread: 1,
+            handed_ns,
+            returned_ns: handed_ns,
+            departure_ns: None,
+            from: nobody,
+            to: nobody,
+            device: String::new(),
+            bytes: packets,
+            segment_bytes: 1,
+            packets: vec![Packet { decided_ns: handed_ns, wanted_ns: None, class: None }; packets],
+        }
+    }
+
+    #[test]
+    fn one_records_at_a_time_and_whoever_is_done_makes_room() {
+        let recorder = Arc::new(Recorder::default());
+        assert!(!recorder.is_on());
+        let first = recorder.record(LONG).unwrap();
+        assert!(recorder.is_on() && !first.is_over() && recorder.record(LONG).is_none());
+        recorder.note(message(monotonic::now_ns(), 2));
+        assert_eq!(first.take().messages.len(), 1);
+        assert_eq!(first.take().messages.len(), 0, "what was taken is gone");
+        drop(first);
+        assert!(!recorder.is_on() && recorder.record(LONG).is_some());
+    }
+
+    #[test]
+    fn a_recording_whose_time_is_over_ends_by_itself_and_keeps_nobody_out() {
+        let recorder = Arc::new(Recorder::default());
+        let forgotten = recorder.record(Duration::ZERO).unwrap();
+        recorder.note(message(monotonic::now_ns(), 1));
+        assert!(!recorder.is_on() && forgotten.is_over() && forgotten.take().messages.is_empty());
+        let next = recorder.record(LONG).unwrap();
+        drop(forgotten);
+        assert!(recorder.is_on(), "the end of one is not that of the next");
+        recorder.note(message(monotonic::now_ns(), 1));
+        assert_eq!(next.take().messages.len(), 1);
+    }
+
+    #[test]
+    fn records_that_nobody_takes_are_bounded_and_those_beyond_are_counted() {
+        let recorder = Arc::new(Recorder::default());
+        let recording = recorder.record(LONG).unwrap();
+        for _ in 0..PACKETS / 64 {
+            recorder.note(message(monotonic::now_ns(), 64));
+        }
+        recorder.note(message(monotonic::now_ns(), 3));
+        let records = recording.take();
+        assert_eq!((records.messages.len(), records.lost_packets), (PACKETS / 64, 3));
+        recorder.note(message(monotonic::now_ns(), 3));
+        assert_eq!(recording.take().lost_packets, 0);
+    }
+}

@@ -1,0 +1,14 @@
+//! Departure times: QUIC packets leave as messages that the kernel sends when they are due, and what is noted of that.
+//!
+//! s2n-quic takes [`io`] for its sockets. The rates of congestion controllers become departure times ([`pacer`]), packets
+//! that may leave together become one message (GSO), and `fq` releases it (`SO_TXTIME`); where no device keeps departures,
+//! messages wait in this process.
+
+pub mod class_key;
+mod hold;
+pub mod io;
+pub mod label;
+pub mod monotonic;
+pub mod pacer;
+pub mod path;
+pub mod qlog;

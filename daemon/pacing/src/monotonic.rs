@@ -1,0 +1,178 @@
+//! The transport's clock: CLOCK_MONOTONIC since boot, which is what `fq` compares departures with, and a timerfd.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use s2n_quic_core::time::{self, ClockWithTimer, Timestamp};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Reads CLOCK_MONOTONIC, in nanoseconds since boot.
+#[must_use]
+pub fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec that the call fills; it cannot fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The transport's form of a time of this clock; it resolves microseconds.
+#[must_use]
+pub fn timestamp(ns: u64) -> Timestamp {
+    // SAFETY: timestamps must not be compared across clocks; all that paced's endpoints see come from here.
+    unsafe { Timestamp::from_duration(Duration::from_nanos(ns)) }
+}
+
+/// The time of this clock that a timestamp means, in nanoseconds.
+#[must_use]
+pub fn ns(timestamp: Timestamp) -> u64 {
+    // SAFETY: as above. 584 years fit.
+    unsafe { timestamp.as_duration() }.as_nanos() as u64
+}
+
+/// The clock of one event loop. Clones share one timer, which serves the one that armed it last.
+#[derive(Clone, Debug)]
+pub struct LoopClock {
+    timer: Arc<AsyncFd<OwnedFd>>,
+}
+
+impl LoopClock {
+    /// Creates the clock and its timer in the current runtime.
+    ///
+    /// # Errors
+    /// The kernel gives no timer.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with IO enabled, as every tokio socket does.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: the call takes integers.
+        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just made this descriptor for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: an `OwnedFd` always names the same descriptor, and nothing takes it out of the `AsyncFd`.
+        Ok(Self { timer: Arc::new(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?) })
+    }
+}
+
+impl time::Clock for LoopClock {
+    fn get_time(&self) -> Timestamp {
+        timestamp(now_ns())
+    }
+}
+
+impl ClockWithTimer for LoopClock {
+    type Timer = Timer;
+
+    fn timer(&self) -> Timer {
+        Timer { fd: self.timer.clone(), wanted_ns: None, armed_ns: None }
+    }
+}
+
+/// Wakes a task at a time of CLOCK_MONOTONIC.
+#[derive(Debug)]
+pub struct Timer {
+    fd: Arc<AsyncFd<OwnedFd>>,
+    wanted_ns: Option<u64>,
+    /// What the kernel was told. Never later than what is wanted: most timeouts move back before they come, and going
+    /// to the kernel each time would cost more than an idle wake now and then.
+    armed_ns: Option<u64>,
+}
+
+impl Timer {
+    /// Waits for `ns` in place of what was waited for; for nothing if `None`.
+    pub fn set(&mut self, ns: Option<u64>) {
+        self.wanted_ns = ns;
+        if let Some(ns) = ns.filter(|ns| self.armed_ns.is_none_or(|armed_ns| *ns < armed_ns)) {
+            self.arm(ns);
+        }
+    }
+
+    fn arm(&mut self, ns: u64) {
+        // Zero would disarm it.
+        let ns = ns.max(1);
+        let at = libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+        let once = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+        // SAFETY: the descriptor is open, and the pointers are to a value that outlives the call, and null.
+        unsafe {
+            libc::timerfd_settime(self.fd.as_raw_fd(), libc::TFD_TIMER_ABSTIME, &raw const once, std::ptr::null_mut())
+        };
+        self.armed_ns = Some(ns);
+    }
+}
+
+impl time::clock::Timer for Timer {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(wanted_ns) = self.wanted_ns else {
+            return Poll::Pending;
+        };
+        loop {
+            if now_ns() >= wanted_ns {
+                self.wanted_ns = None;
+                return Poll::Ready(());
+            }
+            let Poll::Ready(Ok(mut ready)) = self.fd.poll_read_ready(cx) else {
+                return Poll::Pending;
+            };
+            // It has run out, or was armed anew meanwhile; what it counted is of no interest.
+            let expired = ready.try_io(|fd| {
+                let mut count = 0_u64;
+                // SAFETY: eight bytes are read into eight bytes.
+                let read = unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+                if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+            });
+            if expired.is_ok() {
+                self.armed_ns = None;
+            }
+            if self.armed_ns.is_none() {
+                self.arm(wanted_ns);
+            }
+        }
+    }
+
+    fn update(&mut self, timestamp: Timestamp) {
+        self.set(Some(ns(timestamp)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use s2n_quic_core::time::{Clock as _, clock::Timer as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_timer_fires_when_its_time_has_come_and_not_before() {
+        let clock = LoopClock::new().unwrap();
+        let mut timer = clock.timer();
+        for (first_ms, then_ms) in [(3, 3), (2, 6), (50, 4)] {
+            let begun_ns = now_ns();
+            timer.set(Some(begun_ns + first_ms * 1_000_000));
+            let then_ns = begun_ns + then_ms * 1_000_000;
+            timer.update(timestamp(then_ns));
+            timer.ready().await;
+            assert!(now_ns() >= then_ns / 1_000 * 1_000, "{first_ms} {then_ms}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_timer_that_was_taken_back_does_not_fire() {
+        let mut timer = LoopClock::new().unwrap().timer();
+        timer.set(Some(now_ns() + 1_000_000));
+        timer.set(None);
+        let fired = tokio::time::timeout(Duration::from_millis(5), timer.ready()).await;
+        assert!(fired.is_err());
+    }
+
+    #[tokio::test]
+    async fn timestamps_are_times_since_boot() {
+        let (before_ns, now, after_ns) = (now_ns(), LoopClock::new().unwrap().get_time(), now_ns());
+        assert!((before_ns / 1_000..=after_ns / 1_000).contains(&(ns(now) / 1_000)));
+    }
+}

@@ -1,0 +1,142 @@
+//! What the transport knows of a connection's path, for callers that look at connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// What one connection has seen of its path. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct PathStats(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    smoothed_rtt_us: AtomicU64,
+    min_rtt_us: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    sent_packets: AtomicU64,
+    lost_packets: AtomicU64,
+}
+
+/// What a connection has seen of its path, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// The smoothed round trip (RFC 9002 §5.3), once there was a sample.
+    pub smoothed_rtt: Option<Duration>,
+    /// The shortest one.
+    pub min_rtt: Option<Duration>,
+    /// UDP payloads sent, in bytes.
+    pub sent_bytes: u64,
+    /// UDP payloads received, in bytes.
+    pub received_bytes: u64,
+    /// QUIC packets sent.
+    pub sent_packets: u64,
+    /// Of these, the ones declared lost (RFC 9002 §6), probes of the path's MTU excepted.
+    pub lost_packets: u64,
+}
+
+impl PathStats {
+    /// Returns what is known now.
+    #[must_use]
+    pub fn get(&self) -> Path {
+        let of = |count: &AtomicU64| count.load(Relaxed);
+        let time = |count: &AtomicU64| Some(of(count)).filter(|us| *us > 0).map(Duration::from_micros);
+        Path {
+            smoothed_rtt: time(&self.0.smoothed_rtt_us),
+            min_rtt: time(&self.0.min_rtt_us),
+            sent_bytes: of(&self.0.sent_bytes),
+            received_bytes: of(&self.0.received_bytes),
+            sent_packets: of(&self.0.sent_packets),
+            lost_packets: of(&self.0.lost_packets),
+        }
+    }
+
+    /// Counts a UDP datagram that was sent.
+    pub fn sent_datagram(&self, bytes: u64) {
+        add(&self.0.sent_bytes, bytes);
+    }
+
+    /// Counts a UDP datagram that was received.
+    pub fn received_datagram(&self, bytes: u64) {
+        add(&self.0.received_bytes, bytes);
+    }
+
+    /// Counts a QUIC packet that was sent.
+    pub fn sent_packet(&self) {
+        add(&self.0.sent_packets, 1);
+    }
+
+    /// Counts a QUIC packet that was declared lost.
+    pub fn lost_packet(&self) {
+        add(&self.0.lost_packets, 1);
+    }
+
+    /// Notes the latest estimates of the round-trip time.
+    pub fn measured(&self, smoothed_rtt: Duration, min_rtt: Duration) {
+        // Zero is for what is not known.
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.0.smoothed_rtt_us.store(us(smoothed_rtt), Relaxed);
+        self.0.min_rtt_us.store(us(min_rtt), Relaxed);
+    }
+}
+
+/// Only the connection's endpoint writes, on one thread.
+fn add(count: &AtomicU64, more: u64) {
+    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+/// The largest QUIC packet that a connection sends, in bytes of UDP payload. Clones follow the same connection.
+#[derive(Clone, Debug)]
+pub struct PacketSize(Arc<AtomicU16>);
+
+impl Default for PacketSize {
+    /// Nothing is known yet, so nothing is too large.
+    fn default() -> Self {
+        Self(Arc::new(AtomicU16::new(u16::MAX)))
+    }
+}
+
+impl PacketSize {
+    /// What a packet needs beyond a UDP payload, at most: a short header with the longest connection ID and packet
+    /// number (RFC 9000 §17.3), the AEAD's tag (RFC 9001 §5.3), and a DATAGRAM frame with its length (RFC 9221 §4), a
+    /// quarter stream ID of four bytes and a context ID (RFC 9297 §2.1, RFC 9298 §5).
+    const OVERHEAD_BYTES: u16 = 1 + 20 + 4 + 16 + 3 + 4 + 1;
+
+    /// Whether a UDP payload of `payload_bytes` can travel in a DATAGRAM frame.
+    #[must_use]
+    pub fn carries(&self, payload_bytes: u16) -> bool {
+        self.0.load(Relaxed) >= payload_bytes.saturating_add(Self::OVERHEAD_BYTES)
+    }
+
+    /// Notes how long packets may be now.
+    pub fn set(&self, bytes: u16) {
+        self.0.store(bytes, Relaxed);
+    }
+
+    /// The size itself.
+    #[must_use]
+    pub fn bytes(&self) -> u16 {
+        self.0.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_is_known_once_there_was_one_however_short() {
+        let stats = PathStats::default();
+        assert_eq!(stats.get(), Path::default());
+        stats.measured(Duration::from_nanos(10), Duration::ZERO);
+        stats.sent_packet();
+        stats.sent_datagram(1_200);
+        let us = Some(Duration::from_micros(1));
+        let expected = Path { smoothed_rtt: us, min_rtt: us, sent_bytes: 1_200, sent_packets: 1, ..Path::default() };
+        assert_eq!(stats.clone().get(), expected);
+    }
+}

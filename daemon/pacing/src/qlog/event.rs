@@ -1,0 +1,521 @@
+//! What is logged of a connection, in the words of draft-ietf-quic-qlog-quic-events, and of paced's own namespace.
+//!
+//! Fields and their order are the draft's, so that serialising is all there is to writing them. Lengths of frames are in
+//! `raw`, as it wants; times are milliseconds. Neither addresses nor connection IDs nor tokens are kept.
+
+use std::{num::NonZeroU32, ops::RangeInclusive, time::Duration};
+
+use s2n_quic::{
+    connection,
+    provider::event::{
+        Location,
+        events::{self, KeyType, PacketLost, RecoveryMetrics, TransmissionMode, TransportParameters},
+    },
+};
+use serde::{Serialize, Serializer};
+
+use crate::class_key::ClassKey;
+
+/// Something that happened.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Event {
+    ParametersSet(Parameters),
+    PacketSent(Sent),
+    PacketReceived(Received),
+    PacketLost(Lost),
+    RecoveryMetricsUpdated(Metrics),
+    MtuUpdated {
+        new: u16,
+        done: bool,
+    },
+    ConnectionStateUpdated {
+        new: &'static str,
+    },
+    ConnectionClosed(Closed),
+    KeyUpdated(Key),
+    /// A stream had a turn, and the transport got so many bytes of it.
+    StreamTurn(StreamTurn),
+    /// What had its turn is in a packet.
+    Payload(Payload),
+    /// The kernel has taken a packet.
+    Departure(Departure),
+    EventsLost {
+        count: u64,
+    },
+}
+
+impl Event {
+    /// The event's name with its namespace.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::ParametersSet(_) => "quic:parameters_set",
+            Self::PacketSent(_) => "quic:packet_sent",
+            Self::PacketReceived(_) => "quic:packet_received",
+            Self::PacketLost(_) => "quic:packet_lost",
+            Self::RecoveryMetricsUpdated(_) => "quic:recovery_metrics_updated",
+            Self::MtuUpdated { .. } => "quic:mtu_updated",
+            Self::ConnectionStateUpdated { .. } => "quic:connection_state_updated",
+            Self::ConnectionClosed(_) => "quic:connection_closed",
+            Self::KeyUpdated(_) => "quic:key_updated",
+            Self::StreamTurn(_) => "paced:stream_turn",
+            Self::Payload(_) => "paced:payload",
+            Self::Departure(_) => "paced:departure",
+            Self::EventsLost { .. } => "paced:events_lost",
+        }
+    }
+
+    /// Whose turn it is about: the request's stream, and its class.
+    pub(super) const fn served(&self) -> Option<(u64, Option<ClassKey>)> {
+        match self {
+            Self::StreamTurn(StreamTurn { stream_id, class, .. }) | Self::Payload(Payload { stream_id, class, .. }) => {
+                Some((*stream_id, *class))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A number of nanoseconds in milliseconds.
+pub(super) fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// A span in milliseconds.
+fn span_ms(span: Duration) -> f64 {
+    span.as_nanos() as f64 / 1e6
+}
+
+/// The protected parts of a packet's header are left out, but for its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Header {
+    packet_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packet_number: Option<u64>,
+}
+
+impl From<&events::PacketHeader> for Header {
+    fn from(header: &events::PacketHeader) -> Self {
+        use events::PacketHeader as From;
+        let (packet_type, packet_number) = match *header {
+            From::Initial { number, .. } => ("initial", Some(number)),
+            From::Handshake { number, .. } => ("handshake", Some(number)),
+            From::ZeroRtt { number, .. } => ("0RTT", Some(number)),
+            From::OneRtt { number, .. } => ("1RTT", Some(number)),
+            From::Retry { .. } => ("retry", None),
+            From::VersionNegotiation { .. } => ("version_negotiation", None),
+            From::StatelessReset { .. } => ("stateless_reset", None),
+            _ => ("unknown", None),
+        };
+        Self { packet_type, packet_number }
+    }
+}
+
+/// A packet of a connection that is logged, on its way to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// The log.
+    pub(super) log: NonZeroU32,
+    pub(super) header: Header,
+    /// When it was written, after the log's beginning.
+    pub(super) decided_ns: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Sent {
+    pub(super) header: Header,
+    pub(super) frames: Vec<Frame>,
+    pub(super) raw: Raw,
+    is_mtu_probe_packet: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trigger: Option<&'static str>,
+}
+
+impl Sent {
+    pub(super) fn new(event: &events::PacketSent, frames: Vec<Frame>) -> Self {
+        Self {
+            header: (&event.packet_header).into(),
+            frames,
+            raw: Raw::whole(event.packet_len),
+            is_mtu_probe_packet: matches!(event.transmission_mode, TransmissionMode::MtuProbing { .. }),
+            trigger: matches!(event.transmission_mode, TransmissionMode::LossRecoveryProbing { .. })
+                .then_some("pto_probe"),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Received {
+    header: Header,
+    pub(super) frames: Vec<Frame>,
+    raw: Raw,
+}
+
+impl From<&events::PacketReceived> for Received {
+    fn from(event: &events::PacketReceived) -> Self {
+        Self { header: (&event.packet_header).into(), frames: Vec::new(), raw: Raw::whole(event.packet_len) }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Lost {
+    header: Header,
+    is_mtu_probe_packet: bool,
+}
+
+impl From<&PacketLost<'_>> for Lost {
+    fn from(event: &PacketLost<'_>) -> Self {
+        Self { header: (&event.packet_header).into(), is_mtu_probe_packet: event.is_mtu_probe }
+    }
+}
+
+/// Lengths in bytes. Of a frame, `length` is what its own field of that name says.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Raw {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    length: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_length: Option<u64>,
+}
+
+impl Raw {
+    const fn whole(bytes: usize) -> Self {
+        Self { length: Some(bytes as u64), payload_length: None }
+    }
+
+    const fn payload(bytes: u16) -> Self {
+        Self { length: Some(bytes as u64), payload_length: Some(bytes as u64) }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Metrics {
+    min_rtt: f64,
+    smoothed_rtt: f64,
+    latest_rtt: f64,
+    rtt_variance: f64,
+    pto_count: u32,
+    congestion_window: u32,
+    bytes_in_flight: u32,
+}
+
+impl From<&RecoveryMetrics<'_>> for Metrics {
+    fn from(event: &RecoveryMetrics<'_>) -> Self {
+        Self {
+            min_rtt: span_ms(event.min_rtt),
+            smoothed_rtt: span_ms(event.smoothed_rtt),
+            latest_rtt: span_ms(event.latest_rtt),
+            rtt_variance: span_ms(event.rtt_variance),
+            pto_count: event.pto_count,
+            congestion_window: event.congestion_window,
+            bytes_in_flight: event.bytes_in_flight,
+        }
+    }
+}
+
+/// What the peer said of itself in the handshake.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Parameters {
+    initiator: &'static str,
+    disable_active_migration: bool,
+    max_idle_timeout: u64,
+    max_udp_payload_size: u64,
+    ack_delay_exponent: u8,
+    max_ack_delay: u64,
+    active_connection_id_limit: u64,
+    initial_max_stream_data_bidi_local: u64,
+    initial_max_stream_data_bidi_remote: u64,
+    initial_max_stream_data_uni: u64,
+    initial_max_streams_bidi: u64,
+    initial_max_streams_uni: u64,
+    /// None are told of, but readers want the list.
+    unknown_parameters: [u8; 0],
+    max_datagram_frame_size: u64,
+}
+
+impl From<&TransportParameters<'_>> for Parameters {
+    fn from(of: &TransportParameters<'_>) -> Self {
+        // Of less than 2^62 ms (RFC 9000 §18.2).
+        let whole_ms = |span: Duration| span.as_millis() as u64;
+        Self {
+            initiator: "remote",
+            disable_active_migration: !of.migration_support,
+            max_idle_timeout: whole_ms(of.max_idle_timeout),
+            max_udp_payload_size: of.max_udp_payload_size,
+            ack_delay_exponent: of.ack_delay_exponent,
+            max_ack_delay: whole_ms(of.max_ack_delay),
+            active_connection_id_limit: of.active_connection_id_limit,
+            initial_max_stream_data_bidi_local: of.initial_max_stream_data_bidi_local,
+            initial_max_stream_data_bidi_remote: of.initial_max_stream_data_bidi_remote,
+            initial_max_stream_data_uni: of.initial_max_stream_data_uni,
+            initial_max_streams_bidi: of.initial_max_streams_bidi,
+            initial_max_streams_uni: of.initial_max_streams_uni,
+            unknown_parameters: [],
+            max_datagram_frame_size: of.max_datagram_frame_size,
+        }
+    }
+}
+
+/// Why the connection ended.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Closed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    initiator: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connection_error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    application_error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_code: Option<u64>,
+    reason: String,
+    trigger: &'static str,
+}
+
+impl From<&connection::Error> for Closed {
+    fn from(error: &connection::Error) -> Self {
+        let by = |initiator: &Location| Some(if initiator.is_local() { "local" } else { "remote" });
+        let closed = |trigger| Self { reason: error.to_string(), trigger, ..Self::default() };
+        match error {
+            connection::Error::Closed { initiator, .. } => Self { initiator: by(initiator), ..closed("application") },
+            // Names of codes would be a table of our own; the draft has "unknown" with the code beside it.
+            connection::Error::Transport { code, initiator, .. } => Self {
+                initiator: by(initiator),
+                connection_error: Some("unknown"),
+                error_code: Some(code.as_u64()),
+                ..closed("error")
+            },
+            connection::Error::Application { error: code, initiator, .. } => Self {
+                initiator: by(initiator),
+                application_error: Some("unknown"),
+                error_code: Some((*code).into()),
+                ..closed("application")
+            },
+            connection::Error::StatelessReset { .. } => closed("stateless_reset"),
+            connection::Error::IdleTimerExpired { .. } => closed("idle_timeout"),
+            connection::Error::ImmediateClose { .. } => closed("aborted"),
+            _ => closed("unspecified"),
+        }
+    }
+}
+
+/// New keys, of both directions; named is the one of the server's.
+#[derive(Debug, Serialize)]
+pub(super) struct Key {
+    key_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_phase: Option<u16>,
+}
+
+impl From<&KeyType> for Key {
+    fn from(key: &KeyType) -> Self {
+        let (key_type, key_phase) = match *key {
+            KeyType::Initial { .. } => ("server_initial_secret", None),
+            KeyType::Handshake { .. } => ("server_handshake_secret", None),
+            KeyType::ZeroRtt { .. } => ("client_0rtt_secret", None),
+            KeyType::OneRtt { generation, .. } => ("server_1rtt_secret", Some(generation)),
+            _ => ("unknown", None),
+        };
+        Self { key_type, key_phase }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct StreamTurn {
+    pub(super) stream_id: u64,
+    #[serde(skip)]
+    pub(super) class: Option<ClassKey>,
+    /// Bytes that the transport was handed.
+    pub(super) length: u64,
+    /// The streams and tunnels that also wait for a turn.
+    pub(super) waiting_streams: usize,
+    pub(super) waiting_tunnels: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Payload {
+    /// Of the packet that it is in, once that is known.
+    pub(super) header: Option<Header>,
+    /// "stream" or "datagram".
+    pub(super) form: &'static str,
+    pub(super) stream_id: u64,
+    #[serde(skip)]
+    pub(super) class: Option<ClassKey>,
+    pub(super) length: u64,
+    /// How long it had waited here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) waited: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Departure {
+    pub(super) header: Header,
+    /// When the scheduler had chosen what is in it.
+    pub(super) decided: f64,
+    /// When it should leave, if it has to wait at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) wanted: Option<f64>,
+    /// The departure that the kernel was told (SO_TXTIME), where it keeps any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) told: Option<f64>,
+    /// Which of how many packets that left as one message.
+    pub(super) place: usize,
+    pub(super) train: usize,
+}
+
+/// A frame, as far as the transport tells of it.
+#[derive(Debug, Serialize)]
+#[serde(tag = "frame_type", rename_all = "snake_case")]
+pub(super) enum Frame {
+    Padding {
+        raw: Raw,
+    },
+    Ping {},
+    Ack {
+        acked_ranges: Vec<Acked>,
+        #[serde(flatten)]
+        ecn: Option<Ecn>,
+    },
+    ResetStream {
+        stream_id: u64,
+        error: &'static str,
+        error_code: u64,
+        final_size: u64,
+    },
+    StopSending {
+        stream_id: u64,
+        error: &'static str,
+        error_code: u64,
+    },
+    Crypto {
+        offset: u64,
+        raw: Raw,
+    },
+    NewToken {
+        token: Nothing,
+    },
+    Stream {
+        stream_id: u64,
+        offset: u64,
+        fin: bool,
+        raw: Raw,
+    },
+    MaxData {
+        maximum: u64,
+    },
+    MaxStreamData {
+        stream_id: u64,
+        maximum: u64,
+    },
+    MaxStreams {
+        stream_type: &'static str,
+        maximum: u64,
+    },
+    DataBlocked {
+        limit: u64,
+    },
+    StreamDataBlocked {
+        stream_id: u64,
+        limit: u64,
+    },
+    StreamsBlocked {
+        stream_type: &'static str,
+        limit: u64,
+    },
+    NewConnectionId {
+        sequence_number: u64,
+        retire_prior_to: u64,
+        connection_id: &'static str,
+    },
+    PathChallenge {},
+    PathResponse {},
+    ConnectionClose {},
+    HandshakeDone {},
+    Datagram {
+        raw: Raw,
+    },
+    Unknown {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        frame_type_bytes: Option<u64>,
+    },
+}
+
+/// Required by the draft, and not kept.
+#[derive(Debug, Serialize)]
+pub(super) struct Nothing {}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Ecn {
+    ect0: u64,
+    ect1: u64,
+    ce: u64,
+}
+
+/// Packet numbers that are acknowledged: the lowest and the highest.
+#[derive(Debug)]
+pub(super) struct Acked(pub(super) RangeInclusive<u64>);
+
+impl Serialize for Acked {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let (low, high) = (*self.0.start(), *self.0.end());
+        if low == high { [low].serialize(to) } else { [low, high].serialize(to) }
+    }
+}
+
+const fn stream_type(of: &events::StreamType) -> &'static str {
+    match of {
+        events::StreamType::Unidirectional { .. } => "unidirectional",
+        _ => "bidirectional",
+    }
+}
+
+impl From<&events::Frame> for Frame {
+    fn from(frame: &events::Frame) -> Self {
+        use events::Frame as From;
+        // Codes of applications are no names here.
+        let error = "unknown";
+        match frame {
+            From::Padding { len, .. } => Self::Padding { raw: Raw::payload(*len) },
+            From::Ping { .. } => Self::Ping {},
+            From::Ack { ecn_counts, .. } => Self::Ack {
+                acked_ranges: Vec::new(),
+                ecn: ecn_counts.as_ref().map(|counts| Ecn {
+                    ect0: counts.ect_0_count,
+                    ect1: counts.ect_1_count,
+                    ce: counts.ce_count,
+                }),
+            },
+            &From::ResetStream { id: stream_id, error_code, final_size, .. } => {
+                Self::ResetStream { stream_id, error, error_code, final_size }
+            }
+            &From::StopSending { id: stream_id, error_code, .. } => Self::StopSending { stream_id, error, error_code },
+            &From::Crypto { offset, len, .. } => Self::Crypto { offset, raw: Raw::payload(len) },
+            From::NewToken { .. } => Self::NewToken { token: Nothing {} },
+            &From::Stream { id: stream_id, offset, len, is_fin: fin, .. } => {
+                Self::Stream { stream_id, offset, fin, raw: Raw::payload(len) }
+            }
+            &From::MaxData { value: maximum, .. } => Self::MaxData { maximum },
+            &From::MaxStreamData { id: stream_id, value: maximum, .. } => Self::MaxStreamData { stream_id, maximum },
+            From::MaxStreams { stream_type: of, value, .. } => {
+                Self::MaxStreams { stream_type: stream_type(of), maximum: *value }
+            }
+            &From::DataBlocked { data_limit: limit, .. } => Self::DataBlocked { limit },
+            &From::StreamDataBlocked { stream_id, stream_data_limit: limit, .. } => {
+                Self::StreamDataBlocked { stream_id, limit }
+            }
+            From::StreamsBlocked { stream_type: of, stream_limit, .. } => {
+                Self::StreamsBlocked { stream_type: stream_type(of), limit: *stream_limit }
+            }
+            &From::NewConnectionId { sequence_number, retire_prior_to, .. } => {
+                Self::NewConnectionId { sequence_number, retire_prior_to, connection_id: "" }
+            }
+            // Of which it is not told, without which the draft has no RETIRE_CONNECTION_ID (RFC 9000 §19.16).
+            From::RetireConnectionId { .. } => Self::Unknown { frame_type_bytes: Some(0x19) },
+            From::PathChallenge { .. } => Self::PathChallenge {},
+            From::PathResponse { .. } => Self::PathResponse {},
+            From::ConnectionClose { .. } => Self::ConnectionClose {},
+            From::HandshakeDone { .. } => Self::HandshakeDone {},
+            From::Datagram { len, .. } => Self::Datagram { raw: Raw::payload(*len) },
+            _ => Self::Unknown { frame_type_bytes: None },
+        }
+    }
+}

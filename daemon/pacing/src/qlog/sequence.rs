@@ -1,0 +1,128 @@
+//! A log as a JSON text sequence (RFC 7464): a record with what the file is, then one for each event
+//! (draft-ietf-quic-qlog-main-schema, "qlog to JSON Text Sequences mapping").
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::SystemTime,
+};
+
+use serde::Serialize;
+use serde_json::json;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    Entry, Tracing,
+    event::{Event, ms},
+};
+use crate::class_key::ClassKey;
+
+/// The draft whose events these are.
+const SCHEMA: &str = "urn:ietf:params:qlog:events:quic-12";
+
+/// Text that is made at once, in bytes; the last record may go beyond.
+const TEXT_BYTES: usize = 256 * 1024;
+
+/// Tunnels whose numbers are remembered, at most; of later ones there are the streams only.
+const TUNNELS: usize = 65_536;
+
+/// What the log calls by numbers.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// The names of classes.
+    pub classes: HashMap<ClassKey, String>,
+    /// The tunnels of the connection that are open, by the streams of their requests.
+    pub tunnels: HashMap<u64, u64>,
+}
+
+/// The text of a log that goes on.
+#[derive(Debug)]
+pub struct Sequence {
+    tracing: Tracing,
+    header: Option<String>,
+    waiting: VecDeque<Entry>,
+    names: Names,
+    is_over: bool,
+}
+
+impl Sequence {
+    /// Returns the text of what is listened to from now on: a connection that the control plane calls by a number.
+    #[must_use]
+    pub fn new(tracing: Tracing, connection: u64) -> Self {
+        let header = Some(header(connection, SystemTime::now()));
+        Self { tracing, header, waiting: VecDeque::new(), names: Names::default(), is_over: false }
+    }
+
+    /// Whether there is something to be written at once.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.header.is_some() || !self.waiting.is_empty()
+    }
+
+    /// Returns records of what happened since the last time, maybe none, and whether more are to come. Tunnels that are
+    /// open no more are remembered.
+    pub fn text(&mut self, names: Names) -> (String, bool) {
+        self.names.classes = names.classes;
+        if self.names.tunnels.len() < TUNNELS {
+            self.names.tunnels.extend(names.tunnels);
+        }
+        if self.waiting.is_empty() {
+            // Looked at first, so that what is taken then is all that there is.
+            self.is_over = self.tracing.is_over();
+            self.waiting = self.tracing.take(self.is_over).into();
+        }
+        let mut text = self.header.take().unwrap_or_default();
+        while text.len() < TEXT_BYTES
+            && let Some((ns, event)) = self.waiting.pop_front()
+        {
+            text.push_str(&event_record(ns, &event, &self.names));
+        }
+        (text, !self.is_over || !self.waiting.is_empty())
+    }
+}
+
+fn header(connection: u64, begun: SystemTime) -> String {
+    // It fails for years of more than four digits.
+    let begun = OffsetDateTime::from(begun).format(&Rfc3339).unwrap_or_default();
+    record(&json!({
+        "file_schema": "urn:ietf:params:qlog:file:sequential",
+        "serialization_format": "application/qlog+json-seq",
+        "title": format!("connection {connection} of paced {}", env!("CARGO_PKG_VERSION")),
+        "trace": {
+            "common_fields": {
+                "reference_time": { "clock_type": "monotonic", "epoch": "unknown", "wall_clock_time": begun },
+                "time_format": "relative_to_epoch",
+            },
+            "event_schemas": [SCHEMA],
+            "vantage_point": { "name": "paced", "type": "server" },
+        },
+    }))
+}
+
+fn event_record(ns: u64, event: &Event, names: &Names) -> String {
+    #[derive(Serialize)]
+    struct Whole<'a> {
+        time: f64,
+        name: &'static str,
+        data: Data<'a>,
+    }
+    #[derive(Serialize)]
+    struct Data<'a> {
+        #[serde(flatten)]
+        event: &'a Event,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        class: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tunnel: Option<u64>,
+    }
+    let served = event.served();
+    let class = served.and_then(|(_, class)| names.classes.get(&class?)).map(String::as_str);
+    let tunnel = served.and_then(|(stream_id, _)| names.tunnels.get(&stream_id)).copied();
+    record(&Whole { time: ms(ns), name: event.name(), data: Data { event, class, tunnel } })
+}
+
+/// A record between a record separator and a line feed (RFC 7464 §2.2).
+fn record(of: &impl Serialize) -> String {
+    // Only keys that are no text, and writers, can fail.
+    let json = serde_json::to_string(of).unwrap_or_default();
+    format!("\u{1e}{json}\n")
+}

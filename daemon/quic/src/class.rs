@@ -1,0 +1,455 @@
+//! What a class means where its bytes move: the terms a tunnel or stream is served on, the class's rates, and what became
+//! of its traffic.
+
+use std::{collections::HashSet, sync::Arc};
+
+use arc_swap::ArcSwap;
+use config::policy::{self, ClassId, DropRule, Policy, Subject};
+use masque::priority::Priority;
+use pacing::class_key::ClassKey;
+use parking_lot::Mutex;
+use prometheus_client::{
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+use sched::{pace::Pace, stream::Service};
+
+/// Which end of a connection a class is applied at; it decides which rate holds in which direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Its peers are clients, its targets are targets.
+    Relay,
+    /// Its peer is a relay; it has no targets.
+    Edge,
+}
+
+impl Role {
+    /// Returns the word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Relay => "relay",
+            Self::Edge => "edge",
+        }
+    }
+}
+
+/// The classes of a policy, as one role applies them. All connections share them.
+#[derive(Debug)]
+pub struct Classes {
+    policy: Policy,
+    classes: Vec<Arc<Class>>,
+}
+
+impl Classes {
+    /// Makes the classes of `policy` ready; `marks` says what packets of a class carry for the kernel. Classes that had
+    /// the same name before go on counting where they were.
+    #[must_use]
+    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
+        let class = |class: &policy::Class| {
+            let counters = metrics.of(role, &class.name);
+            Arc::new(Class::new(class.clone(), role, counters, marks(&class.name)))
+        };
+        Self { classes: policy.classes.iter().map(class).collect(), policy }
+    }
+
+    /// How connections are shared.
+    #[must_use]
+    pub fn schedule(&self) -> &policy::Schedule {
+        &self.policy.schedule
+    }
+
+    /// The class of a stream or tunnel.
+    #[must_use]
+    pub fn classify(&self, subject: &Subject<'_>) -> &Arc<Class> {
+        self.class(self.policy.classify(subject))
+    }
+
+    /// The class of a name, or the default class if there is none of that name.
+    #[must_use]
+    pub fn named(&self, name: Option<&str>) -> &Arc<Class> {
+        name.and_then(|name| self.get(name)).unwrap_or_else(|| self.class(ClassId::default()))
+    }
+
+    /// The class of a name, if there is one.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<Class>> {
+        self.policy.id_of(name).map(|id| self.class(id))
+    }
+
+    fn class(&self, id: ClassId) -> &Arc<Class> {
+        // Every policy has a default class.
+        self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
+    }
+}
+
+/// The marks (SO_MARK) by which the kernel's programs know what moves in a class; `None` where they look at none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassMarks {
+    /// Of QUIC packets that carry something of the class.
+    pub to_peers: Option<u32>,
+    /// Of sockets to targets.
+    pub to_targets: Option<u32>,
+}
+
+/// A class as the data path sees it; all tunnels and streams of the class share it, over all connections.
+#[derive(Debug)]
+pub struct Class {
+    policy: policy::Class,
+    /// What packets' records call it.
+    pub key: ClassKey,
+    /// The rate toward the other end of QUIC connections.
+    pub to_peers: Option<Cap>,
+    /// The rate toward targets.
+    pub to_targets: Option<Cap>,
+    /// Its marks.
+    pub marks: ClassMarks,
+    /// What became of the class's traffic.
+    pub counters: ClassCounters,
+}
+
+impl Class {
+    fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: ClassMarks) -> Self {
+        let up = Cap::new(policy.rate_up, policy.packets_up);
+        let (to_peers, to_targets) = match role {
+            Role::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
+            Role::Edge => (up, None),
+        };
+        Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
+    }
+
+    /// What the policy says about the class.
+    #[must_use]
+    pub fn policy(&self) -> &policy::Class {
+        &self.policy
+    }
+
+    /// Returns which payloads are dropped besides payloads that exceed a bound.
+    #[must_use]
+    pub fn drop_rule(&self) -> DropRule {
+        self.policy.drop
+    }
+
+    /// The terms of something of the class that asks for `signal`, of which it gets what the class allows.
+    #[must_use]
+    pub fn terms(self: &Arc<Self>, signal: Option<&Priority>) -> Terms {
+        Terms {
+            service: self.policy.service(signal, 0),
+            deadline_ns: self.policy.deadline_ns(signal),
+            since: Since::default(),
+            signal: signal.copied(),
+            class: self.clone(),
+        }
+    }
+}
+
+impl Default for Class {
+    /// A class without rules.
+    fn default() -> Self {
+        Self::new(
+            Policy::default().classes.swap_remove(0),
+            Role::Relay,
+            ClassCounters::default(),
+            ClassMarks::default(),
+        )
+    }
+}
+
+/// The terms on which one tunnel or stream is served: its class, and where its own signals moved it.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// What it is to the scheduler. The deadline in here is ignored; it comes from `deadline_ns`.
+    pub service: Service,
+    /// Within which time from its beginning a stream, or from its arrival a payload of a tunnel, should have left.
+    pub deadline_ns: Option<u64>,
+    /// When a stream begins.
+    pub since: Since,
+    /// What was asked for.
+    pub signal: Option<Priority>,
+    /// The class.
+    pub class: Arc<Class>,
+}
+
+/// From when the deadline of a stream of bytes counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Since {
+    /// Its first byte: a message, all of which is wanted within the time.
+    #[default]
+    First,
+    /// The first byte after it had nothing to send: a connection that goes on, in which each burst is a message.
+    Burst,
+}
+
+impl Terms {
+    /// The terms of no particular class.
+    #[must_use]
+    pub fn of(service: Service, deadline_ns: Option<u64>) -> Self {
+        Self { service, deadline_ns, ..Self::default() }
+    }
+
+    /// Returns what a stream or flow whose deadline counts from `since_ns` is to the scheduler.
+    #[must_use]
+    pub fn service_since(&self, since_ns: u64) -> Service {
+        Service { deadline_ns: self.deadline_ns.map(|deadline| since_ns.saturating_add(deadline)), ..self.service }
+    }
+
+    /// The same as these, had `signal` been given instead of what was.
+    #[must_use]
+    pub fn moved(&self, signal: &Priority) -> Self {
+        Self { since: self.since, ..self.class.terms(Some(signal)) }
+    }
+
+    /// The same as these, were it of another class.
+    #[must_use]
+    pub fn reclassed(&self, class: &Arc<Class>) -> Self {
+        Self { since: self.since, ..class.terms(self.signal.as_ref()) }
+    }
+}
+
+/// The class that something is of, which may change while it lives. Clones are the same membership.
+#[derive(Clone, Debug, Default)]
+pub struct Membership(Arc<ArcSwap<Class>>);
+
+impl Membership {
+    /// Returns a new member of a class.
+    #[must_use]
+    pub fn new(class: Arc<Class>) -> Self {
+        Self(Arc::new(ArcSwap::new(class)))
+    }
+
+    /// The class that it is of now.
+    #[must_use]
+    pub fn get(&self) -> Arc<Class> {
+        self.0.load_full()
+    }
+
+    /// Moves it to another class.
+    pub fn set(&self, class: Arc<Class>) {
+        self.0.store(class);
+    }
+
+    /// Tells whether anybody else has it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// Brings `known` up to date and returns what it was, unless it is that still, which costs next to nothing.
+    pub fn update(&self, known: &mut Arc<Class>) -> Option<Arc<Class>> {
+        let now = self.0.load();
+        (!Arc::ptr_eq(&now, known)).then(|| std::mem::replace(known, now.clone()))
+    }
+}
+
+/// A limit that all of a class or of a user share, in bytes or packets a second or both ([`Pace`]). Departures are reserved
+/// in the order in which turns come, so that waiting for one costs no turn of anybody else.
+#[derive(Debug)]
+pub struct Cap(Mutex<Paces>);
+
+#[derive(Debug)]
+struct Paces {
+    bytes: Option<Pace>,
+    /// Of one "byte" a packet.
+    packets: Option<Pace>,
+}
+
+impl Cap {
+    /// How much time's worth may leave at once after a silence.
+    const BURST_NS: u64 = 10_000_000;
+
+    /// Returns a cap that nothing has used yet; `None` if there is no limit.
+    #[must_use]
+    pub fn new(bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) -> Option<Self> {
+        let pace = |per_sec: Option<u64>| per_sec.map(|per_sec| Pace::new(per_sec, Self::BURST_NS));
+        let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
+        (paces.bytes.is_some() || paces.packets.is_some()).then(|| Self(Mutex::new(paces)))
+    }
+
+    /// Reserves the departure of so much and returns when it is due: `now_ns` or later.
+    pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
+        let mut paces = self.0.lock();
+        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
+        let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
+        let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
+        for (pace, sent) in [(by_bytes, bytes), (by_packets, packets)] {
+            if let Some(pace) = pace {
+                pace.sent(at_ns, sent);
+            }
+        }
+        at_ns
+    }
+}
+
+/// What became of a class's traffic toward the other end of QUIC connections.
+#[derive(Clone, Debug)]
+pub struct ClassCounters {
+    /// Bytes of streams handed to the transport, and of payloads written into packets.
+    pub sent_bytes: Counter,
+    /// Payloads written into packets or capsules.
+    pub sent_payloads: Counter,
+    /// Payloads dropped because a bound was reached.
+    pub dropped_queue: Counter,
+    /// Payloads dropped because their deadline passed.
+    pub dropped_expired: Counter,
+    /// Payloads dropped because they had waited too long for the class's rule.
+    pub dropped_sojourn: Counter,
+    /// Streams reset because their deadline passed.
+    pub expired_streams: Counter,
+    /// Payloads that left after their deadline.
+    pub late_payloads: Counter,
+    /// How long payloads waited for their turn, in seconds.
+    pub sojourn: Histogram,
+    /// The same, all of them together; a histogram does not tell.
+    pub sojourn_ns: Counter,
+}
+
+impl ClassCounters {
+    /// Notes a payload that leaves after having waited.
+    pub fn note_sent(&self, sojourn_ns: u64, deadline_ns: Option<u64>) {
+        self.sent_payloads.inc();
+        self.sojourn.observe(sojourn_ns as f64 * 1e-9);
+        self.sojourn_ns.inc_by(sojourn_ns);
+        if deadline_ns.is_some_and(|deadline_ns| sojourn_ns > deadline_ns) {
+            self.late_payloads.inc();
+        }
+    }
+}
+
+impl Default for ClassCounters {
+    fn default() -> Self {
+        ClassMetrics::default().of(Role::Relay, policy::DEFAULT)
+    }
+}
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+/// Why payloads are dropped, as metrics say it.
+const DROPS: [&str; 3] = ["queue_full", "expired", "sojourn"];
+
+/// The counters of all classes, by name and role.
+#[derive(Clone, Debug)]
+pub struct ClassMetrics {
+    /// The label sets that families have.
+    known: Arc<Mutex<HashSet<Labels<2>>>>,
+    sent_bytes: Family<Labels<2>, Counter>,
+    sent_payloads: Family<Labels<2>, Counter>,
+    dropped: Family<Labels<3>, Counter>,
+    expired_streams: Family<Labels<2>, Counter>,
+    late_payloads: Family<Labels<2>, Counter>,
+    sojourn: Family<Labels<2>, Histogram>,
+    sojourn_ns: Family<Labels<2>, Counter>,
+}
+
+impl Default for ClassMetrics {
+    fn default() -> Self {
+        Self {
+            known: Arc::default(),
+            sent_bytes: Family::default(),
+            sent_payloads: Family::default(),
+            dropped: Family::default(),
+            expired_streams: Family::default(),
+            late_payloads: Family::default(),
+            sojourn_ns: Family::default(),
+            // 50 µs to 1.6 s.
+            sojourn: Family::new_with_constructor(|| Histogram::new(exponential_buckets(50e-6, 2.0, 16))),
+        }
+    }
+}
+
+impl ClassMetrics {
+    /// Registers all families.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("class_bytes", "Bytes sent to peers, by class", self.sent_bytes.clone());
+        registry.register("class_payloads", "UDP payloads sent to peers, by class", self.sent_payloads.clone());
+        let help = "UDP payloads dropped before they were sent to peers, by class and reason";
+        registry.register("class_dropped_payloads", help, self.dropped.clone());
+        let help = "Streams reset because their deadline passed, by class";
+        registry.register("class_expired_streams", help, self.expired_streams.clone());
+        let help = "UDP payloads sent to peers after their deadline, by class";
+        registry.register("class_late_payloads", help, self.late_payloads.clone());
+        let help = "How long UDP payloads waited for their turn, by class";
+        registry.register("class_sojourn_seconds", help, self.sojourn.clone());
+    }
+
+    /// Forgets what was counted for classes that a policy does not have, so that there are never more than it has.
+    pub fn retain(&self, policy: &Policy) {
+        let mut known = self.known.lock();
+        known.retain(|labels| {
+            let [(_, class), _] = labels;
+            let is_kept = policy.id_of(class).is_some();
+            if !is_kept {
+                for family in [&self.sent_bytes, &self.sent_payloads, &self.expired_streams, &self.late_payloads] {
+                    family.remove(labels);
+                }
+                self.sojourn.remove(labels);
+                self.sojourn_ns.remove(labels);
+                for reason in DROPS {
+                    let [class, role] = labels.clone();
+                    self.dropped.remove(&[class, role, ("reason", reason.to_owned())]);
+                }
+            }
+            is_kept
+        });
+    }
+
+    /// Returns the counters of one class.
+    #[must_use]
+    pub fn of(&self, role: Role, class: &str) -> ClassCounters {
+        let role = role.as_str();
+        let labels = || [("class", class.to_owned()), ("role", role.to_owned())];
+        self.known.lock().insert(labels());
+        let dropped = |reason: &str| {
+            let [class, role] = labels();
+            self.dropped.get_or_create(&[class, role, ("reason", reason.to_owned())]).clone()
+        };
+        ClassCounters {
+            sent_bytes: self.sent_bytes.get_or_create(&labels()).clone(),
+            sent_payloads: self.sent_payloads.get_or_create(&labels()).clone(),
+            dropped_queue: dropped(DROPS[0]),
+            dropped_expired: dropped(DROPS[1]),
+            dropped_sojourn: dropped(DROPS[2]),
+            expired_streams: self.expired_streams.get_or_create(&labels()).clone(),
+            late_payloads: self.late_payloads.get_or_create(&labels()).clone(),
+            sojourn: self.sojourn.get_or_create(&labels()).clone(),
+            sojourn_ns: self.sojourn_ns.get_or_create(&labels()).clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
+        const MS: u64 = 1_000_000;
+        // From the 10 ms that may leave at once on, 1,000 bytes take 1 ms, and a packet takes 10 ms.
+        let cap = Cap::new(Some(1_000_000), Some(100)).unwrap();
+        let departures: Vec<_> = (0..4).map(|_| cap.reserve(100 * MS, 0, 1) / MS).collect();
+        assert_eq!(departures, [100, 100, 110, 120], "empty ones");
+        let departures: Vec<_> = (0..3).map(|_| cap.reserve(500 * MS, 30_000, 1) / MS).collect();
+        assert_eq!(departures, [500, 520, 550], "long ones");
+        assert!(Cap::new(None, None).is_none());
+    }
+
+    #[test]
+    fn what_was_counted_for_classes_that_are_gone_is_forgotten_and_the_rest_is_kept() {
+        let metrics = ClassMetrics::default();
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        for number in 0..1_000 {
+            let policy = Policy::from_toml(&format!("[class.c{number}]\n[class.kept]\n")).unwrap();
+            let classes = Classes::new(policy.clone(), Role::Relay, &metrics, |_| ClassMarks::default());
+            classes.named(Some("kept")).counters.note_sent(1, None);
+            metrics.retain(&policy);
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("class_payloads_total{class=\"kept\",role=\"relay\"} 1000"), "{text}");
+        assert!(text.contains("c999") && !text.contains("c998"));
+    }
+}

@@ -1,0 +1,250 @@
+//! Congestion controllers: one type for all of them, so that the transport is compiled once, and around them what turns
+//! their rates into departure times.
+
+use num_rational::Ratio;
+use pacing::{
+    label, monotonic,
+    pacer::{HORIZON_NS, Pacer},
+};
+use s2n_quic::provider::congestion_controller::{
+    Bbr, CongestionController, Cubic, Endpoint, PathInfo, Publisher, RandomGenerator, RttEstimator, Timestamp,
+};
+use s2n_quic_core::{
+    event::builder::{BbrState, SlowStartExitCause},
+    recovery::{
+        K_GRANULARITY,
+        bandwidth::{Bandwidth, RateSample},
+    },
+};
+
+use self::fixed::Fixed;
+
+pub mod fixed;
+
+type CubicController = <Cubic as Endpoint>::CongestionController;
+type BbrController = <Bbr as Endpoint>::CongestionController;
+type BbrPacket = <BbrController as CongestionController>::PacketInfo;
+
+/// The congestion controller of an endpoint's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// CUBIC (RFC 9438).
+    #[default]
+    Cubic,
+    /// BBRv2, less sensitive to loss.
+    Bbr,
+    /// No control: one rate, whatever happens (see [`Fixed`]). For measurements, never for networks of others.
+    Fixed {
+        /// The rate, in bytes of UDP payload.
+        bytes_per_sec: u64,
+    },
+}
+
+impl Endpoint for Congestion {
+    type CongestionController = Controller;
+
+    fn new_congestion_controller(&mut self, path: PathInfo<'_>) -> Controller {
+        let algorithm = match self {
+            Self::Cubic => Algorithm::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
+            Self::Bbr => Algorithm::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
+            Self::Fixed { bytes_per_sec } => Algorithm::Fixed(Fixed::new(*bytes_per_sec, path.max_datagram_size)),
+        };
+        Controller { algorithm, pacer: Pacer::default(), is_paced: false }
+    }
+}
+
+/// The controller of one path. Under queues that hold packets until they depart (see [`label`]), it gives every packet
+/// its departure and lets the transport run [`HORIZON_NS`] ahead of it; under others it is its algorithm and no more.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    algorithm: Algorithm,
+    pacer: Pacer,
+    /// Whether the queue holds packets until they depart.
+    is_paced: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Algorithm {
+    Cubic(Box<CubicController>),
+    Bbr(Box<BbrController>),
+    Fixed(Fixed),
+}
+
+/// Calls a method of whichever algorithm it is.
+macro_rules! any {
+    ($self:ident, $algorithm:ident => $call:expr) => {
+        match &$self.algorithm {
+            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Bbr($algorithm) => $call,
+            Algorithm::Fixed($algorithm) => $call,
+        }
+    };
+    (mut $self:ident, $algorithm:ident => $call:expr) => {
+        match &mut $self.algorithm {
+            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Bbr($algorithm) => $call,
+            Algorithm::Fixed($algorithm) => $call,
+        }
+    };
+}
+
+impl CongestionController for Controller {
+    /// What BBR remembers of each packet; nothing for the others.
+    type PacketInfo = Option<BbrPacket>;
+
+    fn congestion_window(&self) -> u32 {
+        any!(self, algorithm => algorithm.congestion_window())
+    }
+
+    fn bytes_in_flight(&self) -> u32 {
+        any!(self, algorithm => algorithm.bytes_in_flight())
+    }
+
+    fn is_congestion_limited(&self) -> bool {
+        any!(self, algorithm => algorithm.is_congestion_limited())
+    }
+
+    fn requires_fast_retransmission(&self) -> bool {
+        any!(self, algorithm => algorithm.requires_fast_retransmission())
+    }
+
+    fn on_packet_sent<P: Publisher>(
+        &mut self,
+        time_sent: Timestamp,
+        sent_bytes: usize,
+        app_limited: Option<bool>,
+        rtt: &RttEstimator,
+        publisher: &mut P,
+    ) -> Self::PacketInfo {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        let packet = match &mut self.algorithm {
+            Algorithm::Cubic(cubic) => {
+                cubic.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener);
+                None
+            }
+            Algorithm::Bbr(bbr) => Some(bbr.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener)),
+            Algorithm::Fixed(fixed) => {
+                fixed.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener);
+                None
+            }
+        };
+        self.is_paced = label::write(|label| {
+            let departure_ns = self.pacer.depart(monotonic::ns(time_sent), sent_bytes, rtt.smoothed_rtt());
+            // QUIC packets that share a datagram leave with the last of them.
+            label.departure_ns = label.departure_ns.max(departure_ns);
+        });
+        packet
+    }
+
+    fn on_rtt_update<P: Publisher>(
+        &mut self,
+        time_sent: Timestamp,
+        now: Timestamp,
+        rtt: &RttEstimator,
+        publisher: &mut P,
+    ) {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_rtt_update(time_sent, now, rtt, listener));
+    }
+
+    fn on_ack<P: Publisher>(
+        &mut self,
+        newest_acked_time_sent: Timestamp,
+        bytes_acknowledged: usize,
+        newest_acked_packet: Self::PacketInfo,
+        rtt: &RttEstimator,
+        random: &mut dyn RandomGenerator,
+        ack_receive_time: Timestamp,
+        publisher: &mut P,
+    ) {
+        let (sent, bytes, now) = (newest_acked_time_sent, bytes_acknowledged, ack_receive_time);
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        match (&mut self.algorithm, newest_acked_packet) {
+            (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
+            (Algorithm::Cubic(cubic), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
+            (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),
+            // A path keeps its controller, so BBR gets back what it gave out.
+            (Algorithm::Bbr(_), None) => {}
+        }
+    }
+
+    fn on_packet_lost<P: Publisher>(
+        &mut self,
+        lost_bytes: u32,
+        packet: Self::PacketInfo,
+        persistent: bool,
+        new_burst: bool,
+        random: &mut dyn RandomGenerator,
+        now: Timestamp,
+        publisher: &mut P,
+    ) {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        match (&mut self.algorithm, packet) {
+            (Algorithm::Bbr(bbr), Some(packet)) => {
+                bbr.on_packet_lost(lost_bytes, packet, persistent, new_burst, random, now, listener);
+            }
+            (Algorithm::Cubic(cubic), _) => {
+                cubic.on_packet_lost(lost_bytes, (), persistent, new_burst, random, now, listener);
+            }
+            (Algorithm::Fixed(fixed), _) => {
+                fixed.on_packet_lost(lost_bytes, (), persistent, new_burst, random, now, listener);
+            }
+            (Algorithm::Bbr(_), None) => {}
+        }
+    }
+
+    fn on_explicit_congestion<P: Publisher>(&mut self, ce_count: u64, event_time: Timestamp, publisher: &mut P) {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_explicit_congestion(ce_count, event_time, listener));
+    }
+
+    fn on_mtu_update<P: Publisher>(&mut self, max_data_size: u16, publisher: &mut P) {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_mtu_update(max_data_size, listener));
+    }
+
+    fn on_packet_discarded<P: Publisher>(&mut self, bytes_sent: usize, publisher: &mut P) {
+        let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        any!(mut self, algorithm => algorithm.on_packet_discarded(bytes_sent, listener));
+    }
+
+    /// When the next packet may be handed over. The transport takes a time for reached 1 ms before it
+    /// (`K_GRANULARITY`), which is added here, so that nothing is handed over more than the horizon ahead.
+    fn earliest_departure_time(&self) -> Option<Timestamp> {
+        if !self.is_paced {
+            return any!(self, algorithm => algorithm.earliest_departure_time());
+        }
+        let departure_ns = self.pacer.next_departure_ns()?;
+        Some(monotonic::timestamp(departure_ns.saturating_sub(HORIZON_NS)) + K_GRANULARITY)
+    }
+
+    fn send_quantum(&self) -> Option<usize> {
+        // The queue bounds messages by their departures.
+        if self.is_paced { None } else { any!(self, algorithm => algorithm.send_quantum()) }
+    }
+}
+
+/// Tells the pacer the rate that an algorithm publishes, and passes everything on.
+struct RateListener<'a, P> {
+    pacer: &'a mut Pacer,
+    publisher: &'a mut P,
+}
+
+impl<P: Publisher> Publisher for RateListener<'_, P> {
+    fn on_slow_start_exited(&mut self, cause: SlowStartExitCause, congestion_window: u32) {
+        self.publisher.on_slow_start_exited(cause, congestion_window);
+    }
+
+    fn on_delivery_rate_sampled(&mut self, rate_sample: RateSample) {
+        self.publisher.on_delivery_rate_sampled(rate_sample);
+    }
+
+    fn on_pacing_rate_updated(&mut self, pacing_rate: Bandwidth, burst_size: u32, pacing_gain: Ratio<u64>) {
+        self.pacer.set_rate(pacing_rate.as_bytes_per_second());
+        self.publisher.on_pacing_rate_updated(pacing_rate, burst_size, pacing_gain);
+    }
+
+    fn on_bbr_state_changed(&mut self, state: BbrState) {
+        self.publisher.on_bbr_state_changed(state);
+    }
+}

@@ -1,0 +1,496 @@
+//! What the relay's endpoints give their peers to be known by: connection IDs, stateless reset tokens and address tokens.
+//!
+//! All derive from one secret, which is kept in the state folder. So the kernel's programs can tell our connection IDs from
+//! forged ones without state, every worker knows those of the others, and a restarted relay can tell old peers that their
+//! connections are gone.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use aws_lc_rs::{hkdf, rand};
+use prometheus_client::metrics::counter::Counter;
+use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
+use siphasher::sip::SipHasher24;
+
+use self::reset::Resets;
+pub use self::{
+    address::{AddressTokens, STAMP_AT, StampKey, TOKEN_BYTES},
+    reset::ResetTokens,
+};
+
+mod address;
+mod reset;
+
+/// The secret of which everything else is derived.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// Reads the secret of a state folder, or makes it, for this user's eyes only.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or the file holds something else.
+    pub fn keep_in(folder: &Path) -> Result<Self> {
+        let file = folder.join("secret");
+        match fs::read(&file) {
+            Ok(bytes) => {
+                let bytes = bytes.try_into().map_err(|_| anyhow!("{} does not hold 32 bytes", file.display()))?;
+                Ok(Self(bytes))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let secret = Self::ephemeral()?;
+                let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
+                written.with_context(|| format!("failed to write {}", file.display()))?;
+                Ok(secret)
+            }
+            Err(error) => Err(error).with_context(|| format!("failed to read {}", file.display())),
+        }
+    }
+
+    /// Makes a secret that ends with the process.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn ephemeral() -> Result<Self> {
+        random().map(Self)
+    }
+
+    /// Returns the keys of connection IDs for programs that judge them, by their config: the keys that peers may use
+    /// now, and the next, so that a caller that asks once a week is never behind.
+    #[must_use]
+    pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
+        let now = generation_now();
+        [now, now.saturating_sub(1), now + 1]
+            .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
+    }
+
+    /// The key of the stamps in address tokens, which programs judge as well.
+    #[must_use]
+    pub fn stamp_key(&self) -> StampKey {
+        StampKey(self.key("address token stamp", b""))
+    }
+
+    /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).
+    fn key<const N: usize>(&self, purpose: &str, context: &[u8]) -> [u8; N] {
+        let mut key = [0; N];
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"paced");
+        let pseudorandom = salt.extract(&self.0);
+        pseudorandom
+            .expand(&[purpose.as_bytes(), &[0], context], Bytes(N))
+            .and_then(|expanded| expanded.fill(&mut key))
+            .expect("HKDF expands to 255 blocks, and keys are shorter than one");
+        key
+    }
+}
+
+/// How many bytes HKDF is to give.
+struct Bytes(usize);
+
+impl hkdf::KeyType for Bytes {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rand::fill(&mut bytes).map_err(|_| anyhow!("the system has no randomness to give"))?;
+    Ok(bytes)
+}
+
+/// The issuer for one endpoint.
+#[derive(Clone)]
+pub struct Issuer {
+    secret: Secret,
+    listener: SocketAddr,
+    worker: u8,
+    class: Arc<AtomicU8>,
+    misdirected: Option<Counter>,
+    unanswered: Counter,
+    resets: Resets,
+}
+
+impl Issuer {
+    /// Issues for the endpoint of `worker` at `listener`.
+    #[must_use]
+    pub fn new(secret: Secret, listener: SocketAddr, worker: u8) -> Self {
+        let (class, unanswered, resets) = Default::default();
+        Self { secret, listener, worker, class, misdirected: None, unanswered, resets }
+    }
+
+    /// Makes connection IDs carry a class, by its number: the number at the time they are issued. Without it, they say
+    /// 0.
+    #[must_use]
+    pub fn of_class(self, class: Arc<AtomicU8>) -> Self {
+        Self { class, ..self }
+    }
+
+    /// Counts there what reaches the endpoint though its connection ID names another worker.
+    #[must_use]
+    pub fn counting_misdirected(self, misdirected: Counter) -> Self {
+        Self { misdirected: Some(misdirected), ..self }
+    }
+
+    /// Counts there what reaches the endpoint under a connection ID that is not answered with a stateless reset: it was never
+    /// issued, or asks for too many.
+    #[must_use]
+    pub fn counting_unanswered(self, unanswered: Counter) -> Self {
+        Self { unanswered, ..self }
+    }
+
+    /// Issues for an endpoint of which nothing has to survive.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn ephemeral() -> Result<Self> {
+        Ok(Self::new(Secret::ephemeral()?, SocketAddr::from(([0; 4], 0)), 0))
+    }
+
+    /// The connection IDs of the endpoint.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn connection_ids(&self) -> Result<ConnectionIds> {
+        let generation = generation_now();
+        let mut keys = [None; CONFIGS];
+        for generation in [generation.saturating_sub(1), generation, generation + 1] {
+            keys[usize::from(config_of(generation))] = Some(Keys::new(&self.secret, generation));
+        }
+        Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()? })
+    }
+
+    /// The stateless reset tokens of the endpoint. The tokens of other listeners differ: a peer of one could otherwise
+    /// have another answer for its connection (RFC 9000 §21.11).
+    #[must_use]
+    pub fn reset_tokens(&self) -> ResetTokens {
+        let key = self.secret.key("stateless reset", self.listener.to_string().as_bytes());
+        ResetTokens::new(&key, self.resets.clone())
+    }
+
+    /// The address tokens of the endpoint, which all workers of a listener take.
+    #[must_use]
+    pub fn address_tokens(&self) -> AddressTokens {
+        let key = self.secret.key("address token", self.listener.to_string().as_bytes());
+        AddressTokens::new(&key, self.secret.stamp_key())
+    }
+}
+
+/// What a connection ID says to a holder of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The number of its listener's class, for the kernel's programs.
+    pub class: u8,
+    /// The worker whose endpoint it is, among the workers that share a listener.
+    pub worker: u8,
+}
+
+impl From<Keys> for [[u8; 16]; 2] {
+    /// The keys of tag and mask, as `bpf` takes them.
+    fn from(Keys { tag, mask }: Keys) -> Self {
+        [tag, mask]
+    }
+}
+
+/// How many bytes our connection IDs have.
+pub const LEN: usize = 12;
+
+/// The keys of connection IDs under one config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// The SipHash-2-4 key of the tag.
+    pub tag: [u8; 16],
+    /// The SipHash-2-4 key of what hides the label.
+    pub mask: [u8; 16],
+}
+
+impl Keys {
+    fn new(secret: &Secret, generation: u64) -> Self {
+        let key = |purpose| secret.key(purpose, &generation.to_be_bytes());
+        Self { tag: key("connection ID tag"), mask: key("connection ID mask") }
+    }
+
+    /// Makes a connection ID. Byte 0 has the config in its upper three bits and the length less one in the others, as
+    /// QUIC-LB has it; then five bytes of nonce, the label in two, hidden, and a tag of four over all of it. So IDs of one
+    /// connection cannot be linked without the keys, and of forged ones one in 2³² passes.
+    #[must_use]
+    pub fn seal(&self, config: u8, nonce: [u8; 5], label: Label) -> [u8; LEN] {
+        let first = config << 5 | (LEN - 1) as u8;
+        let [n0, n1, n2, n3, n4] = nonce;
+        let tag = self.tag(first, nonce, label);
+        let [t0, t1, t2, t3] = tag;
+        let [class, worker] = self.masked(nonce, tag, label);
+        [first, n0, n1, n2, n3, n4, class, worker, t0, t1, t2, t3]
+    }
+
+    /// Reads the label of a connection ID; `None` if it was not made with these keys.
+    #[must_use]
+    pub fn open(&self, id: [u8; LEN]) -> Option<Label> {
+        let [first, n0, n1, n2, n3, n4, class, worker, tag @ ..] = id;
+        let nonce = [n0, n1, n2, n3, n4];
+        let [class, worker] = self.masked(nonce, tag, Label { class, worker });
+        let label = Label { class, worker };
+        (tag == self.tag(first, nonce, label)).then_some(label)
+    }
+
+    fn tag(&self, first: u8, nonce: [u8; 5], label: Label) -> [u8; 4] {
+        let [n0, n1, n2, n3, n4] = nonce;
+        let [t0, t1, t2, t3, ..] = sip_hash(&self.tag, &[first, n0, n1, n2, n3, n4, label.class, label.worker]);
+        [t0, t1, t2, t3]
+    }
+
+    /// Hides the label, or shows it again.
+    fn masked(&self, nonce: [u8; 5], tag: [u8; 4], label: Label) -> [u8; 2] {
+        let [n0, n1, n2, n3, n4] = nonce;
+        let [t0, t1, t2, t3] = tag;
+        let [m0, m1, ..] = sip_hash(&self.mask, &[n0, n1, n2, n3, n4, t0, t1, t2, t3]);
+        [label.class ^ m0, label.worker ^ m1]
+    }
+}
+
+fn sip_hash(key: &[u8; 16], bytes: &[u8]) -> [u8; 8] {
+    SipHasher24::new_with_key(key).hash(bytes).to_le_bytes()
+}
+
+/// How long a connection ID may be in use; QUIC asks the peer to retire it then. As keys are in force for longer, no
+/// connection uses one older than the previous. s2n-quic allows a day at most.
+const LIFETIME: Duration = Duration::from_secs(24 * 3_600);
+
+/// How long a key makes connection IDs.
+const GENERATION: Duration = Duration::from_secs(7 * 24 * 3_600);
+
+fn generation_now() -> u64 {
+    since_epoch().as_secs() / GENERATION.as_secs()
+}
+
+fn since_epoch() -> Duration {
+    // A clock before 1970 is not set; keys are as good in its first week as in any other.
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// How many configs there are: QUIC-LB keeps 7 for IDs that cannot be routed.
+const CONFIGS: usize = 7;
+
+/// The config that stands for a generation.
+fn config_of(generation: u64) -> u8 {
+    (generation % CONFIGS as u64) as u8
+}
+
+/// Issues connection IDs for one endpoint.
+pub struct ConnectionIds {
+    issuer: Issuer,
+    generation: u64,
+    /// By their configs: those of all generations that this endpoint has issued for, and of that before and after its first.
+    /// Should the clock be set, connections that live are still known.
+    keys: [Option<Keys>; CONFIGS],
+    nonces: Nonces,
+}
+
+impl ConnectionIds {
+    fn open(&self, id: [u8; LEN]) -> Option<Label> {
+        self.keys.get(usize::from(id[0] >> 5))?.as_ref()?.open(id)
+    }
+}
+
+impl Generator for ConnectionIds {
+    fn generate(&mut self, _: &ConnectionInfo<'_>) -> LocalId {
+        let generation = generation_now();
+        let config = config_of(generation);
+        let keys = &mut self.keys[usize::from(config)];
+        if generation != self.generation {
+            *keys = Some(Keys::new(&self.issuer.secret, generation));
+            self.generation = generation;
+        }
+        let keys = keys.get_or_insert_with(|| Keys::new(&self.issuer.secret, generation));
+        let label = Label { class: self.issuer.class.load(Relaxed), worker: self.issuer.worker };
+        let id = keys.seal(config, self.nonces.draw(), label);
+        self.issuer.resets.on_issued(id);
+        LocalId::try_from_bytes(&id).expect("twelve bytes are more than four and less than twenty")
+    }
+
+    fn lifetime(&self) -> Option<Duration> {
+        Some(LIFETIME)
+    }
+}
+
+impl Validator for ConnectionIds {
+    /// What was issued with our keys, now or before a restart: an endpoint answers IDs that it does not know with a stateless
+    /// reset, and nobody has the token of one that was never issued.
+    fn validate(&self, _: &ConnectionInfo<'_>, buffer: &[u8]) -> Option<usize> {
+        let id = buffer.first_chunk()?;
+        let Some(label) = self.open(*id).filter(|_| !self.issuer.resets.is_muted(id)) else {
+            self.issuer.unanswered.inc();
+            return None;
+        };
+        if let Some(misdirected) = &self.issuer.misdirected
+            && label.worker != self.issuer.worker
+        {
+            misdirected.inc();
+        }
+        Some(LEN)
+    }
+}
+
+/// Numbers of 40 bits that look random and do not come twice: a counter, encrypted by a Feistel network of four rounds.
+/// Random ones would meet after a million, and s2n-quic takes an ID that it has for a reason to end.
+struct Nonces {
+    next: u64,
+    key: [u8; 16],
+}
+
+impl Nonces {
+    fn new() -> Result<Self> {
+        Ok(Self { next: u64::from_be_bytes(random()?), key: random()? })
+    }
+
+    fn draw(&mut self) -> [u8; 5] {
+        const HALF: u64 = (1 << 20) - 1;
+        let (mut left, mut right) = (self.next >> 20 & HALF, self.next & HALF);
+        self.next = self.next.wrapping_add(1);
+        for round in 0..4 {
+            let mixed = u64::from_le_bytes(sip_hash(&self.key, &(right << 8 | round).to_le_bytes()));
+            (left, right) = (right, left ^ mixed & HALF);
+        }
+        let [_, _, _, nonce @ ..] = (left << 20 | right).to_be_bytes();
+        nonce
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    const LABEL: Label = Label { class: 3, worker: 250 };
+
+    fn secret() -> Secret {
+        Secret([7; 32])
+    }
+
+    #[test]
+    fn a_label_is_read_with_the_key_that_sealed_it_and_no_other() {
+        let [new, old] = [2_900, 2_901].map(|generation| Keys::new(&secret(), generation));
+        let id = new.seal(2, [1, 2, 3, 4, 5], LABEL);
+        assert_eq!((id[0], &id[1..6]), (2 << 5 | 11, &[1, 2, 3, 4, 5][..]));
+        assert_eq!((new.open(id), old.open(id)), (Some(LABEL), None));
+        assert_ne!(&id[6..8], &[3, 250], "the label is hidden");
+    }
+
+    #[test]
+    fn an_id_with_any_bit_changed_is_not_ours() {
+        let keys = Keys::new(&secret(), 1);
+        let id = keys.seal(1, [9; 5], LABEL);
+        for bit in 0..LEN * 8 {
+            let mut forged = id;
+            forged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(keys.open(forged), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn nonces_do_not_come_twice_and_do_not_count_up() {
+        let mut nonces = Nonces { next: u64::MAX - 50_000, key: [1; 16] };
+        let drawn: Vec<_> = std::iter::repeat_with(|| nonces.draw()).take(100_000).collect();
+        assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), drawn.len());
+        let ascending = drawn.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!((45_000..55_000).contains(&ascending), "{ascending} of 100000");
+    }
+
+    #[test]
+    fn issued_ids_open_with_the_keys_that_programs_are_given() {
+        let issuer = Issuer::new(secret(), "[::]:443".parse().unwrap(), 250);
+        let mut ids = issuer.connection_ids().unwrap();
+        let address = Default::default();
+        let info = ConnectionInfo::new(&address);
+        let id = ids.generate(&info);
+        assert_eq!(ids.validate(&info, &[id.as_bytes(), &[0; 30]].concat()), Some(LEN));
+        assert_eq!(ids.validate(&info, &id.as_bytes()[1..]), None);
+        let id: [u8; LEN] = id.as_bytes().try_into().unwrap();
+        let labels = secret()
+            .connection_id_keys()
+            .map(|(config, keys): (u8, Keys)| (config == id[0] >> 5).then(|| keys.open(id)));
+        assert_eq!(labels.into_iter().flatten().collect::<Vec<_>>(), [Some(Label { class: 0, worker: 250 })]);
+    }
+
+    #[test]
+    fn ids_say_the_class_that_their_listener_has_when_they_are_issued() {
+        let class = Arc::new(AtomicU8::new(3));
+        let issuer = Issuer::new(secret(), "[::]:443".parse().unwrap(), 7).of_class(class.clone());
+        let mut ids = issuer.connection_ids().unwrap();
+        let address = Default::default();
+        let mut label = || {
+            let id: [u8; LEN] = ids.generate(&ConnectionInfo::new(&address)).as_bytes().try_into().unwrap();
+            ids.open(id).unwrap()
+        };
+        assert_eq!(label(), Label { class: 3, worker: 7 });
+        class.store(200, Relaxed);
+        assert_eq!(label(), Label { class: 200, worker: 7 });
+    }
+
+    #[test]
+    fn what_names_another_worker_is_counted_and_what_names_none_is_not() {
+        let misdirected = Counter::default();
+        let issuer = |worker| Issuer::new(secret(), "[::]:443".parse().unwrap(), worker);
+        let ids = issuer(1).counting_misdirected(misdirected.clone()).connection_ids().unwrap();
+        let address = Default::default();
+        let info = ConnectionInfo::new(&address);
+        let validate = |id: &[u8]| (ids.validate(&info, id), misdirected.get());
+        let [own, other] = [1, 2].map(|worker| issuer(worker).connection_ids().unwrap().generate(&info));
+        assert_eq!(validate(own.as_bytes()), (Some(LEN), 0));
+        assert_eq!(validate(other.as_bytes()), (Some(LEN), 1));
+        assert_eq!(validate(&[7; LEN]), (None, 1), "was never issued");
+    }
+
+    #[test]
+    fn ids_that_were_never_issued_are_not_read_and_those_from_before_a_restart_are() {
+        let unanswered = Counter::default();
+        let issuer = || Issuer::new(secret(), "[::]:443".parse().unwrap(), 0).counting_unanswered(unanswered.clone());
+        let (mut before, after) = (issuer().connection_ids().unwrap(), issuer().connection_ids().unwrap());
+        let address = Default::default();
+        let info = ConnectionInfo::new(&address);
+        let mut id = before.generate(&info).as_bytes().to_vec();
+        assert_eq!((after.validate(&info, &id), unanswered.get()), (Some(LEN), 0));
+        id[3] ^= 1;
+        assert_eq!((after.validate(&info, &id), unanswered.get()), (None, 1));
+    }
+
+    #[test]
+    fn no_id_outlives_the_generation_after_its_own() {
+        assert!(LIFETIME < GENERATION);
+        let configs: HashSet<_> = (0..7).map(config_of).collect();
+        assert_eq!(configs, (0..7).collect(), "seven generations pass before a config means another key");
+    }
+
+    #[test]
+    fn a_secret_is_made_once_and_for_its_owner_only() {
+        let folder = std::env::temp_dir().join(format!("paced-secret-{}", std::process::id()));
+        let made = Secret::keep_in(&folder.join("below")).unwrap();
+        let file = folder.join("below/secret");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(Secret::keep_in(&folder.join("below")).unwrap().0, made.0);
+        fs::write(&file, "short").unwrap();
+        assert!(Secret::keep_in(&folder.join("below")).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn every_purpose_has_a_key_of_its_own() {
+        let keys: HashSet<[u8; 16]> = [
+            secret().key("stateless reset", b"a"),
+            secret().key("stateless reset", b"b"),
+            secret().key("address token", b"a"),
+            Secret([8; 32]).key("stateless reset", b"a"),
+        ]
+        .into();
+        assert_eq!(keys.len(), 4);
+    }
+}

@@ -1,0 +1,262 @@
+//! The payloads of one connection's flows that wait to leave, and the order in which they do.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use masque::datagram;
+use pacing::label;
+use s2n_quic::provider::datagram as provider;
+use sched::stream::Expiry;
+
+use super::{Losses, proof::Proof};
+use crate::{
+    backlog::Backlog,
+    class::Terms,
+    departure::{Departure, Departures},
+    ledger::Ledger,
+    schedule::Schedule,
+    turns::{Kind, Turns},
+};
+
+/// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
+pub(super) const MAX_MISSES: u8 = 3;
+
+/// What the type and the length of a DATAGRAM frame take (RFC 9221 §4), as a rule.
+const FRAME_HEADER_BYTES: usize = 1 + 2;
+
+/// What waits to leave.
+pub(super) struct Outbox {
+    pub(super) turns: Turns,
+    pub(super) queues: Vec<Option<Queue>>,
+    free: Vec<u32>,
+    bytes: usize,
+    /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
+    roomiest: usize,
+    proof: Proof,
+    /// Flows whose class may not send before a moment.
+    capped: Departures,
+}
+
+pub(super) struct Queue {
+    pub(super) payloads: Backlog,
+    stream_id: u64,
+    terms: Terms,
+    header: datagram::Header,
+    misses: u8,
+    /// When the class lets the oldest payload leave.
+    departure: Departure,
+    losses: Arc<Losses>,
+}
+
+/// What became of payloads in one packet.
+#[derive(Default)]
+pub(super) struct Filled {
+    pub(super) sent: u64,
+    pub(super) too_big: u64,
+    pub(super) stale: u64,
+    /// Whether a flow now waits for the departure time of its class.
+    pub(super) capped: bool,
+    /// Whether bytes without meaning make the packet a full one.
+    pub(super) filled_up: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(schedule: &Schedule) -> Self {
+        Self {
+            turns: Turns::new(schedule.discipline, schedule.seed),
+            queues: Vec::new(),
+            free: Vec::new(),
+            bytes: 0,
+            roomiest: 0,
+            proof: Proof::default(),
+            capped: Departures::default(),
+        }
+    }
+
+    pub(super) fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms, losses: Arc<Losses>) -> u32 {
+        let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
+        self.turns.set(Kind::Flow, slot, terms.service);
+        let payloads = Backlog::new(limit_bytes);
+        let header = datagram::header(stream_id);
+        let departure = Departure::default();
+        let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure, losses };
+        match self.queues.get_mut(slot as usize) {
+            Some(free) => *free = Some(queue),
+            None => self.queues.push(Some(queue)),
+        }
+        slot
+    }
+
+    pub(super) fn close(&mut self, slot: u32) {
+        self.turns.remove(Kind::Flow, slot);
+        if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
+            self.bytes -= queue.payloads.bytes();
+            self.free.push(slot);
+        }
+    }
+
+    /// Whether a flow waits for a turn.
+    pub(super) fn waits(&self) -> bool {
+        self.turns.waiting(Kind::Flow) > 0
+    }
+
+    /// How many bytes of payloads wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn queue(&mut self, slot: u32) -> Option<&mut Queue> {
+        self.queues.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub(super) fn set_terms(&mut self, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
+        if let Some(queue) = self.queue(slot) {
+            queue.terms = terms(&queue.terms);
+            let service = queue.service();
+            self.turns.set(Kind::Flow, slot, service);
+        }
+    }
+
+    /// Queues a payload of one flow; returns how many were dropped for it.
+    pub(super) fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8], now_ns: u64) -> usize {
+        let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
+        let before = queue.payloads.bytes();
+        let share = match self.bytes + payload.len() > connection_bytes {
+            true => connection_bytes / (self.turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
+            false => usize::MAX,
+        };
+        let mut dropped = 0;
+        while queue.payloads.bytes() + payload.len() > share && queue.payloads.pop() {
+            dropped += 1;
+        }
+        dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
+        self.bytes = self.bytes - before + queue.payloads.bytes();
+        if dropped > 0 {
+            queue.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+            queue.losses.send_queue.fetch_add(dropped as u64, Relaxed);
+        }
+        // One that waits already keeps its rank for as long as its oldest payload is the same.
+        if before == 0 || dropped > 0 {
+            self.wake(slot);
+        }
+        dropped
+    }
+
+    /// Makes a flow take part, if it has anything to send and its class does not make it wait.
+    fn wake(&mut self, slot: u32) {
+        let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
+        if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
+            if queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
+            }
+            self.turns.wake(Kind::Flow, slot);
+        }
+    }
+
+    /// Wakes the flows whose departure time has come; returns the next one.
+    pub(super) fn release(&mut self, now_ns: u64) -> Option<u64> {
+        while let Some((at_ns, slot)) = self.capped.pop_due(now_ns) {
+            if self.queue(slot).is_some_and(|queue| queue.departure.come(at_ns)) {
+                self.wake(slot);
+            }
+        }
+        self.capped.next_ns()
+    }
+
+    /// Writes as many payloads as fit into `packet`, a turn each.
+    pub(super) fn fill<P: provider::Packet>(&mut self, packet: &mut P, ledger: Option<&Ledger>, now_ns: u64) -> Filled {
+        let mut last_stream_id = None;
+        let mut filled = Filled::default();
+        let room = packet.remaining_capacity();
+        self.roomiest = self.roomiest.max(room);
+        let (expiry, log) = (self.turns.expiry(), self.turns.tap.log());
+        while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
+            let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
+                self.turns.remove(Kind::Flow, slot);
+                continue;
+            };
+            let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
+            let Some(departure) = queue.depart(now_ns, expiry) else {
+                // Emptied since it was woken, or by its class's rule.
+                queue.losses.stale.fetch_add(waiting as u64, Relaxed);
+                filled.stale += waiting as u64;
+                self.bytes -= waiting_bytes;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            };
+            let stale = (waiting - queue.payloads.len()) as u64;
+            if stale > 0 {
+                queue.losses.stale.fetch_add(stale, Relaxed);
+                filled.stale += stale;
+            }
+            self.bytes -= waiting_bytes - queue.payloads.bytes();
+            if let Err(at_ns) = departure {
+                self.capped.push(at_ns, slot);
+                filled.capped = true;
+                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                continue;
+            }
+            let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
+            let len = payload.len();
+            let mut sent_bytes = 0;
+            match packet.write_datagram_vectored(&[&queue.header, payload]) {
+                Ok(()) => {
+                    label::carry(Some(queue.terms.class.key), queue.terms.class.marks.to_peers);
+                    filled.sent += 1;
+                    last_stream_id = Some(queue.stream_id);
+                    sent_bytes = len as u64;
+                    let counters = &queue.terms.class.counters;
+                    counters.sent_bytes.inc_by(sent_bytes);
+                    let waited_ns = now_ns.saturating_sub(arrival_ns);
+                    counters.note_sent(waited_ns, queue.terms.deadline_ns);
+                    if let Some(log) = &log {
+                        log.datagram_sent(queue.stream_id, queue.terms.class.key, sent_bytes, waited_ns);
+                    }
+                }
+                Err(provider::WriteError::ExceedsPeerTransportLimits) => {
+                    queue.losses.too_big.fetch_add(1, Relaxed);
+                    filled.too_big += 1;
+                }
+                Err(_) => {
+                    if filled.sent > 0 {
+                        break;
+                    }
+                    // Other frames may be what takes the room. If there are none, or if it happens again and again,
+                    // the path is too narrow for this payload, which must not keep the others waiting.
+                    queue.misses += 1;
+                    if room < self.roomiest && queue.misses < MAX_MISSES {
+                        break;
+                    }
+                    queue.losses.too_big.fetch_add(1, Relaxed);
+                    filled.too_big += 1;
+                }
+            }
+            queue.misses = 0;
+            queue.departure.left();
+            queue.payloads.pop();
+            self.bytes -= len;
+            let more = !queue.payloads.is_empty();
+            if more && queue.terms.deadline_ns.is_some() {
+                self.turns.set(Kind::Flow, slot, queue.service());
+            }
+            self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
+        }
+        if let (Some(stream_id), Some(ledger)) = (last_stream_id, ledger) {
+            filled.filled_up = self.proof.fill_up(packet, stream_id, ledger);
+        }
+        filled
+    }
+}
+
+impl Queue {
+    fn service(&self) -> sched::stream::Service {
+        self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
+    }
+
+    /// Drops what is not worth sending, and says whether the oldest of the rest may leave, or else when its class lets
+    /// it. `None` if nothing is left.
+    fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
+        let payload = self.payloads.front(now_ns, &self.terms, expiry)?.0.len();
+        let bytes = (payload + self.header.len() + FRAME_HEADER_BYTES) as u64;
+        Some(self.departure.wait(&self.terms.class, now_ns, bytes, 1).map_or(Ok(()), Err))
+    }
+}

@@ -1,0 +1,196 @@
+//! What a stream's writer sees of the dispatcher.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use parking_lot::MutexGuard;
+use s2n_quic::application;
+
+use super::{CANCELLED, Error, QUEUE_BYTES, Shared, Slot, State};
+use crate::class::Terms;
+
+/// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
+pub struct SendStream {
+    shared: Arc<Shared>,
+    name: u32,
+    id: u64,
+}
+
+impl SendStream {
+    pub(super) fn new(shared: Arc<Shared>, name: u32, id: u64) -> Self {
+        Self { shared, name, id }
+    }
+
+    /// The stream's ID.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Ready when there is room in the stream's queue.
+    ///
+    /// # Errors
+    /// The stream has ended otherwise than by being finished.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll_below(cx, QUEUE_BYTES)
+    }
+
+    /// Ready when nothing waits for its turn.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.poll_below(cx, 1)
+    }
+
+    /// Ready when the peer has acknowledged all that was written.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if self.poll_flush(cx)?.is_pending() {
+            return Poll::Pending;
+        }
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name) else { return Poll::Ready(Ok(())) };
+        slot.stream.poll_flush(cx).map_err(Error::from)
+    }
+
+    /// Asks to be woken when the stream takes no more bytes.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        match self.poll_below(cx, 0) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Ready when fewer than `bytes` wait for their turn.
+    fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Error>> {
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name) else { return Poll::Pending };
+        if let Some(error) = slot.error {
+            return Poll::Ready(Err(error));
+        }
+        if slot.queue.bytes() < bytes {
+            return Poll::Ready(Ok(()));
+        }
+        match &mut slot.writer {
+            Some((writer, below)) if writer.will_wake(cx.waker()) => *below = bytes,
+            writer => *writer = Some((cx.waker().clone(), bytes)),
+        }
+        Poll::Pending
+    }
+
+    /// Queues bytes, however much is queued already: what is never asked with [`SendStream::poll_ready`] has no bound.
+    pub fn push(&mut self, bytes: Bytes) {
+        self.change(|slot, now_ns| {
+            slot.begun_ns.get_or_insert(now_ns);
+            slot.queue.push(bytes);
+        });
+    }
+
+    /// Queues bytes as soon as there is room.
+    ///
+    /// # Errors
+    /// The stream has ended otherwise than by being finished.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_ready(cx)).await?;
+        self.push(bytes);
+        Ok(())
+    }
+
+    /// Begins a batch of payloads that leave in DATAGRAM capsules, at most `limit_bytes` of them waiting; the oldest make
+    /// room. What is queued as bytes after them leaves before payloads that still wait, so a stream carries either.
+    #[must_use]
+    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
+        let now_ns = self.shared.now_ns();
+        Payloads { shared: &self.shared, state: self.shared.state(), name: self.name, limit_bytes, now_ns }
+    }
+
+    /// Ends the stream properly: what is queued is sent, then its end.
+    pub fn finish(&mut self) {
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name).filter(|slot| !slot.finished && slot.error.is_none()) else { return };
+        slot.finished = true;
+        if slot.finish() {
+            state.leaving.push(self.name);
+            self.shared.wake();
+        }
+    }
+
+    /// Ends the stream abruptly; what is queued is discarded.
+    pub fn reset(self, code: application::Error) {
+        let mut state = self.shared.state();
+        if let Some(slot) = state.slot(self.name) {
+            _ = slot.stream.reset(code);
+            state.fail(&self.shared, self.name, Error::Cancelled);
+        }
+    }
+
+    /// Changes the terms on which the stream is served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        let mut state = self.shared.state();
+        if let Some(slot) = state.slot(self.name) {
+            slot.set_terms(&self.shared, self.name, terms);
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Slot, u64)) {
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name).filter(|slot| slot.error.is_none() && !slot.finished) else { return };
+        change(slot, self.shared.now_ns());
+        slot.wake(&self.shared, self.name);
+        self.shared.wake();
+    }
+}
+
+impl Drop for SendStream {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        let Some(slot) = state.slot(self.name) else { return };
+        slot.detached = true;
+        if slot.has_left() {
+            state.free(&self.shared, self.name);
+        } else if !slot.finished {
+            _ = slot.stream.reset(CANCELLED.into());
+            state.fail(&self.shared, self.name, Error::Cancelled);
+        }
+    }
+}
+
+/// Payloads of one tunnel on their way into the queue of its stream.
+pub struct Payloads<'a> {
+    shared: &'a Shared,
+    state: MutexGuard<'a, State>,
+    name: u32,
+    limit_bytes: usize,
+    now_ns: u64,
+}
+
+impl Payloads<'_> {
+    /// Queues a copy of `payload`; returns how many payloads were dropped for it.
+    pub fn push(&mut self, payload: &[u8]) -> usize {
+        let Some(slot) = self.state.slot(self.name).filter(|slot| slot.error.is_none() && !slot.finished) else {
+            return 1;
+        };
+        let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.now_ns);
+        slot.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+        dropped
+    }
+}
+
+impl Drop for Payloads<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.state.slot(self.name) {
+            slot.wake(self.shared, self.name);
+            self.shared.wake();
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Endpoints: s2n-quic with paced's providers plugged in.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use pacing::io::{Counters, Provider, Settings, device::Devices};
+use s2n_quic::{
+    Client, Server,
+    provider::{
+        endpoint_limits::{self, ConnectionAttempt, Limiter, Outcome},
+        io,
+        limits::Limits,
+    },
+};
+use s2n_quic_core::{endpoint::Endpoint, inet::SocketAddress};
+use s2n_quic_platform::syscall::bind_udp;
+
+pub use super::congestion::Congestion;
+use super::{
+    connection_id::Issuer,
+    datagrams::Datagrams,
+    events::{Events, HandshakeCounters, Turns},
+    strangers::{Places, Verdict},
+    tls::ServerTls,
+};
+
+/// Transport settings that both roles share.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// IP packet size that connections start with, in bytes; s2n-quic falls back to 1,228 where it does not pass.
+    pub initial_mtu: u16,
+    /// The largest IP packet size probed for, in bytes.
+    pub max_mtu: u16,
+    /// The congestion controller.
+    pub congestion: Congestion,
+    /// After how long without a packet a connection ends silently (RFC 9000 §10.1).
+    pub idle_timeout: Duration,
+    /// How often a client keeps a silent connection alive; `None` lets it end.
+    pub keep_alive: Option<Duration>,
+    /// How many request streams the peer may have open at once.
+    pub max_requests: u64,
+    /// The flow-control window of each stream, in bytes: what one may carry in a round trip.
+    pub stream_window_bytes: u64,
+    /// That of all streams of a connection together, in bytes: what a peer that we do not read from can make us hold.
+    pub connection_window_bytes: u64,
+    /// Bytes of a stream that may be handed to the transport and not acknowledged, at most.
+    pub stream_buffer_bytes: u32,
+    /// Whether packets leave in batches that the kernel or the device takes apart (UDP_SEGMENT).
+    pub gso: bool,
+    /// How packets reach the kernel.
+    pub io: Io,
+    /// How many packets the transport fills from one stream before it turns to the next. It serves the bytes that were
+    /// handed over in their order if this is large.
+    pub stream_batch: u8,
+}
+
+/// How packets reach the kernel.
+#[derive(Clone, Debug)]
+pub enum Io {
+    /// By paced's own provider: each message has a departure time.
+    Paced(Pacing),
+    /// By s2n-quic's own provider, in bursts of 10 packets.
+    Stock,
+}
+
+/// What paced's own provider goes by.
+#[derive(Clone, Debug)]
+pub struct Pacing {
+    /// How much earlier than on its own a packet may leave for sharing a message.
+    pub quantum: Duration,
+    /// The mark of packets (SO_MARK), if any.
+    pub mark: Option<u32>,
+    /// What is known of the devices of this host.
+    pub devices: Devices,
+    /// Where packets are counted.
+    pub counters: Arc<Counters>,
+}
+
+impl Default for Pacing {
+    fn default() -> Self {
+        let quantum = config::Transport::default().quantum;
+        Self { quantum, mark: None, devices: Devices::default(), counters: Arc::default() }
+    }
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            initial_mtu: 1_400,
+            max_mtu: 1_500,
+            congestion: Congestion::Cubic,
+            idle_timeout: Duration::from_secs(30),
+            keep_alive: None,
+            max_requests: 10_000,
+            stream_window_bytes: 1 << 20,
+            connection_window_bytes: 4 << 20,
+            stream_buffer_bytes: 1 << 20,
+            gso: true,
+            io: Io::Paced(Pacing::default()),
+            stream_batch: 255,
+        }
+    }
+}
+
+/// How many unidirectional streams a peer may have open: control, two of QPACK (RFC 9114 §6.2), and some that greasing
+/// peers open and we stop at once.
+const UNIDIRECTIONAL_STREAMS: u64 = 8;
+
+/// The window of each: two blocks of the transport's memory. The longest frame that means anything on them has less than
+/// one.
+const UNIDIRECTIONAL_WINDOW_BYTES: u64 = 8 * 1024;
+
+/// How long the answer to a keep-alive may take.
+const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);
+
+impl From<&config::Transport> for Transport {
+    fn from(config: &config::Transport) -> Self {
+        let congestion = match config.congestion {
+            config::Congestion::Cubic => Congestion::Cubic,
+            config::Congestion::Bbr => Congestion::Bbr,
+        };
+        let io = match config.io {
+            config::Io::Paced => Io::Paced(Pacing { quantum: config.quantum, ..Pacing::default() }),
+            config::Io::Stock => Io::Stock,
+        };
+        let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
+        let defaults = Self::default();
+        // An endpoint that keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no
+        // more.
+        let idle_timeout = keep_alive.map_or(defaults.idle_timeout, |every| every + KEEP_ALIVE_PATIENCE);
+        Self { initial_mtu, max_mtu, congestion, keep_alive, idle_timeout, io, ..defaults }
+    }
+}
+
+impl Transport {
+    /// How many request streams a client may have open that may have so many tunnels. They are many more, so that one
+    /// tunnel too many gets an answer: the transport gives new credit only when a tenth of all streams has ended.
+    #[must_use]
+    pub fn requests_for(tunnels: u32) -> u64 {
+        2 * u64::from(tunnels) + 64
+    }
+
+    /// Makes departure times, if there are any, depend on what is known of `devices`, and counts packets at `counters`.
+    #[must_use]
+    pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<Counters>) -> Self {
+        if let Io::Paced(pacing) = &mut self.io {
+            (pacing.devices, pacing.counters) = (devices.clone(), counters.clone());
+        }
+        self
+    }
+
+    /// The limits of an endpoint's connections.
+    ///
+    /// # Errors
+    /// Settings that QUIC does not have.
+    pub fn limits(&self) -> Result<Limits> {
+        let limits = Limits::new()
+            .with_max_idle_timeout(self.idle_timeout)
+            .and_then(|limits| limits.with_max_keep_alive_period(self.keep_alive.unwrap_or(self.idle_timeout)))
+            .and_then(|limits| limits.with_max_open_remote_bidirectional_streams(self.max_requests))
+            .and_then(|limits| limits.with_max_open_local_bidirectional_streams(self.max_requests))
+            .and_then(|limits| limits.with_max_open_remote_unidirectional_streams(UNIDIRECTIONAL_STREAMS))
+            .and_then(|limits| limits.with_bidirectional_remote_data_window(self.stream_window_bytes))
+            .and_then(|limits| limits.with_bidirectional_local_data_window(self.stream_window_bytes))
+            .and_then(|limits| limits.with_unidirectional_data_window(UNIDIRECTIONAL_WINDOW_BYTES))
+            .and_then(|limits| limits.with_data_window(self.connection_window_bytes))
+            .and_then(|limits| limits.with_max_send_buffer_size(self.stream_buffer_bytes))
+            .and_then(|limits| limits.with_stream_batch_size(self.stream_batch));
+        limits.map_err(|error| anyhow!("invalid transport settings: {error}"))
+    }
+
+    /// The socket provider of an endpoint at `address`, on the tokio runtime this is called in.
+    ///
+    /// # Errors
+    /// The address is in use or not ours, or MTU bounds contradict each other.
+    pub fn sockets(&self, address: SocketAddr) -> Result<Sockets> {
+        self.sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
+    }
+
+    /// The same for clients: packets leave from whichever address the routes choose, so that connections go on when
+    /// this host's addresses change. s2n-quic's own provider keeps to the first.
+    ///
+    /// # Errors
+    /// As [`sockets`](Self::sockets).
+    pub fn roaming_sockets(&self, address: SocketAddr) -> Result<Sockets> {
+        let mut sockets = self.sockets(address)?;
+        if let Sockets::Paced(provider) = &mut sockets {
+            provider.roam();
+        }
+        Ok(sockets)
+    }
+
+    /// The socket provider of an endpoint on a socket that is bound.
+    ///
+    /// # Errors
+    /// MTU bounds that contradict each other.
+    pub fn sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
+        let Self { initial_mtu, max_mtu, gso, .. } = *self;
+        let Io::Paced(pacing) = &self.io else {
+            let builder = io::Default::builder()
+                .with_rx_socket(socket)?
+                .with_max_mtu(max_mtu)?
+                .with_initial_mtu(initial_mtu)?
+                .with_recv_buffer_size(SOCKET_BUFFER_BYTES)?
+                .with_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+            let builder = if gso { builder } else { builder.with_gso_disabled()? };
+            return Ok(Sockets::Stock(Box::new(builder.build()?)));
+        };
+        let settings = Settings {
+            initial_mtu,
+            max_mtu,
+            gso,
+            quantum_ns: pacing.quantum.as_nanos() as u64,
+            mark: pacing.mark,
+            socket_buffer_bytes: SOCKET_BUFFER_BYTES,
+            devices: pacing.devices.clone(),
+            counters: pacing.counters.clone(),
+        };
+        Ok(Sockets::Paced(Provider::new(socket, settings)))
+    }
+}
+
+/// The sockets of an endpoint.
+pub enum Sockets {
+    /// See [`Io::Paced`].
+    Paced(Provider),
+    /// See [`Io::Stock`].
+    Stock(Box<io::tokio::Provider>),
+}
+
+impl io::Provider for Sockets {
+    type PathHandle = <Provider as io::Provider>::PathHandle;
+    type Error = std::io::Error;
+
+    fn start<E: Endpoint<PathHandle = Self::PathHandle>>(self, endpoint: E) -> std::io::Result<SocketAddress> {
+        match self {
+            Self::Paced(provider) => provider.start(endpoint),
+            Self::Stock(provider) => io::Provider::start(*provider, endpoint),
+        }
+    }
+}
+
+/// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. The kernel grants at most `net.core.[rw]mem_max`.
+const SOCKET_BUFFER_BYTES: usize = 2 << 20;
+
+/// Starts a server endpoint over `io`, whose peers are known by what `issuer` gives them.
+///
+/// # Errors
+/// The address is in use or not ours, or the settings are invalid.
+pub fn serve<I: io::Provider>(
+    io: I,
+    transport: &Transport,
+    tls: ServerTls,
+    datagrams: Datagrams,
+    admission: Admission,
+    issuer: &Issuer,
+) -> Result<Server> {
+    let (handshakes, turns, places) = (admission.handshakes.clone(), admission.turns.clone(), admission.places.clone());
+    let tokens = issuer.address_tokens().honoured_by(places.clone());
+    let events = Events { handshakes, turns, schedules: datagrams.schedules.clone(), places: Some(places) };
+    let builder = Server::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(tls)?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_endpoint_limits(admission)?
+        .with_connection_id(issuer.connection_ids()?)?
+        .with_stateless_reset_token(issuer.reset_tokens())?
+        .with_address_token(tokens)?
+        .with_event(events)?;
+    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
+}
+
+/// Starts a client endpoint over `io`.
+///
+/// # Errors
+/// The address is in use or not ours, or the settings are invalid.
+pub fn connect<I: io::Provider>(
+    io: I,
+    transport: &Transport,
+    tls: s2n_quic_rustls::Client,
+    datagrams: Datagrams,
+) -> Result<Client> {
+    let events = Events { schedules: datagrams.schedules.clone(), ..Events::default() };
+    let builder = Client::builder()
+        .with_io(io)
+        .map_err(|error| anyhow!("{error}"))?
+        .with_tls(tls)?
+        .with_datagram(datagrams)?
+        .with_limits(transport.limits()?)?
+        .with_event(events)?;
+    builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
+}
+
+/// Decides what becomes of a connection attempt, before it costs a handshake.
+pub struct Admission {
+    /// The places for connections, which all endpoints that share them count together.
+    pub places: Arc<Places>,
+    /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
+    /// §8.1.2).
+    pub max_handshakes: u32,
+    /// Whether anybody is let in; not any more once the daemon is told to end.
+    pub open: Arc<AtomicBool>,
+    /// Where results are counted.
+    pub handshakes: Arc<HandshakeCounters>,
+    /// Where the endpoint counts the turns in which it received.
+    pub turns: Turns,
+    /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
+    pub ports: endpoint_limits::Default,
+}
+
+impl Default for Admission {
+    /// What the configuration allows if it says nothing, counted by nobody else.
+    fn default() -> Self {
+        let limits = config::relay::Limits::default();
+        Self {
+            places: Arc::default(),
+            max_handshakes: limits.handshakes_in_flight,
+            open: Arc::new(AtomicBool::new(true)),
+            handshakes: Arc::default(),
+            turns: Turns::default(),
+            ports: endpoint_limits::Default::default(),
+        }
+    }
+}
+
+impl Limiter for Admission {
+    fn on_connection_attempt(&mut self, attempt: &ConnectionAttempt) -> Outcome {
+        let outcome = self.ports.on_connection_attempt(attempt);
+        if outcome != Outcome::allow() {
+            return outcome;
+        }
+        if !self.open.load(Relaxed) {
+            return Outcome::close();
+        }
+        let address = SocketAddr::from(attempt.remote_address.clone()).ip();
+        let verdict = self.places.judge(address, false);
+        if let Verdict::Refuse(_) = verdict {
+            return Outcome::close();
+        }
+        if verdict == Verdict::Prove || attempt.inflight_handshakes >= self.max_handshakes as usize {
+            self.handshakes.retried.inc();
+            return Outcome::retry();
+        }
+        Outcome::allow()
+    }
+}

@@ -1,0 +1,326 @@
+//! What the transport tells us about connections: handshake results, the peer's certificate, the size of packets, and
+//! what the dispatcher's books need.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use pacing::{
+    label,
+    path::{PacketSize, PathStats},
+    qlog::Tap,
+};
+use prometheus_client::metrics::counter::Counter;
+use s2n_quic::provider::event::{
+    ConnectionInfo, ConnectionMeta, Subscriber,
+    events::{
+        AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
+        DatagramReceived, DatagramSent, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus,
+        HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup,
+        RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+    },
+};
+use tokio::sync::Notify;
+
+use super::{
+    ledger::Account,
+    schedule::Schedules,
+    strangers::{Budget, Places, Standing},
+};
+
+/// Handshake results of an endpoint.
+#[derive(Debug, Default)]
+pub struct HandshakeCounters {
+    /// Connections that an Initial packet opened.
+    pub started: Counter,
+    /// Handshakes that completed.
+    pub completed: Counter,
+    /// Connections that ended before their handshake completed.
+    pub failed: Counter,
+    /// Attempts answered with Retry, because too many handshakes were in flight.
+    pub retried: Counter,
+    /// Attempts refused, because there were too many connections.
+    pub refused: Counter,
+}
+
+/// The turns of an endpoint's event loop that began because something was received. Clones follow the same endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct Turns(Arc<AtomicU64>);
+
+impl Turns {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Counts one.
+    pub fn count_one(&self) {
+        // Only its event loop writes.
+        self.0.store(self.count().wrapping_add(1), Relaxed);
+    }
+}
+
+/// The event subscriber of an endpoint.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// Of this endpoint only.
+    pub turns: Turns,
+    /// Shared by all connections.
+    pub handshakes: Arc<HandshakeCounters>,
+    /// Which say how early bytes are handed to the transport.
+    pub schedules: Schedules,
+    /// The places that connections take; none for those of our own making.
+    pub places: Option<Arc<Places>>,
+}
+
+/// What is remembered per connection; the application asks with `Handle::query_event_context`.
+#[derive(Debug)]
+pub struct ConnectionState {
+    /// The peer's verified leaf certificate in DER, if it presented one.
+    pub peer_certificate: Option<Vec<u8>>,
+    /// How large packets are at the moment.
+    pub packets: PacketSize,
+    /// What may be sent and what has been.
+    pub account: Account,
+    /// Where all that happens can be listened to.
+    pub tap: Tap,
+    /// What is known of its path.
+    pub path: PathStats,
+    /// What arrives.
+    pub heard: Heard,
+    /// What arrives from addresses to which the transport does not follow its peer.
+    pub strays: Strays,
+    /// What is known about the peer.
+    pub standing: Standing,
+    /// What the peer used while it was a stranger.
+    pub budget: Budget,
+    completed: bool,
+}
+
+/// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(Arc<AtomicU64>);
+
+impl Heard {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    fn count_one(&self) {
+        // Only the connection writes.
+        self.0.store(self.count().wrapping_add(1), Relaxed);
+    }
+}
+
+/// Datagrams for a connection from addresses that the transport does not follow its peer to: it knows five addresses in
+/// a connection's life. Clones follow the same connection.
+#[derive(Clone, Debug, Default)]
+pub struct Strays(Arc<(AtomicU32, Notify)>);
+
+impl Strays {
+    /// How many of them in a row, with nothing from a known address between, mean that the peer has moved on. They are
+    /// not authentic, but an attacker that forges them has to know the connection's ID and to silence its peer.
+    const ENOUGH: u32 = 3;
+
+    /// Waits until the peer has most likely moved to where the transport does not follow.
+    pub async fn lost(&self) {
+        while self.0.0.load(Relaxed) < Self::ENOUGH {
+            self.0.1.notified().await;
+        }
+    }
+
+    fn count_one(&self) {
+        // Only the connection writes.
+        let count = self.0.0.load(Relaxed).saturating_add(1);
+        self.0.0.store(count, Relaxed);
+        if count >= Self::ENOUGH {
+            self.0.1.notify_one();
+        }
+    }
+
+    fn forget(&self) {
+        self.0.0.store(0, Relaxed);
+    }
+}
+
+impl Subscriber for Events {
+    type ConnectionContext = ConnectionState;
+
+    fn create_connection_context(&mut self, meta: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
+        self.handshakes.started.inc();
+        let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
+        let account = Account::new(is_server, self.schedules.get().binding);
+        let packets = PacketSize::default();
+        let tap = Tap::new(packets.clone());
+        let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
+        // A peer that connects to us gets its place once its address is told.
+        let (standing, budget) = (Standing::own(), Budget::default());
+        ConnectionState {
+            peer_certificate: None,
+            packets,
+            account,
+            tap,
+            path,
+            heard,
+            strays,
+            standing,
+            budget,
+            completed: false,
+        }
+    }
+
+    fn on_connection_started(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionStarted) {
+        if let Some(places) = &self.places {
+            state.standing = places.enter(SocketAddr::from(event.path.remote_addr.clone()).ip());
+        }
+    }
+
+    fn on_platform_event_loop_wakeup(&mut self, _: &EndpointMeta, event: &PlatformEventLoopWakeup) {
+        if event.rx_ready {
+            self.turns.count_one();
+        }
+    }
+
+    fn on_transport_parameters_received(
+        &mut self,
+        state: &mut ConnectionState,
+        _: &ConnectionMeta,
+        event: &TransportParametersReceived,
+    ) {
+        state.account.on_transport_parameters(&event.transport_parameters);
+        state.tap.introduce(&event.transport_parameters);
+    }
+
+    fn on_datagram_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramSent) {
+        state.path.sent_datagram(event.len.into());
+    }
+
+    fn on_datagram_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramReceived) {
+        state.path.received_datagram(event.len.into());
+    }
+
+    fn on_packet_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketSent) {
+        state.path.sent_packet();
+        if let Some(log) = state.tap.log() {
+            let traced = log.packet_sent(event);
+            // Of QUIC packets that share a datagram, the last stands for all.
+            label::write(|label| label.traced = Some(traced));
+        }
+    }
+
+    fn on_packet_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketReceived) {
+        state.heard.count_one();
+        state.strays.forget();
+        state.budget.on_packet(&state.standing);
+        if let Some(log) = state.tap.log() {
+            log.packet_received(event);
+        }
+    }
+
+    fn on_datagram_dropped(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &DatagramDropped) {
+        if matches!(event.reason, DatagramDropReason::PathLimitExceeded { .. }) {
+            state.strays.count_one();
+        }
+    }
+
+    fn on_frame_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameSent) {
+        state.account.on_frame_sent(&event.frame);
+        if let Some(log) = state.tap.log() {
+            log.frame_sent(&event.frame, |stream_id| state.account.class(stream_id));
+        }
+    }
+
+    fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
+        state.account.on_frame_received(&event.frame);
+        state.budget.on_frame(&event.frame, &state.standing);
+        if let Some(log) = state.tap.log() {
+            log.frame_received(&event.frame);
+        }
+    }
+
+    fn on_ack_range_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &AckRangeSent) {
+        if let Some(log) = state.tap.log() {
+            log.acks_sent(&event.ack_range);
+        }
+    }
+
+    fn on_ack_range_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &AckRangeReceived) {
+        if let Some(log) = state.tap.log() {
+            log.acks_received(&event.ack_range);
+        }
+    }
+
+    fn on_tx_stream_progress(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, _: &TxStreamProgress) {
+        state.account.on_progress();
+    }
+
+    fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
+        state.path.measured(event.smoothed_rtt, event.min_rtt);
+        state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
+        if let Some(log) = state.tap.log() {
+            log.recovery_metrics(event);
+        }
+    }
+
+    fn on_key_update(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &KeyUpdate) {
+        if let Some(log) = state.tap.log() {
+            log.key_updated(event);
+        }
+    }
+
+    fn on_tls_exporter_ready(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &TlsExporterReady) {
+        state.peer_certificate = event.session.peer_cert_chain_der().ok().and_then(|chain| chain.into_iter().next());
+    }
+
+    fn on_handshake_status_updated(
+        &mut self,
+        state: &mut ConnectionState,
+        _: &ConnectionMeta,
+        event: &HandshakeStatusUpdated,
+    ) {
+        if matches!(event.status, HandshakeStatus::Complete { .. }) {
+            state.completed = true;
+            state.standing.prove();
+            self.handshakes.completed.inc();
+        }
+        if let Some(log) = state.tap.log() {
+            log.state_updated(&event.status);
+        }
+    }
+
+    fn on_mtu_updated(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &MtuUpdated) {
+        state.packets.set(event.mtu);
+        state.account.on_mtu(event.mtu);
+        if let Some(log) = state.tap.log() {
+            log.mtu_updated(event);
+        }
+    }
+
+    fn on_packet_lost(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketLost) {
+        state.account.on_packet_lost(event.bytes_lost, event.is_mtu_probe);
+        if !event.is_mtu_probe {
+            state.path.lost_packet();
+        }
+        if let Some(log) = state.tap.log() {
+            log.packet_lost(event);
+        }
+    }
+
+    fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionClosed) {
+        state.account.on_closed();
+        if let Some(log) = state.tap.log() {
+            log.closed(event);
+        }
+        state.standing.leave();
+        if !state.completed {
+            self.handshakes.failed.inc();
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! HTTP/3 on s2n-quic: feeds [`masque::h3`] with what arrives and carries out its verdicts.
+//!
+//! One task polls [`Connection::next`], which drives everything that belongs to the connection as a whole: control and
+//! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
+//! holds its [`RecvStream`] and [`SendStream`].
+//!
+//! No clock and no task is started here, so that the same code runs over s2n-quic's simulated network.
+
+mod error;
+mod message;
+mod signal;
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use futures::task::AtomicWaker;
+use masque::{
+    h3::{self, Code, Control, ControlEvent, RequestHead, RequestStream, Role, Settings, UniStream, UniVerdict},
+    priority::Priority,
+};
+use parking_lot::{Mutex, MutexGuard};
+use s2n_quic::{
+    connection::{BidirectionalStreamAcceptor, Handle, ReceiveStreamAcceptor},
+    stream,
+};
+use tokio::sync::Notify;
+
+pub use self::error::connection_reason;
+use self::{error::application_code, signal::Signals};
+pub use self::{
+    error::{Error, close},
+    message::{RecvStream, SendStream},
+};
+use super::{
+    class::{Class, Terms},
+    datagrams::{Flow, Hub, Sender},
+    dispatch::Dispatcher,
+    events::ConnectionState,
+    strangers::{Limit, Standing, Waiting},
+};
+
+/// A HTTP/3 connection, as seen by the one task that drives it.
+pub struct Connection {
+    role: Role,
+    requests: BidirectionalStreamAcceptor,
+    unidirectional: ReceiveStreamAcceptor,
+    peer_streams: Vec<(stream::ReceiveStream, UniStream)>,
+    control: Control,
+    control_stream: stream::SendStream,
+    control_queue: VecDeque<Bytes>,
+    client: Client,
+    /// The lowest request stream ID that was not accepted yet.
+    next_request: u64,
+    goaway: Option<u64>,
+    /// Priorities of requests that have not arrived.
+    early_signals: Signals,
+}
+
+/// Bounds on what a peer may make us hold for one message.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageLimits {
+    /// The largest header section, as RFC 9114 §4.2.2 counts it.
+    pub field_section_bytes: u64,
+}
+
+impl Default for MessageLimits {
+    fn default() -> Self {
+        Self { field_section_bytes: 16 * 1024 }
+    }
+}
+
+/// A request as it arrives at a server. Its head is still to be read from `recv`.
+pub struct Request {
+    /// The stream's ID.
+    pub stream_id: u64,
+    /// The receiving half.
+    pub recv: RecvStream,
+    /// The sending half.
+    pub send: SendStream,
+    /// The datagrams that belong to the request.
+    pub flow: Flow,
+    /// Where the peer wanted the request to be moved before it arrived; this wins over its `priority` field (RFC 9218
+    /// §7).
+    pub signal: Option<Priority>,
+    /// The place that a stranger's request takes until it is decided about.
+    pub waiting: Option<Waiting>,
+}
+
+impl Request {
+    /// Changes the terms on which what answers the request leaves, in streams and in datagrams.
+    pub fn set_terms(&self, terms: &Terms) {
+        self.flow.set_terms(terms.clone());
+        self.send.set_terms(terms.clone());
+    }
+}
+
+/// What the tasks of one connection share; opens requests in the client role.
+#[derive(Clone)]
+pub struct Client {
+    handle: Handle,
+    /// Whose turn it is to open a stream. The transport keeps the wakers of tasks that gave up and spends credit on
+    /// waking them; so the tasks wait here, and it knows one waker.
+    opener: Arc<tokio::sync::Mutex<Handle>>,
+    hub: Arc<Hub>,
+    dispatcher: Dispatcher,
+    peer: Arc<Peer>,
+    standing: Standing,
+    limits: MessageLimits,
+}
+
+/// A stream that the peer's credit allows (RFC 9000 §4.6), for a request that is to come.
+pub struct Reserved(stream::BidirectionalStream);
+
+struct Peer {
+    settings: OnceLock<Settings>,
+    changed: Notify,
+    /// Request streams from this ID on are not processed by the peer.
+    goaway: AtomicU64,
+    /// Priorities that it has not been told yet.
+    signals: Mutex<Signals>,
+    /// Wakes the task that drives the connection, and tells it them.
+    signalled: AtomicWaker,
+}
+
+impl Connection {
+    /// Takes over a QUIC connection whose handshake is complete and opens the control stream.
+    ///
+    /// # Errors
+    /// The connection ended, or was not made by an endpoint with paced's datagram provider.
+    pub async fn start(connection: s2n_quic::Connection, role: Role, limits: MessageLimits) -> Result<Self, Error> {
+        let (mut handle, acceptor) = connection.split();
+        let (requests, unidirectional) = acceptor.split();
+        let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub());
+        let hub = hub.map_err(|_| Error::Closed)?;
+        let dispatcher = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
+        let standing = |state: &ConnectionState| state.standing.clone();
+        let standing = handle.query_event_context(standing).map_err(|_| Error::Closed)?;
+        let local = Settings {
+            max_field_section_size: Some(limits.field_section_bytes),
+            enable_connect_protocol: role == Role::Server,
+            h3_datagram: true,
+        };
+        let control = Control::new(role, local);
+        // A peer may never give credit for it.
+        let opened = poll_fn(|cx| match standing.poll_exceeded(cx) {
+            Poll::Ready(limit) => Poll::Ready(Err(excess(&standing, limit).into())),
+            Poll::Pending => handle.poll_open_send_stream(cx).map_err(Error::from),
+        });
+        let control_stream = opened.await.inspect_err(|error| {
+            if let Error::Protocol(error) = error {
+                close(&handle, error.code());
+            }
+        })?;
+        let control_queue = VecDeque::from([control.preamble()]);
+        let peer = Arc::new(Peer {
+            settings: OnceLock::new(),
+            changed: Notify::new(),
+            goaway: AtomicU64::new(u64::MAX),
+            signals: Mutex::default(),
+            signalled: AtomicWaker::new(),
+        });
+        Ok(Self {
+            role,
+            requests,
+            unidirectional,
+            peer_streams: Vec::new(),
+            control,
+            control_stream,
+            control_queue,
+            client: Client {
+                opener: Arc::new(tokio::sync::Mutex::new(handle.clone())),
+                handle,
+                hub,
+                dispatcher,
+                peer,
+                standing,
+                limits,
+            },
+            next_request: 0,
+            goaway: None,
+            early_signals: Signals::default(),
+        })
+    }
+
+    /// What tasks of this connection share.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Drives the connection until the next request arrives (server), or until it ends.
+    ///
+    /// # Errors
+    /// The connection ended, by either side.
+    pub async fn next(&mut self) -> Result<Request, Error> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`Connection::next`], for callers that have other things to poll too.
+    ///
+    /// # Errors
+    /// The connection ended, by either side.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
+        let polled = self.poll_all(cx);
+        // Last, so that what was just decided is in order; and even if the connection is over, which streams learn so.
+        self.client.dispatcher.poll(cx);
+        if let Poll::Ready(Err(error)) = &polled {
+            if let Error::Protocol(error) = error {
+                // On control streams every error is one of the connection.
+                close(&self.client.handle, error.code());
+            }
+            // A task that waits for settings must learn that they will not come.
+            self.client.peer.goaway.store(0, Relaxed);
+            self.client.peer.changed.notify_waiters();
+        }
+        polled
+    }
+
+    /// Announces that no further request will be accepted (RFC 9114 §5.2); requests that arrive all the same are
+    /// rejected, which tells the client that it may repeat them elsewhere.
+    pub fn go_away(&mut self) {
+        if self.goaway.is_none() {
+            self.goaway = Some(self.next_request);
+            self.control_queue.push_back(Control::goaway(self.next_request));
+        }
+    }
+
+    fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
+        if self.client.hub.poll_violation(cx).is_ready() {
+            let error = h3::Error::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
+            return Poll::Ready(Err(error.into()));
+        }
+        if let Poll::Ready(limit) = self.client.standing.poll_exceeded(cx) {
+            return Poll::Ready(Err(excess(&self.client.standing, limit).into()));
+        }
+        self.poll_control_queue(cx)?;
+        while let Poll::Ready(accepted) = self.unidirectional.poll_accept_receive_stream(cx)? {
+            match accepted {
+                Some(stream) => self.peer_streams.push((stream, self.control.accept_uni())),
+                None => return Poll::Ready(Err(Error::Closed)),
+            }
+        }
+        self.poll_peer_streams(cx)?;
+        loop {
+            let Some(stream) = ready!(self.requests.poll_accept_bidirectional_stream(cx)?) else {
+                return Poll::Ready(Err(Error::Closed));
+            };
+            if self.role == Role::Client {
+                return Poll::Ready(Err(h3::SERVER_OPENED_BIDIRECTIONAL.into()));
+            }
+            let stream_id = stream.id();
+            let flow = self.client.hub.open(stream_id);
+            let (recv, send) = self.client.split(stream, Role::Server);
+            if self.goaway.is_some_and(|limit| stream_id >= limit) {
+                recv.stop(Code::RequestRejected);
+                send.reset(Code::RequestRejected);
+                continue;
+            }
+            self.next_request = self.next_request.max(stream_id + 4);
+            let signal = self.early_signals.take(stream_id);
+            let Some(waiting) = self.client.standing.begin_request() else {
+                self.client.standing.count("stranger_requests");
+                recv.stop(Code::RequestRejected);
+                send.reset(Code::RequestRejected);
+                self.client.forget(stream_id);
+                continue;
+            };
+            return Poll::Ready(Ok(Request { stream_id, recv, send, flow, signal, waiting: Some(waiting) }));
+        }
+    }
+
+    /// Moves a stream, or remembers where it is to be moved: an update may overtake its request (RFC 9218 §7).
+    fn on_priority_update(&mut self, stream_id: u64, value: &[u8]) {
+        let Some(signal) = Priority::parse(value) else { return };
+        if stream_id < self.next_request {
+            self.client.change_terms(stream_id, |terms| terms.moved(&signal));
+            return;
+        }
+        self.early_signals.put(stream_id, signal);
+    }
+
+    fn poll_control_queue(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.client.peer.signalled.register(cx.waker());
+        loop {
+            let Some(front) = self.control_queue.front_mut() else {
+                // Not earlier: until it is sent, a newer priority of the stream takes its place.
+                let Some((stream_id, signal)) = self.client.peer.signals().pop() else { return Ok(()) };
+                self.control_queue.push_back(Control::priority_update(stream_id, signal.to_field_value().as_bytes()));
+                continue;
+            };
+            match self.control_stream.poll_send(front, cx) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Ok(())) => _ = self.control_queue.pop_front(),
+                Poll::Ready(Err(stream::Error::StreamReset { .. })) => {
+                    return Err(h3::CONTROL_STREAM_STOPPED.into());
+                }
+                Poll::Ready(Err(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn poll_peer_streams(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let mut index = 0;
+        while let Some((stream, state)) = self.peer_streams.get_mut(index) {
+            let verdict = match stream.poll_receive(cx) {
+                Poll::Pending => {
+                    index += 1;
+                    continue;
+                }
+                Poll::Ready(Ok(Some(bytes))) => self.control.on_uni_bytes(state, bytes),
+                Poll::Ready(Ok(None) | Err(stream::Error::StreamReset { .. })) => {
+                    self.control.on_uni_closed(state)?;
+                    self.peer_streams.swap_remove(index);
+                    continue;
+                }
+                Poll::Ready(Err(error)) => return Err(error.into()),
+            };
+            match verdict? {
+                UniVerdict::Continue => {}
+                UniVerdict::StopSending(code) => {
+                    _ = stream.stop_sending(application_code(code));
+                    self.peer_streams.swap_remove(index);
+                }
+            }
+        }
+        while let Some(event) = self.control.next_event() {
+            match event {
+                ControlEvent::Settings(settings) => {
+                    _ = self.client.peer.settings.set(settings);
+                    self.client.peer.changed.notify_waiters();
+                }
+                ControlEvent::GoAway(id) => {
+                    self.client.peer.goaway.store(id, Relaxed);
+                    self.client.peer.changed.notify_waiters();
+                }
+                ControlEvent::PriorityUpdate { stream_id, value } => self.on_priority_update(stream_id, &value),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts that a stranger went beyond a limit, and says that this ends the connection.
+fn excess(standing: &Standing, limit: Limit) -> h3::Error {
+    standing.count(limit);
+    h3::Error::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
+}
+
+impl Peer {
+    fn signals(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock()
+    }
+}
+
+impl Client {
+    /// The QUIC connection.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What is known about the peer.
+    #[must_use]
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// Notes that nothing of a stream is held any more: we stopped and reset it.
+    pub fn forget(&self, stream_id: u64) {
+        // Fails only once the connection is gone.
+        let forget = |state: &mut ConnectionState| state.budget.release(stream_id, &state.standing);
+        _ = self.handle.clone().query_event_context_mut(forget);
+    }
+
+    /// Closes the connection with an error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
+    pub fn close(&self, code: Code) {
+        close(&self.handle, code);
+    }
+
+    /// The peer's settings, once they have arrived.
+    #[must_use]
+    pub fn settings(&self) -> Option<&Settings> {
+        self.peer.settings.get()
+    }
+
+    /// Waits for the peer's settings, which have to be known before extended CONNECT and datagrams may be used
+    /// (RFC 8441 §3, RFC 9297 §2.1.1).
+    ///
+    /// # Errors
+    /// The connection ended first.
+    pub async fn wait_for_settings(&self) -> Result<&Settings, Error> {
+        loop {
+            let changed = self.peer.changed.notified();
+            if let Some(settings) = self.peer.settings.get() {
+                return Ok(settings);
+            }
+            if self.peer.goaway.load(Relaxed) == 0 {
+                return Err(Error::GoingAway);
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether the peer still takes new requests.
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        self.peer.goaway.load(Relaxed) == u64::MAX
+    }
+
+    /// Whether HTTP Datagrams may be sent in DATAGRAM frames: the transport allows it and the peer has said so
+    /// (RFC 9297 §2.1.1).
+    #[must_use]
+    pub fn datagrams_allowed(&self) -> bool {
+        self.hub.peer_accepts() && self.settings().is_some_and(|settings| settings.h3_datagram)
+    }
+
+    /// Opens a request stream and sends the request's head.
+    ///
+    /// # Errors
+    /// The connection ended, the peer goes away, or the head exceeds what the peer accepts.
+    pub async fn request(&self, head: &RequestHead) -> Result<Request, Error> {
+        self.request_on(self.reserve().await?, head)
+    }
+
+    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; callers that wait for
+    /// more get it in the order in which they came.
+    ///
+    /// # Errors
+    /// The connection ended, or the peer goes away.
+    pub async fn reserve(&self) -> Result<Reserved, Error> {
+        let mut opener = self.opener.lock().await;
+        loop {
+            let changed = self.peer.changed.notified();
+            if !self.takes_requests() {
+                return Err(Error::GoingAway);
+            }
+            tokio::select! {
+                biased;
+                stream = opener.open_bidirectional_stream() => return Ok(Reserved(stream?)),
+                () = changed => {}
+            }
+        }
+    }
+
+    /// Sends a request's head on a stream that was reserved for it.
+    ///
+    /// # Errors
+    /// The peer goes away, or the head exceeds what the peer accepts.
+    pub fn request_on(&self, Reserved(stream): Reserved, head: &RequestHead) -> Result<Request, Error> {
+        if !self.takes_requests() {
+            return Err(Error::GoingAway);
+        }
+        let max = self.settings().and_then(|settings| settings.max_field_section_size);
+        let head = h3::encode_request(head, max)?;
+        let stream_id = stream.id();
+        let flow = self.hub.open(stream_id);
+        let (recv, mut send) = self.split(stream, Role::Client);
+        send.stream.push(head);
+        Ok(Request { stream_id, recv, send, flow, signal: None, waiting: None })
+    }
+
+    /// Moves what is sent on a request's stream, and in its datagrams, to another class.
+    pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
+        self.change_terms(stream_id, |terms| terms.reclassed(class));
+    }
+
+    fn change_terms(&self, stream_id: u64, change: impl Fn(&Terms) -> Terms) {
+        self.hub.change_terms(stream_id, &change);
+        self.dispatcher.change_terms(stream_id, &change);
+    }
+
+    /// Asks the peer to move what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). It is advice: of many
+    /// streams' at once only the latest 64 are sent.
+    pub fn reprioritize(&self, stream_id: u64, signal: Priority) {
+        self.peer.signals().put(stream_id, signal);
+        self.peer.signalled.wake();
+    }
+
+    fn split(&self, stream: stream::BidirectionalStream, role: Role) -> (RecvStream, SendStream) {
+        let (recv, send) = stream.split();
+        let parser = RequestStream::new(role, self.limits.field_section_bytes);
+        let send = self.dispatcher.attach(send, self.hub.terms().clone());
+        (RecvStream { stream: recv, parser, finished: false }, SendStream { stream: send, peer: self.peer.clone() })
+    }
+}

@@ -1,0 +1,169 @@
+//! The two halves of a request stream.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use masque::h3::{self, Code, Part, RequestStream, ResponseHead};
+use s2n_quic::stream;
+
+use super::{
+    Peer,
+    error::{Error, application_code, close},
+};
+use crate::{
+    class::Terms,
+    dispatch::{self, Payloads},
+};
+
+/// The receiving half of a request stream.
+pub struct RecvStream {
+    pub(super) stream: stream::ReceiveStream,
+    pub(super) parser: RequestStream,
+    pub(super) finished: bool,
+}
+
+impl RecvStream {
+    /// Reads the next part of the message; `None` at its end.
+    ///
+    /// # Errors
+    /// The stream or the connection ended, or the peer broke a rule (see [`Error::Protocol`]).
+    pub fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Part>, Error>> {
+        loop {
+            match self.parser.next_part() {
+                Ok(Some(part)) => return Poll::Ready(Ok(Some(part))),
+                Ok(None) if self.finished => return Poll::Ready(Ok(None)),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Err(self.refuse(error))),
+            }
+            match ready!(self.stream.poll_receive(cx))? {
+                Some(bytes) => self.parser.on_bytes(bytes),
+                None => {
+                    self.finished = true;
+                    if let Err(error) = self.parser.on_fin() {
+                        return Poll::Ready(Err(self.refuse(error)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Closes the connection where the error demands it.
+    fn refuse(&self, error: h3::Error) -> Error {
+        if let h3::Error::Connection(code, _) = error {
+            close(&self.stream.connection(), code);
+        }
+        error.into()
+    }
+
+    /// As [`RecvStream::poll_part`].
+    ///
+    /// # Errors
+    /// As [`RecvStream::poll_part`].
+    pub async fn part(&mut self) -> Result<Option<Part>, Error> {
+        poll_fn(|cx| self.poll_part(cx)).await
+    }
+
+    /// From here on only DATA frames are allowed (RFC 9114 §4.4).
+    pub fn set_connect(&mut self) {
+        self.parser.set_connect();
+    }
+
+    /// Asks the peer to stop sending.
+    pub fn stop(mut self, code: Code) {
+        _ = self.stream.stop_sending(application_code(code));
+    }
+}
+
+/// The sending half of a request stream. What is written waits for its turn (see [`dispatch`]).
+pub struct SendStream {
+    pub(super) stream: dispatch::SendStream,
+    pub(super) peer: Arc<Peer>,
+}
+
+impl SendStream {
+    /// The stream's ID.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.stream.id()
+    }
+
+    /// Queues the head of a response.
+    ///
+    /// # Errors
+    /// The stream or the connection ended, or the head exceeds what the peer accepts.
+    pub async fn respond(&mut self, head: &ResponseHead) -> Result<(), Error> {
+        let max = self.peer.settings.get().and_then(|settings| settings.max_field_section_size);
+        let bytes = h3::encode_response(head, max)?;
+        Ok(self.stream.send(bytes).await?)
+    }
+
+    /// Queues `bytes`, which have to be whole frames, however full the queue is.
+    pub fn push(&mut self, bytes: Bytes) {
+        self.stream.push(bytes);
+    }
+
+    /// Queues `bytes`, which have to be whole frames, as soon as there is room.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Error> {
+        Ok(self.stream.send(bytes).await?)
+    }
+
+    /// Begins a batch of payloads that leave in capsules (see [`dispatch::SendStream::payloads`]).
+    #[must_use]
+    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
+        self.stream.payloads(limit_bytes)
+    }
+
+    /// Ready when the stream's queue has room; pending while it is full.
+    ///
+    /// # Errors
+    /// The peer stopped reading, the connection ended, or the stream's deadline passed.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.stream.poll_ready(cx).map_err(Error::from)
+    }
+
+    /// Ready when nothing waits for its turn.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.stream.poll_flush(cx).map_err(Error::from)
+    }
+
+    /// Ready when the peer has all that was written.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.stream.poll_acknowledged(cx).map_err(Error::from)
+    }
+
+    /// Asks to be woken when the stream takes no more bytes.
+    ///
+    /// # Errors
+    /// As [`SendStream::poll_ready`].
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.stream.poll_stopped(cx).map_err(Error::from)
+    }
+
+    /// Changes the terms on which the stream is served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        self.stream.set_terms(terms);
+    }
+
+    /// Ends the message properly.
+    pub fn finish(&mut self) {
+        self.stream.finish();
+    }
+
+    /// Ends the stream abruptly.
+    pub fn reset(self, code: Code) {
+        self.stream.reset(application_code(code));
+    }
+}

@@ -1,0 +1,513 @@
+//! How much each sender may still send: what was handed to the transport, what of it has left, and what the peer
+//! allows.
+//!
+//! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream
+//! names into a channel that never blocks, and wake; the dispatcher reads ([`Ledger`]). A byte counts as gone when it
+//! was put into a packet for the first time; what is sent again after a loss is the transport's affair.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use pacing::{class_key::ClassKey, label};
+use s2n_quic::provider::event::events::{Frame, TransportParameters};
+
+use super::class::Class;
+
+/// How much may be handed over and not yet sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// As little as keeps the transport busy, so that what is urgent waits behind little: what leaves in a millisecond,
+    /// but at least some packets.
+    Late {
+        /// These many packets; `None` for 4 on paths below 10 Mbit/s, and 12, which is a burst of the transport's pacer
+        /// and a little more, on faster ones.
+        floor_packets: Option<u32>,
+    },
+    /// Everything at once: the transport's own round robin decides, as without a dispatcher.
+    Early,
+}
+
+impl Default for Binding {
+    fn default() -> Self {
+        Self::Late { floor_packets: None }
+    }
+}
+
+impl Binding {
+    const HORIZON: Duration = Duration::from_millis(1);
+    const SLOW_BYTES_PER_SEC: f64 = 10e6 / 8.0;
+    const MOST_BYTES: u64 = 512 * 1024;
+
+    /// The low mark of a path: fewer bytes than this may be handed over and not yet sent.
+    #[must_use]
+    pub fn low_mark(self, congestion_window: u32, smoothed_rtt: Duration, packet_bytes: u64) -> u64 {
+        let Self::Late { floor_packets } = self else { return u64::MAX };
+        // The pacer sends a little faster than a window per round trip, so that the window limits and not the pacer.
+        let bytes_per_sec = 1.25 * f64::from(congestion_window) / smoothed_rtt.as_secs_f64().max(1e-6);
+        let floor = floor_packets.unwrap_or(if bytes_per_sec < Self::SLOW_BYTES_PER_SEC { 4 } else { 12 });
+        let wanted = (bytes_per_sec * Self::HORIZON.as_secs_f64()) as u64;
+        wanted.min(Self::MOST_BYTES).max(u64::from(floor.max(1)) * packet_bytes)
+    }
+}
+
+/// The books of one connection. All values only grow, but for the low mark.
+#[derive(Debug)]
+pub struct Ledger {
+    binding: Binding,
+    handed: AtomicU64,
+    sent: AtomicU64,
+    returned: AtomicU64,
+    low_mark: AtomicU64,
+    packet_bytes: AtomicU64,
+    /// Packets that were lost and as large as only some paths carry.
+    large_lost: AtomicU64,
+    /// Whether most of the congestion window is in flight.
+    window_used: AtomicBool,
+    is_server: bool,
+    /// Whether the dispatcher waits for bytes to leave.
+    hungry: AtomicBool,
+    closed: AtomicBool,
+    dispatcher: AtomicWaker,
+}
+
+/// The largest packet that every path of QUIC carries, in bytes of UDP payload (RFC 9000 §14.1, §14.3).
+pub const BASE_PACKET_BYTES: u64 = 1_200;
+
+/// A QUIC packet's header, a STREAM frame's, and the AEAD's tag, about.
+const PACKET_OVERHEAD_BYTES: u64 = 50;
+
+impl Ledger {
+    fn new(is_server: bool, binding: Binding) -> Self {
+        // Until something is known about the path: a common round trip and the initial window of RFC 9002 §7.2.
+        let low_mark = binding.low_mark(12_000, Duration::from_millis(100), 1_200);
+        Self {
+            binding,
+            handed: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            returned: AtomicU64::new(0),
+            low_mark: AtomicU64::new(low_mark),
+            packet_bytes: AtomicU64::new(1_200),
+            large_lost: AtomicU64::new(0),
+            window_used: AtomicBool::new(false),
+            is_server,
+            hungry: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            dispatcher: AtomicWaker::new(),
+        }
+    }
+
+    /// How many bytes were handed over and neither sent nor returned.
+    #[must_use]
+    pub fn unsent_bytes(&self) -> u64 {
+        self.handed.load(Relaxed).saturating_sub(self.gone_bytes())
+    }
+
+    /// How many of the bytes handed over are not the transport's to send any more, in the order of hand-over.
+    #[must_use]
+    pub fn gone_bytes(&self) -> u64 {
+        self.sent.load(Relaxed) + self.returned.load(Relaxed)
+    }
+
+    /// How many bytes were handed over so far.
+    #[must_use]
+    pub fn handed_bytes(&self) -> u64 {
+        self.handed.load(Relaxed)
+    }
+
+    /// How many bytes may be handed over in one turn, if any: as many packets as half of the low mark holds, at least
+    /// one. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less than many.
+    #[must_use]
+    pub fn room(&self) -> Option<u64> {
+        let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));
+        (self.unsent_bytes() < low_mark).then(|| (low_mark / 2 / packet_bytes).max(1) * packet_bytes)
+    }
+
+    /// The largest packet that the path carries, as far as is known, in bytes of UDP payload.
+    #[must_use]
+    pub fn full_packet_bytes(&self) -> u64 {
+        self.packet_bytes.load(Relaxed) + PACKET_OVERHEAD_BYTES
+    }
+
+    /// How many packets above [`BASE_PACKET_BYTES`] were lost so far, probes of the path's MTU aside.
+    #[must_use]
+    pub fn large_packets_lost(&self) -> u64 {
+        self.large_lost.load(Relaxed)
+    }
+
+    /// Whether most of the congestion window is in flight, so that the path, and not what there is to send, sets the pace.
+    #[must_use]
+    pub fn uses_window(&self) -> bool {
+        self.window_used.load(Relaxed)
+    }
+
+    /// Whether this end is the server.
+    #[must_use]
+    pub fn is_server(&self) -> bool {
+        self.is_server
+    }
+
+    /// Whether it is time to hand over: not as soon as there is room, because each time costs a wake-up.
+    fn runs_low(&self) -> bool {
+        self.unsent_bytes() <= self.low_mark.load(Relaxed) / 2
+    }
+
+    /// Notes that bytes are about to be handed over; to be called before they are, so that the callback that sees them
+    /// leave finds them.
+    pub fn hand_over(&self, bytes: u64) {
+        self.handed.fetch_add(bytes, Relaxed);
+    }
+
+    /// Notes that bytes were handed over that will never be sent, or that were not handed over after all.
+    pub fn give_back(&self, bytes: u64) {
+        self.returned.fetch_add(bytes, Relaxed);
+    }
+
+    /// Asks to be woken when so many bytes have left that half of the low mark is free.
+    pub fn wait_for_room(&self) {
+        self.hungry.store(true, Relaxed);
+    }
+
+    /// Whether only what is about to leave is handed over.
+    #[must_use]
+    pub fn binds_late(&self) -> bool {
+        self.binding != Binding::Early
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Returns the dispatcher's waker; woken when there may be something to do.
+    #[must_use]
+    pub fn dispatcher(&self) -> &AtomicWaker {
+        &self.dispatcher
+    }
+}
+
+/// What is known about one stream.
+#[derive(Debug)]
+pub struct StreamLedger {
+    name: u32,
+    /// The key of its class, and the mark; 0 is none.
+    class: AtomicU64,
+    mark: AtomicU32,
+    sent: AtomicU64,
+    /// The stream's flow-control limit (RFC 9000 §4.1).
+    max_data: AtomicU64,
+    /// Whether the dispatcher wants to be told when the limit grows.
+    blocked: AtomicBool,
+    /// Whether the dispatcher was told that the peer stopped reading.
+    stopped: AtomicBool,
+}
+
+impl StreamLedger {
+    fn new(name: u32, limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            class: AtomicU64::new(0),
+            mark: AtomicU32::new(0),
+            sent: AtomicU64::new(0),
+            max_data: AtomicU64::new(limit),
+            blocked: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        })
+    }
+
+    /// The books of a stream whose connection has ended.
+    #[must_use]
+    pub fn detached(name: u32) -> Arc<Self> {
+        Self::new(name, 0)
+    }
+
+    /// Says of which class packets are for bytes of the stream, from now on.
+    pub fn set_class(&self, class: &Class) {
+        self.class.store(class.key.get(), Relaxed);
+        self.mark.store(class.marks.to_peers.unwrap_or_default(), Relaxed);
+    }
+
+    /// How many bytes of the stream have been sent at least once.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+
+    /// Up to which offset the peer allows bytes. Where there are none beyond `handed`, the dispatcher is told when
+    /// there are.
+    #[must_use]
+    pub fn max_data(&self, handed: u64) -> u64 {
+        let max_data = self.max_data.load(Relaxed);
+        if max_data > handed {
+            return max_data;
+        }
+        self.blocked.store(true, Relaxed);
+        // It may have grown in between.
+        self.max_data.load(Relaxed)
+    }
+}
+
+/// The callbacks' side of a connection's books.
+#[derive(Debug)]
+pub struct Account {
+    ledger: Arc<Ledger>,
+    streams: HashMap<u64, Arc<StreamLedger>>,
+    /// Limits of streams that the peer opened and nobody has accepted yet.
+    early: HashMap<u64, u64>,
+    /// Streams of the peer below this ID have been accepted.
+    accepted: u64,
+    is_server: bool,
+    limit_own: u64,
+    limit_peers: u64,
+    told: mpsc::Sender<u32>,
+    listener: Option<mpsc::Receiver<u32>>,
+}
+
+impl Account {
+    /// Opens the books of a connection.
+    #[must_use]
+    pub fn new(is_server: bool, binding: Binding) -> Self {
+        let (told, listener) = mpsc::channel();
+        Self {
+            ledger: Arc::new(Ledger::new(is_server, binding)),
+            streams: HashMap::new(),
+            early: HashMap::new(),
+            accepted: 0,
+            is_server,
+            limit_own: 0,
+            limit_peers: 0,
+            told,
+            listener: Some(listener),
+        }
+    }
+
+    /// Returns the connection's ledger, and for the first caller, the names of streams that need attention: their limit
+    /// grew, or the peer stopped reading.
+    pub fn join(&mut self) -> (Arc<Ledger>, Option<mpsc::Receiver<u32>>) {
+        (self.ledger.clone(), self.listener.take())
+    }
+
+    /// Opens the books of a bidirectional stream; what needs attention is told under `name`.
+    pub fn open(&mut self, stream_id: u64, name: u32) -> Arc<StreamLedger> {
+        let opened_by_peer = self.opened_by_peer(stream_id);
+        let limit = if opened_by_peer { self.limit_peers } else { self.limit_own };
+        let limit = self.early.remove(&stream_id).map_or(limit, |early| early.max(limit));
+        if opened_by_peer {
+            self.accepted = self.accepted.max(stream_id + 4);
+        }
+        let ledger = StreamLedger::new(name, limit);
+        self.streams.insert(stream_id, ledger.clone());
+        ledger
+    }
+
+    /// Closes the books of a stream.
+    pub fn close(&mut self, stream_id: u64) {
+        self.streams.remove(&stream_id);
+    }
+
+    /// The class of a stream whose books are open.
+    #[must_use]
+    pub fn class(&self, stream_id: u64) -> Option<ClassKey> {
+        self.streams.get(&stream_id).and_then(|stream| ClassKey::from_number(stream.class.load(Relaxed)))
+    }
+
+    /// How many streams' books are open.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.streams.len() + self.early.len()
+    }
+
+    fn opened_by_peer(&self, stream_id: u64) -> bool {
+        // RFC 9000 §2.1: clients' streams are even.
+        self.is_server == (stream_id & 1 == 0)
+    }
+
+    /// The peer said what it allows to begin with.
+    pub fn on_transport_parameters(&mut self, parameters: &TransportParameters<'_>) {
+        self.limit_own = parameters.initial_max_stream_data_bidi_remote;
+        self.limit_peers = parameters.initial_max_stream_data_bidi_local;
+    }
+
+    /// A frame was put into the packet that is being written.
+    pub fn on_frame_sent(&mut self, frame: &Frame) {
+        let &Frame::Stream { id, offset, len, .. } = frame else { return };
+        let Some(stream) = self.streams.get(&id) else { return };
+        let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));
+        label::carry(ClassKey::from_number(class), Some(mark).filter(|mark| *mark != 0));
+        let (end, sent) = (offset + u64::from(len), stream.sent.load(Relaxed));
+        // A frame holds either bytes that are new or bytes that were lost, and new ones leave in order.
+        if end > sent {
+            stream.sent.store(end, Relaxed);
+            self.ledger.sent.fetch_add(end - sent.max(offset), Relaxed);
+        }
+    }
+
+    /// A burst of packets was written, with bytes that were never sent before among them.
+    pub fn on_progress(&self) {
+        // Not earlier: a task that is woken in the middle of a burst finds the connection locked.
+        if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
+            self.ledger.hungry.store(false, Relaxed);
+            self.ledger.dispatcher.wake();
+        }
+    }
+
+    /// A frame arrived.
+    pub fn on_frame_received(&mut self, frame: &Frame) {
+        match *frame {
+            Frame::MaxStreamData { id, value, .. } => match self.streams.get(&id) {
+                Some(stream) => {
+                    stream.max_data.fetch_max(value, Relaxed);
+                    if stream.blocked.swap(false, Relaxed) {
+                        self.tell(stream.name);
+                    }
+                }
+                // As many as the peer may have open.
+                None if self.opened_by_peer(id) && id & 2 == 0 && id >= self.accepted => {
+                    let limit = self.early.entry(id).or_default();
+                    *limit = value.max(*limit);
+                }
+                None => {}
+            },
+            Frame::StopSending { id, .. } => {
+                if let Some(stream) = self.streams.get(&id)
+                    && !stream.stopped.swap(true, Relaxed)
+                {
+                    self.tell(stream.name);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn tell(&self, name: u32) {
+        // Nobody listens any more once the dispatcher is gone.
+        _ = self.told.send(name);
+        self.ledger.dispatcher.wake();
+    }
+
+    /// The path's state after a burst.
+    pub fn on_recovery_metrics(&self, congestion_window: u32, bytes_in_flight: u32, smoothed_rtt: Duration) {
+        self.ledger.window_used.store(bytes_in_flight > congestion_window / 2, Relaxed);
+        let packet_bytes = self.ledger.packet_bytes.load(Relaxed);
+        let low_mark = self.ledger.binding.low_mark(congestion_window, smoothed_rtt, packet_bytes);
+        self.ledger.low_mark.store(low_mark, Relaxed);
+    }
+
+    /// The largest packet changed.
+    pub fn on_mtu(&self, packet_bytes: u16) {
+        let payload_bytes = u64::from(packet_bytes).saturating_sub(PACKET_OVERHEAD_BYTES).max(1);
+        self.ledger.packet_bytes.store(payload_bytes, Relaxed);
+    }
+
+    /// A packet is believed lost.
+    pub fn on_packet_lost(&self, packet_bytes: u16, is_mtu_probe: bool) {
+        if !is_mtu_probe && u64::from(packet_bytes) > BASE_PACKET_BYTES {
+            self.ledger.large_lost.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The connection ended.
+    pub fn on_closed(&self) {
+        self.ledger.closed.store(true, Relaxed);
+        self.ledger.dispatcher.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use s2n_quic_core::event::{IntoEvent as _, builder};
+
+    use super::*;
+
+    fn sent(id: u64, offset: u64, len: u16) -> Frame {
+        builder::Frame::Stream { id, offset, len, is_fin: false }.into_event()
+    }
+
+    fn max_stream_data(id: u64, value: u64) -> Frame {
+        builder::Frame::MaxStreamData { id, stream_type: builder::StreamType::Bidirectional, value }.into_event()
+    }
+
+    #[test]
+    fn bytes_count_once_however_often_they_are_sent() {
+        let mut account = Account::new(true, Binding::default());
+        let (ledger, _) = account.join();
+        let stream = account.open(0, 7);
+        ledger.hand_over(3_000);
+        for (offset, len) in [(0, 1_000), (0, 1_000), (1_000, 500), (500, 500), (1_500, 1_500)] {
+            account.on_frame_sent(&sent(0, offset, len));
+        }
+        assert_eq!((stream.sent_bytes(), ledger.unsent_bytes()), (3_000, 0));
+        // Of streams that the dispatcher does not have.
+        account.on_frame_sent(&sent(4, 0, 100));
+        assert_eq!(ledger.gone_bytes(), 3_000);
+    }
+
+    #[test]
+    fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
+        let mut account = Account::new(true, Binding::default());
+        account.on_frame_received(&max_stream_data(8, 5_000));
+        account.on_frame_received(&max_stream_data(8, 4_000));
+        assert_eq!(account.open(8, 0).max_data(0), 5_000);
+        // Streams that are gone, that are ours, or that only the peer sends on, leave nothing behind.
+        account.close(8);
+        for id in [8, 4, 1, 2] {
+            account.on_frame_received(&max_stream_data(id, 9_000));
+        }
+        assert_eq!(account.open_streams(), 0);
+    }
+
+    #[test]
+    fn who_is_blocked_is_told_once_when_the_limit_grows() {
+        let mut account = Account::new(true, Binding::default());
+        let (_, told) = account.join();
+        let told = told.unwrap();
+        let stream = account.open(0, 7);
+        account.on_frame_received(&max_stream_data(0, 1_000));
+        assert!(told.try_recv().is_err(), "nobody asked");
+        assert_eq!(stream.max_data(1_000), 1_000);
+        account.on_frame_received(&max_stream_data(0, 2_000));
+        account.on_frame_received(&max_stream_data(0, 3_000));
+        assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+        for _ in 0..3 {
+            account.on_frame_received(&builder::Frame::StopSending { id: 0, error_code: 0 }.into_event());
+        }
+        assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+    }
+
+    #[test]
+    fn the_low_mark_is_a_millisecond_and_a_few_packets_at_least() {
+        let rtt = Duration::from_millis(100);
+        let mark = |window| Binding::default().low_mark(window, rtt, 1_350);
+        // 5 Mbit/s: four packets. 20 Mbit/s: twelve. 1.25 times 400 Mbit/s: a millisecond. More than any: the bound.
+        assert_eq!(mark(62_500), 4 * 1_350);
+        assert_eq!(mark(250_000), 12 * 1_350);
+        assert_eq!(mark(5_000_000), 62_500);
+        assert_eq!(mark(u32::MAX), Binding::MOST_BYTES.min(53_687_091));
+        let fixed = Binding::Late { floor_packets: Some(2) };
+        assert_eq!(fixed.low_mark(62_500, rtt, 1_350), 2 * 1_350);
+        assert_eq!(Binding::Early.low_mark(62_500, rtt, 1_350), u64::MAX);
+    }
+
+    #[test]
+    fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
+        let mut account = Account::new(false, Binding::default());
+        let (ledger, _) = account.join();
+        account.open(0, 0);
+        let quantum = ledger.room().unwrap();
+        assert!(quantum >= 1_200);
+        ledger.hand_over(1 << 20);
+        assert_eq!(ledger.room(), None);
+        ledger.give_back(1 << 19);
+        assert_eq!(ledger.room(), None);
+        ledger.give_back(1 << 19);
+        assert_eq!(ledger.room(), Some(quantum));
+    }
+}

@@ -1,0 +1,23 @@
+//! s2n-quic with paced's own parts plugged in: datagram queues, TLS that can be replaced, HTTP/3.
+//!
+//! Everything the relay and the client send goes through [`h3`] and [`datagrams`], which is where scheduling by class
+//! takes hold; neither of them knows what a tunnel carries.
+
+mod backlog;
+pub mod class;
+pub mod clock;
+pub mod congestion;
+pub mod connection_id;
+pub mod datagrams;
+mod departure;
+pub mod dispatch;
+pub mod endpoint;
+pub mod events;
+pub mod h3;
+pub mod ledger;
+mod queue;
+pub mod schedule;
+pub mod segments;
+pub mod strangers;
+pub mod tls;
+mod turns;

@@ -1,0 +1,189 @@
+//! Whose turn it is on one connection, among streams that wait to be handed to the transport and tunnels that wait to
+//! put payloads into packets.
+//!
+//! Both kinds are ranked by one clock, so that they compare. What was handed over keeps its rank until it has left: a
+//! packet in which both could go is filled by whichever is better.
+
+use std::collections::VecDeque;
+
+use pacing::qlog::Tap;
+use sched::{
+    arbiter::{Arbiter, Side},
+    stream::{self, Discipline, Expiry, Rank, Service, Streams},
+};
+
+use super::ledger::Ledger;
+
+/// The order of one connection.
+#[derive(Debug)]
+pub struct Turns {
+    discipline: Discipline,
+    clock: stream::Clock,
+    /// Streams with bytes that were not handed over yet.
+    streams: Streams,
+    /// Tunnels with payloads for DATAGRAM frames.
+    flows: Streams,
+    /// What was handed over and has not left: the total of bytes that are gone once these have, and their rank.
+    handed: VecDeque<(u64, Rank)>,
+    gone_bytes: u64,
+    arbiter: Arbiter,
+    /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
+    yielded: bool,
+    /// Where it is told whose turn it was.
+    pub tap: Tap,
+}
+
+impl Turns {
+    /// Returns the order of a connection on which nothing waits.
+    #[must_use]
+    pub fn new(discipline: Discipline, seed: u64) -> Self {
+        Self {
+            discipline,
+            clock: stream::Clock::new(discipline, seed),
+            streams: Streams::new(),
+            flows: Streams::new(),
+            handed: VecDeque::new(),
+            gone_bytes: 0,
+            arbiter: Arbiter::default(),
+            yielded: false,
+            tap: Tap::default(),
+        }
+    }
+
+    /// Makes another discipline decide from now on; does nothing if it is the same.
+    pub fn reorder(&mut self, discipline: Discipline, seed: u64) {
+        if discipline == self.discipline {
+            return;
+        }
+        self.discipline = discipline;
+        self.clock = stream::Clock::new(discipline, seed);
+        self.streams.reorder(&mut self.clock);
+        self.flows.reorder(&mut self.clock);
+        // Ranks of before do not compare with those of now.
+        self.handed.clear();
+    }
+
+    /// Returns what becomes of streams and flows whose deadline has passed.
+    #[must_use]
+    pub fn expiry(&self) -> Expiry {
+        match self.discipline {
+            Discipline::Edf { expiry } => expiry,
+            _ => Expiry::Soft,
+        }
+    }
+
+    /// Makes a stream or a flow known, or changes what it is to the scheduler.
+    pub fn set(&mut self, kind: Kind, name: u32, service: Service) {
+        let (set, clock) = self.of(kind);
+        if set.service(name).is_some() {
+            set.set(clock, name, service);
+        } else {
+            set.insert(name, service);
+        }
+    }
+
+    /// Notes that a stream or flow has something to send.
+    pub fn wake(&mut self, kind: Kind, name: u32) {
+        let (set, clock) = self.of(kind);
+        set.wake(clock, name);
+    }
+
+    /// Returns whose turn it is among those of a kind.
+    #[must_use]
+    pub fn turn(&self, kind: Kind) -> Option<(u32, Rank)> {
+        match kind {
+            Kind::Stream => self.streams.turn(),
+            Kind::Flow => self.flows.turn(),
+        }
+    }
+
+    /// Returns the stream whose turn it would be, were its deadline not over, where that matters.
+    #[must_use]
+    pub fn expired_stream(&self, now_ns: u64) -> Option<u32> {
+        self.streams.expired(&self.clock, now_ns)
+    }
+
+    /// Ends a turn in which `bytes` were sent or handed over.
+    pub fn end_turn(&mut self, kind: Kind, name: u32, bytes: u64, more: bool) {
+        let (set, clock) = self.of(kind);
+        set.end_turn(clock, name, bytes, more);
+        if kind == Kind::Flow && bytes > 0 {
+            let waiting = self.flows.len() + usize::from(!more);
+            self.arbiter.sent(Side::Datagrams, bytes, waiting);
+        }
+    }
+
+    /// Forgets a stream or flow.
+    pub fn remove(&mut self, kind: Kind, name: u32) {
+        let (set, _) = self.of(kind);
+        set.remove(name);
+    }
+
+    /// How many of a kind wait for a turn.
+    #[must_use]
+    pub fn waiting(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Stream => self.streams.len(),
+            Kind::Flow => self.flows.len(),
+        }
+    }
+
+    /// Notes that bytes of a stream with this rank are the last that the ledger says were handed over.
+    pub fn handed_over(&mut self, rank: Rank, ledger: &Ledger) {
+        self.note_progress(ledger.gone_bytes());
+        let handed_bytes = ledger.handed_bytes();
+        match self.handed.back_mut() {
+            Some((end, last)) if *last == rank => *end = handed_bytes,
+            _ => self.handed.push_back((handed_bytes, rank)),
+        }
+    }
+
+    /// Decides whether the next packet is for datagrams; `streams_pending` if the transport has stream bytes to send.
+    pub fn datagrams_next(&mut self, ledger: Option<&Ledger>, streams_pending: bool) -> bool {
+        if let Some(ledger) = ledger {
+            self.note_progress(ledger.gone_bytes());
+        }
+        let Some((_, flow)) = self.flows.turn() else { return false };
+        if !streams_pending {
+            return true;
+        }
+        match self.handed.front() {
+            Some(&(_, stream)) => self.arbiter.choose(Some(stream), Some(flow)) == Some(Side::Datagrams),
+            // Bytes that were lost, or the connection's own streams: their rank is not known any more, so they take
+            // every other packet.
+            None => {
+                self.yielded = !self.yielded;
+                self.yielded
+            }
+        }
+    }
+
+    fn note_progress(&mut self, gone_bytes: u64) {
+        let bytes = gone_bytes - self.gone_bytes;
+        if bytes == 0 {
+            return;
+        }
+        self.gone_bytes = gone_bytes;
+        while self.handed.front().is_some_and(|(end, _)| *end <= gone_bytes) {
+            self.handed.pop_front();
+        }
+        self.arbiter.sent(Side::Streams, bytes, self.streams.len().max(1));
+    }
+
+    fn of(&mut self, kind: Kind) -> (&mut Streams, &mut stream::Clock) {
+        let set = match kind {
+            Kind::Stream => &mut self.streams,
+            Kind::Flow => &mut self.flows,
+        };
+        (set, &mut self.clock)
+    }
+}
+
+/// The two kinds of things that take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The bytes of a stream.
+    Stream,
+    /// The payloads of a tunnel in DATAGRAM frames.
+    Flow,
+}

@@ -1,0 +1,384 @@
+//! What the access log says of a tunnel or a request, and how it is written.
+//!
+//! One list of keys and values is behind all forms, so that they agree. Values that peers choose (users of certificates,
+//! names of targets) may be anything: as text they are quoted and escaped, in JSON they are strings, in the journal they
+//! carry their length.
+
+use std::{
+    borrow::Cow,
+    fmt::Write as _,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use config::{moment::rfc3339, targets::Protocol};
+use masque::{
+    target::{Host, Target},
+    tunnel::Form,
+};
+use role::traffic::Moved;
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+/// The longest value of a key, in bytes; of longer ones the end is missing.
+const VALUE_BYTES: usize = 512;
+
+/// What one line or entry of the access log is about.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// When it happened.
+    pub time: SystemTime,
+    /// What happened.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// A tunnel ended.
+    Tunnel(Request, Ended),
+    /// A request was refused.
+    Refusal(Request, Refused),
+    /// What there is no record of.
+    Omitted(Omitted),
+}
+
+/// A request: the client, and what it asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The ID of the connection.
+    pub connection: u64,
+    /// The address of the listener, as configured.
+    pub listener: SocketAddr,
+    /// The client's address when it connected, if that is known.
+    pub client: Option<SocketAddr>,
+    /// The user, where one was asked for and is known.
+    pub user: Option<Arc<str>>,
+    /// How the target was to be reached, once that is known.
+    pub protocol: Option<Protocol>,
+    /// The target as it was asked for, once that is known.
+    pub target: Option<Target>,
+}
+
+/// How a tunnel ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The ID of the tunnel.
+    pub tunnel: u64,
+    /// The address that the relay was connected to.
+    pub next_hop: SocketAddr,
+    /// The class that it was of at last.
+    pub class: String,
+    /// The form in which payloads left for the client at last; `None` for a TCP tunnel.
+    pub form: Option<Form>,
+    /// To the target.
+    pub up: Moved,
+    /// From the target.
+    pub down: Moved,
+    /// Payloads that were dropped, by direction and reason, in the words of the metrics.
+    pub drops: Vec<(&'static str, u64)>,
+    /// How long it was open.
+    pub duration: Duration,
+    /// Why it ended, in the words of the metrics.
+    pub reason: &'static str,
+}
+
+/// How a request was refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Refused {
+    /// The status of the response, if there was one.
+    pub status: Option<u16>,
+    /// The error type in its `Proxy-Status` (RFC 9209 §2.3).
+    pub error: Option<&'static str>,
+    /// Why, in the words of the metrics.
+    pub reason: &'static str,
+}
+
+/// What there is no record of.
+#[derive(Clone, Debug, Default)]
+pub struct Omitted {
+    /// Refusals that were too many, by reason.
+    pub refusals: Vec<(&'static str, u64)>,
+    /// Records for which there was no room.
+    pub lost: u64,
+}
+
+/// One value of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// A count, or an ID.
+    Number(u64),
+    /// Anything else.
+    Text(Cow<'a, str>),
+}
+
+impl From<u64> for Value<'_> {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(text[..text.floor_char_boundary(VALUE_BYTES)].into())
+    }
+}
+
+impl From<String> for Value<'_> {
+    fn from(mut text: String) -> Self {
+        text.truncate(text.floor_char_boundary(VALUE_BYTES));
+        Self::Text(text.into())
+    }
+}
+
+/// The keys of a record with their values, in the order in which they are written.
+pub type Fields<'a> = Vec<(Cow<'static, str>, Value<'a>)>;
+
+impl Record {
+    /// The record's room in a queue, in bytes: about what it takes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let held = match &self.what {
+            What::Tunnel(request, ended) => request.bytes() + ended.class.len() + 24 * ended.drops.len(),
+            What::Refusal(request, _) => request.bytes(),
+            What::Omitted(omitted) => 24 * omitted.refusals.len(),
+        };
+        size_of::<Self>() + held
+    }
+
+    /// What it is about: "tunnel", "refusal" or "omitted".
+    #[must_use]
+    pub fn event(&self) -> &'static str {
+        match &self.what {
+            What::Tunnel(..) => "tunnel",
+            What::Refusal(..) => "refusal",
+            What::Omitted(_) => "omitted",
+        }
+    }
+
+    /// Returns all keys but the time; without `addresses`, those are left out that say where a client or a target is.
+    #[must_use]
+    pub fn fields(&self, addresses: bool) -> Fields<'_> {
+        let mut fields = Fields::new();
+        let mut add = |key: &'static str, value: Value<'static>| fields.push((key.into(), value));
+        match &self.what {
+            What::Tunnel(request, ended) => {
+                add("tunnel", ended.tunnel.into());
+                request.add_to(&mut fields, addresses);
+                ended.add_to(&mut fields, addresses);
+            }
+            What::Refusal(request, refused) => {
+                request.add_to(&mut fields, addresses);
+                let status = refused.status.map(|status| ("status", u64::from(status).into()));
+                let error = refused.error.map(|error| ("error", error.into()));
+                let reason = Some(("reason", refused.reason.into()));
+                fields.extend([status, error, reason].into_iter().flatten().map(|(key, value)| (key.into(), value)));
+            }
+            What::Omitted(omitted) => {
+                add("lost", omitted.lost.into());
+                let refusals = omitted.refusals.iter();
+                fields.extend(refusals.map(|(reason, count)| (format!("refused_{reason}").into(), (*count).into())));
+            }
+        }
+        fields
+    }
+
+    /// Writes the keys and values behind the time as text: `event key=value key="quoted value"`.
+    #[must_use]
+    pub fn text(&self, addresses: bool) -> String {
+        let mut line = String::from(self.event());
+        for (key, value) in self.fields(addresses) {
+            // Writing to a string cannot fail.
+            _ = match value {
+                Value::Number(number) => write!(line, " {key}={number}"),
+                Value::Text(text) if is_plain(&text) => write!(line, " {key}={text}"),
+                Value::Text(text) => write!(line, " {key}=\"{}\"", text.escape_default()),
+            };
+        }
+        line
+    }
+
+    /// Writes a line of text with the time, without its end.
+    #[must_use]
+    pub fn line(&self, addresses: bool) -> String {
+        format!("{} {}", rfc3339(self.time), self.text(addresses))
+    }
+
+    /// Writes a JSON object, without a line's end.
+    ///
+    /// # Errors
+    /// None: serialising numbers and strings cannot fail.
+    pub fn json(&self, addresses: bool) -> serde_json::Result<String> {
+        serde_json::to_string(&Json { record: self, addresses })
+    }
+}
+
+/// Whether a value reads the same without quotes, to people and to programs.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\=".contains(&byte))
+}
+
+impl Request {
+    fn bytes(&self) -> usize {
+        let name = self.target.as_ref().map_or(0, |target| match &target.host {
+            Host::Name(name) => name.len(),
+            Host::Ip(_) => 0,
+        });
+        self.user.as_ref().map_or(0, |user| user.len()) + name
+    }
+
+    fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
+        let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
+        add("connection", self.connection.into());
+        if let Some(user) = &self.user {
+            add("user", (&**user).into());
+        }
+        add("listener", self.listener.to_string().into());
+        if let Some(protocol) = self.protocol {
+            add("protocol", protocol.as_str().into());
+        }
+        if let (true, Some(client)) = (addresses, self.client) {
+            add("client", client.to_string().into());
+        }
+        if let (true, Some(target)) = (addresses, &self.target) {
+            add("target", target.to_string().into());
+        }
+    }
+}
+
+impl Ended {
+    fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
+        let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
+        if addresses {
+            add("next_hop", self.next_hop.to_string().into());
+        }
+        add("class", self.class.as_str().into());
+        add("form", self.form().into());
+        add("up_bytes", self.up.bytes.into());
+        add("down_bytes", self.down.bytes.into());
+        if self.form.is_some() {
+            add("up_packets", self.up.packets.into());
+            add("down_packets", self.down.packets.into());
+        }
+        for (reason, count) in self.drops.iter().filter(|(_, count)| *count > 0) {
+            add(reason, (*count).into());
+        }
+        add("duration_ms", u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX).into());
+        add("reason", self.reason.into());
+    }
+
+    /// The form as a word: "datagram", "capsule" or "tcp".
+    #[must_use]
+    pub fn form(&self) -> &'static str {
+        match self.form {
+            Some(Form::Datagram) => "datagram",
+            Some(Form::Capsule) => "capsule",
+            None => "tcp",
+        }
+    }
+}
+
+/// A record on its way into JSON.
+struct Json<'a> {
+    record: &'a Record,
+    addresses: bool,
+}
+
+impl Serialize for Json<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("time", &rfc3339(self.record.time))?;
+        map.serialize_entry("event", self.record.event())?;
+        for (key, value) in self.record.fields(self.addresses) {
+            match value {
+                Value::Number(number) => map.serialize_entry(&key, &number)?,
+                Value::Text(text) => map.serialize_entry(&key, &text)?,
+            }
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A record of a tunnel of `user` to `name`.
+    pub(in crate::access) fn tunnel(user: &str, name: &str) -> Record {
+        let request = Request {
+            connection: 3,
+            listener: ([192, 0, 2, 1], 443).into(),
+            client: Some(([198, 51, 100, 7], 50_000).into()),
+            user: Some(user.into()),
+            protocol: Some(Protocol::Udp),
+            target: Some(Target { host: Host::Name(name.into()), port: 53 }),
+        };
+        let ended = Ended {
+            tunnel: 17,
+            next_hop: ([203, 0, 113, 5], 53).into(),
+            class: "default".into(),
+            form: Some(Form::Datagram),
+            up: Moved { bytes: 40, packets: 1 },
+            down: Moved { bytes: 300, packets: 2 },
+            drops: vec![("dropped_up_too_big", 0), ("dropped_down_queue_full", 4)],
+            duration: Duration::from_millis(1_234),
+            reason: "idle",
+        };
+        Record { time: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500), what: What::Tunnel(request, ended) }
+    }
+
+    #[test]
+    fn a_line_says_who_reached_what_and_what_became_of_it() {
+        let record = tunnel("alice", "dns.example");
+        assert_eq!(
+            record.line(true),
+            "1970-01-01T00:00:01.500Z tunnel tunnel=17 connection=3 user=alice listener=192.0.2.1:443 protocol=udp \
+             client=198.51.100.7:50000 target=dns.example:53 next_hop=203.0.113.5:53 class=default form=datagram \
+             up_bytes=40 down_bytes=300 up_packets=1 down_packets=2 dropped_down_queue_full=4 duration_ms=1234 \
+             reason=idle"
+        );
+        let json: serde_json::Value = serde_json::from_str(&record.json(true).unwrap()).unwrap();
+        assert_eq!(
+            (&json["event"], &json["up_packets"], &json["user"]),
+            (&"tunnel".into(), &1.into(), &"alice".into())
+        );
+    }
+
+    #[test]
+    fn without_addresses_no_form_says_where_a_client_or_a_target_is() {
+        let record = tunnel("alice", "dns.example");
+        for shown in [record.line(false), record.json(false).unwrap()] {
+            for hidden in ["198.51.100.7", "dns.example", "203.0.113.5"] {
+                assert!(!shown.contains(hidden), "{shown}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_a_peer_chooses_makes_a_line_or_a_key_of_its_own(user: String, name in "[ -~\\n\\r\u{202e}é]*") {
+            let record = tunnel(&user, &name);
+            let line = record.line(true);
+            prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{line}");
+            // Outside of quotes there are as many keys as ever.
+            let (mut quoted, mut escaped, mut keys) = (false, false, 0);
+            for byte in line.bytes() {
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' => escaped = true,
+                    b'"' => quoted = !quoted,
+                    b'=' if !quoted => keys += 1,
+                    _ => {}
+                }
+            }
+            prop_assert_eq!((quoted, keys), (false, record.fields(true).len()));
+            let json = record.json(true).unwrap();
+            prop_assert!(!json.contains('\n'));
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(json["reason"].as_str(), Some("idle"));
+            prop_assert_eq!(json.as_object().map(serde_json::Map::len), Some(record.fields(true).len() + 2));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Where the lines of the access log go.
+
+use std::{
+    io::{self, Write as _},
+    os::unix::net::UnixDatagram,
+    sync::Arc,
+};
+
+use config::log::Access;
+use role::journal::{JOURNAL, journal_entry};
+
+use super::record::{Record, Value};
+
+/// Standard output, or the journal. May wait for its reader.
+#[derive(Debug, Default)]
+pub struct Sink {
+    journal: Option<UnixDatagram>,
+    /// Whether it was said that the last ones were lost.
+    is_told: bool,
+}
+
+impl Sink {
+    /// Writes records in a form; returns how many were lost. That they are is logged once, until some are not.
+    pub fn write(&mut self, form: Access, records: &[Arc<Record>], addresses: bool) -> u64 {
+        let (lost, error) = match form {
+            Access::Off => return 0,
+            Access::Text | Access::Json => print(form, records, addresses),
+            Access::Journal => self.enter(records, addresses),
+        };
+        if let (Some(error), false) = (&error, self.is_told) {
+            tracing::error!("the access log loses records: {error}");
+        }
+        self.is_told = error.is_some();
+        lost
+    }
+
+    fn enter(&mut self, records: &[Arc<Record>], addresses: bool) -> (u64, Option<io::Error>) {
+        let (mut lost, mut failed) = (0, None);
+        for record in records {
+            if let Err(error) = self.journal().and_then(|journal| journal.send(&entry(record, addresses))) {
+                // The journal may come back under another socket.
+                (self.journal, failed) = (None, Some(error));
+                lost += 1;
+            }
+        }
+        (lost, failed)
+    }
+
+    fn journal(&mut self) -> io::Result<&UnixDatagram> {
+        if self.journal.is_none() {
+            let socket = UnixDatagram::unbound()?;
+            socket.connect(JOURNAL)?;
+            self.journal = Some(socket);
+        }
+        self.journal.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+fn entry(record: &Record, addresses: bool) -> Vec<u8> {
+    let fields = record.fields(addresses).into_iter().map(|(key, value)| {
+        let value = match value {
+            Value::Number(number) => number.to_string(),
+            Value::Text(text) => text.into_owned(),
+        };
+        (key, value)
+    });
+    let fields: Vec<_> = fields.chain([("event".into(), record.event().to_owned())]).collect();
+    let fields: Vec<_> = fields.iter().map(|(key, value)| (&**key, &**value)).collect();
+    journal_entry(&record.text(addresses), &fields)
+}
+
+fn print(form: Access, records: &[Arc<Record>], addresses: bool) -> (u64, Option<io::Error>) {
+    let lines = records.iter().filter_map(|record| match form {
+        Access::Json => record.json(addresses).ok(),
+        _ => Some(record.line(addresses)),
+    });
+    let text: String = lines.flat_map(|line| [line, "\n".into()]).collect();
+    let mut output = io::stdout().lock();
+    // All at once, so that lines stay whole.
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Ok(()) => (0, None),
+        Err(error) => (records.len() as u64, Some(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::record;
+
+    #[test]
+    fn a_journal_entry_has_each_key_as_a_field_and_no_peer_can_add_one() {
+        let entry = entry(&record::tests::tunnel("a\nPACED_USER=root", "x"), true);
+        let text = String::from_utf8_lossy(&entry);
+        let tunnel = ["PACED_TUNNEL\n\u{2}\0\0\0\0\0\0\0", "17\n"].concat();
+        assert!(text.contains(&tunnel), "{text:?}");
+        assert!(text.contains("PACED_EVENT\n\u{6}\0\0\0\0\0\0\0tunnel\n"), "{text:?}");
+        // Its length comes before it, so that its line is part of the value.
+        assert!(text.contains("PACED_USER\n\u{11}\0\0\0\0\0\0\0a\nPACED_USER=root\n"), "{text:?}");
+        assert!(text.contains(r#"user="a\nPACED_USER=root""#), "{text:?}");
+    }
+}

@@ -1,0 +1,299 @@
+//! What users have, and what they have used: tunnels, rates, and the bytes of the month.
+//!
+//! Clients that need not authenticate share the account of their network ([`Holder`]), which has no quota.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::SystemTime,
+};
+
+use config::quota::Quota;
+use parking_lot::{Mutex, MutexGuard};
+use prometheus_client::{
+    metrics::{family::Family, gauge::Gauge as Shown},
+    registry::Registry,
+};
+use role::{account::Account, limits::Place};
+
+use super::month::Month;
+use crate::holder::Holder;
+
+/// How many accounts are kept before the relay looks for unused ones.
+const KEPT: usize = 1024;
+
+/// A place for a tunnel, and the account that it is on. Given back when dropped.
+#[derive(Debug)]
+pub struct Seat {
+    /// The account.
+    pub account: Arc<Account>,
+    _place: Place,
+}
+
+/// Why there is no seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// As many tunnels are open as may be.
+    Tunnels,
+    /// The bytes of the month are used up; there will be more in so many seconds.
+    Quota {
+        /// Until the month ends.
+        seconds_left: u64,
+    },
+}
+
+/// What users have used in a month, as it is kept over restarts.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Used {
+    /// Year and month, in UTC: `2026-11`.
+    pub month: String,
+    /// Bytes by user, for users that have a quota.
+    pub bytes: BTreeMap<String, u64>,
+}
+
+/// The accounts of all users.
+#[derive(Debug, Default)]
+pub struct Accounts(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    quotas: HashMap<Arc<str>, Quota>,
+    accounts: HashMap<Holder, Arc<Account>>,
+    /// As many accounts have to be there before it is worth looking for unused ones.
+    sweep_at: usize,
+    month: Option<Month>,
+}
+
+impl Accounts {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    /// Puts quotas in force, by user; users that are not named have none any more.
+    pub fn set_quotas(&self, quotas: &BTreeMap<String, Quota>) {
+        let mut state = self.state();
+        state.quotas = quotas.iter().map(|(name, quota)| (name.as_str().into(), *quota)).collect();
+        for (holder, account) in &state.accounts {
+            account.set(&state.quota(holder));
+        }
+    }
+
+    /// Gives a tunnel a place on an account that may have `tunnels` of them.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn open(&self, holder: &Holder, tunnels: usize, now: SystemTime) -> Result<Seat, Full> {
+        let mut state = self.state();
+        let month = state.turn(now);
+        let account = state.account(holder);
+        if account.is_used_up() {
+            return Err(Full::Quota { seconds_left: month.seconds_left(now) });
+        }
+        let place = account.tunnels.take(tunnels).ok_or(Full::Tunnels)?;
+        Ok(Seat { account, _place: place })
+    }
+
+    /// Returns what has been used in the month of `now`.
+    #[must_use]
+    pub fn used(&self, now: SystemTime) -> Used {
+        let mut state = self.state();
+        let month = state.turn(now).to_string();
+        let of = |(holder, account): (&Holder, &Arc<Account>)| match holder {
+            Holder::User(name) => Some((name.to_string(), account.used_bytes.load(Relaxed))),
+            _ => None,
+        };
+        Used { month, bytes: state.accounts.iter().filter_map(of).filter(|(_, bytes)| *bytes > 0).collect() }
+    }
+
+    /// Takes up what had been used before, if that was in the month of `now`.
+    pub fn restore(&self, used: &Used, now: SystemTime) {
+        let (mut state, month) = (self.state(), used.month.parse().ok());
+        // It goes on where the clock does not know better.
+        state.month = month;
+        if Some(state.turn(now)) == month {
+            for (name, bytes) in &used.bytes {
+                let account = state.account(&Holder::User(name.as_str().into()));
+                account.used_bytes.fetch_add(*bytes, Relaxed);
+            }
+        }
+    }
+
+    /// Shows all quotas, and what is used of each.
+    pub fn show(&self, gauges: &QuotaGauges, now: SystemTime) {
+        let mut state = self.state();
+        state.turn(now);
+        gauges.clear();
+        let quotas: Vec<_> = state.quotas.iter().map(|(name, quota)| (name.clone(), quota.monthly_bytes)).collect();
+        for (name, monthly_bytes) in quotas {
+            if let Some(monthly_bytes) = monthly_bytes {
+                let account = state.account(&Holder::User(name.clone()));
+                gauges.set(&name, monthly_bytes, account.used_bytes.load(Relaxed));
+            }
+        }
+    }
+}
+
+impl State {
+    fn quota(&self, holder: &Holder) -> Quota {
+        match holder {
+            Holder::User(name) => self.quotas.get(name).copied().unwrap_or_default(),
+            _ => Quota::default(),
+        }
+    }
+
+    /// Begins a new month, if it is time; returns the month.
+    fn turn(&mut self, now: SystemTime) -> Month {
+        let month = Month::after(self.month, now);
+        if self.month.replace(month).is_some_and(|last| last != month) {
+            self.accounts.values().for_each(|account| account.used_bytes.store(0, Relaxed));
+        }
+        month
+    }
+
+    fn account(&mut self, holder: &Holder) -> Arc<Account> {
+        if let Some(account) = self.accounts.get(holder) {
+            return account.clone();
+        }
+        if self.accounts.len() >= self.sweep_at.max(KEPT) {
+            self.accounts.retain(|_, account| account.tunnels.count() > 0 || account.used_bytes.load(Relaxed) > 0);
+            // So that looking costs each newcomer no more than a few steps, however many are in use.
+            self.sweep_at = self.accounts.len() * 2;
+        }
+        let account = Arc::new(Account::default());
+        account.set(&self.quota(holder));
+        self.accounts.insert(holder.clone(), account.clone());
+        account
+    }
+}
+
+/// The quotas of users as metrics show them: of the users that the configuration gives one.
+#[derive(Clone, Debug, Default)]
+pub struct QuotaGauges {
+    monthly_bytes: Family<[(&'static str, String); 1], Shown>,
+    used_bytes: Family<[(&'static str, String); 1], Shown>,
+}
+
+impl QuotaGauges {
+    /// Registers both.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Bytes that a user may move in a month";
+        registry.register("user_quota_bytes", help, self.monthly_bytes.clone());
+        let help = "Bytes of the quota that a user has used this month";
+        registry.register("user_quota_used_bytes", help, self.used_bytes.clone());
+    }
+
+    fn clear(&self) {
+        self.monthly_bytes.clear();
+        self.used_bytes.clear();
+    }
+
+    fn set(&self, user: &str, monthly_bytes: u64, used_bytes: u64) {
+        for (family, bytes) in [(&self.monthly_bytes, monthly_bytes), (&self.used_bytes, used_bytes)] {
+            family.get_or_create(&[("user", user.to_owned())]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// 2026-11-22.
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + 20_779 * DAY
+    }
+
+    fn alice() -> Holder {
+        Holder::User("alice".into())
+    }
+
+    fn accounts(monthly_bytes: u64) -> Accounts {
+        let accounts = Accounts::default();
+        let quota = Quota { monthly_bytes: Some(monthly_bytes), ..Quota::default() };
+        accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
+        accounts
+    }
+
+    #[test]
+    fn one_user_at_the_limit_leaves_the_others_alone() {
+        let (accounts, bob) = (Accounts::default(), Holder::User("bob".into()));
+        let seat = accounts.open(&alice(), 1, now()).unwrap();
+        assert_eq!(accounts.open(&alice(), 1, now()).err(), Some(Full::Tunnels));
+        assert!(accounts.open(&bob, 1, now()).is_ok());
+        drop(seat);
+        assert!(accounts.open(&alice(), 1, now()).is_ok());
+    }
+
+    #[test]
+    fn a_quota_that_is_used_up_admits_nobody_until_the_month_ends() {
+        let accounts = accounts(1_000);
+        let seat = accounts.open(&alice(), 9, now()).unwrap();
+        seat.account.use_up(999);
+        assert!(accounts.open(&alice(), 9, now()).is_ok() && !seat.account.is_used_up());
+        seat.account.use_up(1);
+        let nine_days = Full::Quota { seconds_left: 9 * 86_400 };
+        assert_eq!(accounts.open(&alice(), 9, now()).err(), Some(nine_days));
+        assert!(accounts.open(&Holder::User("bob".into()), 9, now()).is_ok());
+        assert!(accounts.open(&alice(), 9, now() + 9 * DAY).is_ok(), "in December");
+    }
+
+    #[tokio::test]
+    async fn tunnels_hear_that_the_quota_is_used_up_whoever_used_it_and_by_reload() {
+        let accounts = accounts(1_000);
+        let seats = [1, 2].map(|_| accounts.open(&alice(), 9, now()).unwrap());
+        let mut used_up = Box::pin(seats[0].account.used_up());
+        assert!(futures::poll!(&mut used_up).is_pending());
+        seats[1].account.use_up(500);
+        assert!(futures::poll!(&mut used_up).is_pending());
+        let quota = Quota { monthly_bytes: Some(400), ..Quota::default() };
+        accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
+        assert!(futures::poll!(&mut used_up).is_ready());
+        seats[1].account.used_up().await;
+        accounts.set_quotas(&BTreeMap::new());
+        assert!(!seats[0].account.is_used_up(), "no quota, no end");
+    }
+
+    #[test]
+    fn what_was_used_survives_a_restart_within_the_month_and_no_longer() {
+        let before = accounts(1_000);
+        before.open(&alice(), 9, now()).unwrap().account.use_up(700);
+        before.open(&Holder::Unknown, 9, now()).unwrap().account.use_up(700);
+        let used = before.used(now());
+        assert_eq!(used, Used { month: "2026-11".into(), bytes: BTreeMap::from([("alice".into(), 700)]) });
+        let after = accounts(1_000);
+        after.restore(&used, now() + DAY);
+        let seat = after.open(&alice(), 9, now() + DAY).unwrap();
+        seat.account.use_up(300);
+        assert!(seat.account.is_used_up());
+        let later = accounts(1_000);
+        later.restore(&used, now() + 9 * DAY);
+        assert_eq!(later.used(now() + 9 * DAY).bytes, BTreeMap::new());
+    }
+
+    #[test]
+    fn a_clock_that_has_not_been_set_yet_begins_no_month() {
+        let used = Used { month: "2026-11".into(), bytes: BTreeMap::from([("alice".into(), 1_000)]) };
+        let (accounts, unset) = (accounts(1_000), SystemTime::UNIX_EPOCH + DAY);
+        accounts.restore(&used, unset);
+        assert!(matches!(accounts.open(&alice(), 9, unset), Err(Full::Quota { .. })));
+        assert_eq!(accounts.used(unset), used, "what is saved meanwhile is of the same month");
+        assert!(accounts.open(&alice(), 9, now()).is_err(), "and so it is once the clock is set");
+        assert!(accounts.open(&alice(), 9, now() + 9 * DAY).is_ok());
+    }
+
+    #[test]
+    fn accounts_of_those_who_left_are_forgotten_unless_they_have_used_something() {
+        let accounts = accounts(1_000);
+        accounts.open(&alice(), 9, now()).unwrap().account.use_up(1);
+        for number in 0..100_000 {
+            let holder = Holder::User(format!("u{number}").into());
+            drop(accounts.open(&holder, 1, now()).unwrap());
+            assert!(accounts.state().accounts.len() <= KEPT + 1);
+        }
+        assert_eq!(accounts.used(now()).bytes["alice"], 1);
+    }
+}

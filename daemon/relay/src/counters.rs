@@ -1,0 +1,240 @@
+//! What the relay role counts.
+//!
+//! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
+//! where something is refused, opened or closed.
+
+use std::sync::Arc;
+
+use masque::request::Protocol;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
+use role::{labelled, traffic::Usage};
+
+use super::{accounts::QuotaGauges, usage::Usages};
+use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
+
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+type Counters<const N: usize> = Family<Labels<N>, Counter>;
+
+const fn label(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Udp => "udp",
+        Protocol::Tcp => "tcp",
+    }
+}
+
+/// The metrics of the relay role. "Up" is from client to target, "down" from target to client.
+#[derive(Debug, Default)]
+pub struct RelayMetrics {
+    /// Open connections of clients.
+    pub connections: Gauge,
+    /// Handshake results.
+    pub handshakes: Arc<HandshakeCounters>,
+    /// Datagrams on the clients' side.
+    pub datagrams: Arc<DatagramCounters>,
+    /// What became of names to resolve.
+    pub dns: Arc<DnsCounters>,
+    /// What users have used of their quotas.
+    pub quotas: QuotaGauges,
+    /// What each user uses.
+    pub users: Usages,
+    /// Target sockets that could not be given the mark of their class.
+    pub unmarked_sockets: Counter,
+    /// Packets that reached another worker than their connection ID names.
+    pub misdirected_packets: Counter,
+    /// Packets under connection IDs that are not answered with a stateless reset.
+    pub unanswered_packets: Counter,
+    tunnels: Family<Labels<1>, Gauge>,
+    opened: Counters<1>,
+    closed: Counters<1>,
+    refused: Counters<1>,
+    limits: Counters<1>,
+    packets_up: Counter,
+    packets_down: Counter,
+    messages_up: Counter,
+    udp_bytes_up: Counter,
+    udp_bytes_down: Counter,
+    tcp_bytes_up: Counter,
+    tcp_bytes_down: Counter,
+    too_big_up: Counter,
+    by_host_up: Counter,
+    capsules_dropped: Counter,
+    gso_refused: Counter,
+    ignored: Counters<1>,
+}
+
+impl RelayMetrics {
+    /// Registers all of them.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("connections", "Open connections of clients", self.connections.clone());
+        registry.register("tunnels", "Open tunnels", self.tunnels.clone());
+        registry.register("tunnels_opened", "Tunnels opened", self.opened.clone());
+        registry.register("tunnels_closed", "Tunnels closed, by what ended them", self.closed.clone());
+        registry.register("refused_requests", "Requests refused, by reason", self.refused.clone());
+        registry.register("limit_hits", "Times a configured limit was reached", self.limits.clone());
+        registry.register("ignored", "Well-formed things of no meaning to a relay", self.ignored.clone());
+        registry.register(
+            "misdirected_packets",
+            "Packets that reached another worker than their connection ID names",
+            self.misdirected_packets.clone(),
+        );
+        registry.register(
+            "unanswered_packets",
+            "Packets under connection IDs that are not answered with a stateless reset: never issued, or too many asked",
+            self.unanswered_packets.clone(),
+        );
+        let help = "Target sockets that could not be given the mark of their class";
+        registry.register("kernel_unmarked_sockets", help, self.unmarked_sockets.clone());
+        registry.register("gso_refused", "Target sockets whose device cannot segment", self.gso_refused.clone());
+        registry.register(
+            "messages",
+            "Messages that carried the UDP payloads sent to targets",
+            self.messages_up.clone(),
+        );
+        self.quotas.register(registry);
+        self.users.register(registry);
+        let handshakes = &self.handshakes;
+        labelled::register(
+            registry,
+            "handshakes",
+            "QUIC handshakes, by what became of them",
+            &[
+                ([("result", "started")], &handshakes.started),
+                ([("result", "completed")], &handshakes.completed),
+                ([("result", "failed")], &handshakes.failed),
+                ([("result", "retried")], &handshakes.retried),
+                ([("result", "refused")], &handshakes.refused),
+            ],
+        );
+        labelled::register(
+            registry,
+            "packets",
+            "UDP payloads relayed",
+            &[([("direction", "up")], &self.packets_up), ([("direction", "down")], &self.packets_down)],
+        );
+        labelled::register(
+            registry,
+            "bytes",
+            "Bytes relayed",
+            &[
+                ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
+                ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
+                ([("protocol", "tcp"), ("direction", "up")], &self.tcp_bytes_up),
+                ([("protocol", "tcp"), ("direction", "down")], &self.tcp_bytes_down),
+            ],
+        );
+        let dns = &self.dns;
+        registry.register("dns_names", "Names to resolve", dns.names.clone());
+        let help = "Names to resolve that took no lookup of their own, or failed, by what became of them";
+        labelled::register(
+            registry,
+            "dns_results",
+            help,
+            &[
+                ([("result", "cached")], &dns.cached),
+                ([("result", "joined")], &dns.joined),
+                ([("result", "negative")], &dns.negative),
+                ([("result", "timeout")], &dns.timeouts),
+                ([("result", "overloaded")], &dns.overloaded),
+                ([("result", "failed")], &dns.failed),
+            ],
+        );
+        let datagrams = &self.datagrams;
+        registry.register("streams", "Streams with bytes that may still have to leave", datagrams.streams.clone());
+        labelled::register(
+            registry,
+            "datagrams",
+            "HTTP Datagrams in QUIC packets",
+            &[([("direction", "up")], &datagrams.received), ([("direction", "down")], &datagrams.sent)],
+        );
+        labelled::register(
+            registry,
+            "dropped_packets",
+            "UDP payloads dropped, by reason",
+            &[
+                ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
+                ([("direction", "up"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
+                ([("direction", "up"), ("reason", "too_big")], &self.too_big_up),
+                ([("direction", "up"), ("reason", "refused_by_host")], &self.by_host_up),
+                ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
+                ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
+                ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
+                ([("direction", "down"), ("reason", "stream_queue_full")], &self.capsules_dropped),
+            ],
+        );
+    }
+
+    /// Counts a request that was refused for `reason` (see [`masque::request::Refusal::label`]).
+    pub fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    /// Counts that a configured limit was reached.
+    pub fn limit_hit(&self, limit: &'static str) {
+        self.limits.get_or_create(&[("limit", limit)]).inc();
+    }
+
+    /// Counts a tunnel that opens, of a user whose usage this is.
+    pub fn opened(&self, protocol: Protocol, usage: Option<&Usage>) {
+        let labels = [("protocol", label(protocol))];
+        self.opened.get_or_create(&labels).inc();
+        self.tunnels.get_or_create(&labels).inc();
+        if let Some(usage) = usage {
+            usage.opened.inc();
+            usage.tunnels.inc();
+        }
+    }
+
+    /// Counts a tunnel that closes, and for what reason.
+    pub fn closed(&self, protocol: Protocol, reason: &'static str, usage: Option<&Usage>) {
+        self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
+        self.closed.get_or_create(&[("reason", reason)]).inc();
+        if let Some(usage) = usage {
+            usage.tunnels.dec();
+        }
+    }
+
+    /// Counts what a UDP tunnel ignored or dropped in its life.
+    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::Ignored, dropped: u64) {
+        for (what, count) in
+            [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
+        {
+            if count > 0 {
+                self.ignored.get_or_create(&[("what", what)]).inc_by(count);
+            }
+        }
+        self.capsules_dropped.inc_by(dropped);
+    }
+
+    /// Adds what a flush toward a target did.
+    pub fn add_uplink(&self, counters: &UplinkCounters) {
+        if *counters == UplinkCounters::default() {
+            return;
+        }
+        self.packets_up.inc_by(counters.sent);
+        self.udp_bytes_up.inc_by(counters.sent_bytes);
+        self.messages_up.inc_by(counters.messages);
+        if counters.dropped_too_big + counters.dropped_by_host + counters.gso_refused > 0 {
+            self.too_big_up.inc_by(counters.dropped_too_big);
+            self.by_host_up.inc_by(counters.dropped_by_host);
+            self.gso_refused.inc_by(counters.gso_refused);
+        }
+    }
+
+    /// Adds UDP payloads that came from a target, and their bytes.
+    pub fn add_downlink(&self, packets: u64, bytes: u64) {
+        if packets > 0 {
+            self.packets_down.inc_by(packets);
+            self.udp_bytes_down.inc_by(bytes);
+        }
+    }
+
+    /// Adds bytes that a TCP tunnel moved.
+    pub fn add_tcp(&self, up: u64, down: u64) {
+        self.tcp_bytes_up.inc_by(up);
+        self.tcp_bytes_down.inc_by(down);
+    }
+}

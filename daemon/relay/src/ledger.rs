@@ -1,0 +1,158 @@
+//! Keeps what users have used of their quotas in the state folder, so that a restart gives nobody a new month.
+//!
+//! The file is replaced as a whole, at most every [`PAUSE`], and once more at the end. What was used since then is lost
+//! when paced is killed or the machine stops, to the user's benefit.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+use role::seldom::Seldom;
+use tokio::{task::spawn_blocking, time::interval};
+
+use super::accounts::{Accounts, QuotaGauges, Used};
+
+/// How often what has changed is saved, and shown.
+pub const PAUSE: Duration = Duration::from_secs(10);
+
+/// The file in the state folder.
+const FILE: &str = "quotas.json";
+
+/// The accounts and their file.
+pub struct Ledger {
+    file: PathBuf,
+    accounts: Arc<Accounts>,
+    gauges: QuotaGauges,
+    saved: Mutex<Option<Used>>,
+    not_saved: Seldom,
+}
+
+impl Ledger {
+    /// Restores the accounts from the file, if there is one. A file that cannot be read is logged, and every user
+    /// begins the month anew.
+    #[must_use]
+    pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
+        let file = state_dir.join(FILE);
+        let saved = read(&file).unwrap_or_else(|error| {
+            tracing::error!(file = %file.display(), %error, "what users have used this month is lost");
+            None
+        });
+        let now = SystemTime::now();
+        if let Some(used) = &saved {
+            accounts.restore(used, now);
+        }
+        accounts.show(&gauges, now);
+        Arc::new(Self { file, accounts, gauges, saved: Mutex::new(saved), not_saved: Seldom::default() })
+    }
+
+    /// Saves and shows what has been used, until dropped.
+    pub async fn keep(self: Arc<Self>) {
+        let mut ticks = interval(PAUSE);
+        loop {
+            ticks.tick().await;
+            let ledger = self.clone();
+            // It cannot be cancelled, and panics only with the runtime.
+            _ = spawn_blocking(move || ledger.save(SystemTime::now())).await;
+        }
+    }
+
+    /// Saves and shows what has been used by `now`. What cannot be saved is logged, and tried again the next time.
+    pub fn save(&self, now: SystemTime) {
+        self.accounts.show(&self.gauges, now);
+        let used = self.accounts.used(now);
+        let mut saved = self.saved.lock();
+        let nothing = saved.is_none() && used.bytes.is_empty();
+        if nothing || saved.as_ref() == Some(&used) {
+            return;
+        }
+        match write(&self.file, &used) {
+            Ok(()) => *saved = Some(used),
+            Err(error) => self.not_saved.note(|unsaid| {
+                tracing::error!(file = %self.file.display(), %error, unsaid, "what users have used is not saved");
+            }),
+        }
+    }
+}
+
+fn read(file: &Path) -> io::Result<Option<Used>> {
+    match fs::read(file) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn write(file: &Path, used: &Used) -> io::Result<()> {
+    state::replace(file, &serde_json::to_vec(used)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use config::quota::Quota;
+
+    use super::*;
+    use crate::holder::Holder;
+
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn folder(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("paced-ledger-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn open(folder: &Folder) -> (Arc<Accounts>, Arc<Ledger>) {
+        let accounts = Arc::<Accounts>::default();
+        let quota = Quota { monthly_bytes: Some(1_000), ..Quota::default() };
+        accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
+        let ledger = Ledger::open(&folder.0, accounts.clone(), QuotaGauges::default());
+        (accounts, ledger)
+    }
+
+    fn use_up(accounts: &Accounts, bytes: u64) {
+        let seat = accounts.open(&Holder::User("alice".into()), 9, SystemTime::now()).unwrap();
+        seat.account.use_up(bytes);
+    }
+
+    #[test]
+    fn what_was_used_is_found_again_and_nothing_is_written_for_nothing() {
+        let folder = folder("again");
+        let (accounts, ledger) = open(&folder);
+        ledger.save(SystemTime::now());
+        assert!(!folder.0.join(FILE).exists());
+        use_up(&accounts, 600);
+        ledger.save(SystemTime::now());
+        let (again, ledger) = open(&folder);
+        assert_eq!(again.used(SystemTime::now()), accounts.used(SystemTime::now()));
+        use_up(&again, 400);
+        fs::remove_file(folder.0.join(FILE)).unwrap();
+        ledger.save(SystemTime::now());
+        let (last, ledger) = open(&folder);
+        assert!(last.open(&Holder::User("alice".into()), 9, SystemTime::now()).is_err(), "used up");
+        fs::remove_file(folder.0.join(FILE)).unwrap();
+        ledger.save(SystemTime::now());
+        assert!(!folder.0.join(FILE).exists(), "nothing has changed since");
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_no_reason_not_to_start() {
+        let folder = folder("none");
+        fs::write(folder.0.join(FILE), "{\"month\":").unwrap();
+        let (accounts, ledger) = open(&folder);
+        use_up(&accounts, 1);
+        ledger.save(SystemTime::now());
+        assert_eq!(read(&folder.0.join(FILE)).unwrap(), Some(accounts.used(SystemTime::now())));
+    }
+}

@@ -1,0 +1,249 @@
+//! From a request to a connected target, or to the refusal that says why not.
+
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
+
+use config::targets::{Denied, Protocol};
+use masque::{
+    h3::RequestHead,
+    priority::Priority,
+    request::{self, Host, Refusal, Request},
+};
+use quic::class::{Class, Terms};
+use role::limits::Place;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use super::{
+    Caller, Relay, RelayMetrics, Rules,
+    accounts::{Full, Seat},
+    connect,
+    tunnels::Asked,
+};
+use crate::{
+    auth::{AuthError, User},
+    holder::Holder,
+    resolve::ResolveError,
+    udp_target::UdpTarget,
+};
+
+/// A request that is served.
+pub struct Admitted {
+    /// The connected target.
+    pub target: Target,
+    /// What it was asked for with, and the address it is connected to.
+    pub asked: Asked,
+    /// The places that the tunnel takes among those its connection and its user may have.
+    pub places: Places,
+    /// The terms on which what comes from the target is served.
+    pub terms: Terms,
+    /// When the tunnel ends because its user's credentials do.
+    pub expires: Option<SystemTime>,
+}
+
+/// What is known of a request before it is decided about.
+#[derive(Debug, Default)]
+pub struct Attempt {
+    /// The user, once they are known.
+    pub user: Option<Arc<str>>,
+    /// How the target is to be reached, and what it is, once that is known.
+    pub target: Option<(Protocol, masque::target::Target)>,
+}
+
+/// Given back when the tunnel ends.
+pub struct Places {
+    _connection: Place,
+    /// On the account of the user, or of the client's network.
+    pub seat: Seat,
+}
+
+/// A connected target.
+pub enum Target {
+    /// Of a UDP tunnel.
+    Udp(UdpTarget),
+    /// Of a TCP tunnel.
+    Tcp(TcpStream),
+}
+
+impl Target {
+    /// The socket, for options that concern all its packets.
+    fn socket(&self) -> SockRef<'_> {
+        match self {
+            Self::Udp(target) => target.socket(),
+            Self::Tcp(target) => SockRef::from(target),
+        }
+    }
+}
+
+/// Decides about a request and connects to its target.
+///
+/// Authenticates the client before anything else, so that a stranger learns nothing from how a request is refused.
+/// `signal` is where the client wanted the request to be moved since it sent it; `attempt` is told what is known
+/// meanwhile.
+///
+/// # Errors
+/// The refusal to answer with.
+pub async fn admit(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    head: &RequestHead,
+    signal: Option<Priority>,
+    attempt: &mut Attempt,
+) -> Result<Admitted, Refusal> {
+    let now = SystemTime::now();
+    let user = authenticate(rules, caller, head, now)?;
+    attempt.user = user.as_ref().map(|user| user.name.clone());
+    if let Some(user) = &user {
+        caller.user.get_or_init(|| user.name.clone());
+        caller.standing.admit();
+    }
+    let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);
+    let request = request::parse(head, &rules.templates)?;
+    let target = request.target();
+    let protocol = match request {
+        Request::ConnectUdp(_) => Protocol::Udp,
+        Request::ConnectTcp(_) => Protocol::Tcp,
+    };
+    attempt.target = Some((protocol, target.clone()));
+    let max_tunnels = user.as_ref().map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels);
+    let places = take_places(relay, rules, caller, (&holder, max_tunnels), now)?;
+    let (name, addresses) = match &target.host {
+        Host::Ip(ip) => (None, vec![*ip]),
+        Host::Name(name) => {
+            rules.targets.check_name(protocol, name, target.port).map_err(refuse_name)?;
+            (Some(&name[..]), relay.resources.resolver.resolve(name, &holder).await.map_err(refuse_unresolved)?)
+        }
+    };
+    let mut refusal = Refusal::Unroutable;
+    for ip in addresses {
+        let own = rules.targets.judged_by(ip).chain([ip]).any(|ip| relay.resources.host_addresses.contains(ip));
+        if let Err(denied) = rules.targets.check(protocol, name, ip, target.port, own) {
+            refusal = refuse_address(denied);
+            continue;
+        }
+        // Where nobody shows credentials, every client that asks for something that is allowed is a user.
+        caller.standing.admit();
+        // The address that was checked is the address that is connected to.
+        let next_hop = SocketAddr::new(ip, target.port);
+        let connected = match protocol {
+            Protocol::Udp => connect::udp(relay, rules, next_hop).map(Target::Udp),
+            Protocol::Tcp => connect::tcp(relay, rules, next_hop).await.map(Target::Tcp),
+        };
+        match connected {
+            Ok(target) => {
+                let expires = user.as_ref().and_then(|user| user.expires);
+                let (user, name) = (user.map(|user| user.name), name.map(Into::into));
+                let asked = Asked { user, name, next_hop, protocol, listener: caller.listener };
+                let signal = signal.or_else(|| Priority::from_fields(&head.fields));
+                let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
+                mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
+                return Ok(Admitted { target, asked, places, terms, expires });
+            }
+            Err(error) => refusal = error,
+        }
+    }
+    Err(refusal)
+}
+
+fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemTime) -> Result<Option<User>, Refusal> {
+    let refuse = |error| match error {
+        AuthError::Missing => Refusal::CredentialsMissing,
+        AuthError::Invalid => Refusal::CredentialsInvalid,
+        AuthError::Expired => Refusal::CredentialsExpired,
+    };
+    let auth = rules.auth(caller.listener);
+    let (tokens, certificates) = (auth.accepts_tokens(), auth.accepts_certificates());
+    if !tokens && !certificates {
+        return Ok(None);
+    }
+    let by_certificate = match certificates {
+        true => rules.users.by_certificate(caller.certificate.as_deref()),
+        false => Err(AuthError::Missing),
+    };
+    match by_certificate {
+        Ok(user) => Ok(Some(user)),
+        // One whose certificate nobody has is told so, rather than to show a token.
+        Err(unknown) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(|error| match unknown {
+            AuthError::Invalid if error == AuthError::Missing => Refusal::CertificateUnknown,
+            _ => refuse(error),
+        }),
+        Err(AuthError::Missing) => Err(Refusal::CertificateMissing),
+        Err(_) => Err(Refusal::CertificateUnknown),
+    }
+}
+
+fn take_places(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    (holder, max_tunnels): (&Holder, usize),
+    now: SystemTime,
+) -> Result<Places, Refusal> {
+    let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
+    let Some(connection) = connection else {
+        relay.resources.metrics.limit_hit("tunnels_per_connection");
+        return Err(Refusal::TunnelLimitReached);
+    };
+    let seat = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
+        Full::Tunnels => {
+            relay.resources.metrics.limit_hit("tunnels_per_user");
+            Refusal::TunnelLimitReached
+        }
+        Full::Quota { seconds_left } => {
+            relay.resources.metrics.limit_hit("monthly_quota");
+            Refusal::QuotaUsedUp { retry_after_s: seconds_left }
+        }
+    })?;
+    Ok(Places { _connection: connection, seat })
+}
+
+fn refuse_name(denied: Denied) -> Refusal {
+    match denied {
+        Denied::Port => Refusal::PortProhibited,
+        _ => Refusal::NameProhibited,
+    }
+}
+
+fn refuse_address(denied: Denied) -> Refusal {
+    match denied {
+        Denied::Port => Refusal::PortProhibited,
+        _ => Refusal::AddressProhibited,
+    }
+}
+
+fn refuse_unresolved(error: ResolveError) -> Refusal {
+    match error {
+        ResolveError::Timeout => Refusal::DnsTimeout,
+        ResolveError::Overloaded => Refusal::Overloaded { retry_after_s: 1 },
+        ResolveError::Rcode(rcode) => Refusal::DnsError { rcode: Some(rcode) },
+        ResolveError::Failed => Refusal::DnsError { rcode: None },
+    }
+}
+
+/// Gives all packets to a target the DSCP and the mark of their class, which were those of another one before, or none.
+pub fn mark(socket: &SockRef<'_>, before: Option<&Class>, class: &Class, metrics: &RelayMetrics) {
+    let [dscp_before, dscp] = [before, Some(class)].map(|class| class.and_then(|class| class.policy().dscp));
+    if dscp != dscp_before {
+        set_dscp(socket, dscp.unwrap_or_default());
+    }
+    if let Some(mark) = class.marks.to_targets
+        && before.and_then(|before| before.marks.to_targets) != Some(mark)
+        && socket.set_mark(mark).is_err()
+    {
+        metrics.unmarked_sockets.inc();
+    }
+}
+
+/// Gives all packets to a target a DSCP (RFC 2474 §3).
+fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
+    // The kernel keeps the ECN bits of TCP as it needs them (`ip_sock_set_tos`).
+    let traffic_class = u32::from(dscp) << 2;
+    let peer = socket.peer_addr().map(|peer| peer.as_socket());
+    let marked = peer.and_then(|peer| match peer.is_some_and(|peer| peer.ip().to_canonical().is_ipv4()) {
+        true => socket.set_tos_v4(traffic_class),
+        false => socket.set_tclass_v6(traffic_class),
+    });
+    if let Err(error) = marked {
+        tracing::warn!(%error, dscp, "failed to set the DSCP of packets to a target");
+    }
+}

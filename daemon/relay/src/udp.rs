@@ -1,0 +1,253 @@
+//! The pump of one UDP tunnel: payloads from the client to the target and back, until either side ends.
+
+use std::{
+    future::{Future as _, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use masque::h3::Code;
+use quic::{h3, segments::Segments};
+use role::{
+    gate::{Gate, Load},
+    traffic::Traffic,
+    tunnel::{Ended, UdpTunnel},
+};
+use tokio::time::{Instant, Sleep};
+
+use super::{RelayMetrics, request::mark};
+use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
+
+/// How many batches one tunnel moves in either direction before the others get their turn.
+const ROUNDS: usize = 8;
+
+/// Why a tunnel came to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpEnd {
+    /// The client finished its side.
+    #[error("the client closed the tunnel")]
+    Finished,
+    /// Nothing moved for the configured time.
+    #[error("the tunnel was idle")]
+    Idle,
+    /// The client's side failed.
+    #[error(transparent)]
+    Client(#[from] Ended),
+    /// The target's side failed.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+impl UdpEnd {
+    fn label(&self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Idle => "idle",
+            Self::Client(Ended::Http(h3::Error::Protocol(_)) | Ended::Tunnel(_) | Ended::Truncated(_)) => "violation",
+            Self::Client(Ended::Http(_)) => "client",
+            Self::Target(TargetError::Refused) => "target_refused",
+            Self::Target(TargetError::Unreachable) => "target_unreachable",
+            Self::Target(TargetError::Socket(_)) => "target_failed",
+        }
+    }
+}
+
+/// A UDP tunnel and its target.
+pub struct UdpPump {
+    tunnel: UdpTunnel,
+    target: UdpTarget,
+    gate: Gate,
+    uplink: Segments,
+    /// What of it leaves next, where the class has a rate.
+    chunk: Segments,
+    datagrams_settled: bool,
+    idle: Duration,
+    last_moved: Instant,
+    idle_timer: Pin<Box<Sleep>>,
+    traffic: Arc<Traffic>,
+    metrics: Arc<RelayMetrics>,
+}
+
+impl UdpPump {
+    /// Joins an accepted tunnel to its target's socket, through the gate of its class; `queue_bytes` bounds what waits
+    /// for either, and what is moved is noted in `traffic`.
+    #[must_use]
+    pub fn new(
+        tunnel: UdpTunnel,
+        target: UdpTarget,
+        gate: Gate,
+        traffic: Arc<Traffic>,
+        queue_bytes: usize,
+        idle: Duration,
+        metrics: Arc<RelayMetrics>,
+    ) -> Self {
+        let uplink = Segments::new(queue_bytes);
+        let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
+        let chunk = Segments::new(queue_bytes);
+        let datagrams_settled = false;
+        Self { tunnel, target, gate, uplink, chunk, datagrams_settled, idle, last_moved, idle_timer, traffic, metrics }
+    }
+
+    /// Relays until either side ends; returns a word for what ended the tunnel.
+    pub async fn run(mut self, client: &h3::Client) -> &'static str {
+        let end = poll_fn(|cx| self.poll(cx, client)).await;
+        self.metrics.add_tunnel_losses(self.tunnel.ignored(), self.tunnel.dropped());
+        tracing::debug!(reason = %end, "tunnel ended");
+        match &end {
+            UdpEnd::Finished | UdpEnd::Idle => self.tunnel.finish(),
+            UdpEnd::Client(error) => self.tunnel.reset(error.code()),
+            // RFC 9298 §3.1: what makes the target unreachable ends the stream.
+            UdpEnd::Target(_) => self.tunnel.reset(Code::ConnectError),
+        }
+        end.label()
+    }
+
+    /// Moves what can be moved; ready when the tunnel has ended.
+    fn poll(&mut self, cx: &mut Context<'_>, client: &h3::Client) -> Poll<UdpEnd> {
+        if !self.datagrams_settled && client.settings().is_some() {
+            // The client's settings may arrive after its first request.
+            self.datagrams_settled = true;
+            self.tunnel.set_datagrams_usable(client.datagrams_allowed());
+        }
+        if let Some((before, class)) = self.gate.follow() {
+            mark(&self.target.socket(), Some(&before), class, &self.metrics);
+        }
+        match self.try_poll(cx) {
+            Ok(poll) => poll,
+            Err(end) => Poll::Ready(end),
+        }
+    }
+
+    fn try_poll(&mut self, cx: &mut Context<'_>) -> Result<Poll<UdpEnd>, UdpEnd> {
+        let mut more = false;
+        let up = self.poll_up(cx, &mut more)?;
+        let moved = self.poll_down(cx, &mut more)? | up.moved;
+        if up.finished {
+            return Ok(Poll::Ready(UdpEnd::Finished));
+        }
+        self.tunnel.poll_stopped(cx)?;
+        if moved {
+            self.last_moved = Instant::now();
+        }
+        if more {
+            cx.waker().wake_by_ref();
+            return Ok(Poll::Pending);
+        }
+        // The timer is not moved with every packet; when it fires, it is set to where it would have been moved.
+        while self.idle_timer.as_mut().poll(cx).is_ready() {
+            let deadline = self.last_moved + self.idle;
+            if deadline <= Instant::now() {
+                return Ok(Poll::Ready(UdpEnd::Idle));
+            }
+            self.idle_timer.as_mut().reset(deadline);
+        }
+        Ok(Poll::Pending)
+    }
+
+    /// Client to target.
+    fn poll_up(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<Up, UdpEnd> {
+        let mut counters = UplinkCounters::default();
+        let mut up = Up::default();
+        let mut rounds = 0;
+        let outcome = loop {
+            if self.uplink.is_empty() && self.chunk.is_empty() {
+                match self.tunnel.poll_recv(cx, &mut self.uplink) {
+                    Poll::Pending => break Ok(()),
+                    Poll::Ready(Err(error)) => break Err(error.into()),
+                    Poll::Ready(Ok(false)) => {
+                        up.finished = true;
+                        break Ok(());
+                    }
+                    Poll::Ready(Ok(true)) => {}
+                }
+            }
+            let leaving = match self.gate.is_capped() {
+                // What was reserved leaves as it is.
+                _ if !self.chunk.is_empty() => &mut self.chunk,
+                false => &mut self.uplink,
+                true => {
+                    while let Some(payload) = self.uplink.front()
+                        && !Gate::is_chunk(self.chunk.bytes(), self.chunk.len())
+                    {
+                        self.chunk.push(payload);
+                        self.uplink.pop();
+                    }
+                    &mut self.chunk
+                }
+            };
+            let load = Load { bytes: leaving.bytes() as u64, packets: leaving.len() as u64 };
+            if self.gate.poll(cx, load).is_pending() {
+                break Ok(());
+            }
+            match self.target.flush(leaving, &mut counters) {
+                Err(error) => break Err(error.into()),
+                Ok(Flush::Done) => self.gate.passed(),
+                // The socket is full: try again at once if it has room again, else when it wakes us.
+                Ok(Flush::Blocked) => match self.target.poll_writable(cx) {
+                    Poll::Pending => break Ok(()),
+                    Poll::Ready(Err(error)) => break Err(error.into()),
+                    Poll::Ready(Ok(())) => {}
+                },
+            }
+            rounds += 1;
+            if rounds == ROUNDS {
+                *more = true;
+                break Ok(());
+            }
+        };
+        up.moved = counters.sent > 0;
+        if up.moved {
+            self.traffic.add_up(counters.sent_bytes, counters.sent);
+        }
+        if counters.dropped_too_big + counters.dropped_by_host > 0 {
+            self.traffic.add_unsent(counters.dropped_too_big, counters.dropped_by_host);
+        }
+        self.metrics.add_uplink(&counters);
+        outcome.map(|()| up)
+    }
+
+    /// Target to client; returns whether anything moved.
+    fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
+        let (mut packets, mut bytes) = (0, 0);
+        let Self { tunnel, target, gate, .. } = self;
+        let outcome = loop {
+            if gate.poll_receive(cx).is_pending() {
+                break Ok(());
+            }
+            // Begun with the first payload: most polls find none.
+            let (mut unused, mut batch) = (Some(&mut *tunnel), None);
+            let mut deliver = |payload: &[u8]| {
+                let begin = || unused.take().map(|tunnel| tunnel.batch(None));
+                if let Some(batch) = batch.get_or_insert_with(begin) {
+                    batch.push(payload);
+                }
+            };
+            match target.poll_recv(cx, &mut deliver) {
+                Poll::Pending => break Ok(()),
+                Poll::Ready(Err(error)) => break Err(error.into()),
+                Poll::Ready(Ok(received)) => {
+                    packets += received.payloads as u64;
+                    bytes += received.bytes as u64;
+                    gate.received(Load { bytes: received.bytes as u64, packets: received.payloads as u64 });
+                    if received.more {
+                        *more = true;
+                        break Ok(());
+                    }
+                }
+            }
+        };
+        if packets > 0 {
+            self.traffic.add_down(bytes, packets);
+        }
+        self.metrics.add_downlink(packets, bytes);
+        outcome.map(|()| packets > 0)
+    }
+}
+
+#[derive(Default)]
+struct Up {
+    moved: bool,
+    finished: bool,
+}

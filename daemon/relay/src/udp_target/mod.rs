@@ -1,0 +1,64 @@
+//! The target side of a UDP tunnel: one connected, non-blocking socket per tunnel, in batches both ways.
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`UdpTarget`] | the socket: `connect`, `flush`, `poll_writable`, `poll_recv` |
+//! | [`Segments`](quic::segments::Segments) | payloads on their way to the target: push each, flush once per turn |
+//! | [`UplinkCounters`], [`Received`] | what flushing and receiving did, as plain integers that the caller publishes |
+//! | [`TargetError`] | why a tunnel has to end; everything else is survived and counted |
+//!
+//! ```text
+//! HTTP datagrams → Segments::push … push → flush → one GSO message per run of equal sizes → target
+//! target → GRO → poll_recv(cx, |payload| …) → HTTP datagrams
+//! ```
+//!
+//! What RFC 9298 asks of the socket:
+//! - §3.1: only the target's own packets come in (the socket is connected), and an unreachable target ends the tunnel.
+//!   `IP_RECVERR` makes the kernel report every ICMP error, the soft ones included, that it would otherwise swallow;
+//!   [`reachability`] says which of them are believed.
+//! - §5: the DF bit is set and nothing is fragmented. `IP_PMTUDISC_PROBE` rather than `IP_PMTUDISC_DO`: both set DF, but
+//!   DO heeds what ICMP says of the path, and one forged packet of it would take its payloads from every tunnel to the
+//!   same target. What exceeds the device's MTU is refused and counted here; for the rest of the path, the endpoints
+//!   inside the tunnel probe for themselves (RFC 8899, RFC 9000 §14.3).
+//! - §6.2: Not-ECT out (the default of a socket), and the ECN bits that come in are not even asked for.
+//!
+//! An idle tunnel owns a descriptor and its registration, no buffer: receive buffers belong to the thread.
+
+pub mod reachability;
+mod receive;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod uplink;
+
+use std::io;
+
+pub use receive::Received;
+pub use socket::{SocketBuffers, UdpTarget, bind_address};
+pub use uplink::{Flush, UplinkCounters};
+
+/// Why a UDP tunnel cannot go on (RFC 9298 §3.1: the proxy then ends the request stream).
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// The target's host answered that nothing listens on the port (`connection_refused` in RFC 9209 §2.3).
+    #[error("the target refuses packets on this port")]
+    Refused,
+    /// The target's host or network cannot be reached, or a router forbids it (`destination_ip_unroutable`).
+    #[error("the target cannot be reached")]
+    Unreachable,
+    /// The socket itself failed, for example because no file descriptor is left (`proxy_internal_error`).
+    #[error("socket of the target failed: {0}")]
+    Socket(#[source] io::Error),
+}
+
+impl From<io::Error> for TargetError {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => Self::Refused,
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN | libc::EHOSTDOWN | libc::ENONET) => {
+                Self::Unreachable
+            }
+            _ => Self::Socket(error),
+        }
+    }
+}

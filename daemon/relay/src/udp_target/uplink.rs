@@ -1,0 +1,142 @@
+//! Payloads on their way to a target: sent as runs of equal size, each judged alone when its run fails.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+
+use quic::segments::Segments;
+
+use super::{TargetError, UdpTarget};
+
+/// Most segments that every kernel since 4.18 takes in one message (`UDP_MAX_SEGMENTS`; newer ones take twice that).
+const MAX_SEGMENTS: usize = 64;
+
+/// Most payload bytes of one message: 65,535 less the IPv4 and UDP headers. GSO counts a whole batch against it.
+const MAX_MESSAGE_BYTES: usize = 65_507;
+
+/// What flushes did, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UplinkCounters {
+    /// Handed to the kernel.
+    pub sent: u64,
+    /// Bytes of those.
+    pub sent_bytes: u64,
+    /// Messages that carried them; fewer than `sent` where GSO joined some.
+    pub messages: u64,
+    /// Lost because no packet of the device toward the target can hold them without fragments (RFC 9298 §5).
+    pub dropped_too_big: u64,
+    /// Lost because this host had no room in its device queue, its firewall did not let them out, or it has no route
+    /// any more.
+    pub dropped_by_host: u64,
+    /// Sockets on which GSO was given up, because the device cannot do it.
+    pub gso_refused: u64,
+}
+
+/// How a flush ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// The queue is empty.
+    Done,
+    /// The socket's buffer is full: flush again when [`UdpTarget::poll_writable`] is ready.
+    Blocked,
+}
+
+impl UdpTarget {
+    /// Sends all of `queue`, one message per run of equal sizes, in order.
+    ///
+    /// What does not fit the device is dropped alone, even out of the middle of a run, and counted. A device that cannot
+    /// segment makes this socket send singly from then on; nothing is lost by that.
+    ///
+    /// # Errors
+    /// [`TargetError`] if the tunnel has to end; what still waits is then pointless.
+    pub fn flush(&self, queue: &mut Segments, counters: &mut UplinkCounters) -> Result<Flush, TargetError> {
+        let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, again: false };
+        while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments(), MAX_MESSAGE_BYTES) {
+            match self.try_send(bytes, segment_bytes) {
+                Ok(()) => flushing.sent(bytes.len(), count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flush::Blocked),
+                Err(error) => match flushing.failed(error, count)? {
+                    Next::Retry => continue,
+                    Next::Drop => {}
+                },
+            }
+            flushing.leave(count);
+            for _ in 0..count {
+                queue.pop();
+            }
+        }
+        Ok(Flush::Done)
+    }
+}
+
+/// What becomes of a run that was not sent.
+enum Next {
+    Retry,
+    Drop,
+}
+
+/// Where one flush stands.
+struct Flushing<'a> {
+    target: &'a UdpTarget,
+    counters: &'a mut UplinkCounters,
+    /// How many payloads at the head go one by one, because they failed as a run.
+    singly: usize,
+    /// Whether that was GSO's fault, unless one of them proves too big.
+    suspected: bool,
+    /// Whether what is at the head has failed once.
+    again: bool,
+}
+
+impl Flushing<'_> {
+    fn most_segments(&self) -> usize {
+        if self.singly == 0 && self.target.segmentation.load(Relaxed) { MAX_SEGMENTS } else { 1 }
+    }
+
+    fn sent(&mut self, bytes: usize, count: usize) {
+        self.counters.sent += count as u64;
+        self.counters.sent_bytes += bytes as u64;
+        self.counters.messages += 1;
+    }
+
+    fn failed(&mut self, error: io::Error, count: usize) -> Result<Next, TargetError> {
+        let errno = error.raw_os_error();
+        if count > 1 && matches!(errno, Some(libc::EIO | libc::EINVAL)) {
+            // Either the device cannot segment, or (EINVAL before Linux 6.14) the segments exceed the MTU. Sent singly,
+            // they tell: if none of them is too big, it was GSO.
+            (self.singly, self.suspected) = (count, true);
+            return Ok(Next::Retry);
+        }
+        self.target.judge(error)?;
+        if matches!(errno, Some(libc::ENOBUFS | libc::ENOMEM | libc::EPERM)) {
+            self.counters.dropped_by_host += count as u64;
+            return Ok(Next::Drop);
+        }
+        let is_too_big = errno == Some(libc::EMSGSIZE);
+        if is_too_big && count > 1 {
+            self.singly = count;
+            return Ok(Next::Retry);
+        }
+        if !self.again {
+            // The error may have been waiting since an earlier packet: only a second one is about what is at the head.
+            self.again = true;
+            return Ok(Next::Retry);
+        }
+        if is_too_big {
+            self.counters.dropped_too_big += 1;
+            self.suspected = false;
+        } else {
+            self.counters.dropped_by_host += count as u64;
+        }
+        Ok(Next::Drop)
+    }
+
+    /// Goes past `count` payloads at the head, sent or dropped.
+    fn leave(&mut self, count: usize) {
+        self.singly = self.singly.saturating_sub(count);
+        self.again = false;
+        if self.suspected && self.singly == 0 {
+            self.suspected = false;
+            self.target.segmentation.store(false, Relaxed);
+            self.counters.gso_refused += 1;
+        }
+    }
+}

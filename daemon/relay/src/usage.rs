@@ -1,0 +1,124 @@
+//! What each user uses, as metrics show it.
+//!
+//! Names of users are bounded by the configuration, except those of certificates that an authority's word admits. So only
+//! the first ones to come have metrics of their own, as many as `users` of `[metrics]` says; all others are one, "other".
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use role::traffic::{Usage, Volume};
+
+/// The common name of all users without metrics of their own.
+pub const OTHER: &str = "other";
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+/// The usage of all users.
+#[derive(Debug, Default)]
+pub struct Usages {
+    known: Mutex<Known>,
+    bytes: Family<Labels<2>, Counter>,
+    packets: Family<Labels<2>, Counter>,
+    tunnels: Family<Labels<1>, Gauge>,
+    opened: Family<Labels<1>, Counter>,
+    refused: Family<Labels<1>, Counter>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    limit: usize,
+    users: HashMap<Arc<str>, Arc<Usage>>,
+    other: Option<Arc<Usage>>,
+}
+
+impl Usages {
+    /// Registers all families.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("user_bytes", "Bytes relayed, by user", self.bytes.clone());
+        registry.register("user_packets", "UDP payloads relayed, by user", self.packets.clone());
+        registry.register("user_tunnels", "Open tunnels, by user", self.tunnels.clone());
+        registry.register("user_tunnels_opened", "Tunnels opened, by user", self.opened.clone());
+        registry.register("user_refused_requests", "Requests refused, by user", self.refused.clone());
+    }
+
+    /// Lets so many users have metrics of their own; users that have them keep them.
+    pub fn limit(&self, users: u32) {
+        self.known.lock().limit = users as usize;
+    }
+
+    /// Returns the usage of a user.
+    #[must_use]
+    pub fn of(&self, user: &Arc<str>) -> Arc<Usage> {
+        let mut known = self.known.lock();
+        if let Some(usage) = known.users.get(user) {
+            return usage.clone();
+        }
+        if known.users.len() >= known.limit {
+            return known.other.get_or_insert_with(|| self.open(OTHER)).clone();
+        }
+        let usage = self.open(user);
+        known.users.insert(user.clone(), usage.clone());
+        usage
+    }
+
+    fn open(&self, user: &str) -> Arc<Usage> {
+        let volume = |direction: &str| {
+            let labels = [("user", user.to_owned()), ("direction", direction.to_owned())];
+            Volume {
+                bytes: self.bytes.get_or_create(&labels).clone(),
+                packets: self.packets.get_or_create(&labels).clone(),
+            }
+        };
+        let labels = [("user", user.to_owned())];
+        Arc::new(Usage {
+            up: volume("up"),
+            down: volume("down"),
+            tunnels: self.tunnels.get_or_create(&labels).clone(),
+            opened: self.opened.get_or_create(&labels).clone(),
+            refused: self.refused.get_or_create(&labels).clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_users_have_metrics_of_their_own_and_the_rest_is_added_up() {
+        let (usages, mut registry) = (Usages::default(), Registry::default());
+        usages.register(&mut registry);
+        usages.limit(2);
+        for round in 0..3 {
+            for user in 0..1_000 {
+                usages.of(&format!("u{user}").into()).up.add(10, round);
+            }
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "user_bytes_total{user=\"u0\",direction=\"up\"} 30",
+            "user_packets_total{user=\"u1\",direction=\"up\"} 3",
+            "user_bytes_total{user=\"other\",direction=\"up\"} 29940",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("u2\""), "{text}");
+        assert!(Arc::ptr_eq(&usages.of(&"u1".into()), &usages.of(&"u1".into())));
+    }
+
+    #[test]
+    fn a_name_that_a_peer_chose_is_one_label_whatever_is_in_it() {
+        let (usages, mut registry) = (Usages::default(), Registry::default());
+        usages.register(&mut registry);
+        usages.limit(1);
+        usages.of(&"a\"} 1\npaced_up{x=\"\\".into()).refused.inc();
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains(r#"user_refused_requests_total{user="a\"} 1\npaced_up{x=\"\\"} 1"#), "{text}");
+    }
+}

@@ -1,0 +1,208 @@
+//! Holds a tunnel to the rates of its class and of its user, and counts what it uses of the user's month.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use config::targets::Protocol;
+use quic::{
+    class::{Class, Membership},
+    clock::{Clock, Sleep},
+};
+
+use super::account::Account;
+
+/// What leaves at once where a rate is kept: a few packets, however small.
+const CHUNK_BYTES: usize = 4 * 1024;
+const CHUNK_PACKETS: usize = 4;
+
+/// How many bytes of TCP a packet is taken to carry.
+const TCP_SEGMENT_BYTES: u64 = 1400;
+
+/// What something costs that moves through a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Bytes of payloads, or of what TCP carries.
+    pub bytes: u64,
+    /// Packets toward or from the target.
+    pub packets: u64,
+}
+
+impl Load {
+    /// That of so many bytes of TCP.
+    #[must_use]
+    pub fn of_tcp(bytes: usize) -> Self {
+        let bytes = bytes as u64;
+        Self { bytes, packets: bytes.div_ceil(TCP_SEGMENT_BYTES) }
+    }
+}
+
+/// Where bytes wait for the departure time that their class and their user give them.
+pub struct Gate {
+    membership: Membership,
+    class: Arc<Class>,
+    account: Arc<Account>,
+    /// Of IP, and of UDP or TCP.
+    header_bytes: u64,
+    clock: Clock,
+    state: State,
+    /// Until when the user's rate has nothing be received from the target.
+    pause: Option<Sleep>,
+}
+
+enum State {
+    Shut,
+    Waiting(Sleep),
+    Open,
+}
+
+impl Gate {
+    /// Returns the gate of a tunnel to a target of this family and protocol.
+    #[must_use]
+    pub fn new(membership: Membership, account: Arc<Account>, is_ipv4: bool, protocol: Protocol) -> Self {
+        // RFC 791 §3.1, RFC 8200 §3, RFC 768; RFC 9293 §3.1 with the timestamps of RFC 7323.
+        let header_bytes = if is_ipv4 { 20 } else { 40 }
+            + match protocol {
+                Protocol::Udp => 8,
+                Protocol::Tcp => 20 + 12,
+            };
+        let class = membership.get();
+        let (clock, state) = (Clock::system(), State::Shut);
+        Self { membership, class, account, header_bytes, clock, state, pause: None }
+    }
+
+    /// Follows the rate of the class that the tunnel is of by now; if that is another class, returns the one before and
+    /// the new one. What was reserved already leaves as it was.
+    pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
+        let before = self.membership.update(&mut self.class)?;
+        Some((before, &self.class))
+    }
+
+    /// Whether what leaves is held to a rate.
+    #[must_use]
+    pub fn is_capped(&self) -> bool {
+        self.class.to_targets.is_some() || self.account.has_cap_up()
+    }
+
+    /// Whether so much is as much as should leave at once where a rate is kept.
+    #[must_use]
+    pub const fn is_chunk(payload_bytes: usize, packets: usize) -> bool {
+        packets >= CHUNK_PACKETS || payload_bytes >= CHUNK_BYTES
+    }
+
+    /// Ready once the next load may leave; it is reserved with the first call, and wanted again until [`Gate::passed`].
+    pub fn poll(&mut self, cx: &mut Context<'_>, load: Load) -> Poll<()> {
+        loop {
+            match &mut self.state {
+                State::Open => return Poll::Ready(()),
+                State::Waiting(timer) => {
+                    ready!(timer.as_mut().poll(cx));
+                    self.state = State::Open;
+                }
+                State::Shut => {
+                    self.account.use_up(load.bytes);
+                    if !self.is_capped() {
+                        self.state = State::Open;
+                        return Poll::Ready(());
+                    }
+                    let now_ns = (self.clock.now_ns)();
+                    let bytes = self.with_headers(load);
+                    let by_class = self.class.to_targets.as_ref().map(|cap| cap.reserve(now_ns, bytes, load.packets));
+                    let by_user = self.account.reserve_up(now_ns, bytes, load.packets);
+                    let at_ns = by_class.max(by_user).unwrap_or(now_ns);
+                    self.state =
+                        if at_ns > now_ns { State::Waiting((self.clock.sleep_until)(at_ns)) } else { State::Open };
+                }
+            }
+        }
+    }
+
+    /// Shuts the gate behind what left.
+    pub fn passed(&mut self) {
+        self.state = State::Shut;
+    }
+
+    /// Ready while the user's rate lets something be received from the target.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// Notes what was received from the target. What exceeds the user's rate has been received already, so what comes
+    /// next waits for it: UDP in the socket's buffer, which then drops, and TCP at the target.
+    pub fn received(&mut self, load: Load) {
+        self.account.use_up(load.bytes);
+        if !self.account.has_cap_down() {
+            return;
+        }
+        let now_ns = (self.clock.now_ns)();
+        let at_ns = self.account.reserve_down(now_ns, self.with_headers(load), load.packets);
+        if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > now_ns) {
+            self.pause = Some((self.clock.sleep_until)(at_ns));
+        }
+    }
+
+    fn with_headers(&self, load: Load) -> u64 {
+        load.bytes.saturating_add(load.packets.saturating_mul(self.header_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use config::{policy::Policy, quota::Quota};
+    use quic::class::{ClassMetrics, Classes, Role};
+
+    use super::*;
+
+    /// A gate to a target of UDP in IPv4, whose timers are asked about and never set.
+    fn gate(policy: &str, quota: Quota) -> Gate {
+        let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
+        let classes = Classes::new(policy, Role::Relay, &ClassMetrics::default(), |_| Default::default());
+        let account = Account::default();
+        account.set(&quota);
+        let mut gate = Gate::new(Membership::new(classes.named(None).clone()), account.into(), true, Protocol::Udp);
+        gate.clock = Clock { now_ns: || 1_000_000_000, sleep_until: |_| Box::pin(std::future::pending()) };
+        gate
+    }
+
+    /// How many loads leave at once.
+    fn at_once(mut gate: Gate, load: Load) -> u64 {
+        let mut cx = Context::from_waker(Waker::noop());
+        (0..1_000).take_while(|_| gate.poll(&mut cx, load).is_ready().then(|| gate.passed()).is_some()).count() as u64
+    }
+
+    #[test]
+    fn empty_payloads_cost_their_headers() {
+        let empty = Load { bytes: 0, packets: 1 };
+        // 10 ms of 28,000 bytes a second are ten empty packets of IPv4.
+        assert_eq!(at_once(gate("rate_up = \"224 kbit/s\"", Quota::default()), empty), 11);
+        let quota = Quota { rate_up: Some(28_000), ..Quota::default() };
+        assert_eq!(at_once(gate("", quota), empty), 11, "of a user as well");
+        assert_eq!(at_once(gate("", Quota::default()), empty), 1_000, "without a rate");
+    }
+
+    #[test]
+    fn packets_are_capped_by_class_and_by_user_whatever_they_carry() {
+        let load = Load { bytes: 1, packets: 1 };
+        assert_eq!(at_once(gate("packets_up = 500", Quota::default()), load), 6);
+        let quota = Quota { packets_up: Some(500), ..Quota::default() };
+        assert_eq!(at_once(gate("", quota), load), 6);
+        assert_eq!(at_once(gate("packets_up = 100000", quota), load), 6, "the slower of both");
+    }
+
+    #[test]
+    fn what_comes_back_too_fast_has_the_next_wait() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut gate = gate("", Quota { rate_down: Some(1_000_000), ..Quota::default() });
+        gate.received(Load { bytes: 20_000, packets: 1 });
+        assert!(gate.poll_receive(&mut cx).is_ready(), "a burst is granted");
+        gate.received(Load { bytes: 1, packets: 1 });
+        assert!(gate.poll_receive(&mut cx).is_pending());
+    }
+}

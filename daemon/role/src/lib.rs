@@ -1,0 +1,16 @@
+//! What the relay role and the edge role have in common: tunnels, what goes through them, lists of what is open, and the
+//! acceptance of callers.
+
+pub mod accept;
+pub mod account;
+pub mod bind_error;
+pub mod gate;
+pub mod journal;
+pub mod labelled;
+pub mod limits;
+pub mod ready;
+pub mod seldom;
+pub mod table;
+pub mod tcp;
+pub mod traffic;
+pub mod tunnel;

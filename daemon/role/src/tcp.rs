@@ -1,0 +1,242 @@
+//! The pump of one TCP tunnel (classic CONNECT, RFC 9114 §4.4), in either role: bytes in DATA frames to a socket and back.
+//! At the relay the socket leads to the target, at the edge to an application.
+//!
+//! Each direction ends by itself: a FIN of the socket finishes the request stream, and the reverse. A reset of the
+//! socket resets the stream with H3_CONNECT_ERROR, and the reverse.
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use masque::h3::{self, Code, Part};
+use quic::{
+    class::{Class, Role},
+    h3::{Error, Request},
+};
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::gate::{Gate, Load};
+use crate::traffic::Traffic;
+
+/// How much is read from the socket at once: one DATA frame.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Why a TCP tunnel failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TcpError {
+    /// The request's side failed.
+    #[error(transparent)]
+    Http(#[from] Error),
+    /// The socket's side failed.
+    #[error("the TCP connection failed: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// How a TCP tunnel ended.
+#[derive(Debug)]
+pub enum End {
+    /// Both sides finished what they sent.
+    Finished,
+    /// One of them failed.
+    Failed(TcpError),
+    /// Nothing moved for too long.
+    Idle,
+}
+
+impl End {
+    /// Returns the word for it at a relay.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed(TcpError::Http(Error::Protocol(_))) => "violation",
+            Self::Failed(TcpError::Http(_)) => "client",
+            Self::Failed(TcpError::Socket(_)) => "target_failed",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// A TCP tunnel and its socket.
+pub struct TcpPump {
+    request: Request,
+    socket: TcpStream,
+    role: Role,
+    gate: Gate,
+    /// Read from the request, not yet written to the socket.
+    unwritten: Bytes,
+    /// How many bytes of the socket are still for the other end; what comes after them is read and dropped.
+    wanted: u64,
+    request_finished: bool,
+    socket_finished: bool,
+    traffic: Arc<Traffic>,
+}
+
+impl TcpPump {
+    /// Joins an accepted request to the connection to its target, through the gate of its class; what is moved is noted in
+    /// `traffic`.
+    #[must_use]
+    pub fn new(request: Request, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+        Self::join(request, target, Role::Relay, gate, traffic)
+    }
+
+    /// Joins the connection of an application to a request that a relay has accepted, as [`TcpPump::new`] does.
+    #[must_use]
+    pub fn at_edge(request: Request, application: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+        Self::join(request, application, Role::Edge, gate, traffic)
+    }
+
+    fn join(mut request: Request, socket: TcpStream, role: Role, gate: Gate, traffic: Arc<Traffic>) -> Self {
+        request.recv.set_connect();
+        Self {
+            request,
+            socket,
+            role,
+            gate,
+            unwritten: Bytes::new(),
+            wanted: u64::MAX,
+            request_finished: false,
+            socket_finished: false,
+            traffic,
+        }
+    }
+
+    /// Sends `bytes`, which were read from the socket already, before what is still to be read there; of that, `wanted`
+    /// bytes are sent, and the rest is dropped.
+    #[must_use]
+    pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
+        if !bytes.is_empty() {
+            self.count_from_socket(bytes.len());
+            self.request.send.push(frame(bytes));
+        }
+        self.wanted = wanted;
+        self
+    }
+
+    /// Relays until both sides have ended, one has failed, or nothing has moved for `idle`; tells `on_class` when the
+    /// tunnel comes to be of another class, with the class before.
+    pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
+        let mut moved = self.traffic.bytes();
+        // Whatever ends it early ends it with a reset (RFC 9114 §4.4), so that nobody takes a part for the whole.
+        _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+        let end = loop {
+            match timeout(idle, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
+                Ok(Ok(())) => {
+                    _ = SockRef::from(&self.socket).set_linger(None);
+                    return End::Finished;
+                }
+                Ok(Err(error)) => break End::Failed(error),
+                Err(_) if self.traffic.bytes() == moved => break End::Idle,
+                Err(_) => moved = self.traffic.bytes(),
+            }
+        };
+        tracing::debug!("tunnel failed: {end:?}");
+        self.request.send.reset(Code::ConnectError);
+        self.request.recv.stop(Code::ConnectError);
+        end
+    }
+
+    /// Moves what can be moved; ready when both directions have ended.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        on_class: &mut impl FnMut(&TcpStream, &Class, &Arc<Class>),
+    ) -> Poll<Result<(), TcpError>> {
+        if let Some((before, class)) = self.gate.follow() {
+            on_class(&self.socket, &before, class);
+        }
+        let to_socket = self.poll_to_socket(cx)?;
+        let from_socket = self.poll_from_socket(cx)?;
+        if to_socket.is_ready() && from_socket.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        loop {
+            while !self.unwritten.is_empty() {
+                ready!(self.gate.poll(cx, Load::of_tcp(self.unwritten.len())));
+                let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
+                self.unwritten.advance(written);
+                match self.role {
+                    Role::Relay => self.traffic.add_up(written as u64, 0),
+                    Role::Edge => self.traffic.add_down(written as u64, 0),
+                }
+            }
+            self.gate.passed();
+            if self.request_finished {
+                return Pin::new(&mut self.socket).poll_shutdown(cx).map_err(TcpError::from);
+            }
+            match ready!(self.request.recv.poll_part(cx))? {
+                Some(Part::Data(bytes)) => self.unwritten = bytes,
+                Some(_) => {}
+                None => self.request_finished = true,
+            }
+        }
+    }
+
+    fn poll_from_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        while !self.socket_finished {
+            // A slow peer holds back the socket, not our memory.
+            ready!(self.request.send.poll_ready(cx))?;
+            ready!(self.gate.poll_receive(cx));
+            match ready!(self.poll_read(cx))? {
+                Some(frame) => self.request.send.push(frame),
+                None => {
+                    self.socket_finished = true;
+                    self.request.send.finish();
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads from the socket and puts a DATA frame around it; `None` at the end of the socket's bytes.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            // Readiness first: a tunnel that waits owns no buffer.
+            ready!(self.socket.poll_read_ready(cx))?;
+            let mut buffer = [0; CHUNK_BYTES];
+            let mut read = ReadBuf::new(&mut buffer);
+            ready!(Pin::new(&mut self.socket).poll_read(cx, &mut read))?;
+            let bytes = read.filled();
+            if bytes.is_empty() {
+                return Poll::Ready(Ok(None));
+            }
+            let len = usize::try_from(self.wanted).unwrap_or(usize::MAX).min(bytes.len());
+            if self.wanted != u64::MAX {
+                self.wanted -= len as u64;
+            }
+            if len > 0 {
+                self.count_from_socket(len);
+                return Poll::Ready(Ok(Some(frame(&bytes[..len]))));
+            }
+        }
+    }
+
+    fn count_from_socket(&mut self, bytes: usize) {
+        match self.role {
+            Role::Relay => self.traffic.add_down(bytes as u64, 0),
+            Role::Edge => self.traffic.add_up(bytes as u64, 0),
+        }
+        self.gate.received(Load::of_tcp(bytes));
+    }
+}
+
+/// Puts a DATA frame around bytes (RFC 9114 §7.2.1).
+fn frame(bytes: &[u8]) -> Bytes {
+    let (header, header_len) = h3::data_frame_header(bytes.len() as u64);
+    let mut frame = BytesMut::with_capacity(header_len + bytes.len());
+    frame.put_slice(&header[..header_len]);
+    frame.put_slice(bytes);
+    frame.freeze()
+}

@@ -1,0 +1,225 @@
+//! The HTTP side of one UDP tunnel, in either role: payloads in, payloads out, whichever form they take on the wire.
+//!
+//! The relay joins it to a target's socket, the edge to a local one; probes and load generators talk through it
+//! directly.
+
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use masque::{
+    capsule, datagram,
+    h3::{Code, Part},
+    tunnel::{Form, Ignored, TunnelError},
+};
+use quic::{
+    class::Terms,
+    datagrams::{self, Flow},
+    dispatch::Payloads,
+    h3::{Error, RecvStream, Request, SendStream},
+    segments::Segments,
+};
+
+/// How many bytes of payloads that arrived in capsules are taken at once.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// The longest DATAGRAM capsule that is kept whole: context ID and the longest UDP payload.
+const CAPSULE_BYTES: u16 = datagram::MAX_UDP_PAYLOAD_BYTES as u16 + 8;
+
+/// Why a tunnel ended otherwise than by either side finishing it.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// The request stream or the connection ended.
+    #[error(transparent)]
+    Http(#[from] Error),
+    /// What came in the tunnel broke a rule that ends it.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    /// The stream ended inside a capsule (RFC 9297 §3.3).
+    #[error(transparent)]
+    Truncated(#[from] capsule::Truncated),
+}
+
+impl Ended {
+    /// The code to end the request stream with.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Http(Error::Protocol(error)) => error.code(),
+            Self::Http(_) => Code::RequestCancelled,
+            Self::Tunnel(error) => error.code(),
+            Self::Truncated(error) => error.code(),
+        }
+    }
+}
+
+/// One UDP tunnel whose request was accepted.
+pub struct UdpTunnel {
+    recv: RecvStream,
+    send: SendStream,
+    flow: Flow,
+    capsules: capsule::Reader,
+    /// What was read from the stream and not yet taken apart.
+    unread: Bytes,
+    /// How many bytes of payloads may wait to leave in capsules.
+    queue_bytes: usize,
+    peer_finished: bool,
+}
+
+impl UdpTunnel {
+    /// Joins the parts of a request that was accepted.
+    ///
+    /// `datagrams_allowed` as in [`Client::datagrams_allowed`](quic::h3::Client::datagrams_allowed);
+    /// `queue_bytes` bounds what waits to leave as capsules.
+    #[must_use]
+    pub fn new(mut request: Request, datagrams_allowed: bool, queue_bytes: usize) -> Self {
+        request.recv.set_connect();
+        request.flow.set_datagrams_usable(datagrams_allowed);
+        request.flow.admit();
+        Self {
+            recv: request.recv,
+            send: request.send,
+            flow: request.flow,
+            capsules: capsule::Reader::new(CAPSULE_BYTES),
+            unread: Bytes::new(),
+            queue_bytes,
+            peer_finished: false,
+        }
+    }
+
+    /// The ID of the request's stream.
+    #[must_use]
+    pub fn stream_id(&self) -> u64 {
+        self.send.id()
+    }
+
+    /// Notes whether datagrams may be sent, for a peer whose settings arrived after its request.
+    pub fn set_datagrams_usable(&self, usable: bool) {
+        self.flow.set_datagrams_usable(usable);
+    }
+
+    /// Changes the terms on which the tunnel's payloads leave, in either form.
+    pub fn set_terms(&self, terms: &Terms) {
+        self.flow.set_terms(terms.clone());
+        self.send.set_terms(terms.clone());
+    }
+
+    /// The form in which payloads leave.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.flow.form()
+    }
+
+    /// What arrived and was ignored.
+    #[must_use]
+    pub fn ignored(&self) -> Ignored {
+        self.flow.ignored()
+    }
+
+    /// How many payloads were dropped because capsules could not leave fast enough.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.flow.losses().capsules.load(Relaxed)
+    }
+
+    /// What others may know of the tunnel, and after its end.
+    #[must_use]
+    pub fn view(&self) -> datagrams::View {
+        self.flow.view()
+    }
+
+    /// Moves payloads that have arrived into `payloads`, which must be empty. Ready with `false` once the peer has
+    /// ended the tunnel properly.
+    ///
+    /// # Errors
+    /// The stream or the connection ended, or the peer broke a rule that ends the tunnel.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<bool, Ended>> {
+        if self.flow.poll_recv(cx, payloads)?.is_ready() {
+            return Poll::Ready(Ok(true));
+        }
+        loop {
+            while let Some(capsule) = self.capsules.next(&mut self.unread) {
+                if let Some(payload) = self.flow.on_capsule(capsule)? {
+                    note_dropped(self.flow.losses(), payloads.push(&payload));
+                }
+                if payloads.bytes() >= CHUNK_BYTES {
+                    return Poll::Ready(Ok(true));
+                }
+            }
+            if !payloads.is_empty() || self.peer_finished {
+                return Poll::Ready(Ok(!payloads.is_empty()));
+            }
+            match ready!(self.recv.poll_part(cx))? {
+                Some(Part::Data(bytes)) => self.unread = bytes,
+                Some(_) => {}
+                None => {
+                    self.capsules.finish()?;
+                    self.peer_finished = true;
+                }
+            }
+        }
+    }
+
+    /// Begins a batch of UDP payloads for the peer, in the form that the tunnel has at the moment, or in `form`.
+    #[must_use]
+    pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
+        match form.unwrap_or_else(|| self.flow.form()) {
+            Form::Datagram => Batch::Datagrams(self.flow.batch()),
+            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes), self.flow.losses()),
+        }
+    }
+
+    /// Ready when no capsule waits for its turn.
+    ///
+    /// # Errors
+    /// The peer stopped reading, or the connection ended.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
+        self.send.poll_flush(cx).map_err(Ended::from)
+    }
+
+    /// Asks to be woken when capsules cannot leave any more.
+    ///
+    /// # Errors
+    /// The peer stopped reading, or the connection ended.
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
+        self.send.poll_stopped(cx).map_err(Ended::from)
+    }
+
+    /// Ends our side properly, after the capsules that wait.
+    pub fn finish(mut self) {
+        self.send.finish();
+        self.recv.stop(Code::NoError);
+    }
+
+    /// Ends the tunnel abruptly.
+    pub fn reset(self, code: Code) {
+        self.send.reset(code);
+        self.recv.stop(code);
+    }
+}
+
+fn note_dropped(losses: &datagrams::Losses, payloads: usize) {
+    if payloads > 0 {
+        losses.capsules.fetch_add(payloads as u64, Relaxed);
+    }
+}
+
+/// Payloads on their way into the queue of a tunnel.
+pub enum Batch<'a> {
+    /// They leave in DATAGRAM frames.
+    Datagrams(datagrams::Batch<'a>),
+    /// They leave in capsules.
+    Capsules(Payloads<'a>, &'a datagrams::Losses),
+}
+
+impl Batch<'_> {
+    /// Queues a copy of `payload`; the oldest make room, and are counted, where the queue is full.
+    pub fn push(&mut self, payload: &[u8]) {
+        match self {
+            Self::Datagrams(batch) => batch.push(payload),
+            Self::Capsules(queue, losses) => note_dropped(losses, queue.push(payload)),
+        }
+    }
+}
