@@ -103,8 +103,7 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = if matches!(arguments.command, Command::Forward(_)) { "info" } else { "error" };
     let filter = EnvFilter::builder().with_default_directive(tracing::Level::WARN.into());
-    let filter =
-        filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| format!("paced={quiet},pacectl={quiet}")));
+    let filter = filter.parse_lossy(std::env::var("RUST_LOG").unwrap_or_else(|_| role::verbosity::directives(quiet)));
     let has_colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);

@@ -3,6 +3,7 @@
 //! Everything the relay and the client send goes through [`h3`] and [`datagrams`], which is where scheduling by class
 //! takes hold; neither of them knows what a tunnel carries.
 
+pub mod application;
 mod backlog;
 pub mod class;
 pub mod clock;

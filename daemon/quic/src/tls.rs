@@ -134,7 +134,15 @@ impl Identity {
     /// # Errors
     /// Key and certificate do not belong together, or an authority is not usable as one.
     pub fn prepare(self) -> Result<Prepared> {
-        Ok(Prepared(Arc::new(server_config(self, H3, ClientCertVerifierBuilder::allow_unauthenticated)?).into()))
+        self.prepare_for(H3)
+    }
+
+    /// As [`Identity::prepare`], for another protocol than HTTP/3 over QUIC (ALPN, RFC 7301).
+    ///
+    /// # Errors
+    /// As [`Identity::prepare`].
+    pub fn prepare_for(self, protocol: &[u8]) -> Result<Prepared> {
+        Ok(Prepared(Arc::new(server_config(self, protocol, ClientCertVerifierBuilder::allow_unauthenticated)?).into()))
     }
 
     /// As [`Identity::prepare`], for HTTP/2 over TCP; a client without a certificate is not let in.
@@ -285,6 +293,14 @@ impl Trust {
 /// No usable authority, or a client certificate that does not fit its key.
 pub fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic_rustls::Client> {
     client_reporting(trust, identity, Refusals::default())
+}
+
+/// As [`client`], for another protocol than HTTP/3 over QUIC (ALPN, RFC 7301).
+///
+/// # Errors
+/// As [`client`].
+pub fn client_for(protocol: &[u8], trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic_rustls::Client> {
+    Ok(Arc::new(client_config(trust.verifier()?, identity, protocol)?).into())
 }
 
 /// As [`client`]; `refusals` learns which certificate was not trusted, and why, which the transport does not tell.

@@ -14,3 +14,4 @@ pub mod table;
 pub mod tcp;
 pub mod traffic;
 pub mod tunnel;
+pub mod verbosity;

@@ -266,6 +266,13 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         // Only what the relay sends is held up.
         site.chain.access.far.set_qdisc("tbf rate 300kbit burst 4kb latency 100ms").unwrap();
         site.chain.access.far.segment().unwrap();
+        // The relay learns how slow the path has become; until then it would hand over all at once, in any order.
+        for _ in 0..20 {
+            target.send_to(&[0; 1000], &ends[0]).await.unwrap();
+        }
+        for _ in 0..20 {
+            first.recv().await.unwrap();
+        }
         let lowest = Priority { urgency: Some(7), incremental: None, deadline_ms: None };
         client.relay.http().reprioritize(first.udp.stream_id(), lowest);
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -1,0 +1,126 @@
+//! An echo of three classes over one connection through a slow link: what each class waits for its answers, under round robin
+//! and under a discipline that knows deadlines.
+//!
+//! `cargo run --release -p quic --example three_classes`
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use config::policy::Policy;
+use quic::{
+    application::{Connection, Connector, Listener, Settings, Stream},
+    tls::{self, Trust},
+};
+use tokio::task::JoinSet;
+
+mod slow_link;
+
+/// The classes of the policy.
+const CLASSES: &str = r#"
+    [class.urgent]
+    level = "high"
+    deadline_ms = 50
+    [class.normal]
+    weight = 10
+    [class.bulk]
+"#;
+
+/// Messages of each class, and their bytes.
+const MESSAGES: [(&str, usize, usize); 3] = [("urgent", 20, 1_000), ("normal", 20, 20_000), ("bulk", 4, 200_000)];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    for (discipline, schedule) in [
+        ("round robin", "discipline = \"rr\""),
+        ("deadlines first, then by weight", "discipline = \"ml\"\nlow = \"wfq\""),
+    ] {
+        println!("{discipline}");
+        let settings = Settings {
+            policy: Policy::from_toml(&format!("[schedule]\n{schedule}\n{CLASSES}"))?,
+            ..Settings::new(b"echo")
+        };
+        round(&settings).await?;
+    }
+    Ok(())
+}
+
+/// Sends all messages at once and waits for their echoes.
+async fn round(settings: &Settings) -> Result<()> {
+    let folder = std::env::temp_dir().join(format!("quic-three-classes-{}", std::process::id()));
+    let trust = || -> Result<_> {
+        let identity = tls::development_identity(&folder)?;
+        let fingerprint = tls::fingerprint(identity.chain.first().context("a chain has a certificate")?);
+        Ok((identity, Trust::Pinned(fingerprint)))
+    };
+    let (identity, trust) = trust()?;
+    std::fs::remove_dir_all(&folder)?;
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into(), identity, settings)?;
+    let address = slow_link::toward(listener.local_address()?).await?;
+    let server = tokio::spawn(serve(listener));
+    let mut connection = Connector::new(trust, None, settings)?.connect(address, "localhost").await?;
+    let mut exchanges = JoinSet::new();
+    // Bulk is there first: whatever comes later has to overtake it.
+    for (class, messages, bytes) in MESSAGES.into_iter().rev() {
+        for _ in 0..messages {
+            let stream = connection.open(class).await?;
+            exchanges.spawn(async move { Ok::<_, anyhow::Error>((class, exchange(stream, class, bytes).await?)) });
+        }
+    }
+    let mut took: Vec<(&str, Duration)> = Vec::new();
+    while let Some(exchange) = exchanges.join_next().await {
+        took.push(exchange??);
+    }
+    for (class, _, _) in MESSAGES {
+        let mut of: Vec<_> = took.iter().filter(|(name, _)| *name == class).map(|(_, took)| *took).collect();
+        of.sort_unstable();
+        let (median, longest) = (of[of.len() / 2], of[of.len() - 1]);
+        println!("  {class:<8} {:>3} answers, median {median:>8.1?}, longest {longest:>8.1?}", of.len());
+    }
+    connection.close(0);
+    server.abort();
+    Ok(())
+}
+
+/// Sends a message, its class first, and waits for all of its echo.
+async fn exchange(mut stream: Stream, class: &str, bytes: usize) -> Result<Duration> {
+    let begun = Instant::now();
+    let mut message = format!("{class}\n").into_bytes();
+    message.resize(bytes, b'.');
+    stream.send.send(message.into()).await?;
+    stream.send.finish();
+    let mut echoed = 0;
+    while let Some(chunk) = stream.receive.receive().await? {
+        echoed += chunk.len();
+    }
+    anyhow::ensure!(echoed == bytes, "{echoed} of {bytes} bytes came back");
+    Ok(begun.elapsed())
+}
+
+async fn serve(mut listener: Listener) {
+    while let Some(connection) = listener.accept().await {
+        tokio::spawn(echo(connection));
+    }
+}
+
+/// Echoes messages in the classes that they name.
+async fn echo(mut connection: Connection) -> Result<()> {
+    while let Some(mut stream) = connection.accept().await? {
+        let terms = ["urgent", "normal", "bulk"].map(|class| (class, connection.terms(class)));
+        tokio::spawn(async move {
+            let mut is_known = false;
+            while let Some(chunk) = stream.receive.receive().await? {
+                if !is_known
+                    && let Some((_, terms)) = terms.iter().find(|(class, _)| chunk.starts_with(class.as_bytes()))
+                {
+                    stream.set_terms(terms);
+                    is_known = true;
+                }
+                stream.send.send(chunk).await?;
+            }
+            stream.send.finish();
+            stream.send.delivered().await?;
+            Ok::<_, anyhow::Error>(())
+        });
+    }
+    Ok(())
+}

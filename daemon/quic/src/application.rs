@@ -1,0 +1,416 @@
+//! QUIC for applications: connections on which the application decides what leaves next.
+//!
+//! A connection has a discipline ([`Discipline`]), and everything on it a class: a level, a priority, a weight, a deadline.
+//! Both come from a policy in the words of paced's configuration, or from the application while the connection runs.
+//!
+//! ```no_run
+//! # use std::path::Path;
+//! use config::policy::Policy;
+//! use quic::{
+//!     application::{Connector, Settings},
+//!     tls::Trust,
+//! };
+//!
+//! # async fn example() -> anyhow::Result<()> {
+//! let policy = Policy::from_toml("[schedule]\ndiscipline = \"abs\"\n[class.urgent]\npriority = 255\n")?;
+//! let settings = Settings { policy, ..Settings::new(b"echo") };
+//! let connector = Connector::new(Trust::System, None, &settings)?;
+//! let mut connection = connector.connect(([192, 0, 2, 1], 4433).into(), "server.example").await?;
+//! let mut stream = connection.open("urgent").await?;
+//! stream.send.send("now".into()).await?;
+//! stream.send.finish();
+//! println!("{:?}", stream.send.delivered().await?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The bytes of all streams wait in this process for their turn, and are handed to the transport as late as keeps the path
+//! busy; so what is urgent overtakes what was written before it. Datagrams and streams share one order.
+//!
+//! `examples/` has an echo of three classes and a file server whose urgent answers overtake.
+
+use std::{
+    future::poll_fn,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use bytes::Bytes;
+use config::policy::Policy;
+use masque::tunnel::TunnelError;
+use pacing::io::qdisc;
+pub use s2n_quic::stream::ReceiveStream;
+use s2n_quic::{
+    Client, Server,
+    connection::{self, BidirectionalStreamAcceptor, ReceiveStreamAcceptor},
+    stream::BidirectionalStream,
+};
+pub use sched::stream::Discipline;
+use tokio::{runtime::Handle, task::AbortHandle};
+
+use crate::{
+    class::{ClassMetrics, Classes, Role, Terms},
+    connection_id::Issuer,
+    datagrams::{Datagrams, Flow, Hub, QueueLimits, Sender},
+    dispatch::{self, Dispatcher},
+    endpoint::{self, Admission, Transport},
+    events::ConnectionState,
+    schedule::{Schedule, Scheduled as _},
+    segments::Segments,
+    tls::{self, ClientIdentity, Identity, ServerTls, Trust},
+};
+
+/// The largest DATAGRAM frame that is accepted, in bytes.
+const FRAME_BYTES: u64 = u16::MAX as u64;
+
+/// What both ends of an application agree on, and how each of them sends.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The application's protocol (ALPN, RFC 7301), which has to be the same at both ends.
+    pub protocol: Vec<u8>,
+    /// Classes, and the discipline with which connections begin. Rules are for tunnels and decide nothing here.
+    pub policy: Policy,
+    /// Sockets, windows, timeouts and congestion control.
+    pub transport: Transport,
+    /// Bounds of the datagrams that wait in either direction.
+    pub datagrams: QueueLimits,
+}
+
+impl Settings {
+    /// The settings of a protocol, with one class and round robin.
+    #[must_use]
+    pub fn new(protocol: &[u8]) -> Self {
+        Self {
+            protocol: protocol.to_owned(),
+            policy: Policy::default(),
+            transport: Transport::default(),
+            datagrams: QueueLimits { flow_bytes: 256 << 10, connection_bytes: 4 << 20 },
+        }
+    }
+
+    /// The transport, told which devices keep departures, so that packets wait in this process where none does.
+    fn transport(&self) -> Result<Transport> {
+        let runtime = Handle::try_current().context("applications of this library run on tokio")?;
+        let devices = qdisc::follow(qdisc::Gauges::default(), &runtime, Box::new(|_, _| {}));
+        Ok(self.transport.clone().leaving_by(&devices, &Arc::default()))
+    }
+
+    fn begin(&self, role: Role) -> (Arc<Classes>, Datagrams) {
+        let classes = Classes::new(self.policy.clone(), role, &ClassMetrics::default(), |_| Default::default());
+        let datagrams = Datagrams {
+            limits: self.datagrams,
+            counters: Arc::default(),
+            max_frame_bytes: FRAME_BYTES,
+            schedules: Schedule::from(&classes).into(),
+        };
+        (Arc::new(classes), datagrams)
+    }
+}
+
+/// Accepts connections at an address.
+pub struct Listener {
+    server: Server,
+    classes: Arc<Classes>,
+}
+
+impl Listener {
+    /// Listens at an address, on the tokio runtime this is called in.
+    ///
+    /// # Errors
+    /// The address is in use or not ours, or certificate and key do not belong together.
+    pub fn bind(address: SocketAddr, identity: Identity, settings: &Settings) -> Result<Self> {
+        let (classes, datagrams) = settings.begin(Role::Relay);
+        let transport = settings.transport()?;
+        let tls = ServerTls::new(identity.prepare_for(&settings.protocol)?);
+        let (sockets, admission) = (transport.sockets(address)?, Admission::default());
+        let server = endpoint::serve(sockets, &transport, tls, datagrams, admission, &Issuer::ephemeral()?)?;
+        Ok(Self { server, classes })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The endpoint has ended.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        Ok(self.server.local_addr()?)
+    }
+
+    /// Returns the next connection; `None` once the endpoint has ended. A connection that ended at once is left out.
+    pub async fn accept(&mut self) -> Option<Connection> {
+        loop {
+            if let Ok(connection) = Connection::start(self.server.accept().await?, self.classes.clone()) {
+                return Some(connection);
+            }
+        }
+    }
+}
+
+/// Makes connections.
+pub struct Connector {
+    /// For IPv4 and for IPv6, as far as this machine has them.
+    clients: [Option<Client>; 2],
+    classes: Arc<Classes>,
+}
+
+impl Connector {
+    /// Prepares to connect to servers that `trust` accepts, with a certificate if they ask for one, on the tokio runtime this
+    /// is called in.
+    ///
+    /// # Errors
+    /// There is no socket to be had, or `trust` names no usable authority.
+    pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &Settings) -> Result<Self> {
+        let tls = tls::client_for(&settings.protocol, trust, identity)?;
+        let ((classes, _), transport) = (settings.begin(Role::Edge), settings.transport()?);
+        let client = |any: IpAddr| -> Result<Client> {
+            let (_, datagrams) = settings.begin(Role::Edge);
+            let sockets = transport.roaming_sockets((any, 0).into())?;
+            endpoint::connect(sockets, &transport, tls.clone(), datagrams)
+        };
+        let (v4, v6) = (client(Ipv4Addr::UNSPECIFIED.into()), client(Ipv6Addr::UNSPECIFIED.into()));
+        match (v4, v6) {
+            (Err(error), Err(_)) => Err(error),
+            (v4, v6) => Ok(Self { clients: [v4.ok(), v6.ok()], classes }),
+        }
+    }
+
+    /// Connects to a server, whose certificate has to be of `name`.
+    ///
+    /// # Errors
+    /// Nobody answers, or either end does not trust the other.
+    pub async fn connect(&self, server: SocketAddr, name: &str) -> Result<Connection> {
+        let to = s2n_quic::client::Connect::new(server).with_server_name(name);
+        let client = self.clients[usize::from(server.is_ipv6())].as_ref();
+        let client = client.with_context(|| format!("this machine has no address to reach {server} from"))?;
+        let connection = client.connect(to).await.with_context(|| format!("failed to connect to {server}"))?;
+        Connection::start(connection, self.classes.clone())
+    }
+}
+
+/// A connection. Dropped, it ends once its streams have.
+pub struct Connection {
+    handle: connection::Handle,
+    streams: BidirectionalStreamAcceptor,
+    // Dropped, it would refuse what a peer may open by mistake.
+    _unidirectional: ReceiveStreamAcceptor,
+    shared: Arc<Shared>,
+}
+
+/// What a connection and its streams share.
+struct Shared {
+    hub: Arc<Hub>,
+    dispatcher: Dispatcher,
+    classes: Arc<Classes>,
+    schedule: Schedule,
+    driver: AbortHandle,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    fn start(connection: s2n_quic::Connection, classes: Arc<Classes>) -> Result<Self> {
+        let (mut handle, acceptor) = connection.split();
+        let (streams, unidirectional) = acceptor.split();
+        let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub())?;
+        let dispatcher = Dispatcher::of(&mut handle)?;
+        // Whom the application accepts is its own affair: no stranger's budget holds.
+        handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
+        let driving = dispatcher.clone();
+        let driver = tokio::spawn(async move { driving.run().await }).abort_handle();
+        let schedule = Schedule::from(&*classes);
+        let shared = Arc::new(Shared { hub, dispatcher, classes, schedule, driver });
+        Ok(Self { handle, streams, _unidirectional: unidirectional, shared })
+    }
+
+    /// Has another discipline decide what leaves next on this connection, for what waits as well.
+    pub fn set_discipline(&self, discipline: Discipline) {
+        self.shared.hub.reorder(&Schedule { discipline, ..self.shared.schedule.clone() });
+    }
+
+    /// The terms of a class of the policy, or of the default class if there is none of that name.
+    #[must_use]
+    pub fn terms(&self, class: &str) -> Terms {
+        self.shared.classes.named(Some(class)).terms(None)
+    }
+
+    /// What became of the traffic of each class, over all connections of this end: what was sent and dropped, and how much
+    /// missed its deadline.
+    #[must_use]
+    pub fn classes(&self) -> &Classes {
+        &self.shared.classes
+    }
+
+    /// Opens a stream of a class as soon as the peer allows one more.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn open(&mut self, class: &str) -> Result<Stream, connection::Error> {
+        let stream = self.handle.open_bidirectional_stream().await?;
+        Ok(Stream::new(&self.shared, stream, self.terms(class)))
+    }
+
+    /// Returns the next stream that the peer opens, in the default class; `None` once the peer has closed the connection.
+    ///
+    /// # Errors
+    /// The connection has ended otherwise.
+    pub async fn accept(&mut self) -> Result<Option<Stream>, connection::Error> {
+        let stream = self.streams.accept_bidirectional_stream().await?;
+        Ok(stream.map(|stream| Stream::new(&self.shared, stream, self.shared.hub.terms().clone())))
+    }
+
+    /// Closes the connection, with all its streams, for a reason of the application's.
+    pub fn close(&self, code: u32) {
+        self.handle.close(code.into());
+    }
+}
+
+/// A stream in both directions, and the datagrams that belong to it.
+pub struct Stream {
+    /// What leaves.
+    pub send: Sending,
+    /// What arrives.
+    pub receive: ReceiveStream,
+    /// Its datagrams; `None` on streams that the server opened (RFC 9297 §2.1 numbers those of the client).
+    pub datagrams: Option<StreamDatagrams>,
+}
+
+impl Stream {
+    fn new(shared: &Arc<Shared>, stream: BidirectionalStream, terms: Terms) -> Self {
+        let (id, (receive, send)) = (stream.id(), stream.split());
+        let is_clients = id % 2 == 0;
+        let datagrams = is_clients.then(|| {
+            let flow = shared.hub.open(id);
+            flow.admit();
+            flow.set_terms(terms.clone());
+            StreamDatagrams { flow, arrived: Segments::new(0) }
+        });
+        let stream = shared.dispatcher.attach(send, terms.clone());
+        Self { send: Sending { shared: shared.clone(), stream, terms, begun_ns: None }, receive, datagrams }
+    }
+
+    /// Changes the terms of the stream and of its datagrams, at once.
+    pub fn set_terms(&mut self, terms: &Terms) {
+        self.send.set_terms(terms.clone());
+        if let Some(datagrams) = &self.datagrams {
+            datagrams.set_terms(terms.clone());
+        }
+    }
+}
+
+/// The sending half of a stream. Dropped before it was finished, it is reset.
+pub struct Sending {
+    shared: Arc<Shared>,
+    stream: dispatch::SendStream,
+    terms: Terms,
+    begun_ns: Option<u64>,
+}
+
+impl Sending {
+    /// Queues bytes as soon as there is room; they leave when it is the stream's turn.
+    ///
+    /// # Errors
+    /// The stream has ended otherwise than by being finished.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), dispatch::Error> {
+        poll_fn(|cx| self.stream.poll_ready(cx)).await?;
+        self.begun_ns.get_or_insert_with(self.shared.hub.clock().now_ns);
+        self.stream.push(bytes);
+        Ok(())
+    }
+
+    /// Ends the stream properly: what is queued is sent, then its end.
+    pub fn finish(&mut self) {
+        self.stream.finish();
+    }
+
+    /// Ends the stream abruptly; what is queued is discarded.
+    ///
+    /// # Errors
+    /// The code is too large for QUIC (RFC 9000 §16).
+    pub fn reset(self, code: u64) -> Result<()> {
+        let code = s2n_quic::application::Error::new(code).map_err(|_| anyhow!("{code} is no code of QUIC"))?;
+        self.stream.reset(code);
+        Ok(())
+    }
+
+    /// Returns the terms on which it is served.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Changes the terms on which it is served, at once, for what waits as well. A deadline counts from the first byte.
+    pub fn set_terms(&mut self, terms: Terms) {
+        self.stream.set_terms(terms.clone());
+        self.terms = terms;
+    }
+
+    /// Waits until the peer has acknowledged all that was written; returns how long that took since the first byte, and
+    /// whether it was in time.
+    ///
+    /// # Errors
+    /// The stream has ended otherwise than by being finished.
+    pub async fn delivered(&mut self) -> Result<Delivery, dispatch::Error> {
+        poll_fn(|cx| self.stream.poll_acknowledged(cx)).await?;
+        let now_ns = (self.shared.hub.clock().now_ns)();
+        let took = Duration::from_nanos(now_ns.saturating_sub(self.begun_ns.unwrap_or(now_ns)));
+        Ok(Delivery { took, deadline: self.terms.deadline_ns.map(Duration::from_nanos) })
+    }
+}
+
+/// What became of the bytes of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// From the first byte that was queued to the acknowledgement of the last.
+    pub took: Duration,
+    /// Within which time that should have been.
+    pub deadline: Option<Duration>,
+}
+
+impl Delivery {
+    /// Whether the deadline was met; what has none meets it.
+    #[must_use]
+    pub fn is_in_time(&self) -> bool {
+        self.deadline.is_none_or(|deadline| self.took <= deadline)
+    }
+}
+
+/// Datagrams of one stream: they take turns with all streams and other datagrams of the connection. Dropping this discards
+/// what waits in both directions.
+pub struct StreamDatagrams {
+    flow: Flow,
+    arrived: Segments,
+}
+
+impl StreamDatagrams {
+    /// Queues a copy of a datagram, with an arrival of now: its deadline counts from here. What exceeds a bound, or cannot
+    /// be carried by a packet, is dropped and counted in its class.
+    pub fn send(&self, datagram: &[u8]) {
+        self.flow.batch().push(datagram);
+    }
+
+    /// Returns the next datagram that arrived.
+    ///
+    /// # Errors
+    /// The peer sent something that is no datagram of a stream (RFC 9297 §2.1).
+    pub async fn receive(&mut self) -> Result<Bytes, TunnelError> {
+        while self.arrived.is_empty() {
+            poll_fn(|cx| self.flow.poll_recv(cx, &mut self.arrived)).await?;
+        }
+        let datagram = self.arrived.front().map(Bytes::copy_from_slice).unwrap_or_default();
+        self.arrived.pop();
+        Ok(datagram)
+    }
+
+    /// Changes the terms on which datagrams are served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        self.flow.set_terms(terms);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+use super::*;
+
+const POLICY: &str =
+    "[schedule]\ndiscipline = \"edf\"\n[class.calm]\ndeadline_ms = 60000\n[class.hasty]\ndeadline_ms = 1\n";
+
+fn settings(protocol: &[u8]) -> Settings {
+    Settings { policy: Policy::from_toml(POLICY).unwrap(), ..Settings::new(protocol) }
+}
+
+/// A server that echoes streams and datagrams, and whom to trust for it.
+fn echo(name: &str) -> (SocketAddr, Trust) {
+    let folder = std::env::temp_dir().join(format!("quic-application-{}-{name}", std::process::id()));
+    let identity = tls::development_identity(&folder).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let trust = Trust::Pinned(tls::fingerprint(&identity.chain[0]));
+    let mut listener = Listener::bind(([127, 0, 0, 1], 0).into(), identity, &settings(b"echo")).unwrap();
+    let address = listener.local_address().unwrap();
+    tokio::spawn(async move {
+        while let Some(mut connection) = listener.accept().await {
+            while let Ok(Some(Stream { mut send, mut receive, datagrams })) = connection.accept().await {
+                tokio::spawn(async move {
+                    loop {
+                        match receive.receive().await {
+                            Ok(Some(chunk)) => send.send(chunk).await?,
+                            Ok(None) => break,
+                            Err(_) => return Ok(_ = send.reset(9)),
+                        }
+                    }
+                    send.finish();
+                    send.delivered().await.map(drop)
+                });
+                let mut datagrams = datagrams.unwrap();
+                tokio::spawn(async move {
+                    while let Ok(datagram) = datagrams.receive().await {
+                        datagrams.send(&datagram);
+                    }
+                });
+            }
+        }
+    });
+    (address, trust)
+}
+
+async fn echoed(stream: &mut Stream) -> usize {
+    let mut bytes = 0;
+    while let Some(chunk) = stream.receive.receive().await.unwrap() {
+        bytes += chunk.len();
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn a_stream_tells_whether_its_deadline_was_met() {
+    let (address, trust) = echo("deadlines");
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let mut connection = connector.connect(address, "localhost").await.unwrap();
+    for (class, is_in_time) in [("calm", true), ("hasty", false)] {
+        let mut stream = connection.open(class).await.unwrap();
+        stream.send.send(Bytes::from_static(&[7; 1_000])).await.unwrap();
+        // Whatever the machine does, this is longer than a millisecond.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        stream.send.send(Bytes::from_static(&[7; 100_000])).await.unwrap();
+        stream.send.finish();
+        let delivery = stream.send.delivered().await.unwrap();
+        assert_eq!(
+            (delivery.is_in_time(), delivery.deadline),
+            (is_in_time, connection.terms(class).deadline_ns.map(Duration::from_nanos)),
+            "{class}"
+        );
+        assert_eq!(echoed(&mut stream).await, 101_000);
+    }
+    assert!(connection.classes().get("hasty").unwrap().counters.sent_bytes.get() >= 101_000);
+}
+
+#[tokio::test]
+async fn terms_and_discipline_change_while_a_connection_lives() {
+    let (address, trust) = echo("changes");
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let mut connection = connector.connect(address, "localhost").await.unwrap();
+    let mut stream = connection.open("calm").await.unwrap();
+    stream.send.send(Bytes::from_static(&[1; 200_000])).await.unwrap();
+    connection.set_discipline(Discipline::Wfq);
+    let mut terms = connection.terms("hasty");
+    terms.service.weight = 40;
+    stream.set_terms(&terms);
+    assert_eq!((stream.send.terms().service.weight, stream.send.terms().class.policy().name.as_str()), (40, "hasty"));
+    stream.send.finish();
+    assert_eq!(echoed(&mut stream).await, 200_000);
+    let mut stream = connection.open("calm").await.unwrap();
+    stream.send.send(Bytes::from_static(b"never all of it")).await.unwrap();
+    stream.send.reset(7).unwrap();
+    // The echo resets its half for that.
+    while let Ok(chunk) = stream.receive.receive().await {
+        assert!(chunk.is_some(), "a stream that was reset does not end properly");
+    }
+}
+
+#[tokio::test]
+async fn datagrams_of_a_stream_come_back() {
+    let (address, trust) = echo("datagrams");
+    let connector = Connector::new(trust, None, &settings(b"echo")).unwrap();
+    let mut connection = connector.connect(address, "localhost").await.unwrap();
+    let mut stream = connection.open("calm").await.unwrap();
+    stream.send.send(Bytes::from_static(b"here")).await.unwrap();
+    let datagrams = stream.datagrams.as_mut().unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(20), async {
+        loop {
+            // The first ones may be there before the stream is.
+            datagrams.send(b"hello");
+            match tokio::time::timeout(Duration::from_millis(50), datagrams.receive()).await {
+                Ok(datagram) => break datagram.unwrap(),
+                Err(_) => continue,
+            }
+        }
+    });
+    assert_eq!(answer.await.unwrap(), "hello");
+}

@@ -1,0 +1,44 @@
+//! How much the programs log of their own events.
+
+use std::fmt::Display;
+
+/// The crates that log, as directives of `tracing` name them.
+const CRATES: [&str; 5] = ["edge", "paced", "pacing", "relay", "role"];
+
+/// Returns the directives that let events of this program's own crates through from a level on.
+#[must_use]
+pub fn directives(level: impl Display) -> String {
+    CRATES.map(|name| format!("{name}={level}")).join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Whether a file in a folder, or below it, logs.
+    fn logs(folder: &Path) -> bool {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).any(|path| {
+            let words = ["tracing::info!(", "tracing::warn!(", "tracing::error!(", "tracing::debug!(", "use tracing::"];
+            match path.is_dir() {
+                true => logs(&path),
+                false => fs::read_to_string(&path).is_ok_and(|text| words.iter().any(|word| text.contains(word))),
+            }
+        })
+    }
+
+    #[test]
+    fn no_crate_that_logs_is_left_out() {
+        let daemon = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(directives("info").split(',').count(), CRATES.len());
+        let crates = fs::read_dir(daemon).unwrap().map(|entry| entry.unwrap().path());
+        let mut logging: Vec<_> = crates
+            .filter(|path| path.join("src").is_dir() && logs(&path.join("src")))
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        logging.push("paced".to_owned());
+        logging.sort_unstable();
+        assert_eq!(logging, CRATES, "and no other");
+    }
+}
