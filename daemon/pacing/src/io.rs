@@ -5,8 +5,8 @@
 //! transport writes packets ─────┴→ queue: messages of at most a quantum → hold, if the device has no fq → sendmmsg
 //! ```
 //!
-//! Receiving is s2n-quic's own, from its parts. What the transport needs to know of time comes from [`clock`], whose
-//! times `fq` compares departures with.
+//! Receiving is s2n-quic's own, from its parts ([`receive`]). What the transport needs to know of time comes from
+//! [`monotonic`](super::monotonic), with whose times `fq` compares departures.
 
 use std::{
     io,
@@ -17,18 +17,10 @@ use std::{
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use s2n_quic_core::{
-    endpoint::Endpoint,
-    inet::SocketAddress,
-    io::event_loop::EventLoop,
-    path::{MaxMtu, mtu},
-    task::cooldown::Cooldown,
+    endpoint::Endpoint, inet::SocketAddress, io::event_loop::EventLoop, path::mtu, task::cooldown::Cooldown,
     time::ClockWithTimer as _,
 };
-use s2n_quic_platform::{
-    message::default::{Handle, Message as Received},
-    socket::{io::rx::Rx, ring, stats, task::Receiver},
-    syscall,
-};
+use s2n_quic_platform::{message::default::Handle, socket::stats, syscall};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -38,6 +30,7 @@ pub mod distribution;
 pub mod message;
 pub mod qdisc;
 pub mod queue;
+mod receive;
 pub mod recorder;
 
 use self::{
@@ -119,9 +112,6 @@ const MAX_SEGMENTS: usize = 64;
 /// Headers of IPv4 and UDP, the smallest in front of a packet.
 const HEADER_BYTES: u16 = 28;
 
-/// Memory for what arrives between two turns of the event loop, as in s2n-quic.
-const RECEIVE_BYTES: u32 = 8 << 20;
-
 /// The provider: one bound socket and how packets leave through it.
 #[derive(Debug)]
 pub struct Provider {
@@ -190,27 +180,13 @@ impl s2n_quic::provider::io::Provider for Provider {
             // The transport answers from the address that a packet came to, once it knows it.
             syscall::configure_pktinfo(&socket);
         }
-        let rx = receive(socket.try_clone()?, address, settings.max_mtu, reports)?;
+        let rx = receive::start(socket.try_clone()?, address, settings.max_mtu, reports)?;
         let outlet = KernelSocket { socket: socket.into(), full: None };
         let tx = Tx::new(outlet, forming, settings.devices, LoopClock::new()?.timer(), settings.counters);
         let cooldown = Cooldown::default();
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
         Ok(address)
     }
-}
-
-/// Starts to receive from `socket`, as s2n-quic's own provider does.
-fn receive(socket: Socket, address: SocketAddress, max_mtu: u16, stats: stats::Sender) -> io::Result<Rx<Received>> {
-    // One read may bring as many packets of one sender as fit.
-    let room = if syscall::configure_gro(&socket) { u16::MAX } else { max_mtu };
-    syscall::configure_tos(&socket);
-    let entries = (RECEIVE_BYTES / u32::from(room)).next_power_of_two();
-    let (producer, consumer) = ring::pair(entries, u32::from(room));
-    let receiver =
-        Receiver::new(producer, register(socket.into(), Interest::READABLE)?, None, Cooldown::default(), stats);
-    tokio::spawn(receiver);
-    let room = MaxMtu::try_from(room).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(Rx::new(vec![consumer], room, address.into()))
 }
 
 fn register(socket: UdpSocket, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
