@@ -20,7 +20,7 @@ pub async fn toward(server: SocketAddr) -> io::Result<SocketAddr> {
     far.connect(server).await?;
     let (near, far) = (Arc::new(near), Arc::new(far));
     tokio::spawn(async move {
-        // The client is whoever sends first.
+        // The first datagram tells the address of the client.
         near.peek_from(&mut [0])
             .await
             .and_then(|(_, client)| socket2::SockRef::from(&*near).connect(&client.into()))?;
