@@ -5,12 +5,11 @@
 
 use std::{
     io::{self, IoSliceMut},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -26,10 +25,7 @@ use quic::{
     segments::Segments,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use role::{
-    traffic::Traffic,
-    tunnel::{Batch, Ended, UdpTunnel},
-};
+use role::{traffic::Traffic, tunnel::Ended};
 use tokio::{
     io::Interest,
     net::UdpSocket,
@@ -39,6 +35,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use self::source::Source;
 use super::{
     Counters,
     backoff::{Backoff, random},
@@ -50,12 +47,10 @@ use super::{
 };
 use crate::client::{OpenError, Opened, endpoint::ANSWER_TIMEOUT};
 
+mod source;
+
 /// How many senders one local address serves at once: as many as have a place on one connection to the relay.
 const MAX_SOURCES: usize = places::MOST;
-
-/// The most payloads of a sender that count as questions, each of which has one answer: a resolver asks for the IPv4 and
-/// the IPv6 addresses of a name from one port, and may ask again.
-const QUESTIONS: u32 = 4;
 
 /// How long the relay's stream credit may take to come (one round trip, if tunnels are being closed), and how often a
 /// sender without a place looks for one.
@@ -64,9 +59,6 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// How often a relay may say that it allows no more tunnels before a sender gives up: once for each connection, and once
 /// more after others have made room.
 const LIMIT_TRIES: usize = CONNECTIONS + 1;
-
-/// What a sender may have waiting while its tunnel is opened, in bytes: several flights of an inner QUIC handshake.
-const WAITING_BYTES: usize = 64 * 1024;
 
 /// What may come out of a tunnel in one go, in bytes.
 const DOWNLINK_BYTES: usize = 256 * 1024;
@@ -124,40 +116,6 @@ struct Shared {
 struct Handle {
     source: Arc<Source>,
     task: AbortHandle,
-}
-
-/// One local sender.
-struct Source {
-    address: SocketAddr,
-    /// The address it sent to, which answers come from.
-    local_ip: Option<IpAddr>,
-    stage: Mutex<Stage>,
-    /// Payloads that came from it, and payloads that came back for it.
-    sent: AtomicU32,
-    received: AtomicU32,
-}
-
-enum Stage {
-    /// The tunnel is not open yet.
-    Waiting(Segments),
-    /// It is.
-    Open(Box<Open>),
-    /// It has been.
-    Closed,
-}
-
-/// An open tunnel.
-struct Open {
-    tunnel: UdpTunnel,
-    link: Link,
-    /// The task that serves it.
-    task: Waker,
-    /// The class on whose terms its payloads leave.
-    class: Arc<Class>,
-    /// Whether anything came back from the target.
-    answered: bool,
-    /// What went through it.
-    traffic: Arc<Traffic>,
 }
 
 /// Why a sender's tunnel is no more.
@@ -301,7 +259,12 @@ impl Local {
                 },
             };
             for (slice, meta) in slices.iter().zip(&meta).take(messages) {
-                self.source(meta, now).push(&self.shared, &slice[..meta.len], meta.stride);
+                let message = &slice[..meta.len];
+                if !self.source(meta, now).push(&self.shared, message, meta.stride) {
+                    // Its tunnel has ended, and its task was not heard of yet: a new one carries the message.
+                    self.sources.remove(meta.addr, |_| true);
+                    self.source(meta, now).push(&self.shared, message, meta.stride);
+                }
             }
             if messages < MESSAGES {
                 break;
@@ -352,121 +315,10 @@ impl Handle {
     /// Ends a sender's tunnel properly.
     fn close(self, shared: &Shared) {
         self.task.abort();
-        match std::mem::replace(&mut *self.source.stage.lock(), Stage::Closed) {
-            Stage::Open(open) => open.tunnel.finish(),
-            Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
-            Stage::Closed => {}
+        if let Some(open) = self.source.leave(shared) {
+            open.tunnel.finish();
         }
     }
-}
-
-impl Source {
-    fn new(address: SocketAddr, local_ip: Option<IpAddr>) -> Self {
-        let stage = Mutex::new(Stage::Waiting(Segments::new(WAITING_BYTES)));
-        Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
-    }
-
-    fn is_open(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::Open(_))
-    }
-
-    /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
-    fn is_answered(&self) -> bool {
-        let sent = self.sent.load(Relaxed);
-        (1..=QUESTIONS).contains(&sent) && self.received.load(Relaxed) >= sent
-    }
-
-    /// Takes a message from the sender: payloads of `stride` bytes each, of which the last may be shorter.
-    fn push(&self, shared: &Shared, message: &[u8], stride: usize) {
-        let counters = &shared.counters;
-        count(&self.sent, payloads(message, stride).count());
-        match &mut *self.stage.lock() {
-            Stage::Closed => {}
-            Stage::Waiting(queue) => {
-                let dropped: usize = payloads(message, stride).map(|payload| queue.push(payload)).sum();
-                counters.dropped_waiting.inc_by(dropped as u64);
-            }
-            Stage::Open(open) => {
-                open.follow(shared);
-                let Open { tunnel, link, task, traffic, .. } = &mut **open;
-                let mut batch = tunnel.batch(link.form(shared.mode));
-                let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
-                counters.packets_up.inc_by(count as u64);
-                traffic.add_up(message.len() as u64, count as u64);
-                counters.bytes_up.inc_by(message.len() as u64);
-                // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
-                if matches!(batch, Batch::Capsules(..)) {
-                    task.wake_by_ref();
-                }
-            }
-        }
-    }
-
-    /// Puts a tunnel in place, and what has waited for it into the tunnel.
-    fn open(&self, shared: &Shared, mut tunnel: UdpTunnel, link: Link, (class, traffic): (Arc<Class>, Arc<Traffic>)) {
-        let mut stage = self.stage.lock();
-        let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
-        let mut batch = tunnel.batch(link.form(shared.mode));
-        queue.iter().for_each(|payload| batch.push(payload));
-        shared.counters.packets_up.inc_by(queue.len() as u64);
-        traffic.add_up(queue.bytes() as u64, queue.len() as u64);
-        shared.counters.bytes_up.inc_by(queue.bytes() as u64);
-        drop(batch);
-        *stage =
-            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
-    }
-
-    /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
-    fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
-        let mut stage = self.stage.lock();
-        let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
-        let Open { tunnel, task, answered, traffic, .. } = &mut **open;
-        task.clone_from(cx.waker());
-        for _ in 0..ROUNDS {
-            match tunnel.poll_recv(cx, downlink) {
-                Poll::Ready(Ok(true)) => {
-                    if !std::mem::replace(answered, true) {
-                        // There is a target, so refusals before it say nothing any more.
-                        shared.backoff.lock().succeeded();
-                    }
-                    shared.send(downlink, self, traffic);
-                }
-                Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
-                Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
-                Poll::Pending => {
-                    return match tunnel.poll_stopped(cx) {
-                        Err(error) => Poll::Ready(error.into()),
-                        Ok(()) => Poll::Pending,
-                    };
-                }
-            }
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-}
-
-impl Open {
-    /// Makes payloads leave on the terms of the class that they are of by now.
-    fn follow(&mut self, shared: &Shared) {
-        if shared.membership.update(&mut self.class).is_some() {
-            self.tunnel.set_terms(&self.class.terms(None));
-            if let Some(signal) = shared.signal(&self.class) {
-                self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
-            }
-        }
-    }
-}
-
-/// Adds to a number that need not be exact once it is large.
-fn count(number: &AtomicU32, more: usize) {
-    // Only one task writes each.
-    number.store(number.load(Relaxed).saturating_add(u32::try_from(more).unwrap_or(u32::MAX)), Relaxed);
-}
-
-/// Walks the payloads of a message; an empty message is an empty payload.
-fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
-    message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
 }
 
 impl Shared {
@@ -497,7 +349,7 @@ impl Shared {
             counter.inc_by(count as u64);
             traffic.add_down(bytes, count as u64);
             self.counters.bytes_down.inc_by(bytes);
-            self::count(&to.received, count);
+            to.note_received(count);
             (0..count).for_each(|_| _ = downlink.pop());
         }
     }
@@ -595,7 +447,7 @@ impl Shared {
 /// Serves one sender; returns its address and its source once its tunnel has ended.
 async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
     let end = shared.carry(&source).await;
-    *source.stage.lock() = Stage::Closed;
+    drop(source.leave(&shared));
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if matches!(end, End::Refused(_) | End::NoAnswer | End::NoDatagrams(_) | End::AtOnce(_)) {

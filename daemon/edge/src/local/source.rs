@@ -1,0 +1,259 @@
+//! One sender to a local address: what it has waiting, and its tunnel.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use parking_lot::Mutex;
+use quic::{class::Class, segments::Segments};
+use role::{
+    traffic::Traffic,
+    tunnel::{Batch, UdpTunnel},
+};
+
+use super::{End, ROUNDS, Shared};
+use crate::link::Link;
+
+/// The most payloads of a sender that count as questions, each of which has one answer: a resolver asks for the IPv4 and
+/// the IPv6 addresses of a name from one port, and may ask again.
+const QUESTIONS: u32 = 4;
+
+/// What a sender may have waiting while its tunnel is opened, in bytes: several flights of an inner QUIC handshake.
+const WAITING_BYTES: usize = 64 * 1024;
+
+/// One local sender.
+pub(super) struct Source {
+    /// Where it is.
+    pub(super) address: SocketAddr,
+    /// The address it sent to, which answers come from.
+    pub(super) local_ip: Option<IpAddr>,
+    stage: Mutex<Stage>,
+    /// Payloads that came from it, and payloads that came back for it.
+    sent: AtomicU32,
+    received: AtomicU32,
+}
+
+enum Stage {
+    /// The tunnel is not open yet.
+    Waiting(Segments),
+    /// It is.
+    Open(Box<Open>),
+    /// It has been.
+    Closed,
+}
+
+/// An open tunnel.
+pub(super) struct Open {
+    /// Its end of the request.
+    pub(super) tunnel: UdpTunnel,
+    link: Link,
+    /// The task that serves it.
+    task: Waker,
+    /// The class on whose terms its payloads leave.
+    class: Arc<Class>,
+    /// Whether anything came back from the target.
+    answered: bool,
+    /// What went through it.
+    traffic: Arc<Traffic>,
+}
+
+impl Source {
+    pub(super) fn new(address: SocketAddr, local_ip: Option<IpAddr>) -> Self {
+        let stage = Mutex::new(Stage::Waiting(Segments::new(WAITING_BYTES)));
+        Self { address, local_ip, stage, sent: AtomicU32::new(0), received: AtomicU32::new(0) }
+    }
+
+    /// Whether its tunnel is open.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Open(_))
+    }
+
+    /// Whether it sent a few payloads and got as many back: most likely it has what it wanted.
+    pub(super) fn is_answered(&self) -> bool {
+        let sent = self.sent.load(Relaxed);
+        (1..=QUESTIONS).contains(&sent) && self.received.load(Relaxed) >= sent
+    }
+
+    /// Takes a message from the sender: payloads of `stride` bytes each, of which the last may be shorter. Returns whether
+    /// there is a tunnel for it, or will be.
+    pub(super) fn push(&self, shared: &Shared, message: &[u8], stride: usize) -> bool {
+        let counters = &shared.counters;
+        count(&self.sent, payloads(message, stride).count());
+        match &mut *self.stage.lock() {
+            Stage::Closed => return false,
+            Stage::Waiting(queue) => {
+                let dropped: usize = payloads(message, stride).map(|payload| queue.push(payload)).sum();
+                counters.dropped_waiting.inc_by(dropped as u64);
+            }
+            Stage::Open(open) => {
+                open.follow(shared);
+                let Open { tunnel, link, task, traffic, .. } = &mut **open;
+                let mut batch = tunnel.batch(link.form(shared.mode));
+                let count = payloads(message, stride).map(|payload| batch.push(payload)).count();
+                counters.packets_up.inc_by(count as u64);
+                traffic.add_up(message.len() as u64, count as u64);
+                counters.bytes_up.inc_by(message.len() as u64);
+                // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
+                if matches!(batch, Batch::Capsules(..)) {
+                    task.wake_by_ref();
+                }
+            }
+        }
+        true
+    }
+
+    /// Notes payloads that came back for it.
+    pub(super) fn note_received(&self, payloads: usize) {
+        count(&self.received, payloads);
+    }
+
+    /// Gives up its tunnel, which is returned if it is open. What waits for it is dropped and counted.
+    pub(super) fn leave(&self, shared: &Shared) -> Option<Box<Open>> {
+        match std::mem::replace(&mut *self.stage.lock(), Stage::Closed) {
+            Stage::Open(open) => return Some(open),
+            Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
+            Stage::Closed => {}
+        }
+        None
+    }
+
+    /// Puts a tunnel in place, and what has waited for it into the tunnel.
+    pub(super) fn open(
+        &self,
+        shared: &Shared,
+        mut tunnel: UdpTunnel,
+        link: Link,
+        (class, traffic): (Arc<Class>, Arc<Traffic>),
+    ) {
+        let mut stage = self.stage.lock();
+        let Stage::Waiting(queue) = &*stage else { return tunnel.finish() };
+        let mut batch = tunnel.batch(link.form(shared.mode));
+        queue.iter().for_each(|payload| batch.push(payload));
+        shared.counters.packets_up.inc_by(queue.len() as u64);
+        traffic.add_up(queue.bytes() as u64, queue.len() as u64);
+        shared.counters.bytes_up.inc_by(queue.bytes() as u64);
+        drop(batch);
+        *stage =
+            Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
+    }
+
+    /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
+    pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
+        let mut stage = self.stage.lock();
+        let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
+        let Open { tunnel, task, answered, traffic, .. } = &mut **open;
+        task.clone_from(cx.waker());
+        for _ in 0..ROUNDS {
+            match tunnel.poll_recv(cx, downlink) {
+                Poll::Ready(Ok(true)) => {
+                    if !std::mem::replace(answered, true) {
+                        // There is a target, so refusals before it say nothing any more.
+                        shared.backoff.lock().succeeded();
+                    }
+                    shared.send(downlink, self, traffic);
+                }
+                Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
+                Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
+                Poll::Pending => {
+                    return match tunnel.poll_stopped(cx) {
+                        Err(error) => Poll::Ready(error.into()),
+                        Ok(()) => Poll::Pending,
+                    };
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Open {
+    /// Makes payloads leave on the terms of the class that they are of by now.
+    fn follow(&mut self, shared: &Shared) {
+        if shared.membership.update(&mut self.class).is_some() {
+            self.tunnel.set_terms(&self.class.terms(None));
+            if let Some(signal) = shared.signal(&self.class) {
+                self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
+            }
+        }
+    }
+}
+
+/// Adds to a number that need not be exact once it is large.
+fn count(number: &AtomicU32, more: usize) {
+    // Only one task writes each.
+    number.store(number.load(Relaxed).saturating_add(u32::try_from(more).unwrap_or(u32::MAX)), Relaxed);
+}
+
+/// Walks the payloads of a message; an empty message is an empty payload.
+fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
+    message.is_empty().then_some(message).into_iter().chain(message.chunks(stride.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, time::Duration};
+
+    use config::forward::{Forward, Mode};
+    use masque::target::Target;
+    use quic::class::Membership;
+    use quinn_udp::RecvMeta;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{
+        Counters,
+        local::{Local, MESSAGE_BYTES, MESSAGES, bind},
+        uplink::Uplink,
+    };
+
+    /// A local address without a relay: tunnels wait for ever.
+    fn local(counters: &Arc<Counters>) -> Local {
+        let backoff = (Duration::from_secs(1), Duration::from_secs(60));
+        let forward = Forward {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            protocol: config::targets::Protocol::Udp,
+            uplink: config::uplink::Uplink {
+                relays: Vec::new(),
+                token_file: None,
+                client: None,
+                trust: config::uplink::Trust::System,
+                backoff,
+            },
+            target: Target::from_authority("192.0.2.1:9").unwrap(),
+            mode: Mode::Auto,
+            class: None,
+            idle: Duration::from_secs(60),
+            idle_answered: Duration::from_secs(60),
+            max_connections: 1,
+        };
+        let uplink = Uplink::new(Vec::new(), backoff, Arc::default());
+        Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
+        let counters = Arc::<Counters>::default();
+        let mut local = local(&counters);
+        let application = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut meta = RecvMeta::default();
+        meta.addr = application.local_addr().unwrap();
+        let ended = local.source(&meta, Instant::now());
+        assert!(ended.push(&local.shared, b"the first", 9));
+        // Its task ends here, and the address has not heard of that.
+        assert!(ended.leave(&local.shared).is_none());
+        assert_eq!(counters.dropped_waiting.get(), 1, "what waited is counted");
+        application.send_to(b"the second", local.address().unwrap()).unwrap();
+        local.shared.socket.readable().await.unwrap();
+        local.receive(&mut vec![0; MESSAGES * MESSAGE_BYTES]).unwrap();
+        let next = local.source(&meta, Instant::now());
+        assert!(!Arc::ptr_eq(&ended, &next));
+        assert!(matches!(&*next.stage.lock(), Stage::Waiting(queue) if queue.front() == Some(b"the second")));
+        assert_eq!(counters.dropped_waiting.get(), 1);
+    }
+}
