@@ -87,7 +87,7 @@ impl OpenedUdp {
     }
 }
 
-/// Why an application's connection leads nowhere.
+/// Why there is no tunnel for a sender or for an application's connection.
 #[derive(Debug, thiserror::Error)]
 pub enum NoConnection {
     /// There is no connection to the relay.
@@ -102,6 +102,9 @@ pub enum NoConnection {
     /// The relay did not say anything.
     #[error("the relay does not answer")]
     NoAnswer,
+    /// The peer is no relay.
+    #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
+    NoExtendedConnect,
     /// There are as many tunnels as the relay allows.
     #[error("the relay allows no more tunnels")]
     Crowded,
@@ -120,6 +123,7 @@ impl NoConnection {
             Self::Refused(Refused::Status { status: 401 | 407, .. }) => "credentials",
             Self::Refused(refused) => error_type(refused).map_or("refused", ErrorType::name),
             Self::NoAnswer => "no_answer",
+            Self::NoExtendedConnect => "no_extended_connect",
             Self::Crowded => "crowded",
             Self::NoDatagrams(_) => "no_datagrams",
         }
@@ -151,7 +155,8 @@ impl From<OpenError> for NoConnection {
         match error {
             OpenError::Http(error) => Self::Lost(error),
             OpenError::Refused(refused) => Self::Refused(refused),
-            OpenError::NoExtendedConnect | OpenError::NoAnswer => Self::NoAnswer,
+            OpenError::NoExtendedConnect => Self::NoExtendedConnect,
+            OpenError::NoAnswer => Self::NoAnswer,
         }
     }
 }

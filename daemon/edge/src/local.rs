@@ -21,7 +21,7 @@ use masque::{h3::Code, priority::Priority, target::Target};
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership},
-    h3::{self, Reserved},
+    h3::Reserved,
     segments::Segments,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
@@ -39,13 +39,14 @@ use self::source::Source;
 use super::{
     Counters,
     backoff::{Backoff, random},
-    link::{Link, NoDatagrams},
+    connect::NoConnection,
+    link::Link,
     notice::Notice,
     places,
     sources::Sources,
     uplink::{CONNECTIONS, Uplink},
 };
-use crate::client::{OpenError, Opened, endpoint::ANSWER_TIMEOUT};
+use crate::client::{Opened, endpoint::ANSWER_TIMEOUT};
 
 mod source;
 
@@ -121,24 +122,9 @@ struct Handle {
 /// Why a sender's tunnel is no more.
 #[derive(Debug, thiserror::Error)]
 enum End {
-    /// There is no connection to the relay, which the uplink has said already.
-    #[error("no connection to the relay")]
-    NoLink,
-    /// The connection, or the request, was lost before there was an answer.
+    /// It was never opened.
     #[error(transparent)]
-    Lost(h3::Error),
-    /// The relay did not open it.
-    #[error(transparent)]
-    Refused(OpenError),
-    /// The relay did not say whether it opens it.
-    #[error("the relay does not answer")]
-    NoAnswer,
-    /// There are as many tunnels as the relay allows.
-    #[error("the relay allows no more tunnels")]
-    Crowded,
-    /// The configuration asks for what the relay does not offer.
-    #[error(transparent)]
-    NoDatagrams(#[from] NoDatagrams),
+    Unopened(#[from] NoConnection),
     /// The relay ended it properly.
     #[error("the relay closed it")]
     Finished,
@@ -148,6 +134,19 @@ enum End {
     /// It ended hardly after it was opened, which is as good as a refusal: a target that is not there, for example.
     #[error("it ended as soon as it was open: {0}")]
     AtOnce(Box<End>),
+}
+
+impl End {
+    /// Whether the next attempt would fare no better. A lost connection, or one that is full, is the uplink's to mend.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::Unopened(error) => {
+                !matches!(error, NoConnection::NoLink(_) | NoConnection::Lost(_) | NoConnection::Crowded)
+            }
+            Self::AtOnce(_) => true,
+            Self::Finished | Self::Failed(_) => false,
+        }
+    }
 }
 
 /// Binds a local address.
@@ -355,7 +354,7 @@ impl Shared {
     }
 
     /// Finds a place on a connection, and a stream there. If there is none, another sender has to leave.
-    async fn place(&self) -> Result<(Link, Reserved), End> {
+    async fn place(&self) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
             if self.uplink.is_full() {
@@ -367,10 +366,10 @@ impl Shared {
                 }
             }
             let Ok(link) = timeout(PATIENCE, self.uplink.link()).await else { continue };
-            let link = link.map_err(|_| End::NoLink)?;
+            let link = link.map_err(NoConnection::NoLink)?;
             let reserved = timeout(PATIENCE, link.relay.reserve()).await;
             match reserved {
-                Ok(reserved) => return Ok((link, reserved.map_err(End::Lost)?)),
+                Ok(reserved) => return Ok((link, reserved.map_err(NoConnection::Lost)?)),
                 Err(_) => {
                     self.counters.credit_waits.inc();
                     self.say("the relay gives no credit for a further request on this connection");
@@ -381,7 +380,7 @@ impl Shared {
     }
 
     /// Asks the relay for a tunnel of the class.
-    async fn open(&self, class: &Class) -> Result<(Link, Opened), End> {
+    async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
         let signal = self.signal(class);
         for _ in 0..LIMIT_TRIES {
             let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place()).await else { break };
@@ -390,18 +389,17 @@ impl Shared {
             let answer = timeout(ANSWER_TIMEOUT, opening).await;
             match answer {
                 Ok(Ok(opened)) => return Ok((link, opened)),
-                Ok(Err(OpenError::Http(error))) => return Err(End::Lost(error)),
                 Ok(Err(error)) if error.is_limit() => {
                     self.counters.limit_refusals.inc();
                     self.say("the relay allows no more tunnels");
                     link.limit();
                 }
-                Ok(Err(error)) => return Err(End::Refused(error)),
-                Err(_) => return Err(End::NoAnswer),
+                Ok(Err(error)) => return Err(error.into()),
+                Err(_) => return Err(NoConnection::NoAnswer),
             }
         }
         self.counters.tunnels_crowded_out.inc();
-        Err(End::Crowded)
+        Err(NoConnection::Crowded)
     }
 
     /// Warns of a limit that was reached, not too often.
@@ -418,11 +416,11 @@ impl Shared {
         let class = self.membership.get();
         let (link, opened) = match self.open(&class).await {
             Ok(opened) => opened,
-            Err(end) => return end,
+            Err(error) => return error.into(),
         };
         if let Err(error) = link.allows(self.mode) {
             opened.tunnel.reset(Code::RequestCancelled);
-            return error.into();
+            return NoConnection::from(error).into();
         }
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
@@ -450,7 +448,7 @@ async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Sou
     drop(source.leave(&shared));
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
-    if matches!(end, End::Refused(_) | End::NoAnswer | End::NoDatagrams(_) | End::AtOnce(_)) {
+    if end.is_refusal() {
         shared.counters.tunnels_refused.inc();
         if let Some(wait) = shared.backoff.lock().failed(Instant::now(), random()) {
             info!(%target, "no tunnel: {end}; next attempt in {wait:.1?} at the earliest");

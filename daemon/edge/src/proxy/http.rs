@@ -89,7 +89,9 @@ impl Answer {
             NoConnection::Lost(_) => own(502, ErrorType::ConnectionTerminated, "the connection to the relay was lost"),
             NoConnection::NoAnswer => own(504, ErrorType::HttpResponseTimeout, "the relay does not answer"),
             NoConnection::Crowded => own(503, ErrorType::ConnectionLimitReached, "the relay allows no more tunnels"),
-            NoConnection::Refused(Refused::Malformed) | NoConnection::NoDatagrams(_) => {
+            NoConnection::Refused(Refused::Malformed)
+            | NoConnection::NoDatagrams(_)
+            | NoConnection::NoExtendedConnect => {
                 own(502, ErrorType::HttpProtocolError, "the relay's answer opens no connection")
             }
             // Whom the relay does not know is not this client, but this proxy.
