@@ -3,23 +3,21 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, bail};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, aws_lc_rs},
     server::{ClientCertVerifierBuilder, NoServerSessionStorage, WebPkiClientVerifier},
 };
-use rustls_pki_types::{
-    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject,
-};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem::PemObject};
 use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+
+use self::trust::Verifier;
+pub use self::trust::{Refusals, Refused, Trust};
+
+mod trust;
 
 /// The only application protocol spoken over QUIC (RFC 9114 §3.1).
 const H3: &[u8] = b"h3";
@@ -256,37 +254,6 @@ impl tls::Provider for ServerTls {
     }
 }
 
-/// How a client decides whether to trust a relay.
-#[derive(Clone, Debug)]
-pub enum Trust {
-    /// The system's certificate authorities.
-    System,
-    /// These authorities only.
-    Authorities(Vec<CertificateDer<'static>>),
-    /// Exactly the certificate with this SHA-256 fingerprint, whatever its name or dates say.
-    Pinned([u8; 32]),
-}
-
-impl Trust {
-    fn verifier(self) -> Result<Arc<dyn ServerCertVerifier>> {
-        Ok(match self {
-            Self::System => {
-                let found = rustls_native_certs::load_native_certs();
-                let mut store = RootCertStore::empty();
-                store.add_parsable_certificates(found.certs);
-                if store.is_empty() {
-                    bail!(
-                        "the system has no certificate authorities: install ca-certificates, or name a `ca` file or a fingerprint"
-                    );
-                }
-                server_verifier(store)?
-            }
-            Self::Authorities(authorities) => server_verifier(roots(authorities)?)?,
-            Self::Pinned(fingerprint) => Arc::new(Pin { fingerprint, provider: provider() }),
-        })
-    }
-}
-
 /// Builds the TLS configuration of a client, with a certificate of its own if the relay asks for one.
 ///
 /// # Errors
@@ -300,7 +267,7 @@ pub fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic
 /// # Errors
 /// As [`client`].
 pub fn client_for(protocol: &[u8], trust: Trust, identity: Option<ClientIdentity>) -> Result<s2n_quic_rustls::Client> {
-    Ok(Arc::new(client_config(trust.verifier()?, identity, protocol)?).into())
+    Ok(Arc::new(client_config(Verifier::new(trust)?, identity, protocol)?).into())
 }
 
 /// As [`client`]; `refusals` learns which certificate was not trusted, and why, which the transport does not tell.
@@ -312,8 +279,7 @@ pub fn client_reporting(
     identity: Option<ClientIdentity>,
     refusals: Refusals,
 ) -> Result<s2n_quic_rustls::Client> {
-    let verifier = Arc::new(Witness { verifier: trust.verifier()?, refusals });
-    Ok(Arc::new(client_config(verifier, identity, H3)?).into())
+    Ok(Arc::new(client_config(Verifier::new(trust)?.reporting(refusals), identity, H3)?).into())
 }
 
 /// Builds the TLS configuration of a client of HTTP/2 over TCP.
@@ -321,19 +287,15 @@ pub fn client_reporting(
 /// # Errors
 /// As [`client`].
 pub fn client_http2(trust: Trust, identity: ClientIdentity) -> Result<Arc<ClientConfig>> {
-    client_config(trust.verifier()?, Some(identity), H2).map(Arc::new)
+    client_config(Verifier::new(trust)?, Some(identity), H2).map(Arc::new)
 }
 
-fn client_config(
-    verifier: Arc<dyn ServerCertVerifier>,
-    identity: Option<ClientIdentity>,
-    protocol: &[u8],
-) -> Result<ClientConfig> {
+fn client_config(verifier: Verifier, identity: Option<ClientIdentity>, protocol: &[u8]) -> Result<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .context("TLS 1.3 is not available")?
         .dangerous()
-        .with_custom_certificate_verifier(verifier);
+        .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match identity {
         None => builder.with_no_client_auth(),
         Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(unfit)?,
@@ -344,129 +306,6 @@ fn client_config(
 
 /// A client's certificate chain, its own first, and the key to that.
 pub type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-/// The certificate of a server that was not trusted last. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Refusals(Arc<Mutex<Option<Refused>>>);
-
-/// A certificate that was not trusted.
-#[derive(Clone, Debug)]
-pub struct Refused {
-    /// Its SHA-256.
-    pub fingerprint: [u8; 32],
-    /// What is wrong with it.
-    pub reason: rustls::Error,
-}
-
-impl Refusals {
-    /// Takes what was noted last.
-    #[must_use]
-    pub fn take(&self) -> Option<Refused> {
-        self.0.lock().take()
-    }
-}
-
-fn server_verifier(store: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>> {
-    let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider());
-    Ok(builder.build().context("failed to use the certificate authorities")?)
-}
-
-/// Leaves every verdict to `verifier`, and notes the certificates that it refuses.
-#[derive(Debug)]
-struct Witness {
-    verifier: Arc<dyn ServerCertVerifier>,
-    refusals: Refusals,
-}
-
-impl ServerCertVerifier for Witness {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        self.verifier.verify_server_cert(end_entity, intermediates, name, ocsp_response, now).inspect_err(|reason| {
-            let refused = Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() };
-            *self.refusals.0.lock() = Some(refused);
-        })
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
-}
-
-/// Accepts one certificate by its fingerprint; the handshake still proves that the peer holds its key.
-#[derive(Debug)]
-struct Pin {
-    fingerprint: [u8; 32],
-    provider: Arc<CryptoProvider>,
-}
-
-/// Another certificate than the one that is believed.
-#[derive(Debug, thiserror::Error)]
-#[error("it is not the one that is pinned")]
-struct NotPinned;
-
-impl ServerCertVerifier for Pin {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if bool::from(fingerprint(end_entity).ct_eq(&self.fingerprint)) {
-            Ok(ServerCertVerified::assertion())
-        } else {
-            let reason = rustls::OtherError(Arc::new(NotPinned));
-            Err(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)))
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
 
 /// A self-signed certificate for development, kept in a folder so that its fingerprint stays the same.
 ///

@@ -7,6 +7,7 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 use rustls::{ClientConnection, HandshakeKind, ServerConnection, time_provider::TimeProvider};
+use rustls_pki_types::UnixTime;
 
 use super::*;
 
