@@ -92,9 +92,10 @@ impl Default for Pacing {
 
 impl Default for Transport {
     fn default() -> Self {
+        let config::Transport { initial_mtu, max_mtu, .. } = config::Transport::default();
         Self {
-            initial_mtu: 1_400,
-            max_mtu: 1_500,
+            initial_mtu,
+            max_mtu,
             congestion: Congestion::Cubic,
             idle_timeout: Duration::from_secs(30),
             keep_alive: None,
