@@ -7,7 +7,7 @@ use config::kernel::Kernel;
 use tokio::{runtime, task::AbortHandle};
 
 pub use self::{
-    in_force::{InForce, Parts},
+    in_force::{InForce, OnDevices},
     tables::Tables,
 };
 use self::{

@@ -136,8 +136,25 @@ pub struct Accepted {
     pub confirm_by: Option<SystemTime>,
 }
 
-/// Puts a policy in force everywhere, or says why nothing of it is.
-pub type Enforce = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
+/// Puts a policy in force in the kernel: all of it, or, after an error, nothing.
+pub type Publish = Box<dyn FnMut(&Policy) -> Result<(), String> + Send>;
+
+/// What puts a policy in force.
+pub struct Enforce {
+    /// In the kernel, which may refuse it.
+    pub kernel: Publish,
+    /// In the roles, which take any that is valid.
+    pub roles: Box<dyn FnMut(&Policy) + Send>,
+}
+
+impl Enforce {
+    /// Puts a policy in force everywhere, or says why nothing of it is.
+    fn put(&mut self, policy: &Policy) -> Result<(), String> {
+        (self.kernel)(policy)?;
+        (self.roles)(policy);
+        Ok(())
+    }
+}
 
 /// What is in force, and for how long.
 #[derive(Clone, Debug)]
@@ -193,11 +210,14 @@ fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
 }
 
 impl Policies {
-    /// Takes charge of the policy of a configuration, which is in force already; of the text that was `saved`, if it was.
-    /// `enforce` replaces it; forwards with a class need theirs.
+    /// Puts the policy of a configuration in force by `enforce`, as the first revision: of the text that was `saved`, if it
+    /// was. If the kernel refuses it, which is logged, no class has terms there, and the roles go by it all the same: there
+    /// is none to go back to. Forwards with a class need theirs in all that follow.
     #[must_use]
-    pub fn new(config: &config::Config, saved: Option<String>, enforce: Enforce) -> Arc<Self> {
+    pub fn new(config: &config::Config, saved: Option<String>, mut enforce: Enforce) -> Arc<Self> {
         let (policy, now) = (config.policy.clone(), SystemTime::now());
+        (enforce.kernel)(&policy).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error}"));
+        (enforce.roles)(&policy);
         let history = match &saved {
             Some(text) => History::new(policy, text.clone(), Origin::Saved, now),
             None => History::new(policy, config.policy.to_toml(), Origin::Files, now),
@@ -362,11 +382,12 @@ impl Policies {
     ) -> Result<Accepted, Refusal> {
         let staged = save.then(|| Staged::write(&self.saved_file, revision.text.as_bytes())).transpose();
         let staged = staged.map_err(|error| self.not_saved(&error))?;
-        (state.enforce)(&revision.policy).map_err(Refusal::Enforcement)?;
+        state.enforce.put(&revision.policy).map_err(Refusal::Enforcement)?;
         if let Some(staged) = staged {
             if let Err(error) = staged.replace() {
                 // It was in force a moment ago.
-                if let Err(back) = (state.enforce)(&state.history.current().policy.clone()) {
+                let former = state.history.current().policy.clone();
+                if let Err(back) = state.enforce.put(&former) {
                     tracing::error!("the former policy could not be put back in force: {back}");
                 }
                 return Err(self.not_saved(&error));

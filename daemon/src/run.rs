@@ -4,69 +4,50 @@
 //! scrapes and the control plane, where a pause costs no packet. A relay with several workers has a further thread for each but the first.
 
 use std::{
-    io::{self, Write as _},
-    net::UdpSocket,
-    os::unix::net::UnixListener,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
-    },
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
-use config::{Config, hash::hex, policy::Policy, relay::Listener};
+use config::Config;
 use edge::{Edge, EntranceClasses};
-use pacing::io::{device::Devices, qdisc};
-use quic::{
-    class::{Classes, Role},
-    connection_id::Secret,
-    datagrams::Schedules,
-    endpoint::Transport,
-    tls::{self, ServerTls},
-};
-use relay::{
-    Phase, Relay, Resources, Rules,
-    host_addresses::HostAddresses,
-    ledger::Ledger,
-    resolve::{Resolver, ResolverSettings},
-};
-use role::{
-    bind_error::BindError,
-    ready::{Stage, Verdict},
-};
+use quic::connection_id::Secret;
+use relay::Phase;
+use role::ready::Stage;
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, interval_at, timeout},
 };
 
+use self::{
+    relay_role::RelayRole,
+    start::{Launch, classes, without_missing_families},
+};
 use crate::{
     activation::Activation,
-    certificates::{self, Certificate, Nearness, Told},
-    configuration::{
-        self,
-        files::{self, Files},
-        identity,
-    },
+    certificates::{Certificate, Nearness, Told},
+    configuration::{self, files::Files},
     confinement::{self, Process},
-    control::{Control, Facts, Reload, doors::Doors},
-    echo,
+    control::{Control, Reload, doors::Doors},
     enforcement::Enforcement,
     log::{self, Log},
     metrics::{Metrics, Page},
     parts::Parts,
-    policy::{self, Policies},
+    policy::Policies,
     watchdog::Watchdog,
-    workers::{self, Endpoints, Sockets, Steering},
+    workers,
 };
 
+mod announce;
+mod relay_role;
 mod reload;
+mod start;
 
 /// Where the echo of development mode listens.
 pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
@@ -89,13 +70,6 @@ pub fn development(state_dir: &Path) -> Result<()> {
     start(Config::development(state_dir.to_owned()), None)
 }
 
-/// What the policy calls classes, for one role.
-fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes> {
-    let marks = parts.kernel.marks();
-    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
-    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
-}
-
 /// The secret of the state folder; where there can be none, one that ends with the process.
 fn secret(state_dir: &Path) -> Result<Secret> {
     Secret::keep_in(state_dir).or_else(|error| {
@@ -104,35 +78,7 @@ fn secret(state_dir: &Path) -> Result<Secret> {
     })
 }
 
-/// Returns the edge role without local addresses, and the classes of the addresses that it will have.
-fn prepare_edge(config: &Config, parts: &Arc<Parts>, devices: &Devices, control: &Handle) -> (Edge, EntranceClasses) {
-    let moved = watch::Sender::new(());
-    let moves = moved.subscribe();
-    control.spawn(edge::moves::follow(moved));
-    let transport = Transport::from(&config.transport).leaving_by(devices, &parts.io);
-    let (schedules, counted) = (Schedules::default(), parts.clone());
-    let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
-    let entrance_classes = EntranceClasses::new(config.policy.clone(), schedules.clone(), make);
-    (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
-}
-
-/// Leaves out listeners whose address family this machine does not have, as IPv6 in many containers: development mode asks
-/// for both, and nobody wrote that it should.
-fn without_missing_families(mut config: Config) -> Config {
-    if let Some(relay) = &mut config.relay {
-        relay.listeners.retain(|listener| {
-            let is_missing = UdpSocket::bind((listener.address.ip(), 0)).is_err_and(|error| {
-                matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
-            });
-            if is_missing {
-                tracing::warn!(address = %listener.address, "this machine has no such address, development mode does without");
-            }
-            !is_missing
-        });
-    }
-    config
-}
-
+/// Takes what needs the rights of the process, gives these up, makes the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
     let config = if file.is_none() { without_missing_families(config) } else { config };
@@ -167,21 +113,33 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let access = parts.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());
-    let outcome = data.block_on(Daemon::serve(config, file, control.handle(), log, parts, places, door));
+    let (file, runtime) = (file.map(Path::to_owned), control.handle().clone());
+    let outcome = data.block_on(serve(Launch { config, file, log, parts, places, door, runtime }));
     access.finish(Duration::from_secs(1));
     control.shutdown_timeout(Duration::from_secs(1));
     outcome
+}
+
+/// Starts, serves until a signal or a fault, and ends.
+async fn serve(launch: Launch) -> Result<()> {
+    // Signals that arrive from here on are kept, not obeyed by dying.
+    let mut signals = Signals::listen()?;
+    let (mut daemon, mut open, mut wishes) = Daemon::start(launch).await?;
+    daemon.keep_serving(&mut open, &mut wishes, &mut signals).await?;
+    notify(&[NotifyState::Stopping]);
+    daemon.end(signals).await;
+    Ok(())
 }
 
 /// What has to be kept at hand while the daemon runs.
 struct Daemon {
     /// What is in force, but for the policy.
     config: Arc<Config>,
+    /// Where it was read; development mode has none.
+    file: Option<PathBuf>,
     log: Log,
     parts: Arc<Parts>,
     metrics: Arc<Metrics>,
-    /// Which of them keep departure times.
-    devices: Devices,
     relay: Option<RelayRole>,
     edge: Edge,
     /// The class that each local address is of.
@@ -206,292 +164,72 @@ struct Open {
     doors: Doors,
 }
 
-struct RelayRole {
-    relay: Arc<Relay>,
-    listeners: Vec<(Listener, ServerTls)>,
-    /// The numbers of their classes, as connection IDs say them.
-    classes: Vec<Arc<AtomicU8>>,
-    /// Whether new connections are let in.
-    open: Arc<AtomicBool>,
-    drain: Duration,
-    host_addresses: HostAddresses,
-    secret: Secret,
-    steering: Steering,
-    /// What users have used of their quotas.
-    ledger: Arc<Ledger>,
+/// What others than the service manager want of the daemon.
+struct Wishes {
+    /// Callers of the doors want the configuration read again.
+    reloads: mpsc::Receiver<Reload>,
+    /// Files that the configuration names have changed.
+    files: mpsc::Receiver<()>,
+}
+
+/// What the service manager, or a terminal, wants of it.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("failed to listen for signals");
+        let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())? })
+    }
 }
 
 impl Daemon {
-    async fn serve(
-        mut config: Config,
-        file: Option<&Path>,
-        control: &Handle,
-        log: Log,
-        parts: Arc<Parts>,
-        places: Option<(Sockets, Steering, Secret)>,
-        door: Option<UnixListener>,
-    ) -> Result<()> {
-        // Signals that arrive from here on are kept, not obeyed by dying.
-        let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        let mut hangup = listen(SignalKind::hangup())?;
-        let (relay, roles) = (None, JoinSet::new());
-        let kernel = parts.kernel.clone();
-        let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
-            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
-            None
-        });
-        let published = kernel.publish(&config.policy);
-        published.unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error:#}"));
-        kernel.limit(&config.kernel);
-        parts.io.departures.follow(&config.policy.names());
-        let devices = match config.transport.io {
-            config::Io::Stock if kernel.marks().is_none() => Devices::default(),
-            _ => {
-                let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
-                qdisc::follow(parts.qdiscs.clone(), control, Box::new(listener))
-            }
-        };
-        let (edge, entrance_classes) = prepare_edge(&config, &parts, &devices, control);
-        let watchdog = Watchdog::wanted();
-        let config = Arc::new(config);
-        let mut daemon = Self {
-            config: config.clone(),
-            log,
-            metrics: Metrics::new(&parts),
-            parts: parts.clone(),
-            devices,
-            relay,
-            edge,
-            entrance_classes,
-            roles,
-            watchdog,
-            runtime: control.clone(),
-            page: None,
-            read: Arc::new(ArcSwap::from_pointee(Files::of(&config))),
-            certificates: certificates::shown(&config)?,
-            told: Told::default(),
-        };
-        if let Some(places) = places {
-            daemon.start_relay(&config, &parts, control, places).await?;
-        }
-        let entrances = daemon.edge.prepare(&config)?;
-        daemon.edge.serve(entrances, &daemon.entrance_classes);
-        let policies = Policies::new(&config, saved, daemon.enforce());
-        let (reloads, mut reload_wanted) = mpsc::channel(1);
-        let facts = Facts::new(&config, &daemon.certificates);
-        daemon.metrics.set_certificates(&daemon.certificates);
-        let relay = daemon.relay.as_ref().map(|role| role.relay.clone());
-        let asked = Control::new(policies.clone(), relay, parts.clone(), facts.clone(), reloads);
-        let mut open = Open { doors: Doors::new(asked.clone(), control.clone()), control: asked, policies };
-        open.doors.start(&config.control, door)?;
-        daemon.page = daemon.prepare_page(config.metrics.listen)?.flatten();
-        if file.is_none() {
-            let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
-            let bound = control.spawn(echo::bind(address)).await?;
-            let socket = bound.map_err(|error| BindError::new(address, error)).context("there is no echo")?;
-            control.spawn(echo::serve(socket));
-        }
-        // A relay that is said to be ready is guarded already.
-        daemon.refresh_guard();
-        daemon.announce(&config, file, &facts)?;
-        notify(&[NotifyState::Ready]);
-        let asked = Arc::downgrade(&open.control);
-        parts.ready.require(move || {
-            let Some(control) = asked.upgrade() else { return Verdict::Gone };
-            // By the configuration in force, which a reload may change.
-            let facts = control.facts();
-            match facts.listeners.is_empty() && facts.forwards.is_empty() {
-                true => Verdict::Missing("nothing to listen on".into()),
-                false => Verdict::Ready,
-            }
-        });
-        parts.ready.reach(Stage::Serving);
-        if let Some(watchdog) = &daemon.watchdog {
-            tokio::spawn(watchdog.clone().feed());
-        }
-        daemon.tell_of_certificates();
-        let (changed, mut files_changed) = mpsc::channel(1);
-        control.spawn(files::follow(daemon.read.clone(), changed));
+    /// Obeys signals and callers until it is told to end.
+    ///
+    /// # Errors
+    /// A role failed.
+    async fn keep_serving(&mut self, open: &mut Open, wishes: &mut Wishes, signals: &mut Signals) -> Result<()> {
+        self.tell_of_certificates();
         let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
         loop {
             tokio::select! {
                 _ = refresh.tick() => {
-                    daemon.refresh_guard();
-                    daemon.tell_of_certificates();
+                    self.refresh_guard();
+                    self.tell_of_certificates();
                 }
-                Some(()) = files_changed.recv() => daemon.read_files_again(&mut open),
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-                _ = hangup.recv() => {
-                    if let Some(file) = file {
-                        _ = daemon.reload(file, "SIGHUP", &mut open).await;
+                Some(()) = wishes.files.recv() => self.read_files_again(open),
+                _ = signals.terminate.recv() => return Ok(()),
+                _ = signals.interrupt.recv() => return Ok(()),
+                _ = signals.hangup.recv() => {
+                    if self.file.is_some() {
+                        _ = self.reload("SIGHUP", open).await;
                     }
                 }
-                Some(Reload { author, done }) = reload_wanted.recv() => {
-                    let outcome = match file {
-                        Some(file) => daemon.reload(file, &author, &mut open).await,
-                        None => Err("development mode has no configuration to read".into()),
-                    };
+                Some(Reload { author, done }) = wishes.reloads.recv() => {
                     // The caller may have gone.
-                    _ = done.send(outcome);
+                    _ = done.send(self.reload(&author, open).await);
                 }
-                failed = daemon.edge.failed() => {
+                failed = self.edge.failed() => {
                     failed?;
                     anyhow::bail!("a local address ended");
                 }
-                Some(ended) = daemon.roles.join_next() => {
+                Some(ended) = self.roles.join_next() => {
                     ended.context("a role ended unexpectedly")??;
                     anyhow::bail!("an endpoint failed");
                 }
             }
         }
-        notify(&[NotifyState::Stopping]);
-        daemon.end(terminate, interrupt).await;
-        Ok(())
     }
 
-    async fn start_relay(
-        &mut self,
-        config: &Config,
-        parts: &Arc<Parts>,
-        control: &Handle,
-        (workers, steering, secret): (Sockets, Steering, Secret),
-    ) -> Result<()> {
-        let Some(settings) = &config.relay else { return Ok(()) };
-        let limits = &settings.limits;
-        let resolver = Resolver::start(
-            ResolverSettings {
-                lookups_in_flight: limits.dns_lookups_in_flight as usize,
-                timeout: limits.dns_timeout,
-                ..ResolverSettings::default()
-            },
-            parts.relay.dns.clone(),
-            control,
-        )
-        .context("failed to start the resolver")?;
-        let host_addresses =
-            control.spawn(HostAddresses::watch()).await?.context("failed to read this host's addresses")?;
-        let policy = classes(&config.policy, Role::Relay, parts);
-        let kernel = parts.kernel.clone();
-        let resources = Resources {
-            resolver,
-            host_addresses: host_addresses.clone(),
-            metrics: parts.relay.clone(),
-            access: parts.access.clone(),
-            ids: [parts.edge.connections.ids.clone(), parts.edge.roster.tunnels.count()],
-            proven: Box::new(move |client| kernel.know(client)),
-        };
-        let relay = Relay::new(Rules::new(settings), policy, resources);
-        let ledger = Ledger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
-        control.spawn(ledger.clone().keep());
-        let transport = Transport {
-            idle_timeout: limits.connection_idle,
-            // Many more than there may be tunnels, so that one too many gets an answer: the transport gives new credit
-            // only when a tenth of all streams has ended.
-            max_requests: 2 * u64::from(limits.tunnels_per_connection) + 64,
-            // Clients keep their connections alive, or let them go.
-            keep_alive: None,
-            ..Transport::from(&config.transport).leaving_by(&self.devices, &parts.io)
-        };
-        let prepare = |listener: &Listener| -> Result<_> {
-            Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
-        };
-        let listeners = settings.listeners.iter().map(prepare).collect::<Result<Vec<_>>>()?;
-        let class = |listener: &Listener| Arc::new(AtomicU8::new(parts.kernel.number_of(listener.class.as_deref())));
-        let classes: Vec<_> = settings.listeners.iter().map(class).collect();
-        let open = Arc::new(AtomicBool::new(true));
-        let endpoints = Arc::new(Endpoints {
-            relay: relay.clone(),
-            transport,
-            workers: workers.len(),
-            listeners: listeners.clone(),
-            classes: classes.clone(),
-            limits: limits.clone(),
-            metrics: parts.relay.clone(),
-            secret: secret.clone(),
-            open: open.clone(),
-            watchdog: self.watchdog.clone(),
-        });
-        for (worker, sockets) in (0..).zip(workers) {
-            if worker > 0 {
-                self.roles.spawn(endpoints.clone().start_thread(worker, sockets, CLOSING).await?);
-                continue;
-            }
-            let mut serving = endpoints.start(worker, sockets)?;
-            self.roles.spawn(async move {
-                while serving.join_next().await.is_some() {}
-                Ok(())
-            });
-        }
-        let drain = settings.drain;
-        self.relay =
-            Some(RelayRole { relay, listeners, classes, open, drain, host_addresses, secret, steering, ledger });
-        Ok(())
-    }
-
-    /// Returns what puts a policy in force in the kernel and in all roles.
-    fn enforce(&self) -> policy::Enforce {
-        let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
-        let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        Box::new(move |policy| {
-            parts.kernel.publish(policy).map_err(|error| format!("{error:#}"))?;
-            // From here on nothing fails.
-            if let Some(relay) = &relay {
-                relay.replace_classes(classes(policy, Role::Relay, &parts));
-            }
-            entrance_classes.follow(policy);
-            parts.classes.retain(policy);
-            parts.io.departures.follow(&policy.names());
-            Ok(())
-        })
-    }
-
-    /// Says what is served and how to try it.
-    fn announce(&self, config: &Config, file: Option<&Path>, facts: &Facts) -> Result<()> {
-        for warning in config.warnings() {
-            tracing::warn!("{warning}");
-        }
-        let Some(role) = &self.relay else { return Ok(()) };
-        if file.is_some() {
-            for (listener, _) in &role.listeners {
-                tracing::info!(address = %listener.address, "listening");
-            }
-            tracing::info!("ready");
-            return Ok(());
-        }
-        let certificate = tls::development_identity(&config.state_dir)?.chain.first().map(tls::fingerprint);
-        let socket = config.control.socket.as_ref().map(|socket| socket.display().to_string());
-        let pacectl = std::env::current_exe()?.with_file_name("pacectl");
-        let text = format!(
-            "paced {version}: development mode, for this machine only\n\n\
-             {explained}\n\
-             certificate SHA-256  {certificate}\n\
-             certificate file     {file}\n\
-             UDP echo             {DEVELOPMENT_ECHO}\n\
-             control socket       {socket}\n\n\
-             {features}\n\n\
-             Try, in another terminal:  {pacectl} probe\n",
-            version = env!("CARGO_PKG_VERSION"),
-            explained = config::explain(config, SystemTime::now()),
-            certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
-            file = config.state_dir.join("certificate.pem").display(),
-            socket = socket.unwrap_or_default(),
-            features = self.parts.kernel.in_force.features(&facts.own_features),
-            pacectl = pacectl.display(),
-        );
-        // It serves whether or not somebody reads this.
-        _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
-        Ok(())
-    }
-
-    /// Tells the kernel's programs which packets are to listeners and which connection IDs are known.
+    /// Tells the kernel's programs of listeners, addresses and connection IDs as they are by now.
     fn refresh_guard(&mut self) {
-        let Some(role) = &mut self.relay else { return };
-        if let Err(error) = role.steering.steer_by(&role.secret) {
-            tracing::warn!("workers do not hear of changes: {error:#}");
+        if let Some(role) = &mut self.relay {
+            role.refresh_guard(&self.parts.kernel);
         }
-        let listeners = role.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
-        self.parts.kernel.guard(listeners, &role.host_addresses, &role.secret);
     }
 
     /// Says which certificates come to their end, each as it comes nearer.
@@ -509,7 +247,7 @@ impl Daemon {
     }
 
     /// Shuts down gracefully: it takes no new requests, and open ones get their time. A second signal ends it at once.
-    async fn end(mut self, mut terminate: Signal, mut interrupt: Signal) {
+    async fn end(mut self, mut signals: Signals) {
         self.parts.ready.reach(Stage::Draining);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {
@@ -523,8 +261,8 @@ impl Daemon {
                     tracing::info!("tunnels were still open");
                 }
             }
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = signals.terminate.recv() => {}
+            _ = signals.interrupt.recv() => {}
         }
         if let Some(role) = &self.relay {
             role.relay.end(Phase::Closing);
@@ -548,10 +286,6 @@ const REFRESH: Duration = Duration::from_secs(10);
 
 /// How long connections, and then their last packets, are given to leave.
 const CLOSING: Duration = Duration::from_millis(50);
-
-fn listen(kind: SignalKind) -> Result<Signal> {
-    signal(kind).context("failed to listen for signals")
-}
 
 fn notify(state: &[NotifyState<'_>]) {
     // Without a service manager there is nobody to tell.

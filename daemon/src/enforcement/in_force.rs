@@ -13,7 +13,7 @@ use prometheus_client::{
 use crate::monitor::{Outcome, Part};
 
 /// By device and part: how the part is enforced there, or why it is not.
-pub type Parts = BTreeMap<(String, &'static str), Result<String, String>>;
+pub type OnDevices = BTreeMap<(String, &'static str), Result<String, String>>;
 
 /// The name of the part that rates of classes are, which the tc program keeps where there is `fq`.
 const RATES: &str = "rates";
@@ -120,7 +120,7 @@ impl InForce {
 
     /// Says of each device and part how it is enforced in the kernel, or why it is not.
     #[must_use]
-    pub fn list(&self) -> Parts {
+    pub fn list(&self) -> OnDevices {
         let (parts, rates) = (self.parts.lock(), self.rates.lock());
         let all = parts.iter().map(|((device, part), outcome)| {
             let outcome = outcome.as_ref().map(|how| how.words.clone()).map_err(Clone::clone);

@@ -22,14 +22,12 @@ impl Bench {
         let config = Config::from_toml(&format!("state_dir = \"{}\"\n{text}", folder.display())).unwrap();
         let (enforced, refuses) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::<AtomicBool>::default());
         let (noted, asked) = (enforced.clone(), refuses.clone());
-        let enforce = move |policy: &Policy| {
-            if asked.load(Relaxed) {
-                return Err("the kernel is full".to_owned());
-            }
-            noted.lock().push(policy.classes.len());
-            Ok(())
+        let enforce = Enforce {
+            kernel: Box::new(move |_| if asked.load(Relaxed) { Err("the kernel is full".to_owned()) } else { Ok(()) }),
+            roles: Box::new(move |policy| noted.lock().push(policy.classes.len())),
         };
-        let policies = Policies::new(&config, None, Box::new(enforce));
+        let policies = Policies::new(&config, None, enforce);
+        assert_eq!(std::mem::take(&mut *enforced.lock()).len(), 1, "the first is put in force like any other");
         Self { policies, enforced, refuses, config }
     }
 
@@ -56,6 +54,20 @@ impl Drop for Bench {
     fn drop(&mut self) {
         _ = fs::remove_dir_all(&self.config.state_dir);
     }
+}
+
+#[test]
+fn the_first_policy_is_that_of_the_roles_though_the_kernel_refuses_it() {
+    let in_force = Arc::<Mutex<Vec<usize>>>::default();
+    let noted = in_force.clone();
+    let enforce = Enforce {
+        kernel: Box::new(|_| Err("the kernel is full".to_owned())),
+        roles: Box::new(move |policy| noted.lock().push(policy.classes.len())),
+    };
+    let policies = Policies::new(&Config::from_toml(ONE).unwrap(), None, enforce);
+    let outcome = policies.submit(Submission { text: TWO.into(), ..Submission::default() });
+    assert_eq!(outcome.unwrap_err(), Refusal::Enforcement("the kernel is full".into()));
+    assert_eq!((in_force.lock().clone(), policies.current().number), (vec![2], 1));
 }
 
 #[test]

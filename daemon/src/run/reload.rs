@@ -1,16 +1,11 @@
 //! A reload: everything that another configuration needs is made ready first, which may fail and changes nothing; then it is
 //! put in force, which cannot fail.
 
-use std::{
-    net::SocketAddr,
-    path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use config::{Config, change, relay::Listener};
 use quic::tls;
-use relay::Rules;
 use role::bind_error::BindError;
 
 use super::{Daemon, Open};
@@ -36,8 +31,11 @@ struct Prepared {
 
 impl Daemon {
     /// Reads the configuration again. What cannot be used leaves everything as it was, and is said.
-    pub(super) async fn reload(&mut self, file: &Path, author: &str, open: &mut Open) -> Result<(), String> {
-        let outcome = self.try_reload(file, author, open).await.map_err(|error| format!("{error:#}"));
+    pub(super) async fn reload(&mut self, author: &str, open: &mut Open) -> Result<(), String> {
+        let Some(file) = self.file.clone() else {
+            return Err("development mode has no configuration to read".into());
+        };
+        let outcome = self.try_reload(&file, author, open).await.map_err(|error| format!("{error:#}"));
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
             Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
@@ -128,16 +126,7 @@ impl Daemon {
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
-            for ((_, tls), identity) in role.listeners.iter().zip(identities) {
-                tls.replace(identity);
-            }
-            for ((listener, _), class) in role.listeners.iter_mut().zip(&role.classes) {
-                let new = settings.listeners.iter().find(|new| new.address == listener.address);
-                listener.class = new.and_then(|new| new.class.clone());
-                class.store(self.parts.kernel.number_of(listener.class.as_deref()), Relaxed);
-            }
-            role.relay.replace_rules(Rules::new(settings));
-            role.drain = settings.drain;
+            role.replace(settings, identities, &self.parts.kernel);
         }
         self.refresh_guard();
         open.doors.open(doors);

@@ -1,0 +1,226 @@
+//! The start: roles with nothing open and the default policy, then the policy, then what others meet.
+
+use std::{
+    net::UdpSocket,
+    os::unix::net::UnixListener,
+    path::PathBuf,
+    sync::{Arc, Weak},
+};
+
+use anyhow::{Context as _, Result};
+use arc_swap::ArcSwap;
+use config::{Config, policy::Policy};
+use edge::{Edge, EntranceClasses};
+use pacing::io::{device::Devices, qdisc};
+use quic::{
+    class::{Classes, Role},
+    connection_id::Secret,
+    datagrams::Schedules,
+    endpoint::Transport,
+};
+use role::{
+    bind_error::BindError,
+    ready::{Stage, Verdict},
+};
+use sd_notify::NotifyState;
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, notify, relay_role::RelayRole};
+use crate::{
+    certificates::{self, Told},
+    configuration::files::{self, Files},
+    control::{Control, Facts, doors::Doors},
+    echo,
+    log::Log,
+    metrics::Metrics,
+    parts::Parts,
+    policy::{self, Enforce, Policies},
+    watchdog::Watchdog,
+    workers::{Sockets, Steering},
+};
+
+/// What is there before the start.
+pub(super) struct Launch {
+    pub(super) config: Config,
+    /// Where the configuration was read; development mode has none.
+    pub(super) file: Option<PathBuf>,
+    pub(super) log: Log,
+    pub(super) parts: Arc<Parts>,
+    /// What the relay role has of this machine, if there is one.
+    pub(super) places: Option<(Sockets, Steering, Secret)>,
+    /// The control socket, if the service manager opened it.
+    pub(super) door: Option<UnixListener>,
+    /// Runs what may wait.
+    pub(super) runtime: Handle,
+}
+
+impl Daemon {
+    /// Starts everything that the configuration names, and tells the service manager.
+    ///
+    /// # Errors
+    /// Something is missing or taken.
+    pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
+        let Launch { mut config, file, log, parts, places, door, runtime } = launch;
+        let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
+            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
+            None
+        });
+        let config = Arc::new(config);
+        parts.kernel.limit(&config.kernel);
+        let devices = follow_devices(&config, &parts, &runtime);
+        let transport = Transport::from(&config.transport).leaving_by(&devices, &parts.io);
+        let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
+        let mut daemon = Self {
+            log,
+            metrics: Metrics::new(&parts),
+            relay: None,
+            edge,
+            entrance_classes,
+            roles: JoinSet::new(),
+            watchdog: Watchdog::wanted(),
+            page: None,
+            read: Arc::new(ArcSwap::from_pointee(Files::of(&config))),
+            certificates: certificates::shown(&config)?,
+            told: Told::default(),
+            config: config.clone(),
+            file,
+            parts,
+            runtime,
+        };
+        let sockets = daemon.prepare_relay(places).await?;
+        let policies = Policies::new(&config, saved, daemon.enforce());
+        if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
+            let given = (sockets, daemon.watchdog.clone());
+            role.listen(&settings.limits, transport, &daemon.parts, given, &mut daemon.roles).await?;
+        }
+        let entrances = daemon.edge.prepare(&config)?;
+        daemon.edge.serve(entrances, &daemon.entrance_classes);
+        let (open, reloads) = daemon.open(policies, door).await?;
+        // A relay that is said to be ready is guarded already.
+        daemon.refresh_guard();
+        announce::announce(&daemon, &open.control.facts())?;
+        daemon.is_ready(&Arc::downgrade(&open.control));
+        let (changed, files) = mpsc::channel(1);
+        daemon.runtime.spawn(files::follow(daemon.read.clone(), changed));
+        Ok((daemon, open, Wishes { reloads, files }))
+    }
+
+    /// Makes the relay role ready, if there is one; returns the sockets that it will listen on.
+    async fn prepare_relay(&mut self, places: Option<(Sockets, Steering, Secret)>) -> Result<Sockets> {
+        let (Some((sockets, steering, secret)), Some(settings)) = (places, &self.config.relay) else {
+            return Ok(Sockets::new());
+        };
+        let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, (steering, secret)).await?;
+        self.relay = Some(role);
+        Ok(sockets)
+    }
+
+    /// Returns what puts a policy in force in the kernel and in all roles.
+    fn enforce(&self) -> Enforce {
+        let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
+        let relay = self.relay.as_ref().map(|role| role.relay.clone());
+        let kernel = parts.kernel.clone();
+        Enforce {
+            kernel: Box::new(move |policy| kernel.publish(policy).map_err(|error| format!("{error:#}"))),
+            roles: Box::new(move |policy| {
+                if let Some(relay) = &relay {
+                    relay.replace_classes(classes(policy, Role::Relay, &parts));
+                }
+                entrance_classes.follow(policy);
+                parts.classes.retain(policy);
+                parts.io.departures.follow(&policy.names());
+            }),
+        }
+    }
+
+    /// Opens the doors, the page of metrics and, in development mode, the echo.
+    async fn open(
+        &mut self,
+        policies: Arc<Policies>,
+        door: Option<UnixListener>,
+    ) -> Result<(Open, mpsc::Receiver<crate::control::Reload>)> {
+        let (reloads, wanted) = mpsc::channel(1);
+        let facts = Facts::new(&self.config, &self.certificates);
+        self.metrics.set_certificates(&self.certificates);
+        let relay = self.relay.as_ref().map(|role| role.relay.clone());
+        let control = Control::new(policies.clone(), relay, self.parts.clone(), facts, reloads);
+        let mut open = Open { doors: Doors::new(control.clone(), self.runtime.clone()), control, policies };
+        open.doors.start(&self.config.control, door)?;
+        self.page = self.prepare_page(self.config.metrics.listen)?.flatten();
+        if self.file.is_none() {
+            let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
+            let bound = self.runtime.spawn(echo::bind(address)).await?;
+            let socket = bound.map_err(|error| BindError::new(address, error)).context("there is no echo")?;
+            self.runtime.spawn(echo::serve(socket));
+        }
+        Ok((open, wanted))
+    }
+
+    /// Says that the daemon serves, to all that ask.
+    fn is_ready(&self, control: &Weak<Control>) {
+        notify(&[NotifyState::Ready]);
+        let control = control.clone();
+        self.parts.ready.require(move || {
+            let Some(control) = control.upgrade() else { return Verdict::Gone };
+            // By the configuration in force, which a reload may change.
+            let facts = control.facts();
+            match facts.listeners.is_empty() && facts.forwards.is_empty() {
+                true => Verdict::Missing("nothing to listen on".into()),
+                false => Verdict::Ready,
+            }
+        });
+        self.parts.ready.reach(Stage::Serving);
+        if let Some(watchdog) = &self.watchdog {
+            tokio::spawn(watchdog.clone().feed());
+        }
+    }
+}
+
+/// What the policy calls classes, for one role.
+pub(super) fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes> {
+    let marks = parts.kernel.marks();
+    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
+    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
+}
+
+/// Returns what is known of this host's devices: nothing, where neither this process nor the kernel's programs go by it.
+fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
+    let kernel = parts.kernel.clone();
+    if config.transport.io == config::Io::Stock && kernel.marks().is_none() {
+        return Devices::default();
+    }
+    let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
+    qdisc::follow(parts.qdiscs.clone(), runtime, Box::new(listener))
+}
+
+/// Returns the edge role without local addresses, and the classes of the addresses that it will have.
+fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (Edge, EntranceClasses) {
+    let moved = watch::Sender::new(());
+    let moves = moved.subscribe();
+    runtime.spawn(edge::moves::follow(moved));
+    let (schedules, counted) = (Schedules::default(), parts.clone());
+    let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
+    let entrance_classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
+    (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
+}
+
+/// Leaves out listeners whose address family this machine does not have, as IPv6 in many containers: development mode asks
+/// for both, and nobody wrote that it should.
+pub(super) fn without_missing_families(mut config: Config) -> Config {
+    if let Some(relay) = &mut config.relay {
+        relay.listeners.retain(|listener| {
+            let is_missing = UdpSocket::bind((listener.address.ip(), 0)).is_err_and(|error| {
+                matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
+            });
+            if is_missing {
+                tracing::warn!(address = %listener.address, "this machine has no such address, development mode does without");
+            }
+            !is_missing
+        });
+    }
+    config
+}
