@@ -157,16 +157,16 @@ pub enum Warning {
     #[error("{0} serves everybody who can reach it; set auth to \"token\" or \"certificate\", or listen on loopback")]
     OpenRelay(SocketAddr),
     /// Strangers can read the metrics.
-    #[error("metrics on {0} can be read by everybody who can reach it; listen on loopback")]
+    #[error("everybody who can reach {0} can read the metrics; listen on loopback")]
     PublicMetrics(SocketAddr),
     /// An authority that is never asked.
     #[error("there is a client_ca, but no listener asks for certificates; set auth or remove client_ca")]
     UnusedClientCa,
     /// Strangers can send through a forward.
-    #[error("the forward on {0} carries traffic of everybody who can reach it; listen on loopback")]
+    #[error("everybody who can reach {0} can use its forward; listen on loopback")]
     PublicForward(SocketAddr),
     /// Strangers can use the relay through a proxy.
-    #[error("the proxy on {0} serves everybody who can reach it; set users_file, or listen on loopback")]
+    #[error("everybody who can reach {0} can use its proxy; set users_file, or listen on loopback")]
     OpenProxy(SocketAddr),
     /// Passwords cross a network as they are.
     #[error(

@@ -439,7 +439,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
          port 443, 8000-8099, udp, listener 192.0.2.1:8443\n",
         "rule 3: long-output for targets *.batch.example\n",
         "metrics: http://127.0.0.1:9433/metrics",
-        "warning: the forward on 192.0.2.7:53",
+        "warning: everybody who can reach 192.0.2.7:53 can use its forward",
     ] {
         assert!(explained.contains(part), "{part:?} is not in\n{explained}");
     }

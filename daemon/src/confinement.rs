@@ -41,7 +41,7 @@ pub fn confine(process: Process) -> Result<()> {
         if cfg!(target_arch = "x86_64") {
             _ = program.splice(0..0, NO_X32);
         }
-        apply_filter(&program).context("the kernel takes no filter of system calls")?;
+        apply_filter(&program).context("the kernel refused the filter of system calls")?;
     }
     Ok(())
 }

@@ -132,10 +132,10 @@ pub enum Error {
     #[error("{0}")]
     Reload(String),
     /// Too many want something at once.
-    #[error("too many want to look at policies or change them at once; try again")]
+    #[error("too many requests about policies at once; try again")]
     Busy,
     /// Departures, or events of a connection, are recorded for somebody else.
-    #[error("as much is being recorded for somebody else as can be at once; try again in a minute")]
+    #[error("the recording limit is reached; try again in a minute")]
     Recorded,
     /// A tunnel cannot be given a class by itself.
     #[error(
@@ -519,7 +519,7 @@ impl Control {
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
         let recording = self.parts.io.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
-        tracing::info!(author, "departures are recorded");
+        tracing::info!(author, "recording departures");
         Ok(recording)
     }
 
@@ -532,7 +532,7 @@ impl Control {
         let found = self.relay.as_ref().and_then(|relay| relay.connections.get(connection));
         let found = found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
         let tracing = self.parts.io.traces.begin(&found.tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
-        tracing::info!(connection, author, "a connection is recorded");
+        tracing::info!(connection, author, "recording a connection");
         Ok(Sequence::new(tracing, connection))
     }
 

@@ -47,7 +47,7 @@ impl Enforcement {
         let (monitor, notices) =
             started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
         if let Err(error) = rights::keep(Rights::DATA) {
-            tracing::warn!("this process keeps all its rights: {error}");
+            tracing::warn!("this process could not drop its rights: {error}");
         }
         tables.in_force.keeper_waits();
         let mut intake = Intake::new(config, tables);
@@ -60,7 +60,7 @@ impl Enforcement {
                 }
                 Ok(None) => break None,
                 Err(error) => {
-                    tracing::warn!("nothing is known yet of what the kernel enforces: {error}");
+                    tracing::warn!("the monitor has not reported yet what the kernel enforces: {error}");
                     break Some(notices);
                 }
             }
@@ -76,7 +76,7 @@ impl Enforcement {
         let watch = runtime.spawn(async move {
             // A failure here is a lack of descriptors, or a monitor that is none of ours.
             if let Err(error) = follow(intake, notices, successors).await {
-                tracing::error!("the monitor is not heard any more: {error}");
+                tracing::error!("the socket to the monitor has failed: {error}");
             }
         });
         self.watch = Some(watch.abort_handle());
@@ -103,7 +103,7 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
                 Ok(Some((notice, fds))) => _ = intake.take(notice, fds),
                 outcome => {
                     if let Err(error) = outcome {
-                        tracing::error!("the monitor is not understood: {error}");
+                        tracing::error!("invalid message from the monitor: {error}");
                     }
                     monitor = None;
                     intake.ended();
@@ -119,12 +119,12 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
                 }
                 outcome => {
                     if let Err(error) = outcome {
-                        tracing::error!("the keeper of the monitor is not understood: {error}");
+                        tracing::error!("invalid message from the keeper of the monitor: {error}");
                     }
                     keeper = None;
                     intake.tables.in_force.keeper_ended();
                     tracing::error!(
-                        "the keeper of the monitor has ended: a monitor that ends is not started again until paced is"
+                        "the keeper of the monitor has ended: if the monitor ends, only a restart of paced starts it again"
                     );
                 }
             },

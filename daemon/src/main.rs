@@ -27,30 +27,30 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs the daemon; without a configuration in development mode, for this machine only.
+    /// Runs the daemon; without --config in development mode, for this machine only.
     Run {
         /// The configuration (TOML).
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Where development mode keeps its certificate.
+        /// The folder where development mode keeps its certificate.
         #[arg(long, value_name = "DIR", conflicts_with = "config")]
         state_dir: Option<PathBuf>,
     },
-    /// Validates a configuration and explains what it does.
+    /// Checks a configuration and explains what it does.
     ///
-    /// Reads everything that it names on this machine, as a start would, and changes nothing. Exit status: 0 if paced could start
-    /// with it, with or without warnings; 1 if not; 2 for wrong arguments.
+    /// Reads every file that the configuration names, as a start would, and changes nothing. Exit status: 0 if paced could
+    /// start with it, with or without warnings; 1 if not; 2 for wrong arguments.
     Check {
         /// The configuration (TOML).
         #[arg(default_value = DEFAULT_FILE)]
         file: PathBuf,
     },
-    /// Shows configurations, and what they consist of.
+    /// Prints configurations, and their schema.
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Writes the manual pages of paced and of its configuration.
     Man {
-        /// Where to.
+        /// The folder to write them to.
         folder: PathBuf,
     },
     /// The privileged half, which `run` starts.
@@ -63,18 +63,18 @@ enum Command {
 
 #[derive(Subcommand)]
 enum ConfigCommand {
-    /// Prints a configuration with its drop-ins as one text, defaults included.
+    /// Prints a configuration as one text, with its drop-ins and all defaults.
     Show {
         /// The configuration (TOML).
         #[arg(default_value = DEFAULT_FILE)]
         file: PathBuf,
-        /// With the saved policy, if there is one that takes precedence: what a daemon started now would use.
+        /// Uses the saved policy if there is one, as a daemon that starts now would.
         #[arg(long)]
         effective: bool,
     },
     /// Prints the JSON Schema of configurations, for editors.
     Schema {
-        /// That of a policy alone, which `pacectl policy set` takes.
+        /// Prints the schema of a policy alone, as `pacectl policy set` takes it.
         #[arg(long)]
         policy: bool,
     },

@@ -64,7 +64,7 @@ pub enum Refusal {
     #[error("the policy is not valid:\n{0}")]
     Invalid(Errors),
     /// A class is gone that the configuration names.
-    #[error("the policy lacks the class \"{class}\", which the {namer} is of; add [class.{class}]")]
+    #[error("the policy lacks the class \"{class}\", which the {namer} uses; add [class.{class}]")]
     MissingClass {
         /// The class.
         class: String,
@@ -329,7 +329,7 @@ impl Policies {
         match self.adopt(&mut state, revision, None, false) {
             Ok(_) => true,
             Err(error) => {
-                tracing::error!("revision {number} was not confirmed and stays in force all the same: {error}");
+                tracing::error!("revision {number} was not confirmed, but cannot be rolled back: {error}");
                 false
             }
         }

@@ -73,7 +73,7 @@ pub fn development(state_dir: &Path) -> Result<()> {
 /// The secret of the state folder; where there can be none, one that ends with the process.
 fn secret(state_dir: &Path) -> Result<Secret> {
     Secret::keep_in(state_dir).or_else(|error| {
-        tracing::warn!("peers will not learn of a restart: {error:#}");
+        tracing::warn!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}");
         Secret::ephemeral()
     })
 }
@@ -99,7 +99,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     parts.kernel.in_force.probe();
     let mut enforcement = Enforcement::start(&config.kernel, parts.kernel.clone());
     confinement::confine(Process::Data)
-        .unwrap_or_else(|error| tracing::warn!("this process is not confined: {error:#}"));
+        .unwrap_or_else(|error| tracing::warn!("this process has no seccomp filter: {error:#}"));
     let control = runtime::Builder::new_multi_thread()
         .worker_threads(1)
         // For what may wait: for the disk, the kernel, or the user database.

@@ -81,7 +81,7 @@ impl Watchdog {
             for (_, pulse) in stuck {
                 tracing::error!(
                     thread = pulse.thread,
-                    "no packets move: if that lasts, the service manager restarts paced"
+                    "no packets move: if this continues, the service manager restarts paced"
                 );
             }
             last = beats;

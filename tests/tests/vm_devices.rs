@@ -145,7 +145,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         tunnel.echo(Form::Datagram, b"the kernel keeps departures").await;
         site.chain.access.far.set_qdisc("fq horizon 500us horizon_drop").unwrap();
-        site.relay.wait_for_line("departure times are kept from now on", SOON).unwrap();
+        site.relay.wait_for_line("the kernel enforces departure times from now on", SOON).unwrap();
         // After a change, the first packet asks again which device it is that leads to its peer.
         for _ in 0..5 {
             tunnel.echo(Form::Datagram, b"paced does").await;
@@ -209,7 +209,7 @@ fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
     };
     becomes(true, "in place of noqueue");
     tc(&site, "qdisc replace dev client root handle 7: pfifo");
-    becomes(false, "client has pfifo at its root, set by somebody");
+    becomes(false, "client has pfifo at its root, which paced did not set");
     assert!(tc(&site, "qdisc show dev client").contains("pfifo 7:"));
     tc(&site, "qdisc delete dev client root");
     becomes(true, "in place of noqueue");

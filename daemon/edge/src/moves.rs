@@ -91,7 +91,7 @@ pub async fn follow(changed: watch::Sender<()>) {
             () = changed.closed() => return,
         };
         if !std::mem::replace(&mut told, true) {
-            warn!("changes of addresses are not always heard of: {error}");
+            warn!("changes of this host's addresses may be missed: {error}");
         }
         // Some may have been missed.
         changed.send_replace(());

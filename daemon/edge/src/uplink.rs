@@ -424,14 +424,14 @@ impl Work<'_> {
             match line.follow() {
                 Verdict::Stays => continue,
                 Verdict::Follows => {
-                    info!(%relay, "this host's address changed: the connection goes on from the new one")
+                    info!(%relay, "this host's address changed: the connection continues from the new address")
                 }
                 Verdict::Wears => {
                     info!(%relay, "this host's address changed again: new tunnels get a new connection");
                     self.wanted = true;
                 }
                 Verdict::Ends => {
-                    info!(%relay, "this host's address changed too often for one connection: it is made anew");
+                    info!(%relay, "this host's address changed too often for one connection: making a new one");
                     self.uplink.counters.left.inc();
                     line.close();
                     self.wanted = true;

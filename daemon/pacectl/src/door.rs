@@ -14,7 +14,7 @@ const INSTALLED: &str = "/run/paced/control.sock";
 
 #[derive(Args)]
 pub(crate) struct Door {
-    /// The daemon's control socket. Without it, that of the service, or else of `paced run` in development mode
+    /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
     #[arg(long, value_name = "PATH", env = "PACED_SOCKET")]
     socket: Option<PathBuf>,
     #[command(flatten)]
@@ -25,16 +25,16 @@ pub(crate) struct Door {
 #[derive(Args)]
 #[group(requires_all = ["remote", "remote_ca", "remote_cert", "remote_key"])]
 struct Remote {
-    /// A daemon on another machine, by its `listen` of [control.tcp]
+    /// A daemon on another machine: the `listen` address of its [control.tcp]
     #[arg(long, value_name = "HOST:PORT", env = "PACED_REMOTE", required = false, value_parser = remote)]
     remote: Uri,
-    /// PEM file with the authorities that may have signed that daemon's certificate
+    /// A PEM file of the certificate authorities to trust for that daemon
     #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CA", required = false)]
     remote_ca: PathBuf,
-    /// PEM file with the certificate to show
+    /// A PEM file of the client certificate to present
     #[arg(long, value_name = "FILE", env = "PACED_REMOTE_CERT", required = false)]
     remote_cert: PathBuf,
-    /// PEM file with the private key of that certificate
+    /// A PEM file of that certificate's private key
     #[arg(long, value_name = "FILE", env = "PACED_REMOTE_KEY", required = false)]
     remote_key: PathBuf,
 }

@@ -33,13 +33,13 @@ const CHEAP_STACKS: &str = "fp";
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The process; without it, the daemon that answers
+    /// The process [default: the daemon]
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
-    /// How long it is recorded; Ctrl-C ends it before
+    /// How long to record; Ctrl-C stops early
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     seconds: u64,
-    /// The folder for on-cpu.svg and off-cpu.svg
+    /// The folder to write on-cpu.svg and off-cpu.svg to
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     output: PathBuf,
 }

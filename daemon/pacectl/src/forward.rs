@@ -38,7 +38,7 @@ const TCP_CONNECTIONS: u32 = 512;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The local address, such as 127.0.0.1:5353; port 0 lets the system choose
+    /// The local address, such as 127.0.0.1:5353; with port 0, the system chooses one
     #[arg(value_parser = options::listen)]
     listen: SocketAddr,
     /// The target as HOST:PORT
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     /// How UDP payloads travel to the relay: auto, datagram or stream
     #[arg(long, default_value = "auto", value_parser = options::mode, conflicts_with = "tcp")]
     mode: Mode,
-    /// Forwards TCP connections in place of UDP
+    /// Forwards TCP connections in place of UDP payloads
     #[arg(long)]
     tcp: bool,
 }

@@ -28,13 +28,13 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused
     not, 5 no daemon or relay answers.\n\
     Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
 
-/// Looks at a running paced and changes its policy; makes tokens, probes relays, forwards ports through them
+/// Inspects and controls a running paced; makes tokens, probes relays, and forwards ports through relays
 #[derive(Parser)]
-#[command(name = "pacectl", version, about, after_help = EXIT_CODES)]
+#[command(name = "pacectl", version, after_help = EXIT_CODES)]
 struct Arguments {
     #[command(flatten)]
     door: Door,
-    /// Prints JSON
+    /// Prints JSON in place of text
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -43,56 +43,56 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What runs, and what the kernel enforces
+    /// Shows what is running, and what the kernel enforces
     Status,
-    /// What each class gets
+    /// Shows the traffic of each class
     Classes,
-    /// Which classes there are, and what each deserves
+    /// Shows and changes the policy: the classes, and how they are scheduled
     #[command(subcommand)]
     Policy(policy::Command),
-    /// Has the daemon read its configuration again, and waits until it is in force
+    /// Reloads the configuration, and waits until it is in force or refused
     Reload,
     /// Lists open tunnels
     Tunnels(status::Tunnels),
-    /// Lists open connections of clients
+    /// Lists the open connections of clients
     Connections,
-    /// Ends a tunnel
+    /// Closes a tunnel
     Close {
-        /// Its ID, from `pacectl tunnels`
+        /// The tunnel's ID, from `pacectl tunnels`
         tunnel: u64,
     },
-    /// Gives a tunnel a class whatever the rules say; without a class, has rules decide again
+    /// Assigns a class to a tunnel, whatever the rules say; without a class, the rules decide again
     Class {
-        /// Its ID, from `pacectl tunnels`
+        /// The tunnel's ID, from `pacectl tunnels`
         tunnel: u64,
         /// The class
         class: Option<String>,
     },
-    /// Shows what each class and tunnel gets, as it happens; with --json, a line for each second
+    /// Shows the traffic of classes and tunnels, live; with --json, prints one line each second
     Top,
-    /// Prints what happens, until interrupted: what operators do, tunnels that end, requests that are refused
+    /// Prints events until interrupted: changes by operators, tunnels that end, requests that are refused
     Events(status::Events),
-    /// Shows each QUIC packet on its way out: when it was decided on, handed over, wanted to leave, and left
+    /// Traces each outgoing QUIC packet: when it was scheduled, sent to the kernel, due, and sent by the device
     Trace(trace::Arguments),
-    /// Writes what happens on a connection as a qlog, with classes, turns and departures
+    /// Records a connection as qlog, with its classes, turns and departures
     Qlog(qlog::Arguments),
-    /// Draws where a process spends its time, on the CPU and waiting
+    /// Draws flame graphs of a process: its time on the CPU, and its time waiting
     Flamegraph(flamegraph::Arguments),
-    /// Bearer tokens, by which a relay knows its users
+    /// Makes bearer tokens, by which a relay authenticates its users
     #[command(subcommand)]
     Token(token::Command),
-    /// Is the relay there, and does it let this client in? With a UDP echo behind it: round trips and loss, too
+    /// Checks that a relay answers and admits this client; with a UDP echo as target, also measures round trips and loss
     Probe(probe::Arguments),
-    /// Forwards a local UDP address, or a TCP one, to a target through a relay, until interrupted
+    /// Forwards a local UDP or TCP address to a target through a relay, until interrupted
     Forward(forward::Arguments),
-    /// Prints what a shell completes commands with
+    /// Prints the completion script for a shell
     Completions {
         /// The shell
         shell: Shell,
     },
     /// Writes the manual pages of pacectl and its commands
     Man {
-        /// Where to
+        /// The folder to write them to
         folder: PathBuf,
     },
 }

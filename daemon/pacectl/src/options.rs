@@ -21,26 +21,26 @@ const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
 
 #[derive(Args)]
 pub(crate) struct RelayOptions {
-    /// The relay: a URI template, or HOST[:PORT] for the default one of RFC 9298. Without it, the relay of `paced run`
-    /// on this machine
+    /// The relay: a URI template, or HOST[:PORT] for the default template of RFC 9298 [default: the relay of `paced run`
+    /// on this machine]
     #[arg(long, value_name = "TEMPLATE", value_parser = template)]
     relay: Option<Template>,
-    /// File with the bearer token to show
+    /// A file that contains the bearer token to present
     #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
     token_file: Option<PathBuf>,
-    /// Environment variable with the bearer token to show
+    /// The environment variable that contains the bearer token to present
     #[arg(long, value_name = "VAR")]
     token_env: Option<String>,
-    /// PEM file with the authorities that may have signed the relay's certificate
+    /// A PEM file of the certificate authorities to trust
     #[arg(long, value_name = "FILE", conflicts_with = "pin")]
     ca: Option<PathBuf>,
-    /// SHA-256 of the relay's certificate, in place of an authority
+    /// The SHA-256 fingerprint of the relay's certificate, to trust in place of authorities
     #[arg(long, value_name = "SHA256", value_parser = fingerprint)]
     pin: Option<[u8; 32]>,
-    /// PEM file with a client certificate to show
+    /// A PEM file of the client certificate to present
     #[arg(long, value_name = "FILE", requires = "client_key")]
     client_cert: Option<PathBuf>,
-    /// PEM file with the private key of the client certificate
+    /// A PEM file of the client certificate's private key
     #[arg(long, value_name = "FILE", requires = "client_cert")]
     client_key: Option<PathBuf>,
 }

@@ -11,56 +11,56 @@ use super::table::{age, show, table, time};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Prints the policy in force, or a former one
+    /// Prints the policy in force, or an earlier revision
     Get {
-        /// The revision; the one in force without it
+        /// The revision [default: the one in force]
         revision: Option<u64>,
     },
-    /// Lists the revisions that can be gone back to, and the one in force
+    /// Lists the revision in force, and those that you can roll back to
     List,
-    /// Puts a policy in force: everywhere or, if it is refused, nowhere
+    /// Sets the policy; one that is refused changes nothing
     Set(Set),
     /// Shows what a policy would change
     Diff {
-        /// The policy (TOML); - for standard input
+        /// The policy, in TOML; `-` reads standard input
         file: PathBuf,
     },
-    /// Says whether a policy would be accepted
+    /// Checks whether a policy would be accepted, and changes nothing
     Check {
-        /// The policy (TOML); - for standard input
+        /// The policy, in TOML; `-` reads standard input
         file: PathBuf,
     },
-    /// Ends the trial of the policy in force: it stays
+    /// Confirms the policy on trial, so that it stays in force
     Confirm {
-        /// The revision on trial; the one in force without it
+        /// The revision on trial [default: the one in force]
         revision: Option<u64>,
-        /// Keeps it over restarts, before what the files say
+        /// Saves the policy: it survives restarts and takes precedence over the files
         #[arg(long, visible_alias = "persist")]
         save: bool,
     },
-    /// Puts a former policy in force again
+    /// Rolls back to an earlier revision
     Rollback {
-        /// The revision; the one before without it
+        /// The revision [default: the one before]
         revision: Option<u64>,
-        /// Keeps it over restarts, before what the files say
+        /// Saves the policy: it survives restarts and takes precedence over the files
         #[arg(long, visible_alias = "persist")]
         save: bool,
     },
-    /// Forgets the saved policy: the files count again from the next reload on
+    /// Deletes the saved policy; the files apply again from the next reload
     Forget,
 }
 
 #[derive(Args)]
 pub(crate) struct Set {
-    /// The policy (TOML); - for standard input
+    /// The policy, in TOML; `-` reads standard input
     file: PathBuf,
-    /// Refuses to replace another revision than this
+    /// Fails unless this revision is in force
     #[arg(long, value_name = "REVISION")]
     expect: Option<u64>,
-    /// Goes back to what was before, unless `pacectl policy confirm` is said within so many seconds
+    /// Rolls back unless you run `pacectl policy confirm` within so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "save")]
     confirm_within: Option<u64>,
-    /// Keeps it over restarts, before what the files say
+    /// Saves the policy: it survives restarts and takes precedence over the files
     #[arg(long, visible_alias = "persist")]
     save: bool,
 }

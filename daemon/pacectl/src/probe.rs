@@ -35,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A UDP echo as HOST:PORT. Without it, the one that `paced run` has in development mode; of other relays, whether they
-    /// are up and let this client in
+    /// A UDP echo server as HOST:PORT [default: the echo of `paced run` in development mode; for other relays none, which
+    /// checks only that they answer and admit this client]
     #[arg(value_parser = options::target)]
     target: Option<Target>,
     #[command(flatten)]
@@ -44,13 +44,13 @@ pub(crate) struct Arguments {
     /// How payloads travel to the relay: auto, datagram or stream
     #[arg(long, default_value = "auto", value_parser = options::mode)]
     mode: Mode,
-    /// How many payloads are sent
+    /// The number of payloads to send
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Bytes of each payload
+    /// The size of each payload in bytes
     #[arg(long, default_value_t = 1_200, value_parser = clap::value_parser!(u16).range(HEADER_BYTES as i64..=65_507))]
     size: u16,
-    /// Milliseconds between two payloads
+    /// The time between two payloads in milliseconds
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     interval_ms: u64,
 }
@@ -160,7 +160,7 @@ async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
         reached.print();
     }
     match answer {
-        Err(error) if !reached.admitted => Err(error).context("the relay is up, and does not let this client in"),
+        Err(error) if !reached.admitted => Err(error).context("the relay is up, but does not admit this client"),
         _ => Ok(()),
     }
 }

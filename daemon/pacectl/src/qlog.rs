@@ -16,12 +16,12 @@ use super::table::show;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Its ID, from `pacectl connections`
+    /// The connection's ID, from `pacectl connections`
     connection: u64,
-    /// How long it is recorded; the end of the connection, or Ctrl-C, ends it before
+    /// How long to record; stops early when the connection ends, or at Ctrl-C
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
-    /// Where it goes: `-` for standard output. Without it, connection-ID.sqlog
+    /// The file to write; `-` writes standard output [default: connection-ID.sqlog]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

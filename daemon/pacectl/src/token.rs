@@ -8,12 +8,12 @@ use config::{hash::hex, moment::Moment};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Makes a token; prints it, once, and what the relay's configuration has to say about it
+    /// Makes a token; prints it once, with the lines to add to the relay's configuration
     New {
-        /// Whom it is for
+        /// The user's name
         #[arg(default_value = "user")]
         name: String,
-        /// From when on it admits nobody: a date, which begins at midnight UTC, or a time of RFC 3339
+        /// When the token expires: a date (midnight UTC) or a time of RFC 3339
         #[arg(long, value_name = "DATE", value_parser = moment)]
         expires: Option<Moment>,
     },
@@ -25,7 +25,8 @@ fn moment(text: &str) -> Result<Moment, &'static str> {
 
 pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
     let Command::New { name, expires } = command;
-    let (token, sha256) = token::generate_token().map_err(|_| anyhow!("the system has no randomness to give"))?;
+    let (token, sha256) =
+        token::generate_token().map_err(|_| anyhow!("the system's source of random numbers failed"))?;
     let sha256 = hex(&sha256);
     if as_json {
         let expires = expires.map(|expires| expires.to_string());

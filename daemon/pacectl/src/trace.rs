@@ -38,10 +38,10 @@ const LEAVING: Duration = Duration::from_millis(20);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// How long it is recorded; Ctrl-C ends it before
+    /// How long to record; Ctrl-C stops early
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
-    /// Where the rows go, in place of standard output
+    /// The file to write [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

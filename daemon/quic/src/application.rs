@@ -332,7 +332,8 @@ impl Sending {
     /// # Errors
     /// The code is too large for QUIC (RFC 9000 §16).
     pub fn reset(self, code: u64) -> Result<()> {
-        let code = s2n_quic::application::Error::new(code).map_err(|_| anyhow!("{code} is no code of QUIC"))?;
+        let code =
+            s2n_quic::application::Error::new(code).map_err(|_| anyhow!("{code} is not an error code of QUIC"))?;
         self.stream.reset(code);
         Ok(())
     }

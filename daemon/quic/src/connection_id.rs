@@ -103,7 +103,7 @@ impl hkdf::KeyType for Bytes {
 
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    rand::fill(&mut bytes).map_err(|_| anyhow!("the system has no randomness to give"))?;
+    rand::fill(&mut bytes).map_err(|_| anyhow!("the system's source of random numbers failed"))?;
     Ok(bytes)
 }
 

@@ -69,7 +69,7 @@ pub enum Error {
 
 /// The connection was not made by an endpoint of ours, or has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the connection has ended or is not of an endpoint with paced's providers")]
+#[error("the connection has ended, or its endpoint does not use paced's providers")]
 pub struct NotOurs;
 
 /// Hands the bytes of one connection's streams to the transport. Clones are the same dispatcher.

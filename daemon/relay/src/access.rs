@@ -123,7 +123,7 @@ impl AccessLog {
             let writer = thread::Builder::new().name("access-log".into()).spawn(move || access.write());
             queue.has_writer = writer.is_ok();
             if let Err(error) = writer {
-                tracing::error!("there is no access log: no thread can be started: {error}");
+                tracing::error!("no access log: its thread could not be started: {error}");
             }
         }
     }

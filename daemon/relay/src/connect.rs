@@ -106,6 +106,6 @@ fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
         }
     };
     relay.resources.metrics.limit_hit(limit);
-    relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets can be had"));
+    relay.exhausted.note(|unsaid| tracing::warn!(%error, limit, unsaid, "no more sockets for targets are available"));
     Refusal::Overloaded { retry_after_s: 10 }
 }

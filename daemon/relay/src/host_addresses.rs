@@ -182,7 +182,7 @@ async fn follow(shared: Weak<RwLock<Own>>, mut subscription: Subscription) {
 async fn subscribe_anew() -> (Own, Subscription) {
     let mut pause = FIRST_PAUSE;
     loop {
-        tracing::warn!(?pause, "the host's addresses may be out of date until they have been read anew");
+        tracing::warn!(?pause, "the list of this host's addresses may be out of date; reading it again");
         sleep(pause).await;
         pause = LONGEST_PAUSE.min(2 * pause);
         match subscribe().await {

@@ -38,7 +38,7 @@ impl Ledger {
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
         let file = state_dir.join(FILE);
         let saved = read(&file).unwrap_or_else(|error| {
-            tracing::error!(file = %file.display(), %error, "what users have used this month is lost");
+            tracing::error!(file = %file.display(), %error, "the quota usage of this month is lost");
             None
         });
         let now = SystemTime::now();
@@ -72,7 +72,7 @@ impl Ledger {
         match write(&self.file, &used) {
             Ok(()) => *saved = Some(used),
             Err(error) => self.not_saved.note(|unsaid| {
-                tracing::error!(file = %self.file.display(), %error, unsaid, "what users have used is not saved");
+                tracing::error!(file = %self.file.display(), %error, unsaid, "the quota usage was not saved");
             }),
         }
     }

@@ -100,7 +100,7 @@ pub enum ResolveError {
     #[error("a name server answered {0}")]
     Rcode(Cow<'static, str>),
     /// No name server could be asked, its answer made no sense, or the name cannot exist.
-    #[error("no name server could be asked, or its answer made no sense")]
+    #[error("no name server could be reached, or its answer was not valid")]
     Failed,
 }
 

@@ -82,7 +82,7 @@ impl Acceptor {
             match accept().await {
                 Ok(caller) => {
                     if std::mem::take(&mut self.is_short) {
-                        tracing::info!(door = self.door, "callers are let in again");
+                        tracing::info!(door = self.door, "connections are accepted again");
                     }
                     return caller;
                 }
@@ -95,7 +95,7 @@ impl Acceptor {
                     let now = Instant::now();
                     if !self.is_short && self.told.is_none_or(|told| now.duration_since(told) >= TOLD) {
                         (self.is_short, self.told) = (true, Some(now));
-                        tracing::warn!(door = self.door, "nobody is let in for now: {error}");
+                        tracing::warn!(door = self.door, "no connections are accepted for now: {error}");
                     }
                     sleep(PAUSE).await;
                 }

@@ -101,7 +101,7 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
             Err(error) => format!("{error:#}"),
         };
         if told.as_ref() != Some(&error) {
-            tracing::warn!("the D-Bus door is shut: {error}");
+            tracing::warn!("no control over D-Bus: {error}");
             told = Some(error);
         }
         tokio::time::sleep(PAUSE).await;

@@ -35,7 +35,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub async fn serve(control: Arc<Control>, listener: Listener) {
     let name = listener.name();
     if let Err(error) = try_serve(control, listener).await {
-        tracing::error!("the door for gRPC on {name} is shut: {error:#}");
+        tracing::error!("gRPC on {name} has stopped: {error:#}");
     }
 }
 

@@ -156,7 +156,7 @@ impl Tables {
             if published.is_err() {
                 self.refused_updates.inc();
             }
-            published.context("the kernel refuses it")?;
+            published.context("the kernel refused it")?;
         }
         loaded.ranks = ranks(policy, &loaded.numbers);
         self.set_arrivals(loaded);
@@ -258,7 +258,7 @@ impl Tables {
             Err(error) => {
                 self.refused_updates.inc();
                 if refused.insert(what.to_owned()) {
-                    tracing::warn!(what, "the kernel does not learn of a change: {error:#}");
+                    tracing::warn!(what, "a table of the kernel's programs was not updated: {error:#}");
                 }
                 false
             }

@@ -35,7 +35,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// It was asked for something, which nobody may.
 pub(super) fn serve(peer: &Socket, plan: &Plan, ledger: &Ledger) -> Result<()> {
     rights::use_held(Rights::MONITOR).context("failed to take up rights")?;
-    confinement::confine(Process::Monitor).unwrap_or_else(|error| eprintln!("paced monitor: not confined: {error:#}"));
+    confinement::confine(Process::Monitor)
+        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
     let mut held = Held::inherit(plan, ledger);
     held.load();
     loop {
@@ -115,7 +116,7 @@ impl<'a> Held<'a> {
         let plan = self.plan;
         let roots = if plan.manage_qdisc { qdisc::roots() } else { Ok(BTreeMap::new()) };
         let roots = roots.unwrap_or_else(|error| {
-            eprintln!("paced monitor: queueing disciplines cannot be read: {error:#}");
+            eprintln!("paced monitor: qdiscs cannot be read: {error:#}");
             BTreeMap::new()
         });
         for device in &plan.devices {

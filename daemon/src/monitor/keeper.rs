@@ -54,7 +54,8 @@ impl Pause {
 /// A monitor cannot be started, for lack of processes, memory or descriptors.
 pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
     rights::hold(Rights::MONITOR).context("failed to give up rights")?;
-    confinement::confine(Process::Keeper).unwrap_or_else(|error| eprintln!("paced monitor: not confined: {error:#}"));
+    confinement::confine(Process::Keeper)
+        .unwrap_or_else(|error| eprintln!("paced monitor: no seccomp filter: {error:#}"));
     let ledger = Ledger::new().context("failed to make the ledger")?;
     let mut pause = Pause(Pause::FIRST);
     loop {

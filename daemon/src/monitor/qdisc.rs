@@ -27,7 +27,9 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
             "fq" => return Ok(None),
             "mq" => bail!("{device} has several queues: set fq below mq yourself, or as net.core.default_qdisc"),
             // The kernel gives no handle to qdiscs that it sets by itself, and sets again once another is removed.
-            _ if before.header.handle != TcHandle::UNSPEC => bail!("{device} has {kind} at its root, set by somebody"),
+            _ if before.header.handle != TcHandle::UNSPEC => {
+                bail!("{device} has {kind} at its root, which paced did not set")
+            }
             _ => {}
         }
         let mut message = TcMessage::with_index(index);

@@ -90,7 +90,7 @@ fn what_is_refused_changes_nothing_and_says_what_to_do() {
     let rows = [
         (submission("[class.one]\nwait = 1"), "line 2, column 1: class.one.wait: unknown key"),
         (submission(&" ".repeat(MAX_TEXT_BYTES + 1)), "write at most 1048576"),
-        (submission(TWO), "forward on 127.0.0.1:1 is of; add [class.one]"),
+        (submission(TWO), "forward on 127.0.0.1:1 uses; add [class.one]"),
         (submission("[relay]\nlisten = []"), "unknown key"),
         (Submission { expected: Some(7), ..submission(ONE) }, "made from revision 7, but revision 1 is in force"),
         (Submission { confirm_within: Some(Duration::from_secs(4000)), ..submission(ONE) }, "at most 3600"),
@@ -115,7 +115,7 @@ fn a_class_that_a_listener_names_stays_in_the_policy() {
                  class = \"one\"\ntemplates = [\"https://relay.example/{target_host}/{target_port}/\"]\n";
     let bench = Bench::new("listener", &format!("{relay}{ONE}"));
     let refusal = bench.set(TWO).unwrap_err().to_string();
-    assert!(refusal.contains("lacks the class \"one\", which the listener on 127.0.0.1:1 is of"), "{refusal}");
+    assert!(refusal.contains("lacks the class \"one\", which the listener on 127.0.0.1:1 uses"), "{refusal}");
     bench.set(&format!("{ONE}{TWO}")).unwrap();
 }
 

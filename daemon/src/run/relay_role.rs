@@ -174,7 +174,7 @@ impl RelayRole {
     /// addresses and keys change.
     pub(super) fn refresh_guard(&mut self, kernel: &Tables) {
         if let Err(error) = self.steering.steer_by(&self.secret) {
-            tracing::warn!("workers do not hear of changes: {error:#}");
+            tracing::warn!("the program that steers packets to workers was not updated: {error:#}");
         }
         let listeners = self.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
         kernel.guard(listeners, &self.host_addresses, &self.secret);

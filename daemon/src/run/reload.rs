@@ -70,7 +70,7 @@ impl Daemon {
                 tracing::info!("files that the configuration names have changed, and were read again");
             }
             Err(error) => tracing::error!(
-                "files that the configuration names have changed and cannot be used, what was read before stays in force: \
+                "files that the configuration names have changed but cannot be used; their earlier contents stay in force: \
                  {error:#}"
             ),
         }

@@ -66,7 +66,7 @@ impl Daemon {
     pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
         let Launch { mut config, file, log, parts, places, door, runtime } = launch;
         let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
-            tracing::error!("the saved policy cannot be used, that of the files is in force: {error:#}");
+            tracing::error!("the saved policy cannot be used; the policy in the files is in force: {error:#}");
             None
         });
         let config = Arc::new(config);
@@ -154,7 +154,7 @@ impl Daemon {
         if self.file.is_none() {
             let address = DEVELOPMENT_ECHO.parse().context("the echo has an address")?;
             let bound = self.runtime.spawn(echo::bind(address)).await?;
-            let socket = bound.map_err(|error| BindError::new(address, error)).context("there is no echo")?;
+            let socket = bound.map_err(|error| BindError::new(address, error)).context("failed to start the echo")?;
             self.runtime.spawn(echo::serve(socket));
         }
         Ok((open, wanted))
@@ -217,7 +217,7 @@ pub(super) fn without_missing_families(mut config: Config) -> Config {
                 matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
             });
             if is_missing {
-                tracing::warn!(address = %listener.address, "this machine has no such address, development mode does without");
+                tracing::warn!(address = %listener.address, "this machine has no such address; development mode does without it");
             }
             !is_missing
         });

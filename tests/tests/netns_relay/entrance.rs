@@ -162,7 +162,7 @@ fn an_address_without_descriptors_serves_again_when_there_are_some() {
     let few = descriptors(&edge, None);
     descriptors(&edge, Some(3));
     let mut stream = edge.connect("127.0.0.1:5001");
-    edge.process.wait_for_line("nobody is let in for now", SOON).unwrap();
+    edge.process.wait_for_line("no connections are accepted for now", SOON).unwrap();
     descriptors(&edge, Some(few));
     assert_eq!(says(&mut stream, "second"), "second heard");
     server.join().unwrap();

@@ -203,7 +203,7 @@ fn said(site: &Site, what: &str, change: impl FnOnce()) {
 }
 
 const READ_AGAIN: &str = "were read again";
-const UNUSABLE: &str = "cannot be used, what was read before stays in force";
+const UNUSABLE: &str = "cannot be used; their earlier contents stay in force";
 
 #[test]
 fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not() {
@@ -277,7 +277,7 @@ fn development_mode_does_without_ipv6_where_there_is_none() {
     let daemon = chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
     daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
     let said = daemon.output();
-    assert!(said.contains("development mode does without") && said.contains("127.0.0.1:4433"), "{said}");
+    assert!(said.contains("development mode does without it") && said.contains("127.0.0.1:4433"), "{said}");
     drop(daemon);
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -25,7 +25,7 @@ fn without_an_echo_a_probe_tells_whether_the_relay_is_up_and_lets_this_client_in
     assert!(code == Some(0) && said.contains(", up") && said.contains("access     granted"), "{code:?} {said}");
     let (code, said) = probe(&site, &[]);
     assert_eq!(code, Some(3), "{said}");
-    assert!(said.contains(", up") && said.contains("does not let this client in") && said.contains("407"), "{said}");
+    assert!(said.contains(", up") && said.contains("does not admit this client") && said.contains("407"), "{said}");
     // A target that the rules refuse is a refusal, too.
     let (code, said) = probe(&site, &["--token-file", &file, "127.0.0.1:443"]);
     assert!(code == Some(3) && said.contains("403"), "{code:?} {said}");

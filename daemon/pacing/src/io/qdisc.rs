@@ -121,10 +121,10 @@ impl Follower {
                 Ok(netlink) => match self.serve(netlink, &mut questions).await {
                     Ok(()) => return,
                     Err(error) => {
-                        tracing::warn!(%error, "lost sight of queueing disciplines for a moment")
+                        tracing::warn!(%error, "messages about qdiscs were lost; reading all qdiscs again")
                     }
                 },
-                Err(error) => tracing::warn!(%error, "queueing disciplines cannot be followed"),
+                Err(error) => tracing::warn!(%error, "changes of qdiscs cannot be watched"),
             }
             sleep(PAUSE).await;
         }
@@ -200,7 +200,7 @@ impl Follower {
         let keeps = keeps_departures(qdiscs);
         if device.set_keeps_departures(keeps) && !self.is_first {
             let by = if keeps { "the kernel" } else { "paced" };
-            tracing::info!(device = device.name(), by, "departure times are kept from now on");
+            tracing::info!(device = device.name(), by, "the kernel enforces departure times from now on");
         }
         (self.listener)(device.name(), keeps);
         let label = DeviceLabel { device: device.name().to_owned() };

@@ -66,7 +66,7 @@ enum Judge {
 
 /// Another certificate than the one that is believed.
 #[derive(Debug, thiserror::Error)]
-#[error("it is not the one that is pinned")]
+#[error("it is not the pinned certificate")]
 struct NotPinned;
 
 impl Verifier {
