@@ -23,7 +23,7 @@ pub const PROGRAM: &str = "paced_egress";
 
 /// What packets of a class are held to, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct KernelTerms {
     /// The most that all packets of the class may use, in bytes per second with all headers; `None` is no limit. Kept
     /// only on devices whose root qdisc is `fq`.
     pub bytes_per_sec: Option<NonZeroU64>,
@@ -38,7 +38,7 @@ pub struct Terms {
 
 /// What happened to packets of a class in one direction, since the program was loaded, on all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct KernelCounters {
     /// Packets that were let go, those of a GSO message one by one.
     pub packets: u64,
     /// Their bytes with all headers.
@@ -174,12 +174,12 @@ impl Egress {
     ///
     /// # Errors
     /// No more file descriptors may be opened.
-    pub fn classes(&self) -> Result<Classes, Error> {
-        Classes::from_fds(TABLES.owned_fds(&self.ebpf)?)
+    pub fn classes(&self) -> Result<KernelClasses, Error> {
+        KernelClasses::from_fds(TABLES.owned_fds(&self.ebpf)?)
     }
 
     /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
-    /// there [`Classes::from_fds`] takes them in this order.
+    /// there [`KernelClasses::from_fds`] takes them in this order.
     ///
     /// # Errors
     /// The object lacks a table.
@@ -203,19 +203,19 @@ fn program(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier, Cause> {
     Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
 }
 
-/// The maps that [`Classes`] is made of.
+/// The maps that [`KernelClasses`] is made of.
 const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };
 const NAMES: [&str; 4] = ["paced_terms", "paced_half", "paced_counters", "paced_devices"];
 
 /// The tables of the egress program: terms of classes in, counters out. Needs the maps' file descriptors and no right.
-pub struct Classes {
+pub struct KernelClasses {
     terms: Array<MapData, RawTerms>,
     half: Array<MapData, u32>,
     counters: PerCpuArray<MapData, RawCounters>,
     devices: HashMap<MapData, u32, u32>,
 }
 
-impl Classes {
+impl KernelClasses {
     /// Takes the descriptors that [`Egress::tables`] gave, in their order.
     ///
     /// # Errors
@@ -230,8 +230,8 @@ impl Classes {
     ///
     /// # Errors
     /// The kernel refuses an update; the old terms are in force then.
-    pub fn publish(&mut self, terms: impl IntoIterator<Item = (Mark, Terms)>) -> Result<(), Error> {
-        let mut raw = vec![RawTerms::from(Terms::default()); SLOTS as usize];
+    pub fn publish(&mut self, terms: impl IntoIterator<Item = (Mark, KernelTerms)>) -> Result<(), Error> {
+        let mut raw = vec![RawTerms::from(KernelTerms::default()); SLOTS as usize];
         for (mark, terms) in terms {
             raw[mark.slot() as usize] = terms.into();
         }
@@ -247,10 +247,10 @@ impl Classes {
     ///
     /// # Errors
     /// The kernel refuses to tell.
-    pub fn counters(&self, mark: Mark) -> Result<Counters, Error> {
+    pub fn counters(&self, mark: Mark) -> Result<KernelCounters, Error> {
         let cpus = self.counters.get(&mark.slot(), 0).map_err(|error| broken(NAMES[2], error))?;
         let sum = |of: fn(&RawCounters) -> u64| cpus.iter().map(of).fold(0, u64::wrapping_add);
-        Ok(Counters {
+        Ok(KernelCounters {
             packets: sum(|cpu| cpu.packets),
             bytes: sum(|cpu| cpu.bytes),
             delayed_packets: sum(|cpu| cpu.delayed_packets),
@@ -275,8 +275,8 @@ impl Classes {
     }
 }
 
-impl From<Terms> for RawTerms {
-    fn from(terms: Terms) -> Self {
+impl From<KernelTerms> for RawTerms {
+    fn from(terms: KernelTerms) -> Self {
         Self {
             bytes_per_sec: terms.bytes_per_sec.map_or(0, NonZeroU64::get),
             burst_ns: terms.burst_ns,

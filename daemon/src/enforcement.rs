@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, future::pending, io, os::fd::OwnedFd, sync::Arc};
 
-use bpf::{egress::Classes, ingress::Guard, mark::Tag};
+use bpf::{egress::KernelClasses, ingress::Guard, mark::Tag};
 use config::kernel::Kernel;
 use tokio::{runtime, task::AbortHandle};
 
 pub use self::{
-    in_force::{InForce, OnDevices},
+    enforced::{Enforced, OnDevices},
     tables::Tables,
 };
 use self::{
@@ -19,7 +19,7 @@ use crate::monitor::{
     rights::{self, Rights},
 };
 
-mod in_force;
+mod enforced;
 mod marks;
 mod tables;
 
@@ -152,7 +152,7 @@ struct Intake {
     tables: Arc<Tables>,
     tag: Tag,
     devices: Vec<String>,
-    classes: Option<Classes>,
+    classes: Option<KernelClasses>,
     guard: Option<Guard>,
     /// Found out with the first program that is there.
     permission: Option<Permission>,
@@ -174,7 +174,7 @@ impl Intake {
     fn take(&mut self, notice: Notice, fds: Vec<OwnedFd>) -> bool {
         match notice {
             Notice::Loaded(Program::Egress) => {
-                let classes = Classes::from_fds(fds);
+                let classes = KernelClasses::from_fds(fds);
                 self.classes = classes.inspect_err(|error| not_loaded(Program::Egress, &error.to_string())).ok();
             }
             Notice::Loaded(Program::Ingress) => {

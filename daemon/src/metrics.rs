@@ -119,12 +119,12 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRAPES: usize = 8;
 
 /// A place where metrics are served, until this is dropped.
-pub struct Page {
+pub struct MetricsPage {
     address: SocketAddr,
     task: AbortHandle,
 }
 
-impl Page {
+impl MetricsPage {
     /// Serves metrics at an address, on the runtime this is called in.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for MetricsPage {
     fn drop(&mut self) {
         self.task.abort();
     }

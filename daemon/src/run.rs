@@ -37,7 +37,7 @@ use crate::{
     control::{Control, Reload, doors::Doors},
     enforcement::Enforcement,
     log::{self, Log},
-    metrics::{Metrics, Page},
+    metrics::{Metrics, MetricsPage},
     parts::Parts,
     policy::Policies,
     watchdog::Watchdog,
@@ -149,7 +149,7 @@ struct Daemon {
     /// Runs what may wait.
     runtime: Handle,
     /// Where metrics are served.
-    page: Option<Page>,
+    page: Option<MetricsPage>,
     /// The files that the configuration names, as they were when they were read.
     read: Arc<ArcSwap<Files>>,
     /// The certificates that are shown, and what was said of them.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use quic::events::Turns;
+use quic::events::LoopTurns;
 use sd_notify::NotifyState;
 use tokio::time::interval;
 
@@ -38,7 +38,7 @@ pub struct Watchdog {
 #[derive(Debug)]
 pub struct Watched {
     socket: UdpSocket,
-    turns: Turns,
+    turns: LoopTurns,
     /// At the last look: whether something waited, and how many turns there had been.
     last: (bool, u64),
 }
@@ -103,7 +103,7 @@ impl Watched {
     ///
     /// # Errors
     /// There are too many descriptors.
-    pub fn new(socket: &UdpSocket, turns: Turns) -> std::io::Result<Self> {
+    pub fn new(socket: &UdpSocket, turns: LoopTurns) -> std::io::Result<Self> {
         Ok(Self { socket: socket.try_clone()?, turns, last: (false, 0) })
     }
 
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_stuck_while_something_waits_and_it_takes_no_turn() {
-        let (socket, turns) = (socket(), Turns::default());
+        let (socket, turns) = (socket(), LoopTurns::default());
         let mut watched = Watched::new(&socket, turns.clone()).unwrap();
         assert!(!watched.is_stuck() && !watched.is_stuck(), "nothing waits");
         socket.send_to(b"1", socket.local_addr().unwrap()).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     fn a_thread_gives_no_sign_of_life_while_one_of_its_endpoints_is_stuck() {
         let pulse = Pulse { thread: "one".into(), beats: AtomicU64::new(0) };
         let sockets = [socket(), socket()];
-        let turns = Turns::default();
+        let turns = LoopTurns::default();
         let mut watched = sockets.each_ref().map(|socket| Watched::new(socket, turns.clone()).unwrap());
         for socket in &sockets {
             socket.send_to(b"1", socket.local_addr().unwrap()).unwrap();

@@ -21,7 +21,7 @@ use quic::{
     connection_id::{Issuer, Secret},
     datagrams::{Datagrams, QueueLimits},
     endpoint::{self, Admission, Transport},
-    events::Turns,
+    events::LoopTurns,
     tls::ServerTls,
 };
 use relay::{Relay, RelayMetrics};
@@ -32,7 +32,7 @@ use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 use crate::watchdog::{Watchdog, Watched};
 
 /// The sockets of a relay: of each worker, one for each listener.
-pub type Sockets = Vec<Vec<UdpSocket>>;
+pub type WorkerSockets = Vec<Vec<UdpSocket>>;
 
 /// What steers packets to workers: a program for each listener, or none for a single worker.
 #[derive(Default)]
@@ -49,7 +49,7 @@ pub fn bind(
     workers: u8,
     secret: &Secret,
     opened: Vec<UdpSocket>,
-) -> Result<(Sockets, Steering)> {
+) -> Result<(WorkerSockets, Steering)> {
     if !opened.is_empty() {
         let why =
             "no program can steer packets to the sockets of paced.socket; write each once, and workers = 1 in [relay]";
@@ -68,7 +68,7 @@ pub fn bind(
     })
 }
 
-fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Sockets, Steering)> {
+fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(WorkerSockets, Steering)> {
     let group = |listener: &Listener| -> Result<Vec<_>> {
         let first = socket(listener.address, true)?;
         let address = first.local_addr()?;
@@ -78,7 +78,7 @@ fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Socket
 }
 
 /// Sorts sockets that were opened for the listeners: of each as many as there are workers.
-fn adopt(listeners: &[Listener], workers: u8, mut opened: Vec<UdpSocket>) -> Result<Sockets> {
+fn adopt(listeners: &[Listener], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
     let mut groups = Vec::new();
     for Listener { address, .. } in listeners {
         let group: Vec<_> =
@@ -101,8 +101,8 @@ fn adopt(listeners: &[Listener], workers: u8, mut opened: Vec<UdpSocket>) -> Res
 }
 
 /// Gives each worker a socket of each group, all of which are at one address, and has packets steered if there are several.
-fn spread(groups: Sockets, secret: &Secret) -> Result<(Sockets, Steering)> {
-    let (mut sockets, mut steering) = (Sockets::new(), Steering::default());
+fn spread(groups: WorkerSockets, secret: &Secret) -> Result<(WorkerSockets, Steering)> {
+    let (mut sockets, mut steering) = (WorkerSockets::new(), Steering::default());
     for group in groups {
         if group.len() > 1 {
             steering.0.push(Steer::attach(&group, &secret.connection_id_keys())?);
@@ -176,7 +176,7 @@ impl Endpoints {
                 max_handshakes: limits.handshakes_in_flight,
                 open: self.open.clone(),
                 handshakes: self.metrics.handshakes.clone(),
-                turns: Turns::default(),
+                turns: LoopTurns::default(),
                 ports: Default::default(),
             };
             let issuer = Issuer::new(self.secret.clone(), listener.address, worker).of_class(class.clone());

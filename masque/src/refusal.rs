@@ -2,7 +2,7 @@
 
 use crate::h3::{Field, ResponseHead};
 use crate::proxy_status::{ErrorType, ProxyName, ProxyStatus};
-use crate::target::TargetError;
+use crate::target::InvalidTarget;
 use std::borrow::Cow;
 use thiserror::Error;
 
@@ -47,7 +47,7 @@ pub enum Refusal {
     Malformed(#[from] Malformed),
     /// A request that names no valid target (RFC 9298 §3, RFC 9110 §9.3.6).
     #[error(transparent)]
-    Target(#[from] TargetError),
+    Target(#[from] InvalidTarget),
     /// No template matches, or the request asks for something that is no tunnel.
     #[error("there is nothing here; this relay serves {serves}")]
     NotFound {
@@ -260,7 +260,7 @@ mod tests {
                 None,
             ),
             (
-                Refusal::Target(TargetError::NumericName),
+                Refusal::Target(InvalidTarget::NumericName),
                 400,
                 r#"paced;error=http_request_error;details="the target host ends in a number but is no IPv4 address""#,
                 None,

@@ -5,7 +5,7 @@
 //! Capsule Protocol is in use, so that no value of the field (nor its absence) changes anything.
 
 pub use crate::refusal::{Malformed, Refusal};
-pub use crate::target::{Host, Target, TargetError};
+pub use crate::target::{Host, InvalidTarget, Target};
 
 use crate::h3::{Field, RequestHead, ResponseHead};
 use crate::proxy_status::{ProxyName, ProxyStatus};

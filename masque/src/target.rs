@@ -33,7 +33,7 @@ pub struct Target {
 
 /// Why a text names no target.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum TargetError {
+pub enum InvalidTarget {
     /// A percent sign without two hexadecimal digits, or a character that has to be percent-encoded.
     #[error("the target is not percent-encoded correctly")]
     Encoding,
@@ -56,17 +56,17 @@ impl Target {
     /// port is mandatory (RFC 9110 §7.1 and §9.3.6).
     ///
     /// # Errors
-    /// See [`TargetError`]. User information is refused as part of the host.
-    pub fn from_authority(authority: &str) -> Result<Self, TargetError> {
-        let (host, port) = authority.rsplit_once(':').ok_or(TargetError::Port)?;
+    /// See [`InvalidTarget`]. User information is refused as part of the host.
+    pub fn from_authority(authority: &str) -> Result<Self, InvalidTarget> {
+        let (host, port) = authority.rsplit_once(':').ok_or(InvalidTarget::Port)?;
         Ok(Self { host: Host::from_authority(host)?, port: port_from(port)? })
     }
 
     /// Parses the authority of an `https` URI, in which the port may be missing and is 443 then (RFC 9110 §4.2.2).
     ///
     /// # Errors
-    /// See [`TargetError`].
-    pub fn from_https_authority(authority: &str) -> Result<Self, TargetError> {
+    /// See [`InvalidTarget`].
+    pub fn from_https_authority(authority: &str) -> Result<Self, InvalidTarget> {
         match authority.rsplit_once(':') {
             Some((_, port)) if !port.ends_with(']') => Self::from_authority(authority),
             _ => Ok(Self { host: Host::from_authority(authority)?, port: 443 }),
@@ -77,8 +77,8 @@ impl Target {
     /// (RFC 9298 §3).
     ///
     /// # Errors
-    /// See [`TargetError`].
-    pub fn from_variables(host: &str, port: &str) -> Result<Self, TargetError> {
+    /// See [`InvalidTarget`].
+    pub fn from_variables(host: &str, port: &str) -> Result<Self, InvalidTarget> {
         Ok(Self { host: Host::parse(host)?, port: port_from(port)? })
     }
 }
@@ -96,31 +96,31 @@ impl Host {
     /// Parses an IPv4 or IPv6 address or a DNS name, without brackets.
     ///
     /// # Errors
-    /// See [`TargetError`].
-    pub fn parse(host: &str) -> Result<Self, TargetError> {
+    /// See [`InvalidTarget`].
+    pub fn parse(host: &str) -> Result<Self, InvalidTarget> {
         if let Ok(address) = host.parse() {
             return Ok(Self::Ip(address));
         }
         let name = host.strip_suffix('.').unwrap_or(host);
         if host.is_empty() {
-            return Err(TargetError::EmptyHost);
+            return Err(InvalidTarget::EmptyHost);
         }
         if name.len() > MAX_NAME_BYTES || !name.split('.').all(is_label) {
-            return Err(TargetError::Host);
+            return Err(InvalidTarget::Host);
         }
         if name.rsplit('.').next().is_some_and(is_number) {
-            return Err(TargetError::NumericName);
+            return Err(InvalidTarget::NumericName);
         }
         Ok(Self::Name(name.to_ascii_lowercase()))
     }
 
     /// Parses the host of an authority: IPv6 addresses, and only they, stand in brackets (RFC 3986 §3.2.2).
-    fn from_authority(host: &str) -> Result<Self, TargetError> {
+    fn from_authority(host: &str) -> Result<Self, InvalidTarget> {
         match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             Some(address) => {
-                address.parse::<Ipv6Addr>().map(|address| Self::Ip(address.into())).map_err(|_| TargetError::Host)
+                address.parse::<Ipv6Addr>().map(|address| Self::Ip(address.into())).map_err(|_| InvalidTarget::Host)
             }
-            None if host.contains(':') => Err(TargetError::Host),
+            None if host.contains(':') => Err(InvalidTarget::Host),
             None => Self::parse(host),
         }
     }
@@ -151,10 +151,10 @@ fn is_number(label: &str) -> bool {
 }
 
 /// Parses a port: digits only, 1 to 65535.
-fn port_from(port: &str) -> Result<u16, TargetError> {
+fn port_from(port: &str) -> Result<u16, InvalidTarget> {
     match port.parse() {
         Ok(number) if number > 0 && !port.starts_with('+') => Ok(number),
-        _ => Err(TargetError::Port),
+        _ => Err(InvalidTarget::Port),
     }
 }
 
@@ -180,22 +180,22 @@ pub(crate) mod tests {
             ("xn--bcher-kva.example", Ok(name("xn--bcher-kva.example"))),
             ("1.2.3.4.in-addr.arpa", Ok(name("1.2.3.4.in-addr.arpa"))),
             ("0xcafe.example", Ok(name("0xcafe.example"))),
-            ("", Err(TargetError::EmptyHost)),
-            (".", Err(TargetError::Host)),
-            ("example..org", Err(TargetError::Host)),
-            (".example.org", Err(TargetError::Host)),
-            ("example.org..", Err(TargetError::Host)),
-            ("-a.example", Err(TargetError::Host)),
-            ("a-.example", Err(TargetError::Host)),
-            ("a_b.example", Err(TargetError::Host)),
-            ("bücher.example", Err(TargetError::Host)),
-            ("a b", Err(TargetError::Host)),
-            ("user@example.org", Err(TargetError::Host)),
-            ("example.org\0", Err(TargetError::Host)),
-            ("[2001:db8::1]", Err(TargetError::Host)),
-            ("fe80::1%eth0", Err(TargetError::Host)),
-            ("fe80::1%251", Err(TargetError::Host)),
-            ("*", Err(TargetError::Host)),
+            ("", Err(InvalidTarget::EmptyHost)),
+            (".", Err(InvalidTarget::Host)),
+            ("example..org", Err(InvalidTarget::Host)),
+            (".example.org", Err(InvalidTarget::Host)),
+            ("example.org..", Err(InvalidTarget::Host)),
+            ("-a.example", Err(InvalidTarget::Host)),
+            ("a-.example", Err(InvalidTarget::Host)),
+            ("a_b.example", Err(InvalidTarget::Host)),
+            ("bücher.example", Err(InvalidTarget::Host)),
+            ("a b", Err(InvalidTarget::Host)),
+            ("user@example.org", Err(InvalidTarget::Host)),
+            ("example.org\0", Err(InvalidTarget::Host)),
+            ("[2001:db8::1]", Err(InvalidTarget::Host)),
+            ("fe80::1%eth0", Err(InvalidTarget::Host)),
+            ("fe80::1%251", Err(InvalidTarget::Host)),
+            ("*", Err(InvalidTarget::Host)),
         ] {
             assert_eq!(Host::parse(text), expected, "{text:?}");
         }
@@ -218,7 +218,7 @@ pub(crate) mod tests {
             "example.0x",
             "example.1",
         ] {
-            assert_eq!(Host::parse(text), Err(TargetError::NumericName), "{text:?}");
+            assert_eq!(Host::parse(text), Err(InvalidTarget::NumericName), "{text:?}");
         }
     }
 
@@ -228,8 +228,8 @@ pub(crate) mod tests {
         let (long, longer) = ([label(63), label(63), label(63), label(61)].join("."), label(64));
         assert_eq!(Host::parse(&long), Ok(name(&long)));
         assert_eq!(Host::parse(&format!("{long}.")), Ok(name(&long)));
-        assert_eq!(Host::parse(&format!("{long}a")), Err(TargetError::Host));
-        assert_eq!(Host::parse(&longer), Err(TargetError::Host));
+        assert_eq!(Host::parse(&format!("{long}a")), Err(InvalidTarget::Host));
+        assert_eq!(Host::parse(&longer), Err(InvalidTarget::Host));
     }
 
     #[test]
@@ -238,7 +238,7 @@ pub(crate) mod tests {
             assert_eq!(port_from(text).ok(), expected);
         }
         for text in ["", "0", "00", "65536", "-1", "+1", " 1", "1 ", "0x50", "http", "١"] {
-            assert_eq!(port_from(text), Err(TargetError::Port), "{text:?}");
+            assert_eq!(port_from(text), Err(InvalidTarget::Port), "{text:?}");
         }
     }
 
@@ -248,18 +248,18 @@ pub(crate) mod tests {
             ("example.org:443", Ok("example.org:443")),
             ("192.0.2.1:1", Ok("192.0.2.1:1")),
             ("[2001:DB8::1]:443", Ok("[2001:db8::1]:443")),
-            ("example.org", Err(TargetError::Port)),
-            ("example.org:", Err(TargetError::Port)),
-            ("[2001:db8::1]", Err(TargetError::Host)),
-            ("", Err(TargetError::Port)),
-            (":443", Err(TargetError::EmptyHost)),
-            ("[]:443", Err(TargetError::Host)),
-            ("2001:db8::1:443", Err(TargetError::Host)),
-            ("[192.0.2.1]:443", Err(TargetError::Host)),
-            ("[example.org]:443", Err(TargetError::Host)),
-            ("[fe80::1%25eth0]:443", Err(TargetError::Host)),
-            ("user@example.org:443", Err(TargetError::Host)),
-            ("https://example.org:443", Err(TargetError::Host)),
+            ("example.org", Err(InvalidTarget::Port)),
+            ("example.org:", Err(InvalidTarget::Port)),
+            ("[2001:db8::1]", Err(InvalidTarget::Host)),
+            ("", Err(InvalidTarget::Port)),
+            (":443", Err(InvalidTarget::EmptyHost)),
+            ("[]:443", Err(InvalidTarget::Host)),
+            ("2001:db8::1:443", Err(InvalidTarget::Host)),
+            ("[192.0.2.1]:443", Err(InvalidTarget::Host)),
+            ("[example.org]:443", Err(InvalidTarget::Host)),
+            ("[fe80::1%25eth0]:443", Err(InvalidTarget::Host)),
+            ("user@example.org:443", Err(InvalidTarget::Host)),
+            ("https://example.org:443", Err(InvalidTarget::Host)),
         ] {
             let parsed = Target::from_authority(text).map(|target| target.to_string());
             assert_eq!(parsed, expected.map(str::to_owned), "{text:?}");
@@ -275,7 +275,7 @@ pub(crate) mod tests {
         ] {
             assert_eq!(Target::from_https_authority(text).unwrap().to_string(), expected);
         }
-        assert_eq!(Target::from_https_authority("relay.example:"), Err(TargetError::Port));
+        assert_eq!(Target::from_https_authority("relay.example:"), Err(InvalidTarget::Port));
     }
 
     /// Targets of every kind.

@@ -11,7 +11,7 @@
 //!
 //! Variables other than the two are allowed (RFC 9298 §2) and undefined at both ends, so they vanish.
 
-use crate::target::{Target, TargetError};
+use crate::target::{InvalidTarget, Target};
 use std::borrow::Cow;
 use std::str::FromStr;
 use thiserror::Error;
@@ -48,7 +48,7 @@ pub enum TemplateError {
     NotHttps,
     /// No authority, or none that names a host.
     #[error("a template needs a host, and a port if that is not 443, behind https://: {0}")]
-    Authority(TargetError),
+    Authority(InvalidTarget),
     /// A variable before the path.
     #[error("variables may stand in the path and in the query only")]
     VariableInAuthority,
@@ -86,7 +86,7 @@ pub enum Mismatch {
     Other,
     /// It is one, of values that name no target.
     #[error(transparent)]
-    Target(#[from] TargetError),
+    Target(#[from] InvalidTarget),
 }
 
 impl Template {
@@ -296,14 +296,14 @@ fn triplet(text: &str) -> Option<u8> {
 }
 
 /// Decodes a variable's value, once. Values hold nothing but unreserved characters and triplets of ASCII.
-fn percent_decode(value: &str) -> Result<Cow<'_, str>, TargetError> {
+fn percent_decode(value: &str) -> Result<Cow<'_, str>, InvalidTarget> {
     let mut pieces = value.split('%');
     let plain = |text: &str| text.chars().all(is_unreserved);
-    let first = pieces.next().filter(|text| plain(text)).ok_or(TargetError::Encoding)?;
+    let first = pieces.next().filter(|text| plain(text)).ok_or(InvalidTarget::Encoding)?;
     let mut decoded = Cow::Borrowed(first);
     for piece in pieces {
-        let byte = triplet(piece).filter(u8::is_ascii).ok_or(TargetError::Encoding)?;
-        let text = Some(&piece[2..]).filter(|text| plain(text)).ok_or(TargetError::Encoding)?;
+        let byte = triplet(piece).filter(u8::is_ascii).ok_or(InvalidTarget::Encoding)?;
+        let text = Some(&piece[2..]).filter(|text| plain(text)).ok_or(InvalidTarget::Encoding)?;
         decoded.to_mut().push(char::from(byte));
         decoded.to_mut().push_str(text);
     }
@@ -331,10 +331,10 @@ mod tests {
             ("http://relay.example/{target_host}/{target_port}", NotHttps),
             ("/{target_host}/{target_port}", NotHttps),
             ("https:/{target_host}/{target_port}", NotHttps),
-            ("https:///{target_host}/{target_port}", Authority(TargetError::EmptyHost)),
-            ("https://:443/{target_host}/{target_port}", Authority(TargetError::EmptyHost)),
-            ("https://relay.example:0/{target_host}/{target_port}", Authority(TargetError::Port)),
-            ("https://me@relay.example/{target_host}/{target_port}", Authority(TargetError::Host)),
+            ("https:///{target_host}/{target_port}", Authority(InvalidTarget::EmptyHost)),
+            ("https://:443/{target_host}/{target_port}", Authority(InvalidTarget::EmptyHost)),
+            ("https://relay.example:0/{target_host}/{target_port}", Authority(InvalidTarget::Port)),
+            ("https://me@relay.example/{target_host}/{target_port}", Authority(InvalidTarget::Host)),
             ("https://relay.example{target_host}/{target_port}", VariableInAuthority),
             ("https://{target_host}:{target_port}/", VariableInAuthority),
             ("https://relay.example{?target_host,target_port}", VariableInAuthority),
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn only_expansions_match() {
-        use TargetError::{Encoding, Host, NumericName, Port};
+        use InvalidTarget::{Encoding, Host, NumericName, Port};
         let template = template("/udp/{target_host}/{target_port}/");
         for (path, expected) in [
             ("/udp/example.org/443/", Ok("example.org:443")),
@@ -410,7 +410,7 @@ mod tests {
             ("/udp/%C3%BC.example/443/", Err(Mismatch::Target(Encoding))),
             ("/udp/ü.example/443/", Err(Mismatch::Target(Encoding))),
             ("/udp/%ü.example/443/", Err(Mismatch::Target(Encoding))),
-            ("/udp//443/", Err(Mismatch::Target(TargetError::EmptyHost))),
+            ("/udp//443/", Err(Mismatch::Target(InvalidTarget::EmptyHost))),
             ("/udp/example.org//", Err(Mismatch::Target(Port))),
             ("/udp/example.org/0/", Err(Mismatch::Target(Port))),
             ("/udp/example.org/%2B443/", Err(Mismatch::Target(Port))),

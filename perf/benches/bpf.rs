@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bpf::{
-    egress::{Egress, Terms},
+    egress::{Egress, KernelTerms},
     ingress::{Ingress, Limit, Limits},
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
@@ -32,9 +32,9 @@ fn main() -> Result<()> {
 fn egress() -> Result<()> {
     let class = Mark { direction: Direction::Down, class: 1 };
     let marked = SocketBuffer { mark: class.encode(Tag::default()), ..SocketBuffer::default() };
-    let dscp = Terms { dscp: Some(46), priority: Some(3), ..Terms::default() };
+    let dscp = KernelTerms { dscp: Some(46), priority: Some(3), ..KernelTerms::default() };
     // So fast that a million packets stay within the horizon, and each is paced.
-    let paced = Terms { bytes_per_sec: NonZeroU64::new(1 << 42), ..dscp };
+    let paced = KernelTerms { bytes_per_sec: NonZeroU64::new(1 << 42), ..dscp };
     let frames = [("IPv4", Frame::v4(&[0; 1_200])), ("IPv6", Frame::v6(&[0; 1_200]))];
     let egress = Egress::load(Tag::default())?;
     let mut classes = egress.classes()?;
@@ -42,8 +42,8 @@ fn egress() -> Result<()> {
     for (family, frame) in frames {
         let frame = frame.bytes();
         let cases = [
-            ("without our mark", Terms::default(), SocketBuffer::default()),
-            ("counted", Terms::default(), marked),
+            ("without our mark", KernelTerms::default(), SocketBuffer::default()),
+            ("counted", KernelTerms::default(), marked),
             ("counted, DSCP and priority", dscp, marked),
             ("counted, DSCP, priority and departure time", paced, marked),
         ];

@@ -60,7 +60,7 @@ pub struct Way {
 }
 
 /// A request that the relay has accepted.
-pub struct Opened {
+pub struct OpenedTcp {
     request: Request,
     link: Link,
     class: Arc<Class>,
@@ -190,7 +190,7 @@ impl Way {
     ///
     /// # Errors
     /// See [`NoConnection`].
-    pub async fn open(&self, target: &Target) -> Result<Opened, NoConnection> {
+    pub async fn open(&self, target: &Target) -> Result<OpenedTcp, NoConnection> {
         let opening = async {
             let mut tries = Tries::default();
             loop {
@@ -200,7 +200,7 @@ impl Way {
                     Ok(request) => {
                         let terms = Terms { since: Since::Burst, ..class.terms(None) };
                         request.set_terms(&terms);
-                        return Ok(Opened { request, link, class });
+                        return Ok(OpenedTcp { request, link, class });
                     }
                     Err(error) => tries.again(self, &link, error)?,
                 }
@@ -269,14 +269,14 @@ impl Way {
     /// what comes, and whatever comes back. `None` if it was ended by hand.
     pub async fn carry(
         &self,
-        opened: Opened,
+        opened: OpenedTcp,
         application: TcpStream,
         (from, target): (SocketAddr, &Target),
         (read, wanted): (&[u8], u64),
     ) -> Option<End> {
         // Others wait for the bytes; waiting to fill segments would only add delay.
         _ = application.set_nodelay(true);
-        let Opened { request, link, class } = opened;
+        let OpenedTcp { request, link, class } = opened;
         let (http, stream_id) = (link.relay.http().clone(), request.stream_id);
         if !Arc::ptr_eq(&class, &self.membership.get()) {
             http.reclass(stream_id, &self.membership.get());

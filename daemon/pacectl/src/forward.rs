@@ -41,12 +41,12 @@ pub(crate) struct Arguments {
     /// The local address, such as 127.0.0.1:5353; with port 0, the system chooses one
     #[arg(value_parser = options::listen)]
     listen: SocketAddr,
-    /// The target as HOST:PORT
+    /// The target, as HOST:PORT
     #[arg(value_parser = options::target)]
     target: Target,
     #[command(flatten)]
     relay: RelayOptions,
-    /// How UDP payloads travel to the relay: auto, datagram or stream
+    /// How UDP payloads travel to the relay: `auto`, `datagram` or `stream`
     #[arg(long, default_value = "auto", value_parser = options::mode, conflicts_with = "tcp")]
     mode: Mode,
     /// Forwards TCP connections in place of UDP payloads

@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     target: Option<Target>,
     #[command(flatten)]
     relay: RelayOptions,
-    /// How payloads travel to the relay: auto, datagram or stream
+    /// How payloads travel to the relay: `auto`, `datagram` or `stream`
     #[arg(long, default_value = "auto", value_parser = options::mode)]
     mode: Mode,
     /// The number of payloads to send

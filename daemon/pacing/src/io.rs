@@ -34,7 +34,7 @@ mod receive;
 pub mod recorder;
 
 use self::{
-    departures::Departures,
+    departures::DepartureMetrics,
     device::Devices,
     message::Message,
     queue::{Forming, Outlet, Tx},
@@ -60,7 +60,7 @@ pub struct Counters {
     /// Devices that refused messages of several packets.
     pub segmentation_refused: Counter,
     /// How late messages leave, and of how many packets.
-    pub departures: Departures,
+    pub departures: DepartureMetrics,
     /// Records of single packets, while somebody wants them.
     pub recorder: Arc<Recorder>,
     /// Connections that are listened to.

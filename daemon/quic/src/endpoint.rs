@@ -26,7 +26,7 @@ pub use super::congestion::Congestion;
 use super::{
     connection_id::Issuer,
     datagrams::Datagrams,
-    events::{Events, HandshakeCounters, Turns},
+    events::{Events, HandshakeCounters, LoopTurns},
     strangers::{Places, Verdict},
     tls::ServerTls,
 };
@@ -313,7 +313,7 @@ pub struct Admission {
     /// Where results are counted.
     pub handshakes: Arc<HandshakeCounters>,
     /// Where the endpoint counts the turns in which it received.
-    pub turns: Turns,
+    pub turns: LoopTurns,
     /// s2n-quic's own rules: ports known from reflection attacks are dropped or throttled.
     pub ports: endpoint_limits::Default,
 }
@@ -327,7 +327,7 @@ impl Default for Admission {
             max_handshakes: limits.handshakes_in_flight,
             open: Arc::new(AtomicBool::new(true)),
             handshakes: Arc::default(),
-            turns: Turns::default(),
+            turns: LoopTurns::default(),
             ports: endpoint_limits::Default::default(),
         }
     }

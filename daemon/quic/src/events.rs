@@ -49,9 +49,9 @@ pub struct HandshakeCounters {
 
 /// The turns of an endpoint's event loop that began because something was received. Clones follow the same endpoint.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<AtomicU64>);
+pub struct LoopTurns(Arc<AtomicU64>);
 
-impl Turns {
+impl LoopTurns {
     /// How many there were.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -69,7 +69,7 @@ impl Turns {
 #[derive(Debug, Default)]
 pub struct Events {
     /// Of this endpoint only.
-    pub turns: Turns,
+    pub turns: LoopTurns,
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
     /// Which say how early bytes are handed to the transport.

@@ -29,7 +29,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::broadcast;
 
 use self::{
-    budget::Budget,
+    budget::RefusalBudget,
     record::{Ended, Omitted, Record, Refused, Request, What},
     sink::Sink,
 };
@@ -54,7 +54,7 @@ pub struct AccessLog {
     queue: Mutex<Queue>,
     /// There is something in the queue, or it is empty and written.
     changed: Condvar,
-    budget: Mutex<Budget>,
+    budget: Mutex<RefusalBudget>,
     events: broadcast::Sender<Arc<Record>>,
     started: Instant,
     counters: Counters,
@@ -87,7 +87,7 @@ impl Default for AccessLog {
             is_on: AtomicBool::new(false),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            budget: Mutex::new(Budget::new(Log::default().access_refusals_per_second)),
+            budget: Mutex::new(RefusalBudget::new(Log::default().access_refusals_per_second)),
             events: broadcast::channel(EVENTS).0,
             // Budgets begin a second after the beginning of time.
             started: Instant::now(),
@@ -108,7 +108,7 @@ impl AccessLog {
         self.queue.lock()
     }
 
-    fn budget(&self) -> MutexGuard<'_, Budget> {
+    fn budget(&self) -> MutexGuard<'_, RefusalBudget> {
         self.budget.lock()
     }
 

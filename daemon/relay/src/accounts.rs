@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
-use role::{account::Account, limits::Place};
+use role::{account::UserAccount, limits::Place};
 
 use super::month::Month;
 use crate::holder::Holder;
@@ -26,7 +26,7 @@ const KEPT: usize = 1024;
 #[derive(Debug)]
 pub struct Seat {
     /// The account.
-    pub account: Arc<Account>,
+    pub account: Arc<UserAccount>,
     _place: Place,
 }
 
@@ -58,7 +58,7 @@ pub struct Accounts(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     quotas: HashMap<Arc<str>, Quota>,
-    accounts: HashMap<Holder, Arc<Account>>,
+    accounts: HashMap<Holder, Arc<UserAccount>>,
     /// As many accounts have to be there before it is worth looking for unused ones.
     sweep_at: usize,
     month: Option<Month>,
@@ -98,7 +98,7 @@ impl Accounts {
     pub fn used(&self, now: SystemTime) -> Used {
         let mut state = self.state();
         let month = state.turn(now).to_string();
-        let of = |(holder, account): (&Holder, &Arc<Account>)| match holder {
+        let of = |(holder, account): (&Holder, &Arc<UserAccount>)| match holder {
             Holder::User(name) => Some((name.to_string(), account.used_bytes.load(Relaxed))),
             _ => None,
         };
@@ -150,7 +150,7 @@ impl State {
         month
     }
 
-    fn account(&mut self, holder: &Holder) -> Arc<Account> {
+    fn account(&mut self, holder: &Holder) -> Arc<UserAccount> {
         if let Some(account) = self.accounts.get(holder) {
             return account.clone();
         }
@@ -159,7 +159,7 @@ impl State {
             // So that looking costs each newcomer no more than a few steps, however many are in use.
             self.sweep_at = self.accounts.len() * 2;
         }
-        let account = Arc::new(Account::default());
+        let account = Arc::new(UserAccount::default());
         account.set(&self.quota(holder));
         self.accounts.insert(holder.clone(), account.clone());
         account

@@ -23,7 +23,7 @@ pub const PAUSE: Duration = Duration::from_secs(10);
 const FILE: &str = "quotas.json";
 
 /// The accounts and their file.
-pub struct Ledger {
+pub struct QuotaLedger {
     file: PathBuf,
     accounts: Arc<Accounts>,
     gauges: QuotaGauges,
@@ -31,7 +31,7 @@ pub struct Ledger {
     not_saved: Seldom,
 }
 
-impl Ledger {
+impl QuotaLedger {
     /// Restores the accounts from the file, if there is one. A file that cannot be read is logged, and every user
     /// begins the month anew.
     #[must_use]
@@ -113,11 +113,11 @@ mod tests {
         Folder(folder)
     }
 
-    fn open(folder: &Folder) -> (Arc<Accounts>, Arc<Ledger>) {
+    fn open(folder: &Folder) -> (Arc<Accounts>, Arc<QuotaLedger>) {
         let accounts = Arc::<Accounts>::default();
         let quota = Quota { monthly_bytes: Some(1_000), ..Quota::default() };
         accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
-        let ledger = Ledger::open(&folder.0, accounts.clone(), QuotaGauges::default());
+        let ledger = QuotaLedger::open(&folder.0, accounts.clone(), QuotaGauges::default());
         (accounts, ledger)
     }
 

@@ -18,7 +18,7 @@ const UNLIMITED: u64 = u64::MAX;
 
 /// One user's account, which all its tunnels share.
 #[derive(Debug)]
-pub struct Account {
+pub struct UserAccount {
     /// The tunnels that are open on it.
     pub tunnels: Gauge,
     up: ArcSwapOption<Cap>,
@@ -30,7 +30,7 @@ pub struct Account {
     used_up: Notify,
 }
 
-impl Default for Account {
+impl Default for UserAccount {
     /// One without limits.
     fn default() -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Default for Account {
     }
 }
 
-impl Account {
+impl UserAccount {
     /// Puts another quota in force, for what is open as well. Rates that stay the same go on where they are.
     pub fn set(&self, quota: &Quota) {
         let mut old = self.quota.lock();

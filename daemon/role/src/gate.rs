@@ -11,7 +11,7 @@ use quic::{
     clock::{Clock, Sleep},
 };
 
-use super::account::Account;
+use super::account::UserAccount;
 
 /// What leaves at once where a rate is kept: a few packets, however small.
 const CHUNK_BYTES: usize = 4 * 1024;
@@ -42,7 +42,7 @@ impl Load {
 pub struct Gate {
     membership: Membership,
     class: Arc<Class>,
-    account: Arc<Account>,
+    account: Arc<UserAccount>,
     /// Of IP, and of UDP or TCP.
     header_bytes: u64,
     clock: Clock,
@@ -60,7 +60,7 @@ enum State {
 impl Gate {
     /// Returns the gate of a tunnel to a target of this family and protocol.
     #[must_use]
-    pub fn new(membership: Membership, account: Arc<Account>, is_ipv4: bool, protocol: Protocol) -> Self {
+    pub fn new(membership: Membership, account: Arc<UserAccount>, is_ipv4: bool, protocol: Protocol) -> Self {
         // RFC 791 §3.1, RFC 8200 §3, RFC 768; RFC 9293 §3.1 with the timestamps of RFC 7323.
         let header_bytes = if is_ipv4 { 20 } else { 40 }
             + match protocol {
@@ -164,7 +164,7 @@ mod tests {
     fn gate(policy: &str, quota: Quota) -> Gate {
         let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
         let classes = Classes::new(policy, Role::Relay, &ClassMetrics::default(), |_| Default::default());
-        let account = Account::default();
+        let account = UserAccount::default();
         account.set(&quota);
         let mut gate = Gate::new(Membership::new(classes.named(None).clone()), account.into(), true, Protocol::Udp);
         gate.clock = Clock { now_ns: || 1_000_000_000, sleep_until: |_| Box::pin(std::future::pending()) };

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use bpf::{
     Error,
-    egress::{Classes, Counters, Terms},
+    egress::{KernelClasses, KernelCounters, KernelTerms},
     ingress::{Arrivals, Guard, KnownAddresses, Limit, Limits, Listener, Reason},
     mark::{Direction, Mark},
 };
@@ -33,7 +33,7 @@ use relay::host_addresses::HostAddresses;
 use sched::stream::Level;
 
 use super::{
-    in_force::InForce,
+    enforced::Enforced,
     marks::{Marks, Numbers},
 };
 
@@ -45,7 +45,7 @@ pub struct Tables {
     known: Mutex<Option<KnownAddresses>>,
     wanted: Mutex<Wanted>,
     /// What the kernel has in force of all that is wanted.
-    pub in_force: InForce,
+    pub in_force: Enforced,
     /// Updates that were refused when they were last tried, so that each is reported once.
     refused: Mutex<HashSet<String>>,
     refused_updates: Counter,
@@ -79,7 +79,7 @@ struct Guarded {
 /// The tables themselves.
 #[derive(Default)]
 pub(super) struct Loaded {
-    pub(super) classes: Option<Classes>,
+    pub(super) classes: Option<KernelClasses>,
     pub(super) guard: Option<Guard>,
     /// The devices on which packets of classes are marked, and whether rates are kept there.
     pub(super) devices: HashMap<String, bool>,
@@ -282,7 +282,7 @@ impl fmt::Debug for Tables {
 }
 
 /// A family of what is counted by class: its name, what it says, and the number.
-type ByClass = (&'static str, &'static str, fn(&Counters) -> u64);
+type ByClass = (&'static str, &'static str, fn(&KernelCounters) -> u64);
 
 const BY_CLASS: [ByClass; 4] = [
     ("kernel_packets", "Packets that left with the mark of their class", |of| of.packets),
@@ -404,21 +404,23 @@ fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
 }
 
 /// What the kernel holds each class to.
-fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, Terms)> {
+fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, KernelTerms)> {
     policy.classes.iter().flat_map(|class| {
         [(Direction::Up, class.rate_up), (Direction::Down, class.rate_down)].into_iter().filter_map(
-            |(direction, rate)| Some((marks.of(&class.name, direction)?, Terms { dscp: class.dscp, ..capped(rate) })),
+            |(direction, rate)| {
+                Some((marks.of(&class.name, direction)?, KernelTerms { dscp: class.dscp, ..capped(rate) }))
+            },
         )
     })
 }
 
 /// A rate as the kernel's guard rail. `sched` keeps the rate itself, and counts payloads; here headers count as well, so
 /// without a margin a second queue would build up behind the one that has an order.
-fn capped(bytes_per_sec: Option<u64>) -> Terms {
+fn capped(bytes_per_sec: Option<u64>) -> KernelTerms {
     const MARGIN: u64 = 4;
     const BURST_NS: u64 = 10_000_000;
     let with_margin = bytes_per_sec.and_then(|rate| NonZeroU64::new(rate.saturating_add(rate / MARGIN)));
-    Terms { bytes_per_sec: with_margin, burst_ns: BURST_NS, ..Terms::default() }
+    KernelTerms { bytes_per_sec: with_margin, burst_ns: BURST_NS, ..KernelTerms::default() }
 }
 
 #[cfg(test)]

@@ -19,14 +19,14 @@ const REQUEST_BYTES: usize = 4096;
 const FIELDS: usize = 32;
 
 /// A response without the fields that all have.
-struct Page {
+struct Answer {
     status: &'static str,
     kind: &'static str,
     fields: &'static str,
     body: String,
 }
 
-impl Page {
+impl Answer {
     fn plain(status: &'static str, body: impl Into<String>) -> Self {
         Self { status, kind: "text/plain; charset=utf-8", fields: "", body: body.into() }
     }
@@ -53,12 +53,12 @@ pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &M
             }
             Ok(httparse::Status::Partial) if request.len() < REQUEST_BYTES => {}
             Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-                break (Page::plain("431 Request Header Fields Too Large", ""), false);
+                break (Answer::plain("431 Request Header Fields Too Large", ""), false);
             }
-            Err(_) => break (Page::plain("400 Bad Request", ""), false),
+            Err(_) => break (Answer::plain("400 Bad Request", ""), false),
         }
     };
-    let Page { status, kind, fields, body } = page;
+    let Answer { status, kind, fields, body } = page;
     let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{fields}Content-Length: {}\r\nCache-Control: no-store\r\n\
          Connection: close\r\n\r\n",
@@ -71,9 +71,9 @@ pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &M
     stream.shutdown().await
 }
 
-fn page(request: &httparse::Request<'_, '_>, metrics: &Metrics) -> Result<Page, std::fmt::Error> {
+fn page(request: &httparse::Request<'_, '_>, metrics: &Metrics) -> Result<Answer, std::fmt::Error> {
     if !matches!(request.method, Some("GET" | "HEAD")) {
-        return Ok(Page { fields: "Allow: GET, HEAD\r\n", ..Page::plain("405 Method Not Allowed", "") });
+        return Ok(Answer { fields: "Allow: GET, HEAD\r\n", ..Answer::plain("405 Method Not Allowed", "") });
     }
     let path = request.path.unwrap_or_default();
     Ok(match path.split('?').next().unwrap_or_default() {
@@ -85,14 +85,14 @@ fn page(request: &httparse::Request<'_, '_>, metrics: &Metrics) -> Result<Page, 
                 true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", text),
                 false => ("text/plain; version=0.0.4; charset=utf-8", to_text(&text)),
             };
-            Page { status: "200 OK", kind, fields: "Vary: Accept\r\n", body }
+            Answer { status: "200 OK", kind, fields: "Vary: Accept\r\n", body }
         }
-        "/healthz" => Page::plain("200 OK", "ok\n"),
+        "/healthz" => Answer::plain("200 OK", "ok\n"),
         "/readyz" => match metrics.ready.missing() {
-            missing if missing.is_empty() => Page::plain("200 OK", "ready\n"),
-            missing => Page::plain("503 Service Unavailable", missing.join("\n") + "\n"),
+            missing if missing.is_empty() => Answer::plain("200 OK", "ready\n"),
+            missing => Answer::plain("503 Service Unavailable", missing.join("\n") + "\n"),
         },
-        _ => Page::plain("404 Not Found", "try /metrics, /healthz or /readyz\n"),
+        _ => Answer::plain("404 Not Found", "try /metrics, /healthz or /readyz\n"),
     })
 }
 

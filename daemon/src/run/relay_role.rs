@@ -23,7 +23,7 @@ use quic::{
 use relay::{
     Relay, Resources, Rules,
     host_addresses::HostAddresses,
-    ledger::Ledger,
+    ledger::QuotaLedger,
     resolve::{Resolver, ResolverSettings},
 };
 use tokio::{runtime::Handle, task::JoinSet};
@@ -34,7 +34,7 @@ use crate::{
     enforcement::Tables,
     parts::Parts,
     watchdog::Watchdog,
-    workers::{Endpoints, Sockets, Steering},
+    workers::{Endpoints, Steering, WorkerSockets},
 };
 
 /// What of the role has to be kept at hand while the daemon runs.
@@ -46,7 +46,7 @@ pub(super) struct RelayRole {
     /// Whether new connections are let in.
     pub(super) open: Arc<AtomicBool>,
     /// What users have used of their quotas.
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) ledger: Arc<QuotaLedger>,
     /// How long tunnels may go on after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
@@ -84,7 +84,7 @@ impl RelayRole {
             proven: Box::new(move |client| kernel.know(client)),
         };
         let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), Role::Relay, parts), resources);
-        let ledger = Ledger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
+        let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         let listener = |listener: &Listener| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
@@ -112,7 +112,7 @@ impl RelayRole {
         limits: &Limits,
         transport: Transport,
         parts: &Parts,
-        (sockets, watchdog): (Sockets, Option<Arc<Watchdog>>),
+        (sockets, watchdog): (WorkerSockets, Option<Arc<Watchdog>>),
         roles: &mut JoinSet<Result<()>>,
     ) -> Result<()> {
         self.number_classes(&parts.kernel);

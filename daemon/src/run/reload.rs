@@ -13,7 +13,7 @@ use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::Files, identity},
     control::doors,
-    metrics::Page,
+    metrics::MetricsPage,
 };
 
 /// Everything that a configuration takes to be put in force, without a fault left in it.
@@ -26,7 +26,7 @@ struct Prepared {
     entrances: edge::Prepared,
     doors: doors::Prepared,
     /// Another page, or none; `None` for the one that is served already.
-    page: Option<Option<Page>>,
+    page: Option<Option<MetricsPage>>,
 }
 
 impl Daemon {
@@ -39,7 +39,7 @@ impl Daemon {
         self.metrics.reloaded(outcome.is_ok());
         match &outcome {
             Ok(changed) => tracing::info!(changed, author, "configuration reloaded"),
-            Err(error) => tracing::error!("configuration not reloaded, the old one stays in force: {error}"),
+            Err(error) => tracing::error!("configuration not reloaded; the old one stays in force: {error}"),
         }
         outcome.map(drop)
     }
@@ -90,14 +90,14 @@ impl Daemon {
     }
 
     /// Listens where metrics are to be served, unless they are there already; `Some(None)` has them served nowhere.
-    pub(super) fn prepare_page(&self, address: Option<SocketAddr>) -> Result<Option<Option<Page>>> {
-        if self.page.as_ref().map(Page::address) == address {
+    pub(super) fn prepare_page(&self, address: Option<SocketAddr>) -> Result<Option<Option<MetricsPage>>> {
+        if self.page.as_ref().map(MetricsPage::address) == address {
             return Ok(None);
         }
         let Some(address) = address else { return Ok(Some(None)) };
         let _within = self.runtime.enter();
-        let page = Page::open(address, self.metrics.clone());
-        let page = page.map_err(|error| BindError::new(address, error)).context("there are no metrics")?;
+        let page = MetricsPage::open(address, self.metrics.clone());
+        let page = page.map_err(|error| BindError::new(address, error)).context("failed to serve metrics")?;
         Ok(Some(Some(page)))
     }
 

@@ -40,7 +40,7 @@ use crate::{
     parts::Parts,
     policy::{self, Enforce, Policies},
     watchdog::Watchdog,
-    workers::{Sockets, Steering},
+    workers::{Steering, WorkerSockets},
 };
 
 /// What is there before the start.
@@ -51,7 +51,7 @@ pub(super) struct Launch {
     pub(super) log: Log,
     pub(super) parts: Arc<Parts>,
     /// What the relay role has of this machine, if there is one.
-    pub(super) places: Option<(Sockets, Steering, Secret)>,
+    pub(super) places: Option<(WorkerSockets, Steering, Secret)>,
     /// The control socket, if the service manager opened it.
     pub(super) door: Option<UnixListener>,
     /// Runs what may wait.
@@ -110,9 +110,9 @@ impl Daemon {
     }
 
     /// Makes the relay role ready, if there is one; returns the sockets that it will listen on.
-    async fn prepare_relay(&mut self, places: Option<(Sockets, Steering, Secret)>) -> Result<Sockets> {
+    async fn prepare_relay(&mut self, places: Option<(WorkerSockets, Steering, Secret)>) -> Result<WorkerSockets> {
         let (Some((sockets, steering, secret)), Some(settings)) = (places, &self.config.relay) else {
-            return Ok(Sockets::new());
+            return Ok(WorkerSockets::new());
         };
         let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, (steering, secret)).await?;
         self.relay = Some(role);

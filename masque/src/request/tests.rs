@@ -71,7 +71,7 @@ fn connect_udp_requests_are_validated_rfc_9298_3_4() {
         (
             "port 0",
             udp(|head| head.path = Some("/.well-known/masque/udp/192.0.2.1/0/".into())),
-            Err(Refusal::Target(TargetError::Port)),
+            Err(Refusal::Target(InvalidTarget::Port)),
         ),
         ("unknown protocol", udp(|head| head.protocol = Some("connect-ip".into())), Err(Refusal::UnknownProtocol)),
         ("empty protocol", udp(|head| head.protocol = Some("".into())), Err(Refusal::UnknownProtocol)),
@@ -111,9 +111,9 @@ fn no_value_of_capsule_protocol_changes_anything_rfc_9297_3_4() {
 fn connect_takes_a_host_and_a_port_rfc_9114_4_4() {
     for (head, expected) in [
         (tcp("192.0.2.1:443"), Ok(Request::ConnectTcp(target()))),
-        (tcp("192.0.2.1"), Err(TargetError::Port.into())),
-        (tcp("192.0.2.1:0"), Err(TargetError::Port.into())),
-        (tcp("127.1:80"), Err(TargetError::NumericName.into())),
+        (tcp("192.0.2.1"), Err(InvalidTarget::Port.into())),
+        (tcp("192.0.2.1:0"), Err(InvalidTarget::Port.into())),
+        (tcp("127.1:80"), Err(InvalidTarget::NumericName.into())),
         (tcp(""), Err(Malformed::Uri.into())),
         (RequestHead { authority: None, ..tcp("") }, Err(Malformed::Uri.into())),
     ] {

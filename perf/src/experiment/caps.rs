@@ -17,7 +17,7 @@ use std::{
 use ::tests::netns::{Link, Namespace};
 use anyhow::{Context as _, Result, ensure};
 use bpf::{
-    egress::{Egress, Terms},
+    egress::{Egress, KernelTerms},
     mark::{Direction, Mark, Tag},
 };
 
@@ -94,9 +94,9 @@ fn mark(class: usize) -> Mark {
     Mark { direction: Direction::Down, class: class as u8 }
 }
 
-fn terms(class: &Class) -> Terms {
+fn terms(class: &Class) -> KernelTerms {
     let bytes_per_sec = class.rate_mbit.and_then(|mbit| NonZeroU64::new((mbit * 1e6 / 8.0) as u64));
-    Terms { bytes_per_sec, ..Terms::default() }
+    KernelTerms { bytes_per_sec, ..KernelTerms::default() }
 }
 
 /// Sends payloads until the time is over: as many as the kernel takes, or with departure times of their own.

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::Duration;
 
-use bpf::egress::{Classes, Egress, Hook, PROGRAM, Terms, remove_leftovers};
+use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers};
 use bpf::mark::{Direction, Mark, Tag};
 use tests::netns::{Chain, Link, Namespace};
 
@@ -70,10 +70,10 @@ pub fn receive_traffic_class(socket: &UdpSocket) -> (Vec<u8>, u8) {
     (payload, traffic_class)
 }
 
-fn load() -> (Egress, Classes) {
+fn load() -> (Egress, KernelClasses) {
     let egress = Egress::load(Tag::default()).unwrap();
     let mut classes = egress.classes().unwrap();
-    classes.publish([(CLASS, Terms { dscp: Some(46), ..Terms::default() })]).unwrap();
+    classes.publish([(CLASS, KernelTerms { dscp: Some(46), ..KernelTerms::default() })]).unwrap();
     (egress, classes)
 }
 

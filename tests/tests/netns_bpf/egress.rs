@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use bpf::egress::{Classes, Counters, Egress, Terms};
+use bpf::egress::{Egress, KernelClasses, KernelCounters, KernelTerms};
 use bpf::mark::{Direction, Mark, Tag};
 use bpf::trial::{Outcome, SocketBuffer};
 use tests::frame::{Frame, sum};
@@ -18,7 +18,7 @@ const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
 /// A program whose class has terms, on a loopback device with or without fq.
-fn program(terms: Terms, has_fq: bool) -> (Egress, Classes) {
+fn program(terms: KernelTerms, has_fq: bool) -> (Egress, KernelClasses) {
     let egress = Egress::load(Tag::default()).unwrap();
     let mut classes = egress.classes().unwrap();
     classes.set_fq("lo", has_fq).unwrap();
@@ -41,13 +41,13 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * SECOND + now.tv_nsec as u64
 }
 
-fn rate(bytes_per_sec: u64) -> Terms {
-    Terms { bytes_per_sec: NonZeroU64::new(bytes_per_sec), ..Terms::default() }
+fn rate(bytes_per_sec: u64) -> KernelTerms {
+    KernelTerms { bytes_per_sec: NonZeroU64::new(bytes_per_sec), ..KernelTerms::default() }
 }
 
 /// Everything that a class may say about a packet.
-fn all_terms() -> Terms {
-    Terms { priority: Some(3), dscp: Some(46), ..rate(1_000) }
+fn all_terms() -> KernelTerms {
+    KernelTerms { priority: Some(3), dscp: Some(46), ..rate(1_000) }
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn packets_without_our_mark_pass_untouched_and_uncounted() {
         assert_eq!((verdict, packet), (PASS, frame.bytes()), "{mark:#x}");
         assert_eq!((after.mark, after.priority, after.departure_ns), (mark, 9, 77));
     }
-    assert_eq!(classes.counters(CLASS).unwrap(), Counters::default());
+    assert_eq!(classes.counters(CLASS).unwrap(), KernelCounters::default());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn another_tag_makes_other_marks_ours() {
 #[test]
 fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
     tests::ring!(Netns);
-    let (egress, _classes) = program(Terms { dscp: Some(46), ..Terms::default() }, false);
+    let (egress, _classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
     for ecn in 0..4 {
         let frame = Frame { traffic_class: 10 << 2 | ecn, ..Frame::v4(&[1; 50]) };
         let packet = send(&egress, &frame, marked(CLASS)).packet;
@@ -93,7 +93,7 @@ fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
 #[test]
 fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
     tests::ring!(Netns);
-    let (egress, _classes) = program(Terms { dscp: Some(46), ..Terms::default() }, false);
+    let (egress, _classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
     for ecn in 0..4 {
         let frame = Frame { traffic_class: 63 << 2 | ecn, ..Frame::v6(&[1; 50]) };
         let packet = send(&egress, &frame, marked(CLASS)).packet;
@@ -104,7 +104,7 @@ fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
 #[test]
 fn what_terms_do_not_name_stays() {
     tests::ring!(Netns);
-    let (egress, _classes) = program(Terms::default(), true);
+    let (egress, _classes) = program(KernelTerms::default(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v6(&[0; 100]) };
     let about = SocketBuffer { priority: 9, departure_ns: 77, ..marked(CLASS) };
     let Outcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
@@ -114,9 +114,9 @@ fn what_terms_do_not_name_stays() {
 #[test]
 fn no_packet_leaves_with_a_priority_that_fq_takes_for_control_traffic() {
     tests::ring!(Netns);
-    let (egress, mut classes) = program(Terms::default(), false);
+    let (egress, mut classes) = program(KernelTerms::default(), false);
     for priority in (0..40).chain([0xffff_fff7, 0x1_0007]) {
-        classes.publish([(CLASS, Terms { priority: Some(priority), ..Terms::default() })]).unwrap();
+        classes.publish([(CLASS, KernelTerms { priority: Some(priority), ..KernelTerms::default() })]).unwrap();
         let after = send(&egress, &Frame::v4(&[]), marked(CLASS)).about.priority;
         assert_ne!(after & 15, 7, "{priority}");
         assert!(after == priority || priority & 15 == 7, "{priority} became {after}");
@@ -139,7 +139,7 @@ fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_want
     assert_eq!(depart(first_ns + 10 * MS), first_ns + 10 * MS);
     assert_eq!(depart(first_ns + 10 * MS), first_ns + 11 * MS);
     let counted = classes.counters(CLASS).unwrap();
-    assert_eq!(counted, Counters { packets: 5, bytes: 5 * 142, delayed_packets: 3, dropped_packets: 0 });
+    assert_eq!(counted, KernelCounters { packets: 5, bytes: 5 * 142, delayed_packets: 3, dropped_packets: 0 });
 }
 
 #[test]
@@ -197,8 +197,8 @@ fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
 fn directions_and_classes_have_terms_clocks_and_counters_of_their_own() {
     tests::ring!(Netns);
     let (egress, mut classes) = program(rate(142), true);
-    let slow = Terms { dscp: Some(1), ..rate(142) };
-    classes.publish([(CLASS, slow), (OTHER, Terms { dscp: Some(2), ..rate(142) })]).unwrap();
+    let slow = KernelTerms { dscp: Some(1), ..rate(142) };
+    classes.publish([(CLASS, slow), (OTHER, KernelTerms { dscp: Some(2), ..rate(142) })]).unwrap();
     let frame = Frame::v4(&[0; 100]);
     send(&egress, &frame, marked(CLASS));
     let (before_ns, other) = (now_ns(), send(&egress, &frame, marked(OTHER)));
@@ -216,7 +216,7 @@ fn new_terms_are_in_force_at_once_and_clocks_survive_them() {
     let about = SocketBuffer { departure_ns: wanted_ns, ..marked(CLASS) };
     assert_eq!(send(&egress, &frame, about).about.departure_ns, wanted_ns);
     for revision in 1..6 {
-        let terms = Terms { dscp: Some(revision), ..rate(142_000) };
+        let terms = KernelTerms { dscp: Some(revision), ..rate(142_000) };
         classes.publish([(CLASS, terms)]).unwrap();
         let after = send(&egress, &frame, about);
         assert_eq!(after.packet[15], revision << 2);

@@ -9,7 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use masque::{
     proxy_status::{ErrorType, ProxyStatus},
     request::Refused,
-    target::{Target, TargetError},
+    target::{InvalidTarget, Target},
 };
 
 use super::super::connect::NoConnection;
@@ -176,7 +176,7 @@ pub fn request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Answer> {
     Ok(Some((Request { ask, credentials: credentials(fields) }, len)))
 }
 
-fn bad_target(error: &TargetError) -> Answer {
+fn bad_target(error: &InvalidTarget) -> Answer {
     Answer::new(400, error.to_string())
 }
 

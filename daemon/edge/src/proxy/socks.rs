@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use masque::target::{Host, Target, TargetError};
+use masque::target::{Host, InvalidTarget, Target};
 
 /// The first byte of a client's first message.
 pub const VERSION: u8 = 5;
@@ -89,13 +89,13 @@ impl Address {
     /// Returns the target that it names.
     ///
     /// # Errors
-    /// It names none, see [`TargetError`].
-    pub fn target(self) -> Result<Target, TargetError> {
+    /// It names none, see [`InvalidTarget`].
+    pub fn target(self) -> Result<Target, InvalidTarget> {
         let host = match self.host {
             Ok(address) => Host::Ip(address),
             Err(name) => Host::parse(&name)?,
         };
-        if self.port == 0 { Err(TargetError::Port) } else { Ok(Target { host, port: self.port }) }
+        if self.port == 0 { Err(InvalidTarget::Port) } else { Ok(Target { host, port: self.port }) }
     }
 }
 
@@ -271,10 +271,10 @@ mod tests {
         assert_eq!(of(&name), Some((Command::Associate, Ok(target("example.org:443")), 18)));
         let v6 = [&[5, 2, 0, 4][..], &[0; 15], &[1, 0, 7]].concat();
         assert_eq!(of(&v6), Some((Command::Other(2), Ok(target("[::1]:7")), 22)));
-        assert_eq!(of(&[5, 1, 0, 1, 192, 0, 2, 1, 0, 0]).unwrap().1, Err(TargetError::Port));
-        assert_eq!(of(&[5, 1, 0, 3, 0, 0, 80]).unwrap().1, Err(TargetError::EmptyHost));
+        assert_eq!(of(&[5, 1, 0, 1, 192, 0, 2, 1, 0, 0]).unwrap().1, Err(InvalidTarget::Port));
+        assert_eq!(of(&[5, 1, 0, 3, 0, 0, 80]).unwrap().1, Err(InvalidTarget::EmptyHost));
         let disguised = [&[5, 1, 0, 3, 5][..], b"127.1", &[0, 80]].concat();
-        assert_eq!(of(&disguised).unwrap().1, Err(TargetError::NumericName));
+        assert_eq!(of(&disguised).unwrap().1, Err(InvalidTarget::NumericName));
         assert_eq!(request(&[5, 1, 0, 2]), Err(Reply::AddressTypeNotSupported));
         assert_eq!(request(&[4, 1, 0, 1]), Err(Reply::Failure));
     }

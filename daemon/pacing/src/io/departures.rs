@@ -27,7 +27,7 @@ type Label = [(&'static str, String); 1];
 
 /// Histograms by class. A message counts for the class of the first thing in it that has one.
 #[derive(Debug)]
-pub struct Departures {
+pub struct DepartureMetrics {
     /// How long after their departures packets that have one were handed over: not at all, mostly.
     lateness: Family<Label, Lateness, fn() -> Lateness>,
     /// How many packets messages have.
@@ -44,7 +44,7 @@ struct Of {
     trains: Trains,
 }
 
-impl Default for Departures {
+impl Default for DepartureMetrics {
     fn default() -> Self {
         let departures = Self {
             lateness: Family::new_with_constructor(|| Distribution::new(LATENESS_NS, 1e9)),
@@ -56,7 +56,7 @@ impl Default for Departures {
     }
 }
 
-impl Departures {
+impl DepartureMetrics {
     /// Counts by these classes from now on, and forgets what was counted for others.
     pub fn follow(&self, classes: &[&str]) {
         let of = |(key, class): (Option<ClassKey>, &str)| Of {
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    fn shown(departures: &Departures) -> String {
+    fn shown(departures: &DepartureMetrics) -> String {
         let mut registry = Registry::default();
         departures.register(&mut registry);
         let mut shown = String::new();
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn messages_count_for_their_class_while_the_policy_has_it() {
-        let departures = Departures::default();
+        let departures = DepartureMetrics::default();
         departures.follow(&["bulk", "voice"]);
         let [voice, gone] = ["voice", "gone"].map(|name| Some(ClassKey::of(name)));
         departures.note(voice, &Group::new(1_000, Some(5)), 30_005);

@@ -15,7 +15,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// The budgets, and what they left out.
 #[derive(Debug)]
-pub struct Budget {
+pub struct RefusalBudget {
     per_second: u32,
     strangers: Bucket,
     users: HashMap<Arc<str>, Bucket>,
@@ -45,7 +45,7 @@ impl Bucket {
     }
 }
 
-impl Budget {
+impl RefusalBudget {
     /// Returns budgets of so many a second each, all of them whole at the time 0 and later.
     #[must_use]
     pub fn new(per_second: u32) -> Self {
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_recorded_at_its_rate_and_the_rest_is_counted_by_reason() {
-        let mut budget = Budget::new(10);
+        let mut budget = RefusalBudget::new(10);
         // 60 seconds of 1,000 a second.
         let recorded = (0..60_000).filter(|ms| budget.admit(None, "credentials_missing", at(*ms))).count();
         assert!((600..=610).contains(&recorded), "{recorded}");
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn strangers_leave_users_their_budget_and_users_each_other() {
-        let mut budget = Budget::new(2);
+        let mut budget = RefusalBudget::new(2);
         let [alice, bob]: [Arc<str>; 2] = ["alice".into(), "bob".into()];
         let mut taken = |user: Option<&Arc<str>>| (0..9).filter(|_| budget.admit(user, "malformed", at(0))).count();
         assert_eq!((taken(None), taken(Some(&alice)), taken(Some(&bob)), taken(Some(&alice))), (2, 2, 2, 0));
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_user_is_forgotten_as_soon_as_that_changes_nothing() {
-        let mut budget = Budget::new(1);
+        let mut budget = RefusalBudget::new(1);
         for number in 0..10_000_u64 {
             budget.admit(Some(&number.to_string().into()), "malformed", at(number * 100));
             assert!(budget.users.len() <= USERS);

@@ -45,7 +45,7 @@ impl Privileged {
 
 /// What is in force.
 #[derive(Default)]
-pub struct InForce {
+pub struct Enforced {
     /// As the monitor said last.
     parts: Mutex<BTreeMap<(String, Part), Outcome>>,
     /// Whether rates are kept, by device, or why not.
@@ -58,7 +58,7 @@ pub struct InForce {
     restarts: Counter,
 }
 
-impl InForce {
+impl Enforced {
     /// Finds out what can be done with the rights that this process has, of which it gives up most.
     pub fn probe(&self) {
         self.at_start.get_or_init(bpf::probe);
@@ -198,8 +198,8 @@ mod tests {
         Ok(How { words: words.into(), outlives_the_monitor })
     }
 
-    fn running() -> InForce {
-        let in_force = InForce::default();
+    fn running() -> Enforced {
+        let in_force = Enforced::default();
         in_force.keeper_waits();
         in_force.note("eth0", Part::Fq, how("in place of pfifo_fast", true));
         in_force.note("eth0", Part::Egress, how("tcx", false));
@@ -209,7 +209,7 @@ mod tests {
         in_force
     }
 
-    fn of(in_force: &InForce, part: &'static str) -> Result<String, String> {
+    fn of(in_force: &Enforced, part: &'static str) -> Result<String, String> {
         in_force.list().remove(&("eth0".to_owned(), part)).unwrap()
     }
 
