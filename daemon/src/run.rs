@@ -205,9 +205,8 @@ impl Daemon {
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
-                    if self.file.is_some() {
-                        _ = self.reload("SIGHUP", open).await;
-                    }
+                    // A refused reload is logged there.
+                    _ = self.reload("SIGHUP", open).await;
                 }
                 Some(Reload { author, done }) = wishes.reloads.recv() => {
                     // The caller may have gone.

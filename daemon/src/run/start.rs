@@ -33,7 +33,7 @@ use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, notify, relay_role
 use crate::{
     certificates::{self, Told},
     configuration::files::{self, Files},
-    control::{Control, Facts, doors::Doors},
+    control::{Control, Facts, Reload, doors::Doors},
     echo,
     log::Log,
     metrics::Metrics,
@@ -103,7 +103,7 @@ impl Daemon {
         // A relay that is said to be ready is guarded already.
         daemon.refresh_guard();
         announce::announce(&daemon, &open.control.facts())?;
-        daemon.is_ready(&Arc::downgrade(&open.control));
+        daemon.announce_readiness(&Arc::downgrade(&open.control));
         let (changed, files) = mpsc::channel(1);
         daemon.runtime.spawn(files::follow(daemon.read.clone(), changed));
         Ok((daemon, open, Wishes { reloads, files }))
@@ -142,7 +142,7 @@ impl Daemon {
         &mut self,
         policies: Arc<Policies>,
         door: Option<UnixListener>,
-    ) -> Result<(Open, mpsc::Receiver<crate::control::Reload>)> {
+    ) -> Result<(Open, mpsc::Receiver<Reload>)> {
         let (reloads, wanted) = mpsc::channel(1);
         let facts = Facts::new(&self.config, &self.certificates);
         self.metrics.set_certificates(&self.certificates);
@@ -160,8 +160,8 @@ impl Daemon {
         Ok((open, wanted))
     }
 
-    /// Says that the daemon serves, to all that ask.
-    fn is_ready(&self, control: &Weak<Control>) {
+    /// Tells the service manager, the readiness page and the watchdog that the daemon serves.
+    fn announce_readiness(&self, control: &Weak<Control>) {
         notify(&[NotifyState::Ready]);
         let control = control.clone();
         self.parts.ready.require(move || {
