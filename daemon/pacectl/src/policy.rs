@@ -16,7 +16,7 @@ pub(crate) enum Command {
         /// The revision [default: the one in force]
         revision: Option<u64>,
     },
-    /// Lists the revision in force, and those that you can roll back to
+    /// Lists the policy's revisions, including the current one
     List,
     /// Sets the policy; one that is refused changes nothing
     Set(Set),

@@ -28,7 +28,7 @@ pub enum Trust {
     Pinned([u8; 32]),
 }
 
-/// The certificate of a server that was not trusted last. Clones share it.
+/// The last server certificate that was refused. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals(Arc<Mutex<Option<Refused>>>);
 
@@ -49,7 +49,7 @@ impl Refusals {
     }
 }
 
-/// Judges certificates of servers, for TLS 1.3 only, and notes those that it refuses.
+/// Verifies the certificates of servers, and keeps the last one that it refused. It supports TLS 1.3 only.
 #[derive(Debug)]
 pub(super) struct Verifier {
     judge: Judge,
@@ -70,7 +70,7 @@ enum Judge {
 struct NotPinned;
 
 impl Verifier {
-    /// Makes a judge of what is trusted.
+    /// Returns a verifier that trusts what `trust` says.
     ///
     /// # Errors
     /// There is no usable authority.
@@ -84,7 +84,7 @@ impl Verifier {
         Ok(Self { judge, provider, refusals: Refusals::default() })
     }
 
-    /// Notes refused certificates at `refusals`.
+    /// Stores the last refused certificate in `refusals`.
     pub(super) fn reporting(self, refusals: Refusals) -> Self {
         Self { refusals, ..self }
     }
@@ -117,16 +117,17 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let presented = fingerprint(end_entity);
         let verdict = match &self.judge {
             Judge::Authorities(judge) => judge.verify_server_cert(end_entity, intermediates, name, ocsp_response, now),
-            Judge::Pinned(pinned) if bool::from(presented.ct_eq(pinned)) => Ok(ServerCertVerified::assertion()),
+            Judge::Pinned(pinned) if bool::from(fingerprint(end_entity).ct_eq(pinned)) => {
+                Ok(ServerCertVerified::assertion())
+            }
             Judge::Pinned(_) => {
                 Err(Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(NotPinned)))))
             }
         };
         verdict.inspect_err(|reason| {
-            *self.refusals.0.lock() = Some(Refused { fingerprint: presented, reason: reason.clone() });
+            *self.refusals.0.lock() = Some(Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() });
         })
     }
 
