@@ -13,9 +13,9 @@ use bpf::{
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
+use lab::frame::Frame;
 use perf::origin::Origin;
 use quic::connection_id::{Keys, Label};
-use tests::frame::Frame;
 
 const RUNS: usize = 9;
 const PACKETS: u32 = 1_000_000;

@@ -16,7 +16,6 @@
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`flood`] | packets that deserve nothing |
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
-//! | [`capture`] | packets as they pass a device |
 //! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
 //! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
 //! | [`experiment`] | runs plans, over a simulated network or in the VM lab; tables, results, plots |
@@ -24,7 +23,6 @@
 //! | [`origin`] | machine, kernel, commit, command: what results have to say |
 
 pub mod bench;
-pub mod capture;
 pub mod client;
 pub mod experiment;
 pub mod flood;

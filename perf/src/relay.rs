@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use ::tests::site::Site;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+use lab::site::Site;
 use quic::tls;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde::Deserialize;

@@ -15,7 +15,13 @@ fn crates(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("\nmembers = [").unwrap();
     let (members, _) = members.split_once(']').unwrap();
-    members.split('"').skip(1).step_by(2).map(|member| format!("{member}/src")).collect()
+    members
+        .split('"')
+        .skip(1)
+        .step_by(2)
+        .map(|member| format!("{member}/src"))
+        .filter(|of| root.join(of).exists())
+        .collect()
 }
 
 /// A module: the names from the crate's root to it.

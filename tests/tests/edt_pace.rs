@@ -4,7 +4,7 @@ use sched::pace::Pace;
 
 #[link(name = "edt", kind = "static")]
 unsafe extern "C" {
-    /// `tests/src/edt.c`.
+    /// `edt_pace.c`.
     fn edt_send(next_ns: *mut u64, ready_ns: u64, bytes: u64, bytes_per_sec: u64, burst_ns: u64) -> u64;
 }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
-use tests::netns::Namespace;
-use tests::process::Process;
-use tests::site::{SOON, Site, Terms};
+use lab::netns::Namespace;
+use lab::process::Process;
+use lab::site::{SOON, Site, Terms};
 
 /// The first use installs packages.
 const INSTALLATION: Duration = Duration::from_secs(300);
@@ -45,7 +45,7 @@ impl Development {
         let namespace = Namespace::new("relay").unwrap();
         let state = std::env::temp_dir().join(namespace.name());
         let arguments = ["run".as_ref(), "--state-dir".as_ref(), state.as_os_str()];
-        let daemon = namespace.start(tests::program("paced").unwrap(), arguments).unwrap();
+        let daemon = namespace.start(lab::program("paced").unwrap(), arguments).unwrap();
         daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
         Self { daemon, namespace, state }
     }
@@ -59,7 +59,7 @@ impl Drop for Development {
 
 #[test]
 fn a_client_on_another_stack_gets_its_payloads_back_in_every_mode() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let script = script();
     let development = Development::start();
     for relay in ["127.0.0.1:4433", "[::1]:4433"] {
@@ -84,7 +84,7 @@ fn assert_none_failed((status, report): (ExitStatus, String)) {
 
 #[test]
 fn clients_that_break_rules_are_answered_as_the_rfcs_want() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let script = script();
     let development = Development::start();
     let arguments = ["strictness", "--relay", "127.0.0.1:4433", "--insecure"];
@@ -93,7 +93,7 @@ fn clients_that_break_rules_are_answered_as_the_rfcs_want() {
 
 #[test]
 fn clients_that_break_rules_are_answered_so_where_tokens_are_asked_for() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let script = script();
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
@@ -109,7 +109,7 @@ fn clients_that_break_rules_are_answered_so_where_tokens_are_asked_for() {
 
 #[test]
 fn packets_full_of_any_frame_request_or_capsule_are_answered_as_they_should_and_leave_the_relay_at_work() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let script = script();
     let development = Development::start();
     let pid = development.daemon.id().to_string();

@@ -6,7 +6,7 @@ use bpf::State;
 
 #[test]
 fn root_may_load_programs_and_mark_packets() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let found = bpf::probe();
     for finding in [&found.cap_bpf, &found.cap_net_admin, &found.cap_net_raw, &found.bpf, &found.mark] {
         assert_eq!(finding.state, State::Yes, "\n{found}");
@@ -15,7 +15,7 @@ fn root_may_load_programs_and_mark_packets() {
 
 #[test]
 fn without_rights_the_table_names_each_that_is_missing_and_what_works_all_the_same() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let found = thread::spawn(|| {
         give_up_all_rights();
         bpf::probe()

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use tests::netns::{Chain, Namespace, remove_leftovers};
-use tests::process::wait_for;
+use lab::netns::{Chain, Namespace, remove_leftovers};
+use lab::process::wait_for;
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -27,7 +27,7 @@ fn ask(from: &Namespace, to: SocketAddr, payload: &[u8]) -> anyhow::Result<Vec<u
 
 #[test]
 fn every_hop_answers_in_both_address_families() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (_relay, _target) = (chain.relay.echo(7).unwrap(), chain.target.echo(7).unwrap());
     for (from, to) in [(&chain.client, &chain.access.far), (&chain.relay, &chain.egress.far)] {
@@ -39,7 +39,7 @@ fn every_hop_answers_in_both_address_families() {
 
 #[test]
 fn the_client_cannot_reach_the_target_by_itself() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let _echo = chain.target.echo(7).unwrap();
     let error = ask(&chain.client, (chain.egress.far.v4, 7).into(), b"marco").unwrap_err();
@@ -48,7 +48,7 @@ fn the_client_cannot_reach_the_target_by_itself() {
 
 #[test]
 fn a_links_mtu_bounds_what_leaves_unfragmented() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let _echo = chain.relay.echo(7).unwrap();
     chain.access.set_mtu(1280).unwrap();
@@ -74,7 +74,7 @@ fn set_dont_fragment(socket: &UdpSocket) {
 
 #[test]
 fn a_token_bucket_holds_a_link_to_its_rate() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let _echo = chain.relay.echo(7).unwrap();
     let relay = (chain.access.far.v4, 7).into();
@@ -100,7 +100,7 @@ fn a_token_bucket_holds_a_link_to_its_rate() {
 
 #[test]
 fn a_dropped_namespace_is_gone_with_its_devices() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let paths =
         [&chain.client, &chain.relay, &chain.target].map(|namespace| Path::new("/run/netns").join(namespace.name()));
@@ -111,7 +111,7 @@ fn a_dropped_namespace_is_gone_with_its_devices() {
 
 #[test]
 fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // The pid of a process that was waited for belongs to nobody.
     let mut dead = Command::new("true").spawn().unwrap();
     dead.wait().unwrap();
@@ -130,7 +130,7 @@ fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
 
 #[test]
 fn a_program_ends_with_its_handle() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let namespace = Namespace::new("client").unwrap();
     let process = namespace.start("sh", ["-c", "readlink /proc/self/ns/net; exec sleep 1000"]).unwrap();
     let inode = process.wait_for_line("net:", SOON).unwrap();
@@ -143,7 +143,7 @@ fn a_program_ends_with_its_handle() {
 
 #[test]
 fn a_program_sees_the_resolver_that_its_namespace_was_given() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let before = fs::read("/etc/resolv.conf").unwrap();
     let mut namespace = Namespace::new("client").unwrap();
     namespace.resolve_with(&["10.0.1.2".parse().unwrap()]).unwrap();

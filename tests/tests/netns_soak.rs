@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use edge::client::endpoint::Access;
+use lab::client::{Client, Tunnel};
+use lab::name_server::NameServer;
+use lab::netns::Chain;
+use lab::process::{Process, wait_for};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use tests::client::{Client, Tunnel};
-use tests::name_server::NameServer;
-use tests::netns::Chain;
-use tests::process::{Process, wait_for};
-use tests::site::{Counts, Family, SOON, Site, Terms};
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
@@ -205,7 +205,7 @@ fn start_edge(site: &Site) -> Process {
         site.template(Family::V4)
     );
     let file = site.write("edge.toml", &text).unwrap();
-    site.chain.client.start(tests::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
+    site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
 }
 
 /// The only child of a process, if it has one.
@@ -343,7 +343,7 @@ impl Disturber {
         self.site.relay.wait(SOON).unwrap();
         self.site.configure(RELOAD[0]).unwrap();
         let arguments = ["run".into(), "--config".into(), self.site.path("paced.toml")];
-        self.site.relay = self.site.chain.relay.start(tests::program("paced").unwrap(), arguments).unwrap();
+        self.site.relay = self.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
         wait_for("metrics of the relay", SOON, || self.site.counts().ok()).unwrap();
         self.reloads = [0; 2];
         *self.seen.killed.lock().unwrap() = Some(Instant::now());
@@ -389,7 +389,7 @@ fn play_clients(seen: Arc<Seen>, access: Access) {
 
 #[test]
 fn processes_that_are_killed_and_devices_names_and_terms_that_change_cost_nothing_but_what_was_on_its_way() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let seconds = std::env::var("PACED_SOAK_SECONDS").map_or(24, |seconds| seconds.parse().unwrap());
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();

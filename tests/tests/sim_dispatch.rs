@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::join_all;
+use lab::simulation::{SEED, within};
+use lab::streams::{End, simulate};
 use quic::class::Terms;
 use quic::datagrams::Schedule;
 use quic::dispatch::{Binding, Dispatcher, Error, SendStream};
@@ -15,8 +17,6 @@ use quic::endpoint::Transport;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use s2n_quic::stream::ReceiveStream;
 use sched::stream::{Discipline, Expiry, Level, Low, Service};
-use tests::simulation::{SEED, within};
-use tests::streams::{End, simulate};
 
 /// Longer than anything takes that happens at all.
 const LONG: Duration = Duration::from_secs(30);

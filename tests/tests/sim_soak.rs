@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::client::Relay;
+use lab::client::Tunnel;
+use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use masque::h3::Code;
 use masque::tunnel::Form;
 use quic::datagrams::Schedule;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;
-use tests::client::Tunnel;
-use tests::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 
 /// Tunnels that are open at once, and connections that they are in.
 const TUNNELS: usize = 25;

@@ -5,6 +5,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use lab::client::Tunnel;
+use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
+use lab::streams;
 use masque::h3::Code;
 use masque::tunnel::Form;
 use quic::class::Terms;
@@ -13,9 +16,6 @@ use quic::endpoint::Transport;
 use s2n_quic::connection;
 use s2n_quic::provider::io::testing::{Model, time};
 use s2n_quic::stream::{BidirectionalStream, Error};
-use tests::client::Tunnel;
-use tests::simulation::{CLOCK, Ends, SEED, simulate, target, within};
-use tests::streams;
 
 /// Longer than anything takes that happens at all.
 const LONG: Duration = Duration::from_secs(5);

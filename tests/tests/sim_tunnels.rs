@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use edge::places;
+use lab::client::Tunnel;
+use lab::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
 use quic::class::Terms;
@@ -15,8 +17,6 @@ use quic::endpoint::Transport;
 use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
-use tests::client::Tunnel;
-use tests::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
 
 /// Longer than anything takes that happens at all.
 const LONG: Duration = Duration::from_secs(20);

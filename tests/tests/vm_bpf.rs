@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bpf::mark::{Direction, Mark, Tag};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use socket2::SockRef;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 const MANAGED: &str = "[kernel]\ndevices = [\"client\", \"target\"]\nmanage_qdisc = true";
 
@@ -20,7 +20,7 @@ fn root(site: &Site, device: &str) -> String {
 
 #[test]
 fn fq_is_at_the_root_while_the_relay_runs_and_what_was_there_comes_back_when_it_is_killed() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let site = Site::new(Terms { sections: MANAGED, ..Terms::default() }).unwrap();
     for device in ["client", "target"] {
         let fq = root(&site, device);
@@ -35,8 +35,8 @@ fn fq_is_at_the_root_while_the_relay_runs_and_what_was_there_comes_back_when_it_
 
 #[test]
 fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
-    tests::ring!(Vm);
-    let chain = tests::netns::Chain::new().unwrap();
+    lab::ring!(Vm);
+    let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("pfifo limit 123").unwrap();
     chain.access.far.set_qdisc("fq limit 321").unwrap();
     let mut site = Site::on(chain, Terms { sections: MANAGED, ..Terms::default() }).unwrap();
@@ -53,8 +53,8 @@ fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
 
 #[test]
 fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it_is() {
-    tests::ring!(Vm);
-    let chain = tests::netns::Chain::new().unwrap();
+    lab::ring!(Vm);
+    let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("fq").unwrap();
     let sections = "[kernel]\ndevices = [\"client\", \"target\"]";
     let site = Site::on(chain, Terms { sections, ..Terms::default() }).unwrap();
@@ -69,9 +69,9 @@ fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it
 
 #[test]
 fn an_fq_of_the_administrators_holds_a_class_to_its_rate() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     const PACKETS: usize = 100;
-    let chain = tests::netns::Chain::new().unwrap();
+    let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("fq").unwrap();
     // The kernel's rate is a quarter above it: 1 Mbit/s.
     let sections = "[kernel]\ndevices = [\"target\"]\n[class.thin]\nrate_up = \"800 kbit/s\"";

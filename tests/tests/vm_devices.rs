@@ -9,6 +9,10 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
+use lab::client::{Client, Tunnel};
+use lab::netns::{Chain, End, Namespace};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use pacing::{
     io::message::{self, Message},
@@ -17,10 +21,6 @@ use pacing::{
 use s2n_quic_core::inet::ExplicitCongestionNotification::NotEct;
 use s2n_quic_core::path::{Handle as _, RemoteAddress};
 use s2n_quic_platform::message::default::Handle;
-use tests::client::{Client, Tunnel};
-use tests::netns::{Chain, End, Namespace};
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -62,7 +62,7 @@ fn encapsulate(family: Family, (from, source): (&Namespace, &End), (to, destinat
 
 #[test]
 fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itself_and_miss_none() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     // The machine is slow enough for packets to be paced, and then they share messages as far as the quantum goes.
     let sections = "[transport]\nquantum_us = 1000";
     for family in FAMILIES {
@@ -105,7 +105,7 @@ fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itse
 
 #[test]
 fn targets_then_get_each_payload_by_itself_and_miss_none() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     for family in FAMILIES {
         let site = Site::new(Terms::default()).unwrap();
         let _echo = site.chain.target.echo(7).unwrap();
@@ -137,7 +137,7 @@ fn paced_site() -> Site {
 
 #[test]
 fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_drops_nothing() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let site = paced_site();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -162,7 +162,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
 
 #[test]
 fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let site = paced_site();
     let client = SocketAddr::from((site.chain.access.near.v4, 9));
     let path = &Handle::from_remote_address(RemoteAddress(client.into()));
@@ -196,7 +196,7 @@ fn tc(site: &Site, arguments: &str) -> String {
 
 #[test]
 fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let site = with_fq();
     let becomes = |enforced: bool, detail: &str| {
         let found = || {
@@ -217,7 +217,7 @@ fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
 
 #[test]
 fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let mut site = with_fq();
     assert!(tc(&site, "qdisc show dev client").contains("fq "));
     let child_of = |pid: u32| -> Option<u32> {

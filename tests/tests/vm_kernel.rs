@@ -3,11 +3,11 @@
 use std::fs;
 
 use bpf::State;
-use tests::netns::Chain;
+use lab::netns::Chain;
 
 #[test]
 fn the_kernel_is_the_labs_and_has_its_queueing_disciplines() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     assert!(release.starts_with("6.12.") && release.contains("deb12"), "{release}");
     let chain = Chain::new().unwrap();
@@ -20,7 +20,7 @@ fn the_kernel_is_the_labs_and_has_its_queueing_disciplines() {
 
 #[test]
 fn the_probe_finds_fq_and_everything_else_there() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let found = bpf::probe();
     for (name, finding) in found.rows() {
         // XDP alone is not known before it is tried.
@@ -30,7 +30,7 @@ fn the_probe_finds_fq_and_everything_else_there() {
 
 #[test]
 fn a_delay_on_a_link_is_a_delay_of_the_answer() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let chain = Chain::new().unwrap();
     let _echo = chain.relay.echo(7).unwrap();
     chain.access.near.set_qdisc("netem delay 30ms").unwrap();

@@ -16,12 +16,17 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use lab::capture::{Capture, Packet};
+use lab::{
+    authority::Authority,
+    netns::{Link, Namespace},
+    process::wait_for,
+};
 use pacing::io::{
     Counters,
     device::Devices,
     qdisc::{self, Gauges},
 };
-use perf::capture::{Capture, Packet};
 use quic::{
     congestion::Congestion,
     connection_id::Issuer,
@@ -30,11 +35,6 @@ use quic::{
     tls::{self, Identity, ServerTls, Trust},
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use tests::{
-    authority::Authority,
-    netns::{Link, Namespace},
-    process::wait_for,
-};
 use tokio::runtime::{Builder, Runtime};
 
 /// Reads all that this process executes into memory, for good, and has the kernel leave the pages as they are.
@@ -237,7 +237,7 @@ fn follow(lab: &Lab) -> Result<(Devices, mpsc::Sender<()>)> {
 
 #[test]
 fn with_fq_packets_leave_evenly_and_a_queue_of_six_loses_none() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
     let counters = Arc::<Counters>::default();
     let packets = lab.send(&paced(&Devices::default(), &counters), BYTES, || {}).unwrap();
@@ -249,7 +249,7 @@ fn with_fq_packets_leave_evenly_and_a_queue_of_six_loses_none() {
 
 #[test]
 fn the_stock_provider_loses_a_tenth_there_at_least() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
     let packets = lab.send(&Io::Stock, BYTES, || {}).unwrap();
     let dropped = lab.dropped().unwrap();
@@ -258,7 +258,7 @@ fn the_stock_provider_loses_a_tenth_there_at_least() {
 
 #[test]
 fn without_fq_messages_wait_in_the_process_and_a_queue_of_six_loses_none() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let lab = Lab::new("pfifo").unwrap();
     let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<Counters>::default());
     let packets = lab.send(&paced(&devices, &counters), BYTES, || {}).unwrap();
@@ -271,7 +271,7 @@ fn without_fq_messages_wait_in_the_process_and_a_queue_of_six_loses_none() {
 
 #[test]
 fn an_fq_that_is_replaced_under_load_is_noticed_and_costs_no_packet() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
     let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<Counters>::default());
     lab.send(&paced(&devices, &counters), 3 * BYTES, || {

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use config::uplink::Trust;
 use edge::client::endpoint::Access;
+use lab::authority::Authority;
+use lab::client::Client;
+use lab::process::wait_for;
 use masque::template::Template;
 use masque::tunnel::Form;
-use tests::authority::Authority;
-use tests::client::Client;
-use tests::process::wait_for;
 use tokio::time::timeout;
 
 /// How long anything may take that systemd does, on an emulated machine.
@@ -64,7 +64,7 @@ impl Service {
     /// Installs the package if it is not, with a certificate that only root and the group paced can read.
     fn install() -> Self {
         if !Path::new("/usr/bin/paced").exists() {
-            let package = tests::program("paced").unwrap().with_file_name("paced.deb");
+            let package = lab::program("paced").unwrap().with_file_name("paced.deb");
             run("mkdir -p /tmp/dpkg/info /tmp/dpkg/updates && touch /tmp/dpkg/status");
             run(&format!("{DPKG} --force-depends -i {}", package.display()));
             // As the bus's own package does wherever a policy is installed; that database does not know it.
@@ -160,7 +160,7 @@ const BIND_AND_RAW: u64 = 1 << 10 | 1 << 13;
 
 #[test]
 fn a_relay_starts_from_the_package_with_a_key_that_only_root_can_read_and_no_right_but_one() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     assert_eq!(run("systemctl is-enabled paced.service paced.socket || true"), "disabled\ndisabled\n");
     service.configure("", "");
@@ -181,7 +181,7 @@ fn a_relay_starts_from_the_package_with_a_key_that_only_root_can_read_and_no_rig
 
 #[test]
 fn the_unit_is_exposed_as_little_as_is_said() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     run("systemd-analyze security --offline=true --threshold=15 paced.service");
     service.grant_rights();
@@ -203,7 +203,7 @@ fn the_unit_is_exposed_as_little_as_is_said() {
 
 #[test]
 fn with_rights_for_the_kernel_its_programs_are_in_force_and_the_process_that_meets_packets_has_none_of_them() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     run("modprobe -a veth sch_fq sch_ingress cls_bpf");
     run("ip link add outside type veth peer name inside && ip link set outside up && ip link set inside up");
@@ -224,7 +224,7 @@ fn with_rights_for_the_kernel_its_programs_are_in_force_and_the_process_that_mee
 
 #[test]
 fn a_reload_waits_for_its_outcome_and_one_that_is_refused_fails_and_changes_nothing() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.configure("", "");
     run("systemctl start paced.service");
@@ -261,7 +261,7 @@ fn is_ever_closed(mut done: impl FnMut() -> bool) -> bool {
 
 #[test]
 fn a_killed_relay_is_restarted_and_with_the_socket_unit_no_packet_meets_a_closed_port() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.configure("", "");
     let kill = || {
@@ -288,7 +288,7 @@ fn a_killed_relay_is_restarted_and_with_the_socket_unit_no_packet_meets_a_closed
 
 #[test]
 fn sockets_that_are_not_those_of_the_configuration_are_refused_at_start_with_what_to_change() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     for (relay, sockets, remedy) in [
         ("workers = 2", 1, "write ListenDatagram=127.0.0.1:443 as many times"),
@@ -311,7 +311,7 @@ fn sockets_that_are_not_those_of_the_configuration_are_refused_at_start_with_wha
 
 #[test]
 fn a_relay_with_a_worker_that_is_stuck_is_restarted() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.grant_rights();
     service.configure("workers = 2", "");
@@ -348,7 +348,7 @@ fn a_relay_with_a_worker_that_is_stuck_is_restarted() {
 
 #[test]
 fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allows() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.configure("", "[control]\nbus = \"system\"");
     run("systemctl enable paced.service");
@@ -381,7 +381,7 @@ fn a_call_over_the_bus_starts_the_service_and_is_answered_as_the_bus_policy_allo
 
 #[test]
 fn a_purge_ends_the_service_and_leaves_nothing_but_the_user() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.configure("", "");
     run("systemctl enable --now paced.service");
@@ -398,7 +398,7 @@ fn a_purge_ends_the_service_and_leaves_nothing_but_the_user() {
 
 #[test]
 fn a_purge_succeeds_where_scripts_of_packages_may_not_stop_services() {
-    tests::ring!(Vm);
+    lab::ring!(Vm);
     let service = Service::install();
     service.configure("", "");
     run("systemctl enable --now paced.service");

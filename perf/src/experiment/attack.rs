@@ -18,11 +18,11 @@ use std::{
     thread,
 };
 
-use ::tests::{
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use lab::{
     netns::{Chain, Link, Namespace},
     site::{Family, Site, Terms},
 };
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tokio::time::sleep;
 
 use super::Run;

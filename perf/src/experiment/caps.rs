@@ -14,16 +14,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tests::netns::{Link, Namespace};
 use anyhow::{Context as _, Result, ensure};
 use bpf::{
     egress::{Egress, KernelTerms},
     mark::{Direction, Mark, Tag},
 };
-
-use super::{Run, lab::FQ, train};
-use crate::{
+use lab::{
     capture::{Capture, Packet},
+    netns::{Link, Namespace},
+};
+
+use super::{Run, emulated::FQ, train};
+use crate::{
     load::Figure,
     plan::{Class, Family, Plan},
 };

@@ -16,19 +16,19 @@ use std::{
     time::Duration,
 };
 
-use ::tests::{
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::{join_all, try_join_all};
+use lab::{
     process::{Process, wait_for},
     program,
     site::{Counts, Family, SOON, Site, Terms},
 };
-use anyhow::{Context as _, Result, bail, ensure};
-use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::inner::Ends;
 use super::{
     Request, Run,
-    lab::{Lab, block_on},
+    emulated::{Emulated, block_on},
     requests,
 };
 use crate::{
@@ -48,11 +48,11 @@ const EDGE_METRICS: &str = "127.0.0.1:9434";
 /// # Errors
 /// The lab is not there, a daemon does not start or does not know the scheduler, or the target cannot be reached at all.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
-    let lab = Lab::verified(&plan.network)?;
-    lab.delay_target(plan.tunnel.target_delay_ms)?;
+    let network = Emulated::verified(&plan.network)?;
+    network.delay_target(plan.tunnel.target_delay_ms)?;
     let sections = format!("[transport]\ncongestion = \"{}\"\n{}", plan.congestion, policy(plan, scheduler)?);
     let relay = Terms { limits: "connection_idle_seconds = 300", sections: &sections, ..Terms::default() };
-    let Lab { chain, bottleneck, .. } = lab;
+    let Emulated { chain, bottleneck, .. } = network;
     let site = Site::on(chain, relay)?;
     let mut edge = start_edge(&site, plan, &sections)?;
 

@@ -7,7 +7,7 @@ mod attack;
 pub mod backlog;
 mod caps;
 pub mod direct;
-pub mod lab;
+pub mod emulated;
 mod manage;
 pub mod masque;
 mod outcome;
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Direct, Clock::Lab) => match scheduler {
             Scheduler::TlsN => tls::run(plan, tls::Connections::PerRequest, seed),
             Scheduler::Tls1 => tls::run(plan, tls::Connections::One, seed),
-            _ => lab::run(plan, scheduler, seed),
+            _ => emulated::run(plan, scheduler, seed),
         },
         (Topology::Marked, Clock::Lab) => caps::run(plan),
         (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),

@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use ::tests::netns::Namespace;
 use anyhow::{Context as _, Result};
+use lab::netns::Namespace;
 use s2n_quic::provider::io::tokio::{Builder, Provider};
 use socket2::SockRef;
 

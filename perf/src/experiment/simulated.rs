@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use ::tests::simulation::CLOCK;
 use anyhow::{Context as _, Result, anyhow};
+use lab::simulation::CLOCK;
 use s2n_quic::provider::io::testing::{
     self, Handle, Io,
     network::{Buffers, Network, Packet},

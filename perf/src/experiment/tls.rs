@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use ::tests::authority::Authority;
 use anyhow::{Context as _, Result, ensure};
 use futures::future::{try_join, try_join_all};
+use lab::authority::Authority;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::Resumption,
@@ -29,7 +29,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client::TlsStream};
 
 use super::{
     Request, Run,
-    lab::{Lab, block_on},
+    emulated::{Emulated, block_on},
     requests,
 };
 use crate::plan::Plan;
@@ -54,14 +54,14 @@ const NAME: &str = "server.example";
 /// # Errors
 /// The lab is not there, a connection fails, or an echo is not what was sent.
 pub fn run(plan: &Plan, connections: Connections, seed: u64) -> Result<Run> {
-    let lab = Lab::verified(&plan.network)?;
-    for host in [&lab.chain.client, &lab.chain.relay] {
+    let network = Emulated::verified(&plan.network)?;
+    for host in [&network.chain.client, &network.chain.relay] {
         host.sysctl("net.ipv4.tcp_congestion_control", &plan.congestion.to_string())?;
     }
     let requests = requests(plan, seed);
-    let listener = lab.chain.relay.run(|| listen((Ipv4Addr::UNSPECIFIED, PORT).into()))??;
-    let sockets = lab.chain.client.run(|| sockets(requests.len()))??;
-    let server = (lab.chain.access.far.v4, PORT).into();
+    let listener = network.chain.relay.run(|| listen((Ipv4Addr::UNSPECIFIED, PORT).into()))??;
+    let sockets = network.chain.client.run(|| sockets(requests.len()))??;
+    let server = (network.chain.access.far.v4, PORT).into();
     exchange(plan, &requests, connections, (listener, server), sockets)
 }
 

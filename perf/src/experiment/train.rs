@@ -1,6 +1,8 @@
 //! How evenly packets leave: trains, gaps, and bytes within a millisecond.
 
-use crate::{capture::Packet, load::Figure};
+use lab::capture::Packet;
+
+use crate::load::Figure;
 
 /// Packets closer than this to the one before them belong to its train (Kempf and others: QUIC Steps, CoNEXT 2025).
 const TRAIN_GAP_NS: u64 = 100_000;

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use super::{
     Request, Run, backlog,
     direct::{Ends, connect, terms},
-    lab::{Lab, block_on},
+    emulated::{Emulated, block_on},
     reader, requests, train,
 };
 use crate::{
@@ -40,30 +40,30 @@ use crate::{
 pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> Result<Run> {
     let ends = Ends::new(plan, scheduler, Clock::system(), seed)?;
     let requests = requests(plan, seed);
-    let lab = (clock == plan::Clock::Lab).then(|| Lab::verified(&plan.network)).transpose()?;
-    let host = lab.as_ref().map_or(Ipv4Addr::LOCALHOST, |lab| lab.chain.access.far.v4);
+    let network = (clock == plan::Clock::Lab).then(|| Emulated::verified(&plan.network)).transpose()?;
+    let host = network.as_ref().map_or(Ipv4Addr::LOCALHOST, |network| network.chain.access.far.v4);
     let (started, address) = oneshot::channel();
     let (done, ended) = oneshot::channel::<()>();
     let reader = plan.workload.reader;
     thread::scope(|scope| {
         let serve = || serve(&ends, host, reader, started, ended);
-        let server = scope.spawn(|| match &lab {
-            Some(lab) => lab.chain.relay.run(serve)?,
+        let server = scope.spawn(|| match &network {
+            Some(network) => network.chain.relay.run(serve)?,
             None => process::bind_to_core(0).map_err(Into::into).and_then(|()| serve()),
         });
         let send = || -> Result<Run> {
             let server = address.blocking_recv().context("no server")?;
             block_on(send(&ends, server, plan, &requests, scheduler))
         };
-        let run = match &lab {
+        let run = match &network {
             // To look costs something, which would count as the dispatcher's.
-            Some(lab) if scheduler.is_of_packets() => {
+            Some(network) if scheduler.is_of_packets() => {
                 if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) {
-                    lab.enforce_departures()?;
+                    network.enforce_departures()?;
                 }
-                observed(lab, || lab.chain.client.run(send)?)
+                observed(network, || network.chain.client.run(send)?)
             }
-            Some(lab) => lab.chain.client.run(send)?,
+            Some(network) => network.chain.client.run(send)?,
             None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
         };
         drop(done);
@@ -73,11 +73,11 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
 }
 
 /// Runs `send` and adds how its packets left and what became of them.
-fn observed(lab: &Lab, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
-    let before = [lab.dropped_packets()?, reader::overflowed_packets(&lab.chain.relay)?];
-    let capture = lab.capture()?;
+fn observed(network: &Emulated, send: impl FnOnce() -> Result<Run>) -> Result<Run> {
+    let before = [network.dropped_packets()?, reader::overflowed_packets(&network.chain.relay)?];
+    let capture = network.capture()?;
     let mut run = send()?;
-    let after = [lab.dropped_packets()?, reader::overflowed_packets(&lab.chain.relay)?];
+    let after = [network.dropped_packets()?, reader::overflowed_packets(&network.chain.relay)?];
     for (index, metric) in ["dropped_packets", "overflowed_packets"].into_iter().enumerate() {
         let value = (after[index] - before[index]) as f64;
         run.figures.push(Figure { metric, value, unit: "packets" });

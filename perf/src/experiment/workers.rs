@@ -9,9 +9,9 @@
 
 use std::{fs, net::UdpSocket};
 
-use ::tests::site::{Family, Site, Terms};
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
+use lab::site::{Family, Site, Terms};
 
 use super::Run;
 use crate::{

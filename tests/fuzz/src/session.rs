@@ -4,16 +4,16 @@ use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, tim
 
 use anyhow::Result;
 use edge::client::{self, Relay};
+use lab::{
+    client::Tunnel,
+    simulation::{SEED, TEMPLATE, run, socket, target, within},
+};
 use masque::{h3::Code, template::Template, tunnel::Form};
 use quic::endpoint::Transport;
 use s2n_quic::{
     Client,
     client::Connect,
     provider::io::testing::{Handle, Model, primary, spawn, time},
-};
-use tests::{
-    client::Tunnel,
-    simulation::{SEED, TEMPLATE, run, socket, target, within},
 };
 
 use crate::{

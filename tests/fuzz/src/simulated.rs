@@ -17,6 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::stream::{FuturesUnordered, StreamExt as _};
+use lab::simulation::{CLOCK, TARGET, TEMPLATE, identity, target, within};
 use masque::{
     h3::{Code, Part, ResponseHead, Role},
     proxy_status::ProxyName,
@@ -42,7 +43,6 @@ use s2n_quic::{
     },
 };
 use s2n_quic_core::random;
-use tests::simulation::{CLOCK, TARGET, TEMPLATE, identity, target, within};
 
 /// As long as the relay waits for the head of a request, and for an answer to be taken.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::Result;
 use bytes::BufMut as _;
+use lab::simulation::{TEMPLATE, request_head, within};
 use masque::{h3, request, target::Target, template::Template, varint};
 use quic::endpoint::Transport;
 use s2n_codec::{DecoderBufferMut, Encoder as _, EncoderBuffer, encoder::scatter};
@@ -30,7 +31,6 @@ use s2n_quic_core::{
     inet::ExplicitCongestionNotification,
     packet::interceptor::{Datagram, Packet},
 };
-use tests::simulation::{TEMPLATE, request_head, within};
 
 use crate::{
     input::choice,

@@ -1,10 +1,10 @@
 //! XDP ingress: what arrives is counted by class, and of too much the lower classes are shed first.
 
 use bpf::ingress::{Arrivals, Guard, Ingress, Listener, Reason};
+use lab::client::Client;
+use lab::frame::Frame;
+use lab::site::{Family, SOON, Site, Terms};
 use quic::connection_id::Label;
-use tests::client::Client;
-use tests::frame::Frame;
-use tests::site::{Family, SOON, Site, Terms};
 
 use crate::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 
@@ -24,7 +24,7 @@ fn passing(program: &(Ingress, Guard), class: u8) -> usize {
 
 #[test]
 fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (ingress, mut guard) = generous();
     guard
         .listen([
@@ -49,7 +49,7 @@ fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener
 
 #[test]
 fn when_too_much_arrives_the_lowest_class_is_shed_first_and_the_highest_last() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut program = generous();
     // The highest class may use 30 in a row, the next 20, the lowest 10, and what has no rank is as low.
     program.1.set_arrivals(Some(few(29)), &[(5, 2), (1, 0), (2, 1)]).unwrap();
@@ -62,7 +62,7 @@ fn when_too_much_arrives_the_lowest_class_is_shed_first_and_the_highest_last() {
 
 #[test]
 fn classes_of_one_rank_are_shed_alike() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut program = generous();
     program.1.set_arrivals(Some(few(9)), &[(1, 0), (2, 0)]).unwrap();
     assert_eq!([1, 2, 0].map(|class| passing(&program, class)), [10, 0, 0]);
@@ -70,7 +70,7 @@ fn classes_of_one_rank_are_shed_alike() {
 
 #[test]
 fn connections_are_of_the_class_of_their_listener_and_new_ones_of_another_after_a_reload() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const SECTIONS: &str = "[kernel]\ndevices = [\"client\", \"target\"]\n[class.voice]\n[class.bulk]";
     let of = |relay| Terms { relay, sections: SECTIONS, ..Terms::default() };
     let site = Site::new(of("auth = \"none\"\nclass = \"voice\"")).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers};
 use bpf::mark::{Direction, Mark, Tag};
-use tests::netns::{Chain, Link, Namespace};
+use lab::netns::{Chain, Link, Namespace};
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
 
@@ -85,7 +85,7 @@ fn filters(namespace: &Namespace, device: &str) -> String {
 
 #[test]
 fn an_attached_program_marks_and_counts_what_leaves_until_it_is_detached() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let device = &chain.egress.near.device;
@@ -100,7 +100,7 @@ fn an_attached_program_marks_and_counts_what_leaves_until_it_is_detached() {
 
 #[test]
 fn a_dropped_program_is_detached() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     chain.relay.run(|| egress.attach(&chain.egress.near.device, false)).unwrap().unwrap();
@@ -110,7 +110,7 @@ fn a_dropped_program_is_detached() {
 
 #[test]
 fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, _classes) = load();
     let device = chain.egress.near.device.clone();
@@ -142,7 +142,7 @@ fn attach_as_filter(chain: &Chain, egress: &mut Egress) -> Option<Hook> {
 
 #[test]
 fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let Some(hook) = attach_as_filter(&chain, &mut egress) else { return };
@@ -160,7 +160,7 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
 
 #[test]
 fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let Some(_) = attach_as_filter(&chain, &mut egress) else { return };

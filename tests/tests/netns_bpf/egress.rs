@@ -6,8 +6,8 @@ use std::time::Duration;
 use bpf::egress::{Egress, KernelClasses, KernelCounters, KernelTerms};
 use bpf::mark::{Direction, Mark, Tag};
 use bpf::trial::{Outcome, SocketBuffer};
-use tests::frame::{Frame, sum};
-use tests::process::wait_for;
+use lab::frame::{Frame, sum};
+use lab::process::wait_for;
 
 const CLASS: Mark = Mark { direction: Direction::Down, class: 5 };
 const OTHER: Mark = Mark { direction: Direction::Up, class: 5 };
@@ -52,7 +52,7 @@ fn all_terms() -> KernelTerms {
 
 #[test]
 fn packets_without_our_mark_pass_untouched_and_uncounted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, classes) = program(all_terms(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v4(&[0; 100]) };
     for mark in [0, 5, 0x70ad_0005, 0x70ac_0205, 0x70ac_8005, u32::MAX] {
@@ -66,7 +66,7 @@ fn packets_without_our_mark_pass_untouched_and_uncounted() {
 
 #[test]
 fn another_tag_makes_other_marks_ours() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let tag = Tag::new(0x1234_0000).unwrap();
     let egress = Egress::load(tag).unwrap();
     let mut classes = egress.classes().unwrap();
@@ -78,7 +78,7 @@ fn another_tag_makes_other_marks_ours() {
 
 #[test]
 fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, _classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
     for ecn in 0..4 {
         let frame = Frame { traffic_class: 10 << 2 | ecn, ..Frame::v4(&[1; 50]) };
@@ -92,7 +92,7 @@ fn dscp_is_set_in_ipv4_with_a_right_checksum_and_ecn_kept() {
 
 #[test]
 fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, _classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
     for ecn in 0..4 {
         let frame = Frame { traffic_class: 63 << 2 | ecn, ..Frame::v6(&[1; 50]) };
@@ -103,7 +103,7 @@ fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
 
 #[test]
 fn what_terms_do_not_name_stays() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, _classes) = program(KernelTerms::default(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v6(&[0; 100]) };
     let about = SocketBuffer { priority: 9, departure_ns: 77, ..marked(CLASS) };
@@ -113,7 +113,7 @@ fn what_terms_do_not_name_stays() {
 
 #[test]
 fn no_packet_leaves_with_a_priority_that_fq_takes_for_control_traffic() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, mut classes) = program(KernelTerms::default(), false);
     for priority in (0..40).chain([0xffff_fff7, 0x1_0007]) {
         classes.publish([(CLASS, KernelTerms { priority: Some(priority), ..KernelTerms::default() })]).unwrap();
@@ -125,7 +125,7 @@ fn no_packet_leaves_with_a_priority_that_fq_takes_for_control_traffic() {
 
 #[test]
 fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_wants() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // 142 bytes in the frame at 142,000 bytes/s: a millisecond each.
     let (egress, classes) = program(rate(142_000), true);
     let frame = Frame::v4(&[0; 100]);
@@ -144,7 +144,7 @@ fn packets_of_a_class_depart_one_length_apart_and_never_before_their_socket_want
 
 #[test]
 fn a_gso_message_counts_with_all_its_packets_and_headers() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, classes) = program(rate(1_000_000), true);
     let about =
         SocketBuffer { wire_bytes: 10 * 1_242, segments: 10, departure_ns: now_ns() + 900 * MS, ..marked(CLASS) };
@@ -157,7 +157,7 @@ fn a_gso_message_counts_with_all_its_packets_and_headers() {
 
 #[test]
 fn packets_beyond_the_horizon_are_dropped_and_do_not_move_the_clock() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // One packet takes 900 ms.
     let (egress, classes) = program(rate(160), true);
     let frame = Frame::v4(&[0; 102]);
@@ -180,7 +180,7 @@ fn packets_beyond_the_horizon_are_dropped_and_do_not_move_the_clock() {
 
 #[test]
 fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, mut classes) = program(all_terms(), false);
     let about = SocketBuffer { departure_ns: 77, ..marked(CLASS) };
     for _ in 0..20 {
@@ -195,7 +195,7 @@ fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
 
 #[test]
 fn directions_and_classes_have_terms_clocks_and_counters_of_their_own() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, mut classes) = program(rate(142), true);
     let slow = KernelTerms { dscp: Some(1), ..rate(142) };
     classes.publish([(CLASS, slow), (OTHER, KernelTerms { dscp: Some(2), ..rate(142) })]).unwrap();
@@ -209,7 +209,7 @@ fn directions_and_classes_have_terms_clocks_and_counters_of_their_own() {
 
 #[test]
 fn new_terms_are_in_force_at_once_and_clocks_survive_them() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (egress, mut classes) = program(rate(142_000), true);
     let frame = Frame::v4(&[0; 100]);
     let wanted_ns = now_ns() + 900 * MS;
@@ -228,7 +228,7 @@ fn new_terms_are_in_force_at_once_and_clocks_survive_them() {
 
 #[test]
 fn a_message_names_device_hook_kernel_and_missing_rights() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut egress = Egress::load(Tag::default()).unwrap();
     let message = egress.attach("no-such-device", false).unwrap_err().to_string();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use bpf::ingress::{Ingress, Reason};
+use lab::client::Client;
+use lab::netns::Chain;
+use lab::site::{Family, Site, Terms};
 use quic::connection_id::{Keys, Label};
-use tests::client::Client;
-use tests::netns::Chain;
-use tests::site::{Family, Site, Terms};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 
@@ -18,7 +18,7 @@ fn count(ingress: &Ingress, wanted: Reason) -> u64 {
 
 #[test]
 fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let mut ingress = Ingress::load().unwrap();
     let relay = [IpAddr::from(chain.access.far.v4), chain.access.far.v6.into()];
@@ -54,7 +54,7 @@ fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
 
 #[test]
 fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let mut ingress = Ingress::load().unwrap();

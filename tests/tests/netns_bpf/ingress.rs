@@ -4,8 +4,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bpf::ingress::{Guard, Ingress, Limit, Limits, Reason};
+use lab::frame::Frame;
 use quic::connection_id::{Keys, LEN, Label};
-use tests::frame::Frame;
 
 pub(crate) const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 pub(crate) const CONFIG: u8 = 2;
@@ -77,7 +77,7 @@ pub(crate) fn long(first: u8, version: u32, id: &[u8], bytes: usize) -> Vec<u8> 
 
 #[test]
 fn packets_of_our_connections_pass_in_every_frame_that_ip_comes_in() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     for number in 0..50 {
         assert_eq!(reason_of(&program, &short(&id(number), 40)), Reason::Connection);
@@ -94,7 +94,7 @@ fn packets_of_our_connections_pass_in_every_frame_that_ip_comes_in() {
 
 #[test]
 fn an_id_with_any_bit_changed_is_not_ours() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     assert_eq!(reason_of(&program, &long(HANDSHAKE, VERSION_1, &id(9), 100)), Reason::Connection);
     for bit in 0..LEN * 8 {
@@ -107,7 +107,7 @@ fn an_id_with_any_bit_changed_is_not_ours() {
 
 #[test]
 fn every_kind_of_packet_has_its_reason() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let (ours, clients) = (&id(1)[..], &b"chosen by a client"[..]);
     let cases = [
@@ -147,7 +147,7 @@ fn every_kind_of_packet_has_its_reason() {
 
 #[test]
 fn a_udp_length_beyond_the_packet_is_malformed() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let frame = Frame::v4(&short(&id(1), 40));
     for (len, expected) in
@@ -161,7 +161,7 @@ fn a_udp_length_beyond_the_packet_is_malformed() {
 
 #[test]
 fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let garbage = [0xff; 64];
     let v4 = Frame::v4(&garbage);
@@ -193,7 +193,7 @@ fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
 
 #[test]
 fn listeners_come_and_go() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (ingress, mut guard) = generous();
     let garbage = Frame::v4(&[0; 30]);
     guard.listen([Frame::v6(&[]).to]).unwrap();
@@ -204,7 +204,7 @@ fn listeners_come_and_go() {
 
 #[test]
 fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut program = generous();
     let next = Keys { tag: *b"another tag's ke", mask: *b"another mask's k" };
     let with_next = short(&next.seal(CONFIG + 1, [1; 5], Label { class: 0, worker: 0 }), 40);
@@ -219,7 +219,7 @@ fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
 
 #[test]
 fn hundreds_of_listeners_are_all_known_and_their_neighbours_are_not() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (ingress, mut guard) = generous();
     let address = |host: u16, port| SocketAddr::from(([10, 0, (host >> 8) as u8, host as u8], port));
     guard.listen((0..300).map(|host| address(host, 443))).unwrap();
@@ -241,7 +241,7 @@ pub(crate) fn initial_from(address: &str) -> Vec<u8> {
 
 #[test]
 fn a_prefix_may_begin_so_many_connections_and_does_not_take_those_of_others() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { prefix: few(4), ..GENEROUS });
     for prefix in [
         ["192.0.2.1:7", "192.0.2.200:8", "192.0.3.1:7"],
@@ -260,7 +260,7 @@ fn a_prefix_may_begin_so_many_connections_and_does_not_take_those_of_others() {
 
 #[test]
 fn all_prefixes_together_may_begin_so_many_connections() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { prefix: few(4), total: few(9), ..GENEROUS });
     let reasons = (0..30).map(|prefix| judge(&program, &initial_from(&format!("10.0.{prefix}.1:7"))).1.unwrap());
     let reasons: Vec<_> = reasons.collect();
@@ -271,7 +271,7 @@ fn all_prefixes_together_may_begin_so_many_connections() {
 
 #[test]
 fn so_many_packets_of_unknown_connections_may_be_answered_with_a_reset() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { resets: few(3), ..GENEROUS });
     let unknown = Frame::v4(&short(b"nobody's own", 40)).bytes();
     for _ in 0..4 {
@@ -285,7 +285,7 @@ fn so_many_packets_of_unknown_connections_may_be_answered_with_a_reset() {
 
 #[test]
 fn any_bytes_have_exactly_one_reason() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {

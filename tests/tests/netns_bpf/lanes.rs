@@ -3,12 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bpf::ingress::{Guard, Ingress, Limits, Reason};
+use lab::client::Client;
+use lab::frame::Frame;
+use lab::site::{Family, SOON, Site, Terms};
 use pacing::monotonic;
 use quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use socket2::{Domain, Socket, Type};
-use tests::client::Client;
-use tests::frame::Frame;
-use tests::site::{Family, SOON, Site, Terms};
 
 use crate::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge, long, program, reason_of};
 
@@ -53,7 +53,7 @@ fn now_seconds() -> u64 {
 
 #[test]
 fn initials_under_one_id_of_ours_and_under_all_of_them_are_limited() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { id: few(5), total: few(19), ..GENEROUS });
     let under = |number| reason_of(&program, &long(INITIAL, VERSION_1, &id(number), 1_200));
     assert_eq!([(); 3].map(|()| under(1)), [Reason::InitialId; 3], "each in both families");
@@ -65,7 +65,7 @@ fn initials_under_one_id_of_ours_and_under_all_of_them_are_limited() {
 
 #[test]
 fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresses() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     for client in ["192.0.2.1:40000", "[2001:db8:7::1]:40000"] {
         let program = flooded(GENEROUS);
         let stamp = STAMPS.stamp(client.parse().unwrap(), now_seconds());
@@ -99,7 +99,7 @@ fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresse
 
 #[test]
 fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     for [client, same, other] in [
         ["192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"],
         ["[2001:db8:7:1::1]:7", "[2001:db8:7:1::2]:8", "[2001:db8:7:2::1]:7"],
@@ -125,7 +125,7 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
 
 #[test]
 fn once_the_lane_of_strangers_is_used_up_no_prefix_is_looked_at() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { prefix: few(0), total: few(1), ..GENEROUS });
     let reason = |prefix: u8| judge(&program, &initial_from(&format!("10.0.{prefix}.1:7"))).1.unwrap();
     assert_eq!(
@@ -152,7 +152,7 @@ fn flood(to: SocketAddr) {
 
 #[test]
 fn a_client_that_was_here_comes_back_while_forged_addresses_use_up_the_budget_of_strangers() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let sections = format!("{DEVICES}\ninitials_per_second = 4");
     let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
@@ -172,7 +172,7 @@ fn a_client_that_was_here_comes_back_while_forged_addresses_use_up_the_budget_of
 
 #[test]
 fn the_kernel_knows_the_tokens_that_a_relay_sends_with_retry() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let terms = Terms { sections: DEVICES, limits: "handshakes_in_flight = 0", ..Terms::default() };
     let site = Site::new(terms).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();

@@ -3,11 +3,11 @@
 use std::io::Read as _;
 use std::net::UdpSocket;
 
+use lab::client::Client;
+use lab::process::wait_for;
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
-use tests::client::Client;
-use tests::process::wait_for;
-use tests::site::{Counts, Family, SOON, Site, Terms};
 use tokio::task::spawn_blocking;
 
 use super::attach::{receive_traffic_class, want_traffic_class};
@@ -70,7 +70,7 @@ impl Arrivals {
 
 #[test]
 fn a_tunnels_packets_reach_its_target_with_the_mark_of_its_class() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     for (family, any) in [(Family::V4, "0.0.0.0"), (Family::V6, "[::]")] {
         for (port, class, dscp) in [(VOICE, "voice", 46), (BULK, "bulk", 10)] {
@@ -97,7 +97,7 @@ fn a_tunnels_packets_reach_its_target_with_the_mark_of_its_class() {
 
 #[test]
 fn quic_packets_have_the_class_of_what_they_carry_in_both_forms_and_families() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let _echoes = [VOICE, BULK].map(|port| site.chain.target.echo(port).unwrap());
     for family in [Family::V4, Family::V6] {
@@ -137,7 +137,7 @@ fn quic_packets_have_the_class_of_what_they_carry_in_both_forms_and_families() {
 
 #[test]
 fn a_class_keeps_its_mark_when_a_reloaded_policy_counts_others_before_it() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let _echo = site.chain.target.echo(VOICE).unwrap();
     site.client(async || {
@@ -156,7 +156,7 @@ fn a_class_keeps_its_mark_when_a_reloaded_policy_counts_others_before_it() {
 
 #[test]
 fn an_edge_marks_what_it_sends_to_its_relay() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(VOICE).unwrap();
     let metrics = "127.0.0.1:9434";
@@ -180,7 +180,7 @@ fn an_edge_marks_what_it_sends_to_its_relay() {
     let folder = site.path("").display().to_string();
     let file = site.write("edge.toml", &text.replace("$FOLDER", folder.trim_end_matches('/'))).unwrap();
     let arguments = ["run".into(), "--config".into(), file];
-    let _edge = site.chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+    let _edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     let application = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
     application.connect("127.0.0.1:5000").unwrap();
     application.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();

@@ -4,10 +4,10 @@ use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
 
-use tests::client::Client;
-use tests::netns::Link;
-use tests::process::{Process, wait_for};
-use tests::site::{Family, SOON, Site, Terms};
+use lab::client::Client;
+use lab::netns::Link;
+use lab::process::{Process, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
 
 const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
 
@@ -107,19 +107,19 @@ fn leaves_nothing_behind(end: impl FnOnce(&Site, u32, u32)) {
 
 #[test]
 fn a_killed_daemon_leaves_no_program_link_filter_or_qdisc_behind() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     leaves_nothing_behind(|site, _, _| site.signal(libc::SIGKILL).unwrap());
 }
 
 #[test]
 fn a_daemon_that_ends_in_peace_leaves_nothing_behind_either() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     leaves_nothing_behind(|site, _, _| site.signal(libc::SIGTERM).unwrap());
 }
 
 #[test]
 fn a_daemon_and_its_monitor_killed_together_leave_nothing_behind() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     leaves_nothing_behind(|site, _, monitor| {
         // Before the keeper has started another.
         kill(monitor);
@@ -129,7 +129,7 @@ fn a_daemon_and_its_monitor_killed_together_leave_nothing_behind() {
 
 #[test]
 fn a_daemon_killed_after_the_keeper_leaves_nothing_behind() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     leaves_nothing_behind(|site, keeper, monitor| {
         kill(keeper);
         site.relay.wait_for_line("the keeper of the monitor has ended", SOON).unwrap();
@@ -140,7 +140,7 @@ fn a_daemon_killed_after_the_keeper_leaves_nothing_behind() {
 
 #[test]
 fn each_process_has_the_rights_that_it_needs_and_no_other() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let (bind, admin, raw, perfmon, bpf) = (1 << 10, 1 << 12, 1 << 13, 1 << 38, 1 << 39);
@@ -163,7 +163,7 @@ fn each_process_has_the_rights_that_it_needs_and_no_other() {
 
 #[test]
 fn the_monitor_hears_nobody_and_its_devices_are_on_the_command_line_of_its_keeper() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let (keeper, monitor) = keeper_and_monitor(&site.relay);
@@ -174,7 +174,7 @@ fn the_monitor_hears_nobody_and_its_devices_are_on_the_command_line_of_its_keepe
 
 #[test]
 fn a_guarded_relay_serves_its_clients_and_does_not_see_what_others_send() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     for device in ["client", "target"] {
@@ -223,7 +223,7 @@ fn initial() -> [u8; 1_200] {
 
 #[test]
 fn first_packets_pass_as_often_as_the_configuration_says_and_a_reload_changes_that() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let sections = |limit: u32| format!("{KERNEL}\ninitials_per_second_from_prefix = {limit}");
     let few = sections(1);
     let site = Site::new(Terms { sections: &few, ..Terms::default() }).unwrap();
@@ -281,7 +281,7 @@ fn all_in_force(site: &Site) -> [bool; 3] {
 
 #[test]
 fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_again() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let plain = tc_of(&Site::new(Terms::default()).unwrap());
     let sections = format!("[class.default]\nrate_up = \"800 kbit/s\"\ndscp = 46\n{KERNEL}\nmanage_qdisc = true");
     // The client below goes without a word, for which a relay that drains would wait.
@@ -317,7 +317,7 @@ fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_agai
 
 #[test]
 fn without_a_keeper_the_end_of_the_monitor_is_told_with_the_remedy_and_the_relay_serves_on() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let (keeper, monitor) = keeper_and_monitor(&site.relay);
@@ -336,7 +336,7 @@ fn without_a_keeper_the_end_of_the_monitor_is_told_with_the_remedy_and_the_relay
 
 #[test]
 fn a_monitor_that_keeps_falling_is_started_again_after_longer_and_longer_pauses() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     for restarts in 1..=4 {
@@ -351,7 +351,7 @@ fn a_monitor_that_keeps_falling_is_started_again_after_longer_and_longer_pauses(
 
 #[test]
 fn a_program_that_somebody_detaches_is_put_back() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let links = held(monitor_of(&site.relay), "link_id");
@@ -379,8 +379,8 @@ fn assert_serves(site: &Site, family: Family) {
 
 #[test]
 fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_relay_serves() {
-    tests::ring!(Netns);
-    let chain = tests::netns::Chain::new().unwrap();
+    lab::ring!(Netns);
+    let chain = lab::netns::Chain::new().unwrap();
     let addresses: String = (0..1_100).map(|at| format!("address add fd00:9::{at:x}/128 dev lo nodad\n")).collect();
     chain.relay.ip(&addresses).unwrap();
     let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();
@@ -391,11 +391,11 @@ fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_rel
 
 #[test]
 fn a_device_that_vanishes_takes_nothing_with_it_but_its_own() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     site.chain.relay.ip("link delete target").unwrap();
-    let gone = |counts: &tests::site::Counts| counts.of("refused_requests_total{reason=\"unroutable\"}") > 0;
+    let gone = |counts: &lab::site::Counts| counts.of("refused_requests_total{reason=\"unroutable\"}") > 0;
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         assert!(client.open(site.target(Family::V4, 7)).await.is_err(), "there is no way to the target any more");
@@ -416,14 +416,14 @@ fn wait_for_programs(site: &Site, device: &str) {
 
 #[test]
 fn a_device_that_is_made_anew_has_its_programs_again() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let chain = &site.chain;
     let links = || held(monitor_of(&site.relay), "link_id");
     let before = links();
     chain.relay.ip("link delete target").unwrap();
-    let gone = |counts: &tests::site::Counts| counts.of("kernel_enforced{device=\"target\",part=\"ingress\"}") == 0;
+    let gone = |counts: &lab::site::Counts| counts.of("kernel_enforced{device=\"target\",part=\"ingress\"}") == 0;
     site.wait_for_counts("the end of the device", gone).unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
     wait_for_programs(&site, "target");
@@ -437,7 +437,7 @@ fn a_device_that_is_made_anew_has_its_programs_again() {
 
 #[test]
 fn a_device_that_comes_late_is_attached_then() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let sections = "[kernel]\ndevices = [\"late\"]";
     let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
@@ -450,7 +450,7 @@ fn a_device_that_comes_late_is_attached_then() {
 
 #[test]
 fn a_device_that_is_not_there_is_reported_and_the_relay_serves() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let sections = "[kernel]\ndevices = [\"no-such-device\"]";
     let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();

@@ -19,7 +19,7 @@ const LOAD: &str = r#"
 
 #[test]
 fn libbpf_loads_every_object_too() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let folder = std::env::temp_dir().join(format!("paced-bpftool-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     for (program, object) in OBJECTS {
@@ -37,7 +37,7 @@ fn libbpf_loads_every_object_too() {
 
 #[test]
 fn objects_name_no_folder_of_the_machine_that_built_them() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let home = env!("CARGO_MANIFEST_DIR").trim_end_matches("/tests").as_bytes();
     for (program, object) in OBJECTS {
         assert!(!object.windows(home.len()).any(|bytes| bytes == home), "{program}");

@@ -3,16 +3,16 @@
 use std::fs;
 use std::net::UdpSocket;
 
+use lab::client::Client;
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use quic::connection_id::{Keys, Label, Secret};
 use quic::h3;
 use s2n_quic::connection;
-use tests::client::Client;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 #[test]
 fn a_restarted_relay_answers_old_connection_ids_with_stateless_resets() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -30,7 +30,7 @@ fn a_restarted_relay_answers_old_connection_ids_with_stateless_resets() {
 
 #[test]
 fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let folder = fs::canonicalize(site.path("")).unwrap();
@@ -60,14 +60,14 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
 }
 
 /// Kills the relay and starts it again, in the same place and with the same state folder.
-fn restart(site: &Site) -> tests::process::Process {
+fn restart(site: &Site) -> lab::process::Process {
     site.signal(libc::SIGKILL).unwrap();
     let status = format!("/proc/{}/stat", site.relay.id());
     let is_dead = || std::fs::read_to_string(&status).unwrap().contains(") Z ").then_some(());
     wait_for("the end of the relay", SOON, is_dead).unwrap();
     let file = site.path("paced.toml");
     let arguments = ["run".into(), "--config".into(), file];
-    let relay = site.chain.relay.start(tests::program("paced").unwrap(), arguments).unwrap();
+    let relay = site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
     relay.wait_for_line("ready", SOON).unwrap();
     relay
 }

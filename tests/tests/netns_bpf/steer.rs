@@ -4,9 +4,9 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use bpf::steer::Steer;
+use lab::netns::Namespace;
 use quic::connection_id::{Keys, Label};
 use socket2::{Domain, Socket, Type};
-use tests::netns::Namespace;
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 const WORKERS: u8 = 4;
@@ -31,7 +31,7 @@ fn arrives_at(workers: &[UdpSocket], from: &UdpSocket, payload: &[u8]) -> u8 {
     from.send_to(payload, workers[0].local_addr().unwrap()).unwrap();
     workers.iter().for_each(|worker| worker.set_nonblocking(true).unwrap());
     let receive = || (0..WORKERS).find(|worker| workers[usize::from(*worker)].recv(&mut [0; 2048]).is_ok());
-    tests::process::wait_for("the payload", Duration::from_secs(10), receive).unwrap()
+    lab::process::wait_for("the payload", Duration::from_secs(10), receive).unwrap()
 }
 
 fn packet(first: u8, config: u8, worker: u8) -> Vec<u8> {
@@ -54,7 +54,7 @@ fn steered(scenario: impl FnOnce(&[UdpSocket]) + Send) {
 
 #[test]
 fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     steered(|workers| {
         for _ in 0..10 {
             let from = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -69,7 +69,7 @@ fn packets_go_to_the_worker_in_their_connection_id_wherever_they_come_from() {
 
 #[test]
 fn sockets_that_outlive_a_process_are_steered_for_the_next_one() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let namespace = Namespace::new("workers").unwrap();
     namespace
         .run(|| {
@@ -87,7 +87,7 @@ fn sockets_that_outlive_a_process_are_steered_for_the_next_one() {
 
 #[test]
 fn everything_else_goes_by_its_addresses() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     steered(|workers| {
         let mut chosen = [0; WORKERS as usize];
         for _ in 0..40 {

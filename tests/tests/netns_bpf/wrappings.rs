@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use bpf::ingress::{Guard, Ingress, Limits, Reason};
-use tests::frame::Frame;
+use lab::frame::Frame;
 
 use crate::ingress::{GENEROUS, few, generous, id, judge, program, short};
 
@@ -45,7 +45,7 @@ fn assert_passes_uncounted(program: &(Ingress, Guard), frame: &Frame) {
 
 #[test]
 fn packets_behind_ip_options_and_extension_headers_are_judged_as_all_others() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let chains = [
         vec![extension(HOP_BY_HOP, 8)],
@@ -97,7 +97,7 @@ fn later_fragments(payload: &[u8]) -> [Frame; 4] {
 
 #[test]
 fn the_first_fragment_of_a_packet_to_a_listener_is_dropped_and_those_to_others_pass() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     for frame in first_fragments(&short(&id(1), 40)) {
         assert_eq!(judge(&program, &frame.bytes()), (false, Some(Reason::FirstFragment)), "{frame:?}");
@@ -108,7 +108,7 @@ fn the_first_fragment_of_a_packet_to_a_listener_is_dropped_and_those_to_others_p
 
 #[test]
 fn later_fragments_to_the_address_of_a_listener_have_a_budget() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { fragments: few(3), ..GENEROUS });
     for frame in later_fragments(&[0xff; 64]) {
         assert_eq!(judge(&program, &frame.bytes()), (true, Some(Reason::Fragment)), "{frame:?}");
@@ -126,7 +126,7 @@ fn later_fragments_to_the_address_of_a_listener_have_a_budget() {
 
 #[test]
 fn a_first_fragment_too_short_for_its_port_shares_the_budget_of_later_ones() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = program(Limits { fragments: few(0), ..GENEROUS });
     for (frame, expected) in [
         (first_fragments(&[])[0].clone(), (true, Some(Reason::Fragment))),
@@ -140,7 +140,7 @@ fn a_first_fragment_too_short_for_its_port_shares_the_budget_of_later_ones() {
 
 #[test]
 fn a_packet_hidden_behind_extension_headers_is_dropped_at_an_address_of_a_listener_only() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let program = generous();
     let payload = short(&id(1), 40);
     let many = behind(&vec![extension(DESTINATION, 8); 7], &payload);

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use api::v1;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use tonic::Code;
 
 use super::{connect, in_force, json};
@@ -22,7 +22,7 @@ fn request(text: String) -> v1::SetPolicyRequest {
 
 #[test]
 fn too_long_a_policy_is_refused_before_it_is_read_and_a_malformed_one_briefly() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let socket = site.path("control.sock");
     runtime().block_on(async {
@@ -50,7 +50,7 @@ fn too_long_a_policy_is_refused_before_it_is_read_and_a_malformed_one_briefly() 
 
 #[test]
 fn a_hundred_writers_at_once_are_served_one_after_the_other() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let socket = site.path("control.sock");
     runtime().block_on(async {
@@ -78,7 +78,7 @@ fn a_hundred_writers_at_once_are_served_one_after_the_other() {
 
 #[test]
 fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_change() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let socket = site.path("control.sock");
@@ -124,7 +124,7 @@ fn limit_descriptors(site: &Site, most: u64) -> u64 {
 
 #[test]
 fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
     let before = limit_descriptors(&site, 3);

@@ -3,8 +3,8 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect, in_force, json};
 
@@ -13,7 +13,7 @@ pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]
     // Programs of a build lie where other users may not look.
     let copy = site.path("pacectl");
     if !copy.exists() {
-        std::fs::copy(tests::program("pacectl").unwrap(), &copy).unwrap();
+        std::fs::copy(lab::program("pacectl").unwrap(), &copy).unwrap();
     }
     let mut command = Command::new(&copy);
     command.arg("--socket").arg(site.path("control.sock")).args(arguments).uid(uid).gid(gid);
@@ -25,7 +25,7 @@ pub(crate) const NOBODY: u32 = 65_534;
 
 #[test]
 fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let policy = site.write("policy.toml", "").unwrap().display().to_string();
     site.client(async || {
@@ -66,7 +66,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
 
 #[test]
 fn who_is_named_may_write() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { control: "writers = [\"nobody\"]", ..Terms::default() }).unwrap();
     let policy = site.write("policy.toml", VOICE).unwrap().display().to_string();
     let (code, said) = pacectl_as(&site, (NOBODY, 0), &["policy", "set", &policy]);
@@ -76,10 +76,10 @@ fn who_is_named_may_write() {
 
 #[test]
 fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_not() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut site = Site::new(Terms::default()).unwrap();
     let second = || {
-        let (paced, file) = (tests::program("paced").unwrap(), site.path("paced.toml"));
+        let (paced, file) = (lab::program("paced").unwrap(), site.path("paced.toml"));
         site.chain.target.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap()
     };
     let other = second();
@@ -89,7 +89,7 @@ fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_
     site.relay.signal(libc::SIGKILL).unwrap();
     site.relay.wait(SOON).unwrap();
     assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(5));
-    let (paced, file) = (tests::program("paced").unwrap(), site.path("paced.toml"));
+    let (paced, file) = (lab::program("paced").unwrap(), site.path("paced.toml"));
     let _again = site.chain.relay.start(paced, ["run".as_ref(), "--config".as_ref(), file.as_os_str()]).unwrap();
     wait_for("the next daemon", SOON, || (site.pacectl(&["status"], "").unwrap().0 == Some(0)).then_some(())).unwrap();
 }

@@ -3,11 +3,11 @@
 use api::token::generate_token;
 use api::v1;
 use config::hash::hex;
+use lab::client::{Client, refusal};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
-use tests::client::{Client, refusal};
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::{connect, json};
 
@@ -27,7 +27,7 @@ fn lines(site: &Site, event: &str) -> Vec<Value> {
 
 #[test]
 fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (token, sections) = terms("access = \"json\"\naccess_addresses = true");
     let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -90,7 +90,7 @@ fn each_tunnel_and_each_refusal_is_a_line_with_who_what_and_why() {
 
 #[test]
 fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (_, sections) = terms("access = \"text\"\naccess_refusals_per_second = 1");
     // All of them over one connection.
     let limits = "stranger_refusals = 1000\nstranger_requests = 1000";
@@ -114,7 +114,7 @@ fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
 
 #[test]
 fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let (socket, target) = (site.path("control.sock"), site.target(Family::V4, 7));

@@ -2,9 +2,9 @@
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::client::Client;
+use lab::site::{Family, Site, Terms};
 use serde_json::Value;
-use tests::client::Client;
-use tests::site::{Family, Site, Terms};
 
 use super::VOICE;
 
@@ -46,7 +46,7 @@ fn rules(text: &str) -> Vec<String> {
 
 #[test]
 fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let dashboard = include_str!("../../../perf/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);

@@ -4,8 +4,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use tests::process::{Process, wait_for};
-use tests::site::{Family, SOON, Site, Terms};
+use lab::process::{Process, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, in_force, json};
 
@@ -73,7 +73,7 @@ impl Drop for Bus {
 
 #[test]
 fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("policy");
     let introspected = bus.busctl(&["introspect", OBJECT[0], OBJECT[1], OBJECT[2]]).unwrap();
     for member in [".GetPolicy", ".SetPolicy", ".Reload", ".CloseTunnel", ".Revision", ".Event", ".Access"] {
@@ -98,7 +98,7 @@ fn interface(description: &str) -> Vec<&str> {
 
 #[test]
 fn the_interface_is_the_one_whose_description_is_installed() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("interface");
     let found = bus.busctl(&["introspect", "--xml-interface", OBJECT[0], OBJECT[1]]).unwrap();
     let installed = include_str!("../../../systemd/org.paced.Control1.xml");
@@ -107,7 +107,7 @@ fn the_interface_is_the_one_whose_description_is_installed() {
 
 #[test]
 fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("refusals");
     let wrong = "[class.voice]\nlevle = \"high\"\n";
     let (_, words) = bus.site.pacectl(&["policy", "set", "-"], wrong).unwrap();
@@ -129,7 +129,7 @@ fn refusals_have_names_for_programs_and_the_words_of_the_other_door() {
 
 #[test]
 fn over_the_bus_too_only_writers_write() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("writers");
     // Every Debian has both users; the second is named in the configuration.
     let (daemon, nobody) = (1, 65_534);
@@ -155,7 +155,7 @@ fn over_the_bus_too_only_writers_write() {
 
 #[test]
 fn who_listens_hears_of_changes_whichever_door_they_come_by() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("signals");
     let mut command = Command::new("gdbus");
     command.args(["monitor", "--address", &bus.address, "--dest", OBJECT[0], "--object-path", OBJECT[1]]);
@@ -182,7 +182,7 @@ fn who_listens_hears_of_changes_whichever_door_they_come_by() {
 
 #[test]
 fn a_name_that_is_taken_is_reported_and_the_relay_serves() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let bus = Bus::new("taken");
     let control = format!("bus = \"{}\"", bus.address);
     let second = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();

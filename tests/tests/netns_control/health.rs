@@ -3,8 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 
 use super::connect;
 
@@ -24,7 +24,7 @@ fn get(site: &Site, path: &str) -> Option<(u16, String)> {
 
 #[test]
 fn an_edge_is_ready_only_with_a_relay() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // The relay's own address, at which it serves, and at another port nobody does.
     for (port, expected) in [(443, (200, "ready\n")), (4, (503, "no connection to 10.0.1.2:4\n"))] {
         let sections = format!(
@@ -44,7 +44,7 @@ fn an_edge_is_ready_only_with_a_relay() {
 
 #[test]
 fn a_relay_that_drains_is_healthy_and_not_ready() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 60", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     wait_for("a relay that is ready", SOON, || (get(&site, "/readyz") == Some((200, "ready\n".into()))).then_some(()))

@@ -15,9 +15,9 @@ mod top;
 mod trace;
 mod tunnels;
 
+use lab::client::Client;
+use lab::site::{Family, Site};
 use serde_json::Value;
-use tests::client::Client;
-use tests::site::{Family, Site};
 
 /// A class for everything to port 7.
 const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect, in_force, json, set};
 
 #[test]
 fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let class = || json(&site, &["tunnels"]).as_array().unwrap().last().unwrap()["class"].clone();
@@ -49,7 +49,7 @@ fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
 
 #[test]
 fn what_is_refused_says_where_and_why_and_changes_nothing() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let before = in_force(&site);
     assert_eq!((before.1, &before.2[..]), (1, "files"));
@@ -75,7 +75,7 @@ fn what_is_refused_says_where_and_why_and_changes_nothing() {
 
 #[test]
 fn a_trial_that_nobody_confirms_ends_by_itself() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let said = set(&site, VOICE, &["--confirm-within", "1"]);
     assert!(said.contains("unless it is confirmed"), "{said}");
@@ -91,7 +91,7 @@ fn a_trial_that_nobody_confirms_ends_by_itself() {
 
 #[test]
 fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.configure(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     assert!(json(&site, &["reload"])["revision"] == 2);
@@ -160,7 +160,7 @@ fn dscps_in_kernel(site: &Site, [terms, half]: &[String; 2]) -> Option<BTreeSet<
 
 #[test]
 fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let kernel = "[kernel]\ndevices = [\"client\", \"target\"]";
     let site = Site::new(Terms { sections: kernel, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

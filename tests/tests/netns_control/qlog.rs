@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::access::{NOBODY, pacectl_as};
 use super::{VOICE, connect};
@@ -37,7 +37,7 @@ fn sum<'a>(of: impl Iterator<Item = &'a Value>) -> u64 {
 
 #[test]
 fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let file = site.path("voice.sqlog");
@@ -117,7 +117,7 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
 
 #[test]
 fn who_may_not_write_or_names_no_connection_is_told_so() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
         let client = connect(&site).await;

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use lab::authority::Authority;
+use lab::site::{FOLDER, Site, Terms};
 use serde_json::Value;
-use tests::authority::Authority;
-use tests::site::{FOLDER, Site, Terms};
 
 use super::{VOICE, in_force, set};
 
@@ -40,7 +40,7 @@ fn place(site: &Site) -> String {
 
 /// `pacectl` on the client's machine, with the certificate of a name.
 fn pacectl(site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = site.chain.client.command(tests::program("pacectl").unwrap()).unwrap();
+    let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
     command.args(["--remote", &place(site), "--remote-ca"]).arg(site.path(authority));
     command.arg("--remote-cert").arg(site.path(&format!("{name}.pem")));
     command.arg("--remote-key").arg(site.path(&format!("{name}.key")));
@@ -50,7 +50,7 @@ fn pacectl(site: &Site, name: &str, authority: &str, arguments: &[&str]) -> (Opt
 
 #[test]
 fn on_another_machine_a_certificate_admits_and_its_name_decides_who_writes() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let policy = site.write("policy.toml", VOICE).unwrap().display().to_string();
     let (code, words) = pacectl(&site, "reader", "authority.pem", &["status"]);
@@ -70,7 +70,7 @@ fn on_another_machine_a_certificate_admits_and_its_name_decides_who_writes() {
     assert_eq!(code, Some(0), "{words}");
     assert_eq!(in_force(&site).0, VOICE);
     // Of four options that belong together, none may be missing.
-    let mut command = site.chain.client.command(tests::program("pacectl").unwrap()).unwrap();
+    let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
     command.args(["--remote", &place(&site), "status"]);
     let (code, words) = said(command);
     assert!(code == Some(2) && words.contains("--remote-ca"), "{code:?} {words}");
@@ -78,7 +78,7 @@ fn on_another_machine_a_certificate_admits_and_its_name_decides_who_writes() {
 
 #[test]
 fn a_certificate_that_is_renewed_is_shown_from_the_next_reload_on() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let renewed = Authority::new().unwrap();
     site.write_identity("relay", &renewed.issue(&[&site.chain.access.far.v4.to_string()]).unwrap()).unwrap();
@@ -97,7 +97,7 @@ fn a_certificate_that_is_renewed_is_shown_from_the_next_reload_on() {
 
 #[test]
 fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let tcp = format!(
         "[control.tcp]\nlisten = \"0.0.0.0:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
          private_key = \"{FOLDER}/relay.key\"\nclient_ca = \"{FOLDER}/authority.pem\""
@@ -119,7 +119,7 @@ fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
 
 #[test]
 fn callers_that_do_not_finish_their_handshake_keep_nobody_else_out() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let silent = || std::net::TcpStream::connect((site.chain.access.far.v4, PORT)).unwrap();
     let _silent: Vec<_> = site.chain.client.run(|| (0..400).map(|_| silent()).collect()).unwrap();
@@ -151,7 +151,7 @@ fn answer((code, words): (Option<i32>, String)) -> Value {
 
 #[test]
 fn a_client_that_is_none_of_ours_learns_the_protocol_from_the_daemon_and_uses_it() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let socket = format!("unix:{}", site.path("control.sock").display());
     let method = |name: &str| format!("{SERVICE}/{name}");
@@ -183,7 +183,7 @@ fn a_client_that_is_none_of_ours_learns_the_protocol_from_the_daemon_and_uses_it
 
 #[test]
 fn a_client_that_is_none_of_ours_is_known_by_its_certificate() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = site();
     let of = |name: &str| {
         let files = ["authority.pem".into(), format!("{name}.pem"), format!("{name}.key")];

@@ -6,9 +6,9 @@ use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect};
 
@@ -67,10 +67,10 @@ impl Drop for Terminal {
 
 #[test]
 fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let mut command = Command::new(tests::program("pacectl").unwrap());
+    let mut command = Command::new(lab::program("pacectl").unwrap());
     command.arg("--socket").arg(site.path("control.sock")).arg("top");
     site.client(async || {
         let mut tunnel = connect(&site).await.open(site.target(Family::V4, 7)).await.unwrap();

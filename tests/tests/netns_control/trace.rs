@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect};
 
@@ -40,13 +40,13 @@ fn under_load(site: &Site, command: &mut Command) -> (String, String) {
 /// A script of `perf/` against the site's relay, with the `pacectl` of this build.
 fn script(site: &Site, name: &str) -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf").join(name));
-    command.env("PACECTL", tests::program("pacectl").unwrap()).env("PACED_SOCKET", site.path("control.sock"));
+    command.env("PACECTL", lab::program("pacectl").unwrap()).env("PACED_SOCKET", site.path("control.sock"));
     command
 }
 
 #[test]
 fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let (printed, said) = under_load(&site, script(&site, "trace.sh").args(["--json", "--seconds", "1"]));
     let trace: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}{said}"));
@@ -58,7 +58,7 @@ fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
     );
     let left_out = trace["left_out"].to_string();
     if left_out.contains("tracepoints:") || left_out.contains("what the kernel does") {
-        tests::report::skipped("a_trace_has_a_row_for_each_packet_from_decision_to_device", &left_out);
+        lab::report::skipped("a_trace_has_a_row_for_each_packet_from_decision_to_device", &left_out);
         return;
     }
     let has = |row: &&Value, field: &str| row[field].is_u64();
@@ -77,7 +77,7 @@ fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
 
 #[test]
 fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let folder = site.path("pictures");
     std::fs::create_dir(&folder).unwrap();
@@ -89,7 +89,7 @@ fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
     assert!(on_cpu.contains("Time on the CPU") && on_cpu.contains("relay"), "no function of the relay's is in it");
     let left_out = drawn["left_out"].to_string();
     if left_out.contains("tracepoints:") || left_out.contains("time without a CPU") {
-        tests::report::skipped("flame_graphs_show_where_a_relay_waits", &left_out);
+        lab::report::skipped("flame_graphs_show_where_a_relay_waits", &left_out);
         return;
     }
     assert!(picture("off-cpu.svg").unwrap().contains("epoll_wait"), "{drawn}");
@@ -97,7 +97,7 @@ fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
 
 #[test]
 fn one_records_departures_at_a_time_and_readers_do_not() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let (code, said) = super::access::pacectl_as(&site, (super::access::NOBODY, 0), &["trace", "--seconds", "1"]);
     assert!(code == Some(4) && said.contains("may not change anything"), "{code:?} {said}");

@@ -2,15 +2,15 @@
 
 use std::process::Command;
 
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 use super::{VOICE, connect, json, set};
 
 #[test]
 fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
     site.client(async || {
@@ -54,7 +54,7 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
 
 #[test]
 fn a_tunnel_has_the_class_that_an_operator_gave_it_over_policies_until_the_class_is_gone() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();
     let class = || json(&site, &["tunnels"])[0]["class"].clone();
@@ -86,7 +86,7 @@ fn a_tunnel_has_the_class_that_an_operator_gave_it_over_policies_until_the_class
 
 #[test]
 fn a_tunnel_that_an_operator_closes_ends_alone() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -106,7 +106,7 @@ fn a_tunnel_that_an_operator_closes_ends_alone() {
 
 #[test]
 fn a_reader_that_has_gone_ends_every_command_in_peace() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     for arguments in [
         &["status"][..],
@@ -121,7 +121,7 @@ fn a_reader_that_has_gone_ends_every_command_in_peace() {
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let mut command = Command::new(tests::program("pacectl").unwrap());
+        let mut command = Command::new(lab::program("pacectl").unwrap());
         command.arg("--socket").arg(site.path("control.sock")).args(arguments);
         let output = command.stdout(writer).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use lab::client::{Client, Tunnel};
+use lab::process::Process;
+use lab::site::{Family, Site, Terms};
 use masque::h3::Code;
 use masque::priority::Priority;
 use masque::tunnel::Form;
-use tests::client::{Client, Tunnel};
-use tests::process::Process;
-use tests::site::{Family, Site, Terms};
 
 use super::forward::{application, assert_carries};
 
@@ -50,7 +50,7 @@ fn edge(site: &Site, mode: &str) -> Process {
     let text =
         format!("state_dir = \"$FOLDER\"\n{forwards}\n{POLICY}").replace("$FOLDER", folder.trim_end_matches('/'));
     let file = site.write("edge.toml", &text).unwrap();
-    site.chain.client.start(tests::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
+    site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap()
 }
 
 /// Sends from many sockets as fast as a little more than the link carries, and counts what comes back, until told to
@@ -96,7 +96,7 @@ fn message_ms(socket: &UdpSocket, number: u8, parts: u8) -> Option<u128> {
 
 #[test]
 fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_rest() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // What the link drops is lost in datagrams, so that longer messages would often not arrive.
     for (mode, parts) in [("stream", 8), ("datagram", 1)] {
         let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
@@ -130,7 +130,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
 
 #[test]
 fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();
     site.client(async || {
@@ -139,7 +139,7 @@ fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody(
         let mut other = client.open(target).await.unwrap();
         for (urgency, deadline_ms) in [(0, Some(0)), (0, Some(u64::MAX)), (255, None), (7, Some(1))] {
             let signal = Priority { urgency: Some(urgency), incremental: Some(true), deadline_ms };
-            let target = tests::client::target_of(target);
+            let target = lab::client::target_of(target);
             let greedy = client.relay.open_udp_signalled(&target, Some(&signal)).await.unwrap();
             let mut greedy = Tunnel::new(greedy.tunnel);
             for tunnel in [&mut greedy, &mut other] {
@@ -155,7 +155,7 @@ fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody(
 
 #[test]
 fn a_rate_cap_holds_in_both_directions() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const CAPPED: &str = r#"
         [class.thin]
         rate_up = "800 kbit/s"
@@ -194,7 +194,7 @@ fn a_rate_cap_holds_in_both_directions() {
 
 #[test]
 fn tunnels_opened_and_reset_at_random_leave_nothing_behind() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();
     let resident_kib = || resident_kib(site.relay.id());
@@ -245,7 +245,7 @@ fn resident_kib(pid: u32) -> u64 {
 
 #[test]
 fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const PAYLOADS: usize = 60;
     let site = Site::new(Terms { sections: "[schedule]\ndiscipline = \"abs\"", ..Terms::default() }).unwrap();
     let target = site.chain.target.run(|| std::net::UdpSocket::bind("0.0.0.0:9")).unwrap().unwrap();

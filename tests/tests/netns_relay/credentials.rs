@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::authority::Authority;
+use lab::client::{Client, refusal};
+use lab::site::{Family, Site, Terms};
 use masque::proxy_status::ErrorType;
-use tests::authority::Authority;
-use tests::client::{Client, refusal};
-use tests::site::{Family, Site, Terms};
 
 const DENIED: ErrorType = ErrorType::HttpRequestDenied;
 
@@ -19,7 +19,7 @@ fn token() -> (String, String) {
 
 #[test]
 fn a_token_admits_and_nothing_else_does() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (token, sections) = token();
     let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -45,7 +45,7 @@ fn a_token_admits_and_nothing_else_does() {
 
 #[test]
 fn strangers_are_told_the_same_whatever_they_ask_for() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (_, sections) = token();
     let site = Site::new(Terms { relay: "", targets: "", sections: &sections, ..Terms::default() }).unwrap();
     site.client(async || {
@@ -59,7 +59,7 @@ fn strangers_are_told_the_same_whatever_they_ask_for() {
 
 #[test]
 fn a_client_certificate_admits_if_its_name_is_listed() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let relay = "client_ca = \"$FOLDER/authority.pem\"\nauth = \"certificate\"";
     let sections = "[[relay.client_certificate]]\nname = \"branch\"\nsan = \"branch.example\"";
     let site = Site::new(Terms { relay, sections, ..Terms::default() }).unwrap();
@@ -98,7 +98,7 @@ fn in_seconds(seconds: u64) -> String {
 
 #[test]
 fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (token, entry) = token();
     let expired = format!("{entry}\nexpires = \"2026-01-01\"");
     let site = Site::new(Terms { relay: "", sections: &expired, ..Terms::default() }).unwrap();
@@ -122,9 +122,9 @@ fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed()
                 return tunnel;
             }
         };
-        let mut tunnel = tokio::time::timeout(tests::site::SOON, open()).await.expect("the reload admits it");
+        let mut tunnel = tokio::time::timeout(lab::site::SOON, open()).await.expect("the reload admits it");
         assert_eq!(tunnel.echo(None, b"known").await, b"known");
-        let ended = tokio::time::timeout(tests::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
+        let ended = tokio::time::timeout(lab::site::SOON, tunnel.recv()).await.expect("the tunnel ends");
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
         assert!(began.elapsed().unwrap() >= Duration::from_secs(8));
         assert_eq!(refusal(alice.open(target).await), (407, DENIED));

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use lab::client::{Client, Tunnel};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::tunnel::Form;
-use tests::client::{Client, Tunnel};
-use tests::site::{Counts, Family, SOON, Site, Terms};
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -22,7 +22,7 @@ async fn echo_sizes(tunnel: &mut Tunnel, form: Form, sizes: &[usize]) {
 
 #[test]
 fn payloads_come_back_as_they_were_in_both_modes_over_both_address_families() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -47,7 +47,7 @@ fn payloads_come_back_as_they_were_in_both_modes_over_both_address_families() {
 
 #[test]
 fn a_datagram_carries_as_much_as_the_largest_packet_of_the_path() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     for family in FAMILIES {
@@ -74,7 +74,7 @@ fn a_datagram_carries_as_much_as_the_largest_packet_of_the_path() {
 
 #[test]
 fn a_stream_carries_the_largest_payload_that_udp_has() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.chain.egress.set_mtu(65_535).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -105,7 +105,7 @@ async fn echo_through_all(tunnels: &mut [Tunnel], form: Form) {
 
 #[test]
 fn a_thousand_tunnels_share_one_connection() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -130,7 +130,7 @@ fn a_thousand_tunnels_share_one_connection() {
 
 #[test]
 fn a_hundred_connections_carry_ten_tunnels_each() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
+use lab::process::{Process, wait_for};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
-use tests::process::{Process, wait_for};
-use tests::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries};
 
@@ -33,7 +33,7 @@ impl<'a> Edge<'a> {
         );
         let file = site.write("edge.toml", &text.replace("$FOLDER", &folder)).unwrap();
         let arguments: [PathBuf; 3] = ["run".into(), "--config".into(), file];
-        let process = site.chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+        let process = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
         let edge = Self { site, process };
         wait_for("metrics of the edge", SOON, || edge.counts()).unwrap();
         // Metrics are there before the local addresses are.
@@ -63,7 +63,7 @@ impl<'a> Edge<'a> {
 
     /// What a command of `pacectl` prints as JSON, with its exit code.
     fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, Value) {
-        let mut command = Command::new(tests::program("pacectl").unwrap());
+        let mut command = Command::new(lab::program("pacectl").unwrap());
         command.arg("--socket").arg(self.site.path("edge.sock")).arg("--json").args(arguments);
         let output = command.output().unwrap();
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
@@ -111,7 +111,7 @@ fn sample(name: &str, port: u16) -> String {
 
 #[test]
 fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 3);
     let edge = Edge::start(
@@ -132,7 +132,7 @@ fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself()
 
 #[test]
 fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_counted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let edge = Edge::start(
         &site,
@@ -151,7 +151,7 @@ fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_cou
 
 #[test]
 fn an_address_without_descriptors_serves_again_when_there_are_some() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 2);
     let edge = Edge::start(
@@ -184,7 +184,7 @@ fn descriptors(edge: &Edge<'_>, limit: Option<u64>) -> u64 {
 
 #[test]
 fn connections_beyond_the_bound_wait_for_their_turn() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 2);
     let edge = Edge::start(
@@ -203,7 +203,7 @@ fn connections_beyond_the_bound_wait_for_their_turn() {
 
 #[test]
 fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let listener = site.chain.target.run(|| TcpListener::bind(("::", 80)).unwrap()).unwrap();

@@ -3,19 +3,19 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use lab::client::{Client, Tunnel, refusal, reset_code};
+use lab::name_server::NameServer;
+use lab::netns::Chain;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::Code;
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use role::tunnel::Ended;
-use tests::client::{Client, Tunnel, refusal, reset_code};
-use tests::name_server::NameServer;
-use tests::netns::Chain;
-use tests::site::{Family, SOON, Site, Terms};
 
 #[test]
 fn a_target_that_is_gone_ends_its_tunnel_and_no_other() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -53,7 +53,7 @@ async fn ask_until_ended(tunnel: &mut Tunnel, form: Form) -> Ended {
 
 #[test]
 fn a_target_that_answered_and_left_ends_a_tunnel_that_goes_on_asking() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -69,7 +69,7 @@ fn a_target_that_answered_and_left_ends_a_tunnel_that_goes_on_asking() {
 
 #[test]
 fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunnel() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.chain.relay.ip("route add unreachable 45.0.0.0/8\nroute add unreachable 2a00::/16").unwrap();
@@ -95,13 +95,13 @@ fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunn
     assert_eq!((counts.refused("unroutable"), counts.closed("target_unreachable")), (4, 1));
 }
 
-async fn open_name(client: &Client, name: &str) -> Result<tests::client::Tunnel, edge::client::OpenError> {
+async fn open_name(client: &Client, name: &str) -> Result<lab::client::Tunnel, edge::client::OpenError> {
     client.open_target(&Target { host: Host::Name(name.to_owned()), port: 1024 }).await
 }
 
 #[test]
 fn names_lead_to_their_targets_and_unknown_names_to_a_refusal() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     let table = [("four.example", chain.egress.far.v4.into()), ("six.example", chain.egress.far.v6.into())];
@@ -123,7 +123,7 @@ fn names_lead_to_their_targets_and_unknown_names_to_a_refusal() {
 
 #[test]
 fn an_absent_name_server_refuses_names_only() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     let site = Site::on(chain, Terms { limits: "dns_timeout_ms = 500", ..Terms::default() }).unwrap();
@@ -144,7 +144,7 @@ fn an_absent_name_server_refuses_names_only() {
 
 #[test]
 fn a_payload_too_large_for_the_path_to_the_target_is_dropped_and_counted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.chain.egress.set_mtu(1280).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -166,7 +166,7 @@ fn a_payload_too_large_for_the_path_to_the_target_is_dropped_and_counted() {
 
 #[test]
 fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.chain.access.set_mtu(1280).unwrap();
     // Answers with the number of bytes that it is asked for.
@@ -198,7 +198,7 @@ fn a_payload_too_large_for_the_path_to_the_client_is_dropped_and_counted() {
 
 #[test]
 fn a_client_that_vanishes_leaves_nothing_behind() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connection_idle_seconds = 1", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -214,7 +214,7 @@ fn a_client_that_vanishes_leaves_nothing_behind() {
         let counts = site.counts().unwrap();
         assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 10));
         site.chain.access.near.set_up(false).unwrap();
-        let gone = |counts: &tests::site::Counts| counts.of("connections") == 0 && counts.udp_tunnels() == 0;
+        let gone = |counts: &lab::site::Counts| counts.of("connections") == 0 && counts.udp_tunnels() == 0;
         let counts = site.counted("connection and tunnels are gone", gone).await.unwrap();
         assert_eq!(counts.closed("client"), 10);
         let ended = tokio::time::timeout(Duration::from_secs(5), client.ended).await;

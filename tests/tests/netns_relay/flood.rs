@@ -3,6 +3,8 @@
 use std::net::{SocketAddr, UdpSocket};
 
 use bytes::Bytes;
+use lab::client::{Client, Tunnel};
+use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::{self, Code, Part, RequestHead};
 use masque::target::{Host, Target};
 use masque::template::Template;
@@ -12,8 +14,6 @@ use quic::tls;
 use s2n_quic::client::Connect;
 use s2n_quic::provider::datagram::default as datagram;
 use s2n_quic::stream::{BidirectionalStream, SendStream};
-use tests::client::{Client, Tunnel};
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 /// Returns a request for a tunnel to the echo.
@@ -51,7 +51,7 @@ async fn assert_echoes(tunnel: &mut Tunnel, number: u32) {
 
 #[test]
 fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     // The flood has a target of its own, whose socket may overflow.
     let (_echo, _flooded) = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
@@ -76,7 +76,7 @@ fn a_flood_of_datagrams_leaves_every_echo_to_the_tunnels_beside_it() {
 
 #[test]
 fn malformed_capsules_end_their_own_tunnel_and_unknown_ones_nothing() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const ROUNDS: u32 = 100;
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -145,7 +145,7 @@ fn send_datagram(connection: &mut s2n_quic::Connection, bytes: &'static [u8]) {
 
 #[test]
 fn datagrams_of_no_use_are_counted_and_malformed_ones_end_their_own_tunnel() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -178,7 +178,7 @@ fn datagrams_of_no_use_are_counted_and_malformed_ones_end_their_own_tunnel() {
 
 #[test]
 fn garbage_from_nowhere_disturbs_no_connection_and_prevents_none() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let garbage = site.chain.client.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();

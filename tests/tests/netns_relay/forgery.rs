@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
+use lab::client::{Client, Tunnel};
+use lab::frame::{Frame, Undeliverable};
+use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
-use tests::client::{Client, Tunnel};
-use tests::frame::{Frame, Undeliverable};
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -53,7 +53,7 @@ impl Target {
 
 #[test]
 fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     for (family, mtu) in [(Family::V4, 576), (Family::V6, 1280)] {
         let address = site.target(family, 7);
@@ -77,7 +77,7 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
 
 #[test]
 fn forged_unreachables_end_no_tunnel_that_is_answered() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     for (family, codes) in [(Family::V4, [0, 1, 3, 13]), (Family::V6, [0, 1, 3, 4])] {
         let address = site.target(family, 7);

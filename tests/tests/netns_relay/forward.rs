@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
-use tests::process::{Process, wait_for};
-use tests::site::{Counts, Family, SOON, Site, Terms};
+use lab::process::{Process, wait_for};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 
 const LISTEN: &str = "127.0.0.1:5000";
 
@@ -16,7 +16,7 @@ const LISTEN: &str = "127.0.0.1:5000";
 fn forward(site: &Site, family: Family, target: &str, options: &[&str]) -> Process {
     let (template, authority) = (site.template(family), site.path("authority.pem").display().to_string());
     let arguments = [&["forward", LISTEN, target, "--relay", &template, "--ca", &authority], options].concat();
-    let forward = site.chain.client.start(tests::program("pacectl").unwrap(), arguments).unwrap();
+    let forward = site.chain.client.start(lab::program("pacectl").unwrap(), arguments).unwrap();
     forward.wait_for_line("forwarding", SOON).unwrap();
     forward
 }
@@ -51,7 +51,7 @@ pub fn assert_carries(socket: &UdpSocket, len: usize) {
 
 #[test]
 fn an_applications_datagrams_pass_in_every_mode() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     for family in [Family::V4, Family::V6] {
@@ -64,7 +64,7 @@ fn an_applications_datagrams_pass_in_every_mode() {
 
 #[test]
 fn payloads_of_1200_bytes_cross_a_path_of_1280() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.chain.access.set_mtu(1280).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -76,7 +76,7 @@ fn payloads_of_1200_bytes_cross_a_path_of_1280() {
 
 #[test]
 fn a_tcp_application_passes() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let listener = site.chain.target.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
     let server = std::thread::spawn(move || {
@@ -98,7 +98,7 @@ fn a_tcp_application_passes() {
 
 #[test]
 fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_again() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connection_idle_seconds = 1", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let relay = site.template(Family::V4);
@@ -124,7 +124,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
     let folder = site.path("").display().to_string();
     let file = site.write("edge.toml", &edge.replace("$FOLDER", folder.trim_end_matches('/'))).unwrap();
     let arguments = ["run".into(), "--config".into(), file];
-    let _edge = site.chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+    let _edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     let senders: Vec<_> = (0..10).map(|at| application(&site, ["127.0.0.1:5001", "127.0.0.1:5002"][at % 2])).collect();
     senders.iter().for_each(|sender| assert_carries(sender, 1200));
     let counts = site.counts().unwrap();
@@ -158,7 +158,7 @@ fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
 
 #[test]
 fn a_resolver_behind_an_edge_is_asked_from_new_ports_for_ever() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = edge(&site, "");
@@ -188,7 +188,7 @@ fn edge(site: &Site, transport: &str) -> Process {
     let edge = edge.replace("$FOLDER", folder.trim_end_matches('/')).replace("$RELAY", &site.template(Family::V4));
     let file = site.write("edge.toml", &edge.replace("$TRANSPORT", transport)).unwrap();
     let edge =
-        site.chain.client.start(tests::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
+        site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
     edge.wait_for_line("forwarding", SOON).unwrap();
     edge
 }
@@ -217,7 +217,7 @@ fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
 
 #[test]
 fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_second() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let edge = edge(&site, "");
@@ -240,7 +240,7 @@ fn an_edge_goes_on_from_another_address_with_its_tunnel_and_loses_less_than_a_se
 
 #[test]
 fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_second() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     // s2n-quic's own sockets keep to the address that they began with.
@@ -255,7 +255,7 @@ fn an_edge_whose_connection_cannot_move_makes_another_and_loses_less_than_a_seco
 
 #[test]
 fn short_connections_and_questions_pass_one_after_another_through_a_relay_that_allows_few_at_once() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "tunnels_per_connection = 4", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let questions = forward(&site, Family::V4, &site.target(Family::V4, 7).to_string(), &[]);
@@ -286,7 +286,7 @@ fn short_connections_and_questions_pass_one_after_another_through_a_relay_that_a
 
 #[test]
 fn whoever_forwards_tcp_is_told_why_a_connection_comes_to_nothing() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     let site = Site::new(Terms { relay: "", sections: &sections, ..Terms::default() }).unwrap();

@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use config::uplink::Trust;
 use edge::client::OpenError;
 use edge::client::endpoint::{Access, ConnectError};
+use lab::client::{Client, Tunnel, refusal};
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::{self, Code};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::template::Template;
 use masque::tunnel::Form;
 use quic::{h3::Error, tls};
-use tests::client::{Client, Tunnel, refusal};
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 /// Sends four payloads through each tunnel and receives them again; returns how many that were.
@@ -50,7 +50,7 @@ async fn ask_all_the_same(client: &Client, template: &str, target: SocketAddr) -
 
 #[test]
 fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let relay = "auth = \"none\"\ndrain_seconds = 60";
     let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -93,7 +93,7 @@ fn sigterm_under_load_takes_nothing_new_and_delivers_what_was_accepted() {
 
 #[test]
 fn tunnels_that_stay_are_closed_when_the_drain_ends() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let relay = "auth = \"none\"\ndrain_seconds = 1";
     let mut site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -131,7 +131,7 @@ const REFUSED: &str = "configuration not reloaded";
 
 #[test]
 fn sighup_changes_the_certificate_under_a_living_connection() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -152,7 +152,7 @@ fn sighup_changes_the_certificate_under_a_living_connection() {
 
 #[test]
 fn a_configuration_that_is_refused_leaves_the_old_one_in_force() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -178,7 +178,7 @@ fn a_configuration_that_is_refused_leaves_the_old_one_in_force() {
 
 #[test]
 fn new_rules_hold_for_new_requests_and_leave_tunnels_alone() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -207,7 +207,7 @@ const UNUSABLE: &str = "cannot be used; their earlier contents stay in force";
 
 #[test]
 fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let links = |to: &str| {
@@ -254,13 +254,13 @@ fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not()
 
 #[test]
 fn a_relay_does_not_start_with_a_certificate_that_is_over() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let address = site.chain.access.far.v4.to_string();
     site.write_identity("relay", &site.authority.issue_until(&[&address], 2020).unwrap()).unwrap();
     let file = site.path("paced.toml");
     let arguments = ["run".into(), "--config".into(), file];
-    let mut second = site.chain.target.start(tests::program("paced").unwrap(), arguments).unwrap();
+    let mut second = site.chain.target.start(lab::program("paced").unwrap(), arguments).unwrap();
     assert_eq!(second.wait(SOON).unwrap().code(), Some(1));
     let said = second.output();
     assert!(said.contains("relay.pem") && said.contains("the certificate expired"), "{said}");
@@ -268,13 +268,13 @@ fn a_relay_does_not_start_with_a_certificate_that_is_over() {
 
 #[test]
 fn development_mode_does_without_ipv6_where_there_is_none() {
-    tests::ring!(Netns);
-    let chain = tests::netns::Chain::new().unwrap();
+    lab::ring!(Netns);
+    let chain = lab::netns::Chain::new().unwrap();
     let off = || std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     chain.client.run(off).unwrap().unwrap();
     let folder = std::env::temp_dir().join(format!("{}-development", chain.client.name()));
     let arguments = ["run".into(), "--state-dir".into(), folder.clone()];
-    let daemon = chain.client.start(tests::program("paced").unwrap(), arguments).unwrap();
+    let daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
     daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
     let said = daemon.output();
     assert!(said.contains("development mode does without it") && said.contains("127.0.0.1:4433"), "{said}");

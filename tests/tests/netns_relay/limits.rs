@@ -4,13 +4,13 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::client::{Client, Tunnel, refusal};
+use lab::netns::{Chain, Namespace};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::h3::{self, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use tests::client::{Client, Tunnel, refusal};
-use tests::netns::{Chain, Namespace};
-use tests::site::{Counts, Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 const TOO_MANY: (u16, ErrorType) = (429, ErrorType::HttpRequestDenied);
@@ -21,7 +21,7 @@ fn limit_hits(counts: &Counts, limit: &str) -> i64 {
 
 #[test]
 fn a_connection_has_so_many_tunnels_at_once() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "tunnels_per_connection = 2", ..Terms::default() }).unwrap();
     site.client(async || {
         let target = site.target(Family::V4, 7);
@@ -41,7 +41,7 @@ fn a_connection_has_so_many_tunnels_at_once() {
 
 #[test]
 fn a_user_has_so_many_tunnels_over_all_connections() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (alice, bob) = (generate_token().unwrap(), generate_token().unwrap());
     let entry = |name, digest, more| format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{digest}\"\n{more}\n");
     let sections = entry("alice", hex(&alice.1), "") + &entry("bob", hex(&bob.1), "max_tunnels = 3");
@@ -65,7 +65,7 @@ fn a_user_has_so_many_tunnels_over_all_connections() {
 
 #[test]
 fn there_are_so_many_connections_at_once() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connections = 2\nstrangers_percent = 100", ..Terms::default() }).unwrap();
     site.client(async || {
         let connect = async || Client::connect(site.access(Family::V4).unwrap()).await;
@@ -83,7 +83,7 @@ fn there_are_so_many_connections_at_once() {
 
 #[test]
 fn too_many_handshakes_make_clients_prove_their_address() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "handshakes_in_flight = 0", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -97,7 +97,7 @@ fn too_many_handshakes_make_clients_prove_their_address() {
 
 #[test]
 fn a_field_section_has_so_many_bytes() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "field_section_bytes = 1024", ..Terms::default() }).unwrap();
     let status = site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -122,7 +122,7 @@ fn a_field_section_has_so_many_bytes() {
 
 #[test]
 fn so_many_names_are_looked_up_at_once_and_for_so_long() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     // A name server that never answers.
@@ -148,7 +148,7 @@ fn so_many_names_are_looked_up_at_once_and_for_so_long() {
 
 #[test]
 fn a_silent_tunnel_is_ended_after_its_idle_time() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "tunnel_idle_seconds = 1", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -190,7 +190,7 @@ async fn provoke(site: &Site, tunnels: &mut [Tunnel], form: Form, dropped: impl 
 
 #[test]
 fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
     multiply(&site.chain.target, 40, 1000);
     site.client(async || {
@@ -209,7 +209,7 @@ fn so_many_bytes_of_datagrams_wait_for_a_tunnel() {
 
 #[test]
 fn so_many_bytes_of_datagrams_wait_for_a_connection() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     // No tunnel alone gets near its own limit with six payloads of 500 bytes at a time.
     let limits = "queue_bytes_per_tunnel = 4096\nqueue_bytes_per_connection = 4096";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
@@ -227,7 +227,7 @@ fn so_many_bytes_of_datagrams_wait_for_a_connection() {
 
 #[test]
 fn so_many_bytes_of_capsules_wait_for_a_tunnel() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
     multiply(&site.chain.target, 40, 1000);
     site.client(async || {
@@ -246,7 +246,7 @@ fn so_many_bytes_of_capsules_wait_for_a_tunnel() {
 
 #[test]
 fn so_many_bytes_wait_for_the_target() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "queue_bytes_per_tunnel = 4096", ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     site.client(async || {
@@ -274,7 +274,7 @@ fn so_many_bytes_wait_for_the_target() {
 
 #[test]
 fn a_tcp_target_may_take_so_long_to_answer() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "connect_timeout_ms = 200", ..Terms::default() }).unwrap();
     // Nobody has this address, and the neighbour discovery that finds that out takes longer.
     let nobody: SocketAddr = (IpAddr::from([10, 0, 2, 77]), 443).into();
@@ -288,7 +288,7 @@ fn a_tcp_target_may_take_so_long_to_answer() {
 
 #[test]
 fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     // The relay's own sockets have ports outside of it.
@@ -321,7 +321,7 @@ fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
 
 #[test]
 fn strangers_of_one_network_have_so_many_tunnels_over_all_connections() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms { limits: "tunnels_per_user = 2", ..Terms::default() }).unwrap();
     site.client(async || {
         let (mut clients, mut tunnels) = (Vec::new(), Vec::new());
@@ -340,7 +340,7 @@ fn strangers_of_one_network_have_so_many_tunnels_over_all_connections() {
 
 #[test]
 fn each_source_address_has_the_ports_of_the_range_and_tunnels_take_turns() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let relay = "auth = \"none\"\nsource_addresses = [\"10.0.2.1\", \"10.0.2.3\", \"fd00:2::1\"]";
     let site = Site::new(Terms { relay, ..Terms::default() }).unwrap();
     site.chain.relay.ip("address add 10.0.2.3/24 dev target").unwrap();

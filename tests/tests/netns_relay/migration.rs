@@ -3,10 +3,10 @@
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
+use lab::client::Client;
+use lab::netns::{End, Namespace};
+use lab::site::{Family, Site, Terms};
 use masque::tunnel::Form;
-use tests::client::Client;
-use tests::netns::{End, Namespace};
-use tests::site::{Family, Site, Terms};
 use tokio::net::UdpSocket as Socket;
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -75,7 +75,7 @@ fn assert_goes_on(site: &Site, family: Family) {
 
 #[test]
 fn a_tunnel_goes_on_when_the_port_that_its_client_is_seen_at_changes_with_one_worker_and_with_two() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     for workers in [1, 2] {
         let relay = format!("auth = \"none\"\nworkers = {workers}");
         let site = Site::new(Terms { relay: &relay, ..Terms::default() }).unwrap();
@@ -89,7 +89,7 @@ fn a_tunnel_goes_on_when_the_port_that_its_client_is_seen_at_changes_with_one_wo
 
 #[test]
 fn a_client_that_changes_its_port_once_too_often_learns_at_once_that_its_connection_is_gone() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let relay = site.chain.access.far.v4;

@@ -2,21 +2,21 @@
 
 use api::token::generate_token;
 use config::hash::hex;
-use tests::process::Process;
-use tests::site::{Family, SOON, Site, Terms};
+use lab::process::Process;
+use lab::site::{Family, SOON, Site, Terms};
 
 /// Probes the relay from the client's namespace; returns the exit code and all that was said.
 fn probe(site: &Site, options: &[&str]) -> (Option<i32>, String) {
     let (template, authority) = (site.template(Family::V4), site.path("authority.pem").display().to_string());
     let arguments = [&["probe", "--relay", &template, "--ca", &authority], options].concat();
-    let mut probe: Process = site.chain.client.start(tests::program("pacectl").unwrap(), arguments).unwrap();
+    let mut probe: Process = site.chain.client.start(lab::program("pacectl").unwrap(), arguments).unwrap();
     let ended = probe.wait(SOON).unwrap();
     (ended.code(), probe.output())
 }
 
 #[test]
 fn without_an_echo_a_probe_tells_whether_the_relay_is_up_and_lets_this_client_in() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     let site = Site::new(Terms { relay: "", targets: "", sections: &sections, ..Terms::default() }).unwrap();

@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
 use edge::proxy::socks::{datagram, datagram_header};
+use lab::name_server::NameServer;
+use lab::netns::Chain;
+use lab::process::wait_for;
+use lab::site::{SOON, Site, Terms};
 use masque::target::Target;
-use tests::name_server::NameServer;
-use tests::netns::Chain;
-use tests::process::wait_for;
-use tests::site::{SOON, Site, Terms};
 
 use super::entrance::Edge;
 
@@ -68,7 +68,7 @@ fn curl(site: &Site, arguments: &[&str]) -> (Option<i32>, String, String) {
 
 #[test]
 fn curl_reaches_a_name_that_only_the_relay_knows_in_every_way_that_it_can_use_a_proxy() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     web_server(&site);
     let _edge = edge(&site, "");
@@ -91,7 +91,7 @@ fn curl_reaches_a_name_that_only_the_relay_knows_in_every_way_that_it_can_use_a_
 
 #[test]
 fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     let edge = edge(&site, "");
     let (socks, http) = (format!("socks5h://{PROXY}"), format!("http://{PROXY}"));
@@ -118,7 +118,7 @@ fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
 
 #[test]
 fn a_proxy_with_users_serves_nobody_else() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     web_server(&site);
     let users = site.write("proxy.users", "alice:open sesame\n").unwrap();
@@ -139,7 +139,7 @@ fn a_proxy_with_users_serves_nobody_else() {
 
 #[test]
 fn one_client_has_no_more_connections_than_its_share_and_other_protocols_are_not_served() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     let edge = edge(&site, "max_connections_per_client = 1\nprotocols = [\"socks5\"]");
     let mut first = edge.connect(PROXY);
@@ -194,7 +194,7 @@ impl Association {
 
 #[test]
 fn payloads_of_socks_clients_reach_each_target_that_they_name_and_come_back_under_its_name() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     let _echo = site.chain.target.echo(7).unwrap();
     for mode in ["datagram", "stream"] {
@@ -226,7 +226,7 @@ fn payloads_of_socks_clients_reach_each_target_that_they_name_and_come_back_unde
 
 #[test]
 fn beyond_the_bound_a_clients_least_recent_target_makes_room() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (site, _names) = site();
     let _echoes = [7, 8, 9].map(|port| site.chain.target.echo(port).unwrap());
     let edge = edge(&site, "max_udp_tunnels = 2");

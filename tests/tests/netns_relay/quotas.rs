@@ -4,12 +4,12 @@ use std::net::UdpSocket;
 
 use api::token::generate_token;
 use config::hash::hex;
+use lab::client::{Client, Tunnel, refusal};
+use lab::netns::Chain;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use tests::client::{Client, Tunnel, refusal};
-use tests::netns::Chain;
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 /// A token, and the lines of the configuration that make it known as a user's.
@@ -35,7 +35,7 @@ async fn use_up(tunnel: &mut Tunnel) -> u64 {
 
 #[test]
 fn a_quota_that_is_used_up_ends_tunnels_refuses_requests_and_survives_a_restart() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (alice, entry) = token("alice", "monthly_quota = \"1 MB\"");
     let (bob, other) = token("bob", "monthly_quota = \"1 MB\"");
     let sections = format!("{entry}{other}");
@@ -85,7 +85,7 @@ fn a_quota_that_is_used_up_ends_tunnels_refuses_requests_and_survives_a_restart(
 
 #[test]
 fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are_free() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let (alice, entry) = token("alice", "rate_up = \"800 kbit/s\"\nrate_down = \"400 kbit/s\"\npackets_up = 1000");
     let site = Site::new(Terms { relay: "", sections: &entry, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -117,7 +117,7 @@ fn a_users_rate_holds_over_all_its_connections_in_both_directions_and_others_are
 
 #[test]
 fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     for capped in ["rate_up = \"100 kbit/s\"", "packets_up = 400"] {
         let sections = format!("[class.default]\n{capped}");
         let site = Site::new(Terms { sections: &sections, ..Terms::default() }).unwrap();
@@ -147,7 +147,7 @@ fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
 
 #[test]
 fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     let socket = chain.target.run(|| UdpSocket::bind("0.0.0.0:53").unwrap()).unwrap();

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use lab::client::{Client, refusal};
+use lab::name_server::NameServer;
+use lab::netns::Chain;
+use lab::process::wait_for;
+use lab::site::{Family, SOON, Site, Terms};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
-use tests::client::{Client, refusal};
-use tests::name_server::NameServer;
-use tests::netns::Chain;
-use tests::process::wait_for;
-use tests::site::{Family, SOON, Site, Terms};
 
 const ADDRESS: (u16, ErrorType) = (403, ErrorType::DestinationIpProhibited);
 const BY_RULE: (u16, ErrorType) = (403, ErrorType::HttpRequestDenied);
@@ -27,7 +27,7 @@ fn defaults() -> Terms<'static> {
 
 #[test]
 fn special_addresses_and_the_relays_own_are_refused_by_default() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const REFUSED: &[&str] = &[
         "0.0.0.0",
         "0.1.2.3",
@@ -79,7 +79,7 @@ fn special_addresses_and_the_relays_own_are_refused_by_default() {
 
 #[test]
 fn an_address_is_the_relays_own_for_as_long_as_its_host_has_it() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(defaults()).unwrap();
     for (ip, prefix) in [(IpAddr::from(FOREIGN.0), 32), (FOREIGN.1.into(), 128)] {
         let refused = || is_own(&site, ip);
@@ -103,7 +103,7 @@ fn is_own(site: &Site, ip: IpAddr) -> bool {
 
 #[test]
 fn what_a_local_route_or_the_configuration_leads_to_the_relay_is_its_own() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let targets = "own = [\"45.9.0.0/24\"]\nnat64_prefixes = [\"2a00:64::/96\"]";
     let site = Site::new(Terms { targets, ..Terms::default() }).unwrap();
     for (known, ip, is_refused) in [
@@ -132,7 +132,7 @@ fn what_a_local_route_or_the_configuration_leads_to_the_relay_is_its_own() {
 
 #[test]
 fn ports_that_are_not_listed_are_refused() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(defaults()).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -153,7 +153,7 @@ fn ports_that_are_not_listed_are_refused() {
 
 #[test]
 fn a_broadcast_address_is_refused_and_no_fault_of_the_relay() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -168,7 +168,7 @@ fn name(text: &str, port: u16) -> Target {
 
 #[test]
 fn the_deny_list_wins_over_the_allow_list_for_addresses_and_names() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let targets = r#"
         allow = ["45.0.0.0/8", "10.0.2.2", "open.example", "below.blocked.example"]
         deny = ["45.0.0.1", { to = "45.0.0.2", ports = [53] }, "*.blocked.example"]
@@ -200,7 +200,7 @@ fn the_deny_list_wins_over_the_allow_list_for_addresses_and_names() {
 
 #[test]
 fn a_name_that_stands_for_a_prohibited_address_is_refused() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();
     let own = IpAddr::from(chain.access.far.v6);

@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use tests::process::{Process, wait_for};
-use tests::site::{Counts, Family, SOON, Site, Terms};
+use lab::process::{Process, wait_for};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 
 use super::forward::{application, assert_carries, echoes};
 
@@ -18,7 +18,7 @@ struct Edge<'a> {
 impl<'a> Edge<'a> {
     fn new(site: &'a Site, sections: &str) -> Self {
         let file = Self::configure(site, sections);
-        let daemon = site.chain.client.start(tests::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
+        let daemon = site.chain.client.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
         let socket = site.path("edge.sock");
         wait_for("the edge's control socket", SOON, || UnixStream::connect(&socket).ok()).unwrap();
         Self { site, daemon }
@@ -41,7 +41,7 @@ impl<'a> Edge<'a> {
 
     fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let socket = self.site.path("edge.sock").display().to_string();
-        let output = std::process::Command::new(tests::program("pacectl").unwrap())
+        let output = std::process::Command::new(lab::program("pacectl").unwrap())
             .args(["--socket", &socket])
             .args(arguments)
             .output()
@@ -61,7 +61,7 @@ fn forward(site: &Site, port: u16, more: &str) -> String {
 
 #[test]
 fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let (stays, changes, comes) = (forward(&site, 5001, ""), forward(&site, 5002, ""), forward(&site, 5003, ""));
@@ -92,7 +92,7 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
 
 #[test]
 fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     let stays = forward(&site, 5001, "");
@@ -119,7 +119,7 @@ fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
 
 #[test]
 fn logs_metrics_and_doors_follow_a_reload() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let edge = Edge::new(&site, &format!("{CONTROL}[metrics]\nlisten = \"127.0.0.1:9001\"\n[log]\nlevel = \"warn\""));
     let answers = |port: u16| Counts::read(&site.chain.client, &format!("127.0.0.1:{port}")).is_ok();
@@ -150,7 +150,7 @@ fn logs_metrics_and_doors_follow_a_reload() {
     Edge::configure(&site, &format!("{moved}{tcp}"));
     let socket = site.path("moved.sock").display().to_string();
     let reload = || {
-        let mut command = std::process::Command::new(tests::program("pacectl").unwrap());
+        let mut command = std::process::Command::new(lab::program("pacectl").unwrap());
         command.args(["--socket", &socket, "reload"]).status().unwrap().success()
     };
     assert!(reload() && listens("127.0.0.1:9443"));

@@ -6,6 +6,8 @@ use api::token::generate_token;
 use bytes::Bytes;
 use config::hash::hex;
 use futures::future::join_all;
+use lab::client::Client;
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::h3::{self, Code, RequestHead, Role, Settings};
 use masque::target::{Host, Target};
 use masque::template::Template;
@@ -13,8 +15,6 @@ use quic::h3::Error;
 use quic::tls;
 use s2n_quic::client::Connect;
 use s2n_quic::provider::limits::Limits;
-use tests::client::Client;
-use tests::site::{Counts, Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 fn hits(counts: &Counts, limit: &str) -> i64 {
@@ -34,7 +34,7 @@ fn malformed(site: &Site) -> RequestHead {
 
 #[test]
 fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let ((token, digest), (wrong, _)) = (generate_token().unwrap(), generate_token().unwrap());
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
     let limits = "stranger_seconds = 1";
@@ -59,7 +59,7 @@ fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on()
 
 #[test]
 fn strangers_of_one_prefix_take_so_many_places_and_users_are_none_of_them() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let limits = "strangers_per_prefix = 3\nstranger_seconds = 600";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -83,7 +83,7 @@ fn strangers_of_one_prefix_take_so_many_places_and_users_are_none_of_them() {
 
 #[test]
 fn strangers_leave_places_to_neighbours_of_users() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let limits = "connections = 4\nstrangers_percent = 50";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
@@ -104,7 +104,7 @@ fn strangers_leave_places_to_neighbours_of_users() {
 
 #[test]
 fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let limits = "connections = 2\nstrangers_percent = 100\nhandshakes_in_flight = 0";
     let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     site.client(async || {
@@ -124,7 +124,7 @@ fn proofs_of_addresses_open_no_more_connections_than_there_may_be() {
 
 #[test]
 fn refused_requests_end_though_their_client_takes_no_answer() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     const REQUESTS: u64 = 20;
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
@@ -166,7 +166,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
 
 #[test]
 fn a_malformed_request_is_answered_and_then_its_stream_is_in_error() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();

@@ -5,12 +5,12 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use bytes::{Bytes, BytesMut};
+use lab::client::{Client, refusal};
+use lab::site::{Family, SOON, Site, Terms};
 use masque::h3::{self, Code, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use quic::h3::{Error, Request};
-use tests::client::{Client, refusal};
-use tests::site::{Family, SOON, Site, Terms};
 use tokio::time::timeout;
 
 /// A target of each family has a port of its own.
@@ -56,7 +56,7 @@ async fn receive(request: &mut Request, enough: usize) -> Result<Vec<u8>, Error>
 
 #[test]
 fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     for family in [Family::V4, Family::V6] {
         let server = accept(&site, family, |mut stream| {
@@ -85,7 +85,7 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
 
 #[test]
 fn the_targets_end_leaves_the_other_way_open() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.shutdown(Shutdown::Write).unwrap();
@@ -108,7 +108,7 @@ fn the_targets_end_leaves_the_other_way_open() {
 
 #[test]
 fn megabytes_arrive_in_order() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let bytes: Vec<u8> = (0..4_000_000_u32).flat_map(|at| (at / 7).to_le_bytes()).take(4_000_000).collect();
     let server = accept(&site, Family::V4, |stream| {
@@ -144,7 +144,7 @@ fn megabytes_arrive_in_order() {
 
 #[test]
 fn a_refused_connection_is_a_refused_request() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -159,7 +159,7 @@ fn a_refused_connection_is_a_refused_request() {
 
 #[test]
 fn a_reset_of_the_target_resets_the_stream() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.read_exact(&mut [0; 5]).unwrap();
@@ -191,7 +191,7 @@ fn a_reset_of_the_target_resets_the_stream() {
 
 #[test]
 fn a_reset_of_the_client_resets_the_target() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.read_exact(&mut [0; 5]).unwrap();

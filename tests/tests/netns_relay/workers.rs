@@ -4,16 +4,16 @@ use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use lab::client::Client;
+use lab::process::wait_for;
+use lab::site::{Family, Site, Terms};
 use quic::connection_id::{Keys, Label, Secret};
-use tests::client::Client;
-use tests::process::wait_for;
-use tests::site::{Family, Site, Terms};
 
 const WORKERS: u8 = 3;
 
 #[test]
 fn every_worker_gets_the_packets_of_its_own_connections_wherever_they_come_from() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let relay = format!("auth = \"none\"\nworkers = {WORKERS}");
     let site = Site::new(Terms { relay: &relay, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

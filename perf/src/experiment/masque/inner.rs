@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use ::tests::authority::{Authority, Issued};
 use anyhow::{Result, anyhow, ensure};
+use lab::authority::{Authority, Issued};
 use s2n_quic::{
     Client, Connection, Server,
     client::Connect,

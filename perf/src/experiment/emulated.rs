@@ -6,7 +6,7 @@
 //!
 //! netem drops, delays and counts *messages* of its own host, and a GSO message is up to ten packets. So the bottleneck
 //! is a host of its own, and its neighbours' devices segment before a message reaches it: rate, loss and queue are per
-//! packet, for QUIC and for TCP. [`Lab::verify`] measures that before anything else is measured.
+//! packet, for QUIC and for TCP. [`Emulated::verify`] measures that before anything else is measured.
 //!
 //! Needs root and a kernel with netem, as `tests/vm/run` provides it.
 
@@ -17,8 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tests::netns::{Chain, Link, Namespace};
 use anyhow::{Context as _, Result, ensure};
+use lab::{
+    capture::Capture,
+    netns::{Chain, Link, Namespace},
+};
 use quic::clock::Clock;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use s2n_quic::provider::io;
@@ -29,21 +32,18 @@ use super::{
     direct::{self, Ends},
     requests,
 };
-use crate::{
-    capture::Capture,
-    plan::{Network, Plan, Scheduler},
-};
+use crate::plan::{Network, Plan, Scheduler};
 
 /// Runs one repetition of a plan without a relay.
 ///
 /// # Errors
 /// The lab is not there, or see [`direct`].
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
-    let (lab, clock) = (Lab::verified(&plan.network)?, Clock::system());
+    let (network, clock) = (Emulated::verified(&plan.network)?, Clock::system());
     let ends = Ends::new(plan, scheduler, clock, seed)?;
     let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT));
-    let (server, client) = (lab.chain.relay.run(bind)??, lab.chain.client.run(bind)??);
-    let address = (lab.chain.access.far.v4, PORT).into();
+    let (server, client) = (network.chain.relay.run(bind)??, network.chain.client.run(bind)??);
+    let address = (network.chain.access.far.v4, PORT).into();
     let (plan, requests) = (Arc::new(plan.clone()), requests(plan, seed));
     block_on(async {
         let server = ends.server(sockets(server)?)?;
@@ -99,7 +99,7 @@ fn transmission(link: &Network, payload_bytes: u64) -> Duration {
 }
 
 /// The namespaces of one repetition; removed when dropped.
-pub struct Lab {
+pub struct Emulated {
     /// Client and relay, whose access link has the bottleneck in it, and target. Where there is nothing to relay, the
     /// server is in the relay's place.
     pub chain: Chain,
@@ -108,7 +108,7 @@ pub struct Lab {
     link: Network,
 }
 
-impl Lab {
+impl Emulated {
     /// Makes the namespaces and their links. The relay reaches the target at once and without loss.
     ///
     /// # Errors
@@ -135,19 +135,19 @@ impl Lab {
         Ok(Self { chain, bottleneck, link: *link })
     }
 
-    /// As [`Lab::new`]; the first lab with such a link is [verified](Lab::verify).
+    /// As [`Emulated::new`]; the first network with such a link is [verified](Emulated::verify).
     ///
     /// # Errors
     /// As both.
     pub fn verified(link: &Network) -> Result<Self> {
         static VERIFIED: Mutex<Vec<Network>> = Mutex::new(Vec::new());
-        let lab = Self::new(link)?;
+        let network = Self::new(link)?;
         let mut verified = VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
         if !verified.contains(link) {
-            lab.verify().context("the network is not as the plan wants it")?;
+            network.verify().context("the network is not as the plan wants it")?;
             verified.push(*link);
         }
-        Ok(lab)
+        Ok(network)
     }
 
     /// Moves the target away from the relay.

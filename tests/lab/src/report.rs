@@ -39,7 +39,7 @@ pub fn skipped(inside: &str, reason: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Opens a test that belongs to a ring: `tests::ring!(Netns);` as the first statement of the body.
+/// Opens a test that belongs to a ring: `lab::ring!(Netns);` as the first statement of the body.
 ///
 /// Returns from the test, reported as skipped, when nobody asked for the ring.
 #[macro_export]

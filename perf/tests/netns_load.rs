@@ -13,7 +13,7 @@ fn figures(plan: &str, variant: &str, scheduler: Scheduler) -> anyhow::Result<Ve
 
 #[test]
 fn two_workers_share_their_clients_and_each_packet_reaches_the_right_one() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let figures = figures("workers", BASE, Scheduler::Workers2).unwrap();
     let of = |metric| value(&figures, metric).unwrap();
     assert!(of("packets_from_clients") > 100.0 && of("cpu_ns_per_packet") > 0.0);
@@ -23,7 +23,7 @@ fn two_workers_share_their_clients_and_each_packet_reaches_the_right_one() {
 
 #[test]
 fn the_guard_drops_floods_of_all_kinds_while_a_tunnel_goes_on() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     for variant in [BASE, "forged-ids", "initials"] {
         let figures = figures("under-attack", variant, Scheduler::Guarded).unwrap();
         let of = |metric| value(&figures, metric).unwrap();
@@ -34,7 +34,7 @@ fn the_guard_drops_floods_of_all_kinds_while_a_tunnel_goes_on() {
 
 #[test]
 fn without_the_guard_nothing_is_dropped_before_the_relay() {
-    tests::ring!(Netns);
+    lab::ring!(Netns);
     let figures = figures("under-attack", BASE, Scheduler::Unguarded).unwrap();
     assert!(value(&figures, "flood_packets_per_s").unwrap() > 0.0);
     assert_eq!(value(&figures, "flood_dropped_pct"), Some(0.0));

@@ -1,9 +1,10 @@
-//! What the tests of the whole product stand on: the rings they run in, and network namespaces.
+//! What tests of the whole product and experiments share: the rings of tests, network namespaces, the simulated network.
 //!
-//! Tests that need nothing are the `sim_*` files in `tests/`; tests that need root are `netns_*`, tests that need the
-//! Debian kernel of the lab are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
+//! Tests that need neither root nor a kernel are the `sim_*` files of `tests`; tests that need root are `netns_*`, tests
+//! that need the lab's Debian kernel are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
 
 pub mod authority;
+pub mod capture;
 pub mod client;
 pub mod frame;
 pub mod name_server;
