@@ -47,6 +47,9 @@ use super::{
     strangers::{Limit, Standing, Waiting},
 };
 
+/// By this name, forgotten priorities of streams are counted.
+const PRIORITY_UPDATES: Limit = "priority_updates";
+
 /// A HTTP/3 connection, as seen by the one task that drives it.
 pub struct Connection {
     role: Role,
@@ -284,7 +287,9 @@ impl Connection {
             self.client.change_terms(stream_id, |terms| terms.moved(&signal));
             return;
         }
-        self.early_signals.put(stream_id, signal);
+        if self.early_signals.put(stream_id, signal) {
+            self.client.standing.count(PRIORITY_UPDATES);
+        }
     }
 
     fn poll_control_queue(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
@@ -343,6 +348,9 @@ impl Connection {
                 }
                 ControlEvent::PriorityUpdate { stream_id, value } => self.on_priority_update(stream_id, &value),
             }
+        }
+        for _ in 0..self.control.take_dropped_priority_updates() {
+            self.client.standing.count(PRIORITY_UPDATES);
         }
         Ok(())
     }

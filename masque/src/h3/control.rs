@@ -140,11 +140,10 @@ impl Control {
         self.events.pop_front()
     }
 
-    /// Returns how many PRIORITY_UPDATE frames were dropped because 256 events were waiting. They are advice, so
-    /// nothing breaks.
-    #[must_use]
-    pub const fn dropped_priority_updates(&self) -> u64 {
-        self.dropped_priority_updates
+    /// Returns how many PRIORITY_UPDATE frames were dropped since the last call because 256 events were waiting. They are
+    /// advice, so nothing breaks.
+    pub fn take_dropped_priority_updates(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped_priority_updates)
     }
 
     /// Begins to judge a unidirectional stream that the peer opened.

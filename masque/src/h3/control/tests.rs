@@ -178,7 +178,7 @@ fn priority_updates_that_nobody_takes_are_dropped_and_counted() {
     let updates = frame(0xf0700, &[0]).repeat(MAX_EVENTS + 4);
     let bytes = [&BEGINNING[..], &updates, &Control::goaway(0)].concat();
     assert_eq!(control.on_uni_bytes(&mut stream, bytes.into()), Ok(UniVerdict::Continue));
-    assert_eq!(control.dropped_priority_updates(), 5);
+    assert_eq!([control.take_dropped_priority_updates(), control.take_dropped_priority_updates()], [5, 0]);
     let events: Vec<_> = std::iter::from_fn(|| control.next_event()).collect();
     assert_eq!(events.len(), MAX_EVENTS + 1);
     assert_eq!(events.last(), Some(&ControlEvent::GoAway(0)));
