@@ -73,9 +73,6 @@ const MESSAGE_BYTES: usize = 1 << 16;
 /// How many batches are moved before others get their turn.
 const ROUNDS: usize = 8;
 
-/// The most payload bytes that one GSO message can carry: 65,535 less the headers of IPv4 and UDP.
-const GSO_BYTES: usize = 65_507;
-
 /// A local address and everything that its tunnels share.
 pub struct Local {
     shared: Arc<Shared>,
@@ -332,7 +329,7 @@ impl Shared {
     /// relay, and waiting would only make what comes later older.
     fn send(&self, downlink: &mut Segments, to: &Source, traffic: &Traffic) {
         let segments = self.state.max_gso_segments();
-        while let Some((contents, segment, count)) = downlink.run(segments, GSO_BYTES) {
+        while let Some((contents, segment, count)) = downlink.run(segments) {
             let bytes = contents.len() as u64;
             let transmit = Transmit {
                 destination: to.address,

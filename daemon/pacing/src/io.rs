@@ -106,8 +106,9 @@ pub struct Settings {
     pub counters: Arc<Counters>,
 }
 
-/// Packets in one message, at most: what every kernel since 4.18 takes (UDP_MAX_SEGMENTS in include/linux/udp.h).
-const MAX_SEGMENTS: usize = 64;
+/// Segments in one message, at most: what every kernel since 4.18 takes (`UDP_MAX_SEGMENTS` in include/linux/udp.h; newer
+/// ones take twice that).
+pub const MAX_SEGMENTS: usize = 64;
 
 /// Headers of IPv4 and UDP, the smallest in front of a packet.
 const HEADER_BYTES: u16 = 28;

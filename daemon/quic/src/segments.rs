@@ -14,6 +14,9 @@ use std::collections::VecDeque;
 /// A buffer no larger than this survives becoming empty; a larger one goes back to the allocator.
 const KEPT_BYTES: usize = 4096;
 
+/// The most payload bytes of one message: 65,535 less the headers of IPv4 and UDP. GSO counts all segments against it.
+const MAX_MESSAGE_BYTES: usize = 65_507;
+
 /// The smallest buffer that there is.
 const LEAST_BYTES: usize = 64;
 
@@ -112,14 +115,14 @@ impl Segments {
     }
 
     /// The longest run from the front that one GSO message can carry: payloads of equal length, the last of which may
-    /// be shorter, at most `max_segments` and `max_bytes` of them. Returns the run's bytes, the length of its
-    /// segments and their number; an empty payload runs alone.
+    /// be shorter, at most `max_segments` of them. Returns the run's bytes, the length of its segments and their number;
+    /// an empty payload runs alone.
     #[must_use]
-    pub fn run(&self, max_segments: usize, max_bytes: usize) -> Option<(&[u8], usize, usize)> {
+    pub fn run(&self, max_segments: usize) -> Option<(&[u8], usize, usize)> {
         let segment = usize::from(*self.lens.front()?);
         let (mut bytes, mut count) = (0, 0);
         for len in self.lens.iter().map(|len| usize::from(*len)).take(max_segments.max(1)) {
-            let fits = count == 0 || (len > 0 && len <= segment && bytes + len <= max_bytes);
+            let fits = count == 0 || (len > 0 && len <= segment && bytes + len <= MAX_MESSAGE_BYTES);
             if !fits {
                 break;
             }
@@ -246,10 +249,18 @@ mod tests {
             queue.push(&vec![len; usize::from(len)]);
         }
         let mut runs = Vec::new();
-        while let Some((bytes, segment, count)) = queue.run(64, 65_000) {
+        while let Some((bytes, segment, count)) = queue.run(64) {
             runs.push((bytes.len(), segment, count));
             (0..count).for_each(|_| _ = queue.pop());
         }
         assert_eq!(runs, [(10, 4, 3), (4, 4, 1), (0, 0, 1), (3, 3, 1), (5, 5, 1)]);
+    }
+
+    #[test]
+    fn a_run_is_no_longer_than_a_message_may_be() {
+        let mut queue = Segments::new(100_000);
+        (0..64).for_each(|_| _ = queue.push(&[0; 1_200]));
+        assert_eq!(queue.run(64).map(|(bytes, _, count)| (bytes.len(), count)), Some((54 * 1_200, 54)));
+        assert_eq!(queue.run(10).map(|(_, _, count)| count), Some(10));
     }
 }

@@ -3,15 +3,10 @@
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
+use pacing::io::MAX_SEGMENTS;
 use quic::segments::Segments;
 
 use super::{TargetError, UdpTarget};
-
-/// Most segments that every kernel since 4.18 takes in one message (`UDP_MAX_SEGMENTS`; newer ones take twice that).
-const MAX_SEGMENTS: usize = 64;
-
-/// Most payload bytes of one message: 65,535 less the IPv4 and UDP headers. GSO counts a whole batch against it.
-const MAX_MESSAGE_BYTES: usize = 65_507;
 
 /// What flushes did, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,7 +45,7 @@ impl UdpTarget {
     /// [`TargetError`] if the tunnel has to end; what still waits is then pointless.
     pub fn flush(&self, queue: &mut Segments, counters: &mut UplinkCounters) -> Result<Flush, TargetError> {
         let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, again: false };
-        while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments(), MAX_MESSAGE_BYTES) {
+        while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments()) {
             match self.try_send(bytes, segment_bytes) {
                 Ok(()) => flushing.sent(bytes.len(), count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flush::Blocked),
