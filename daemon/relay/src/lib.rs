@@ -18,6 +18,7 @@ pub mod ledger;
 mod month;
 mod request;
 pub mod resolve;
+mod serve;
 pub mod tunnels;
 mod udp;
 pub mod udp_target;
@@ -25,14 +26,12 @@ pub mod usage;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    future::poll_fn,
     net::{IpAddr, SocketAddr},
-    pin::pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, AtomicUsize},
     },
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
@@ -40,51 +39,20 @@ use config::{
     quota::Quota,
     relay::{Auth, Limits},
 };
-use masque::{
-    h3::{Code, Part, ResponseHead, Role},
-    proxy_status::ProxyName,
-    request::{Protocol, Refusal, accepted},
-    template::Template,
-};
+use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
 use parking_lot::RwLock;
 use quic::{
-    class::{Class, Classes, Membership, Since},
-    events::{ConnectionState, Strays},
-    h3::{self, Error, MessageLimits, Request},
+    class::Classes,
     schedule::{Schedule, Schedules},
     strangers::{Places, Standing},
 };
-use role::{gate::Gate, limits::Gauge, seldom::Seldom, table::Table, tcp::TcpPump, tunnel::UdpTunnel};
-use s2n_quic::{Server, connection::Connection};
-use socket2::SockRef;
-use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
+use role::{limits::Gauge, seldom::Seldom, table::Table};
+use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
-use self::{
-    accounts::Accounts,
-    request::{Admitted, Attempt, Target, mark},
-    tunnels::Tunnel,
-    udp::UdpPump,
-};
-use crate::{
-    access::{
-        AccessLog,
-        record::{self, Refused},
-    },
-    auth::Users,
-    host_addresses::HostAddresses,
-    resolve::Resolver,
-};
-
-/// How long a client may take to send the head of a request it has begun.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a client may take to take the answer to a request that was refused. Without credit for it, it never would.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How often a tunnel whose end is set looks at the clock.
-const EXPIRY_LOOK: Duration = Duration::from_secs(60);
+use self::{accounts::Accounts, tunnels::Tunnel};
+use crate::{access::AccessLog, auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// What the configuration says about requests. Replaced as a whole; each request is judged by one version.
 pub struct Rules {
@@ -278,300 +246,5 @@ impl Relay {
     /// Moves on to `phase`; [`Relay::serve`] returns when no connection is left.
     pub fn end(&self, phase: Phase) {
         self.phase.send_replace(phase);
-    }
-
-    /// Serves the connections of one endpoint until [`Relay::end`] is called and they have ended.
-    pub async fn serve(self: Arc<Self>, mut server: Server, listener: SocketAddr) {
-        let mut connections = JoinSet::new();
-        let mut phase = self.phase.subscribe();
-        loop {
-            tokio::select! {
-                accepted = server.accept() => {
-                    let Some(connection) = accepted else { break };
-                    connections.spawn(self.clone().serve_connection(connection, listener));
-                }
-                Some(_) = connections.join_next() => {}
-                _ = phase.wait_for(|phase| *phase >= Phase::Draining) => break,
-            }
-        }
-        // The endpoint lives on: dropping it would end the connections that drain.
-        while connections.join_next().await.is_some() {}
-    }
-
-    async fn serve_connection(self: Arc<Self>, connection: Connection, listener: SocketAddr) {
-        let known = |state: &ConnectionState| {
-            let ConnectionState { peer_certificate, tap, path, strays, standing, .. } = state;
-            (peer_certificate.clone(), tap.clone(), path.clone(), strays.clone(), standing.clone())
-        };
-        // The query fails only if the connection has ended already.
-        let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
-        let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
-        address.iter().for_each(|address| (self.resources.proven)(address.ip()));
-        let user = OnceLock::new();
-        let caller = self.connections.insert(|id| Caller {
-            id,
-            address,
-            since,
-            listener,
-            tap,
-            path,
-            user,
-            standing,
-            certificate,
-            tunnels,
-        });
-        let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
-        self.resources.metrics.connections.inc();
-        let handle = connection.handle();
-        let mut serving = pin!(self.clone().serve_requests(connection, caller.clone(), limits, strays));
-        let ended = match timeout(caller.standing.terms().time, &mut serving).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                if !caller.standing.is_known() {
-                    self.resources.metrics.limit_hit("stranger_seconds");
-                    h3::close(&handle, Code::NoError);
-                }
-                serving.await
-            }
-        };
-        self.resources.metrics.connections.dec();
-        self.connections.remove(caller.id);
-        tracing::debug!(reason = %ended, "connection ended");
-    }
-
-    async fn serve_requests(
-        self: Arc<Self>,
-        connection: Connection,
-        caller: Arc<Caller>,
-        limits: MessageLimits,
-        strays: Strays,
-    ) -> Error {
-        let mut connection = match h3::Connection::start(connection, Role::Server, limits).await {
-            Ok(connection) => connection,
-            Err(error) => return error,
-        };
-        let mut requests = JoinSet::new();
-        let client = connection.client();
-        let ended = tokio::select! {
-            ended = self.accept_requests(&mut connection, &caller, &mut requests) => ended,
-            () = strays.lost() => {
-                // The close does not reach the client, but from now on its packets are answered with a reset.
-                self.resources.metrics.limit_hit("addresses_per_connection");
-                client.close(Code::NoError);
-                Error::Closed
-            }
-        };
-        // The tunnels learn from their streams that the connection is gone.
-        while requests.join_next().await.is_some() {}
-        ended
-    }
-
-    /// Starts a task for each request until the connection ends, by the client or because the relay does.
-    async fn accept_requests(
-        self: &Arc<Self>,
-        connection: &mut h3::Connection,
-        caller: &Arc<Caller>,
-        requests: &mut JoinSet<()>,
-    ) -> Error {
-        let client = connection.client();
-        let mut phase = self.phase.subscribe();
-        loop {
-            let now = *phase.borrow_and_update();
-            if now == Phase::Closing || (now == Phase::Draining && requests.is_empty()) {
-                client.close(Code::NoError);
-                return Error::Closed;
-            }
-            if now == Phase::Draining {
-                connection.go_away();
-            }
-            tokio::select! {
-                request = connection.next() => match request {
-                    Ok(request) => {
-                        let serving = serve_request(self.clone(), caller.clone(), client.clone(), request);
-                        requests.spawn(serving);
-                    }
-                    Err(error) => return error,
-                },
-                Some(_) = requests.join_next() => {}
-                _ = phase.changed() => {}
-            }
-        }
-    }
-}
-
-async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) {
-    let rules = relay.rules();
-    let waiting = request.waiting.take();
-    // In a box, so that what admission needs is not kept for as long as the tunnel lives.
-    let admitted = match Box::pin(admit(&relay, &rules, &caller, &mut request)).await {
-        Ok(admitted) => admitted,
-        Err(rejected) => {
-            drop(waiting);
-            caller.standing.note_refusal();
-            return turn_away(&client, request, rejected).await;
-        }
-    };
-    drop(waiting);
-    let Admitted { target, asked, places, mut terms, expires } = admitted;
-    let limits = rules.limits.clone();
-    let protocol = match target {
-        Target::Udp(_) => Protocol::Udp,
-        Target::Tcp(_) => {
-            terms.since = Since::Burst;
-            Protocol::Tcp
-        }
-    };
-    request.set_terms(&terms);
-    if let Err(error) = request.send.respond(&accepted(protocol, asked.next_hop, &rules.name)).await {
-        tracing::debug!(%error, "client left before its tunnel was open");
-        return;
-    }
-    drop(rules);
-    let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
-    let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
-    metrics.opened(protocol, usage.as_deref());
-    let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
-    let stream = (request.stream_id, request.flow.view());
-    let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream, member));
-    // Another policy may have come since the tunnel was admitted; from here on, new policies find the tunnel.
-    tunnel.follow(&relay.classes());
-    let account = places.seat.account.clone();
-    let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
-    let gate = Gate::new(membership, account.clone(), next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
-    let traffic = tunnel.traffic.clone();
-    let pump = async {
-        match target {
-            Target::Udp(target) => {
-                let queue_bytes = limits.queue_bytes_per_tunnel as usize;
-                let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
-                let (idle, metrics) = (limits.tunnel_idle, metrics.clone());
-                UdpPump::new(udp, target, gate, traffic, queue_bytes, idle, metrics).run(&client).await
-            }
-            Target::Tcp(target) => {
-                let on_class = |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
-                    mark(&SockRef::from(socket), Some(before), class, &metrics);
-                };
-                TcpPump::new(request, target, gate, traffic).run(limits.tunnel_idle, on_class).await.label()
-            }
-        }
-    };
-    let end = tokio::select! {
-        biased;
-        end = pump => end,
-        () = tunnel.closed() => "operator",
-        () = account.used_up() => "quota",
-        () = expiry(expires) => "expired",
-    };
-    relay.tunnels.remove(tunnel.id);
-    if protocol == Protocol::Tcp {
-        let (up_bytes, down_bytes) = tunnel.traffic.bytes();
-        metrics.add_tcp(up_bytes, down_bytes);
-    }
-    metrics.closed(protocol, end, usage.as_deref());
-    let access = &relay.resources.access;
-    if access.is_wanted() {
-        let (request, ended) = tunnel.ended(end);
-        access.ended(request, ended);
-    }
-    drop(places);
-}
-
-/// Completes at a moment; without one, never.
-async fn expiry(at: Option<SystemTime>) {
-    let Some(at) = at else { return std::future::pending().await };
-    while let Ok(left) = at.duration_since(SystemTime::now()) {
-        if left.is_zero() {
-            return;
-        }
-        // The clock may be set meanwhile.
-        tokio::time::sleep(left.min(EXPIRY_LOOK)).await;
-    }
-}
-
-/// Ends the stream of a request that is not served. It is over soon, whether or not the client takes the answer.
-async fn turn_away(client: &h3::Client, request: Request, rejected: Rejected) {
-    let Request { stream_id, recv, mut send, flow, .. } = request;
-    drop(flow);
-    let (code, answered) = match rejected {
-        Rejected::Answered(code) => (code, true),
-        Rejected::Unanswered(code) => (code, false),
-    };
-    recv.stop(code);
-    client.forget(stream_id);
-    if answered {
-        if code == Code::NoError {
-            send.finish();
-        }
-        // A reset may overtake what was not acknowledged, or discard it at the client.
-        let taken = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
-        if code == Code::NoError && taken.is_ok() {
-            return;
-        }
-    }
-    send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
-}
-
-/// How a request that is not served was dealt with; the stream is still to be ended with the code. If the code is no
-/// error, the stream ends normally.
-enum Rejected {
-    /// By a response.
-    Answered(Code),
-    /// Not at all: there was nobody to answer, or nothing to say.
-    Unanswered(Code),
-}
-
-/// Reads the head of a request and decides about it; answers it if the decision is no.
-async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Request) -> Result<Admitted, Rejected> {
-    let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
-        Ok(Ok(Some(Part::Request(head)))) => head,
-        Ok(Err(Error::Protocol(error))) => {
-            let too_large = error.code() == Code::ExcessiveLoad;
-            let reason = if too_large { "field_section_too_large" } else { "malformed" };
-            note_refusal(relay, caller, Attempt::default(), Refused { status: error.answer(), error: None, reason });
-            let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
-            tracing::debug!(%error, "malformed request");
-            return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
-        }
-        Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
-        Err(_) => {
-            let refused = Refused { status: None, error: None, reason: "head_timeout" };
-            note_refusal(relay, caller, Attempt::default(), refused);
-            return Err(Rejected::Unanswered(Code::RequestRejected));
-        }
-    };
-    let mut attempt = Attempt::default();
-    match request::admit(relay, rules, caller, &head, request.signal, &mut attempt).await {
-        Ok(admitted) => Ok(admitted),
-        Err(refusal) => {
-            let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
-            note_refusal(relay, caller, attempt, Refused { status, error, reason: refusal.label() });
-            tracing::debug!(%refusal, "request refused");
-            let code = match refusal {
-                Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
-                _ => Code::NoError,
-            };
-            Err(answer(request, &refusal.response(&rules.name), code).await)
-        }
-    }
-}
-
-/// Counts a request that was refused, and records it.
-fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: Refused) {
-    let Resources { metrics, access, .. } = &relay.resources;
-    metrics.refused(refused.reason);
-    if let Some(user) = &user {
-        metrics.users.of(user).refused.inc();
-    }
-    if access.is_wanted() {
-        let (protocol, target) = target.unzip();
-        let Caller { id: connection, listener, address: client, .. } = *caller;
-        access.refused(record::Request { connection, listener, client, user, protocol, target }, refused);
-    }
-}
-
-async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejected {
-    match request.send.respond(head).await {
-        Ok(()) => Rejected::Answered(code),
-        Err(_) => Rejected::Unanswered(code),
     }
 }
