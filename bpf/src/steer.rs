@@ -10,6 +10,7 @@ use aya::{Ebpf, EbpfLoader};
 
 use crate::connection_id::{IdKeys, set_keys};
 use crate::error::{Cause, Circumstances, Error};
+use crate::syscall::set_option;
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
@@ -71,14 +72,9 @@ impl Steer {
 const FORGETTING: Duration = Duration::from_secs(5);
 
 /// Takes the program away that the group of a socket has, if it has one.
-fn detach(worker: &impl AsRawFd) {
-    let nothing: libc::c_int = 0;
-    let bytes = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the pointer is to a value of the given size that outlives the call. ENOENT means that there was none.
-    unsafe {
-        let option = libc::SO_DETACH_REUSEPORT_BPF;
-        libc::setsockopt(worker.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const nothing).cast(), bytes);
-    }
+fn detach(worker: &impl AsFd) {
+    // ENOENT means that there was none.
+    _ = set_option(worker, libc::SOL_SOCKET, libc::SO_DETACH_REUSEPORT_BPF, 0);
 }
 
 /// Whether a socket could not be added because it has a place in another array (kernel/bpf/reuseport_array.c).

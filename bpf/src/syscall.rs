@@ -1,11 +1,13 @@
 //! System calls that no library makes for us, each with nothing but its result. Beside the layouts of `intf.rs`, the only
 //! file of the crate with `unsafe`.
 
-use std::ffi::CString;
 use std::io;
 use std::mem::size_of;
 use std::net::UdpSocket;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use rustix::net::TxTimeFlags;
+use rustix::time::ClockId;
 
 /// The kernel's `bpf_prog_type` values of the programs that paced is made of (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy)]
@@ -84,19 +86,20 @@ pub(crate) fn try_option(option: UdpOption) -> io::Result<()> {
     let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
     match option {
         UdpOption::DepartureTime => {
-            let txtime = libc::sock_txtime { clockid: libc::CLOCK_MONOTONIC, flags: 0 };
-            set_option(&socket, libc::SOL_SOCKET, libc::SO_TXTIME, &txtime)
+            Ok(rustix::net::sockopt::set_txtime(&socket, ClockId::Monotonic, TxTimeFlags::empty())?)
         }
-        UdpOption::Segmentation => set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, &1200_i32),
-        UdpOption::Coalescing => set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, &1_i32),
-        UdpOption::Mark => set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, &1_i32),
+        UdpOption::Segmentation => set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 1200),
+        UdpOption::Coalescing => set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1),
+        UdpOption::Mark => set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, 1),
     }
 }
 
-fn set_option<T>(socket: &UdpSocket, level: i32, name: i32, value: &T) -> io::Result<()> {
-    let size = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
-    // SAFETY: the descriptor is open, and the kernel reads `size` bytes of a plain value that lives through the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size) };
+/// Sets an option of a socket that is an `int` (setsockopt(2)).
+pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    let size = size_of::<i32>() as libc::socklen_t;
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the descriptor is borrowed, and the kernel reads `size` bytes of a value that lives through the call.
+    let set = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), size) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -115,18 +118,14 @@ impl Device {
     /// # Errors
     /// ENODEV when there is none of that name.
     pub fn find(name: &str) -> io::Result<Self> {
-        let name = CString::new(name).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
-        // SAFETY: the name is a string that ends with NUL and lives through the call.
-        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        if index == 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
+        let index = rustix::net::netdevice::name_to_index(&socket, name)?;
         // SAFETY: `ifreq` is made of integers and a union of such, for all of which zero is a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes_with_nul()) {
+        // A name that has an index is shorter than the field.
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from.cast_signed();
         }
-        let socket = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0"))?;
         // SAFETY: the kernel reads the name and writes the address of the structure, which lives through the call.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());

@@ -175,6 +175,7 @@ fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
         client_crl: Reload ["relay.client_crl", "relay.listener.client_crl"],
         auth: Reload ["relay.auth", "relay.listener.auth"],
         class: Reload ["relay.class", "relay.listener.class"],
+        schedule: Reload ["relay.schedule", "relay.listener.schedule"],
     }));
     rows
 }
@@ -210,7 +211,14 @@ mod tests {
     fn changes() -> BTreeMap<String, BTreeSet<&'static str>> {
         let (document, before, same) = whole();
         let template = "https://a.example/{target_host}/{target_port}/";
-        let more = [false.into(), "default".into(), "low".into(), "127.0.0.1:9".into(), vec![template].into()];
+        let more = [
+            false.into(),
+            "default".into(),
+            "shares".into(),
+            "low".into(),
+            "127.0.0.1:9".into(),
+            vec![template].into(),
+        ];
         let mut found = BTreeMap::<String, BTreeSet<_>>::new();
         CONFIG.each_table(&document, &mut |steps, table| {
             let name = |step: &Step| if let Step::Key(key) = step { Some(key.clone()) } else { None };

@@ -166,6 +166,7 @@ impl<S: Borrow<str>> fmt::Display for Remedy<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.suggestion {
             Some(suggestion) => write!(f, "did you mean {suggestion}?"),
+            None if self.known.is_empty() => f.write_str("there is none yet; add one, or remove this"),
             None => write!(f, "known here: {}", self.known.join(", ")),
         }
     }

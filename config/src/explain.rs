@@ -111,8 +111,8 @@ fn listener_line(listener: &Listener) -> String {
         Auth::TokenOrCertificate => "clients show a token or a certificate",
         Auth::None => "open to all clients",
     };
-    let class = listener.class.as_deref().map(|class| format!(", class {class}")).unwrap_or_default();
-    format!("{} (UDP) with {identity}, {auth}{class}", listener.address)
+    let terms = of_class(listener.class.as_deref()) + &by_schedule(listener.schedule.as_deref());
+    format!("{} (UDP) with {identity}, {auth}{terms}", listener.address)
 }
 
 fn targets(rules: &TargetRules) -> Vec<String> {
@@ -202,6 +202,10 @@ fn of_class(class: Option<&str>) -> String {
     class.map(|class| format!(", class {class}")).unwrap_or_default()
 }
 
+fn by_schedule(schedule: Option<&str>) -> String {
+    schedule.map(|schedule| format!(", schedule {schedule}")).unwrap_or_default()
+}
+
 fn uplink(uplink: &Uplink) -> String {
     let trust = match &uplink.trust {
         Trust::System => "the system's authorities".into(),
@@ -214,7 +218,7 @@ fn uplink(uplink: &Uplink) -> String {
         (None, Some(_)) => "a certificate",
         (Some(_), Some(_)) => "a token and a certificate",
     };
-    format!("trusts {trust}, shows {shows}")
+    format!("trusts {trust}, shows {shows}{}", by_schedule(uplink.schedule.as_deref()))
 }
 
 fn kernel(kernel: &Kernel) -> String {
@@ -249,11 +253,14 @@ fn control(control: &Control) -> String {
 
 fn policy(policy: &Policy) -> impl Iterator<Item = String> {
     let rule = |(index, rule): (usize, &Rule)| {
-        let class = &policy.class(rule.class).name;
-        format!("  rule {}: {class} for {}", index + 1, conditions(rule))
+        let schedule = rule.schedule.as_ref().map(|schedule| format!("schedule {schedule}"));
+        let gives: Vec<_> = policy.class_of(rule).map(str::to_owned).into_iter().chain(schedule).collect();
+        format!("  rule {}: {} for {}", index + 1, gives.join(" and "), conditions(rule))
     };
+    let named = policy.schedules.iter().map(|(name, of)| format!("  schedule {name}: {}", schedule(of)));
     [format!("policy: {}", schedule(&policy.schedule))]
         .into_iter()
+        .chain(named)
         .chain(policy.classes.iter().map(class))
         .chain(policy.rules.iter().enumerate().map(rule))
 }

@@ -58,10 +58,10 @@ pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
     if target.port < 1024 { idle.min(Duration::from_secs(10)) } else { idle }
 }
 
-/// Reads a forward whose class has to be one of `policy`.
+/// Reads a forward whose class and schedule have to be of `policy`.
 pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward> {
     let (listen, target) = (section.require("listen"), section.require("target"));
-    let uplink = uplink::read(section);
+    let uplink = uplink::read(section, policy);
     let protocol = section.get("protocol").unwrap_or(Protocol::Udp);
     let (is_udp, is_tcp) = (protocol == Protocol::Udp, protocol == Protocol::Tcp);
     let mode = section.get("mode").unwrap_or_default();

@@ -250,6 +250,7 @@ impl Config {
             client_crl: None,
             auth: Auth::None,
             class: None,
+            schedule: None,
         };
         let any_port = |to| Rule { to: Pattern::Network(to), protocol: None, ports: Some(Ports::all()) };
         let loopback = [IpNet::new_assert(v4, 8).trunc(), IpNet::from(v6)];

@@ -3,6 +3,7 @@
 //! A policy is one immutable value. What a client may add to it, by the signals of RFC 9218, is bounded by the class:
 //! within [`Class::service`] a signal moves a stream between the bounds that its class sets, and nowhere else.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -29,6 +30,9 @@ pub const DEFAULT: &str = "default";
 /// value of them means none.
 pub const MAX_CLASSES: usize = 255;
 
+/// The most schedules with names that a policy may have.
+pub const MAX_SCHEDULES: usize = 64;
+
 /// The priority of a class that states none: that of a stream about which RFC 9218 says nothing, so that a client that
 /// signals that default and one that signals nothing are equals.
 pub const DEFAULT_PRIORITY: u8 = of_urgency(DEFAULT_URGENCY);
@@ -39,12 +43,15 @@ pub const MAX_TEXT_BYTES: usize = 1 << 20;
 /// All classes, how they share a connection, and what belongs to which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// How classes share a connection.
+    /// How classes share a connection for which nothing names another schedule.
     pub schedule: Schedule,
+    /// The schedules with names, at most [`MAX_SCHEDULES`].
+    pub schedules: BTreeMap<String, Schedule>,
     /// The classes, at most [`MAX_CLASSES`]: [`DEFAULT`] first, the others in the order of the text. No name occurs
     /// twice.
     pub classes: Vec<Class>,
-    /// What belongs to which class: the first rule that matches decides.
+    /// What belongs to which class, and which connections go by which schedule. Of each, the first rule decides that gives
+    /// one and matches.
     pub rules: Vec<Rule>,
 }
 
@@ -112,11 +119,14 @@ pub enum DropRule {
     },
 }
 
-/// Gives a class to what matches all its conditions; without any it matches everything.
+/// Gives a class to what matches all its conditions, or a schedule, or both; without any condition it matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// The class that it gives.
-    pub class: ClassId,
+    /// The class that it gives to tunnels.
+    pub class: Option<ClassId>,
+    /// The name of the schedule that it gives to connections of clients. One that gives a schedule has no conditions but
+    /// users and listeners.
+    pub schedule: Option<String>,
     /// Users, one of which has to be authenticated; `None` for all, and for nobody.
     pub users: Option<Vec<String>>,
     /// Targets, by address or by the name that was asked for.
@@ -145,7 +155,7 @@ pub struct Subject<'a> {
 }
 
 impl Policy {
-    /// Reads a policy from TOML text that holds nothing but `[schedule]`, `[class.NAME]` and `[[rule]]`.
+    /// Reads a policy from TOML text that holds nothing but `[schedule]`, `[schedule.NAME]`, `[class.NAME]` and `[[rule]]`.
     ///
     /// # Errors
     /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
@@ -157,7 +167,33 @@ impl Policy {
     /// proportional to the number of rules.
     #[must_use]
     pub fn classify(&self, subject: &Subject<'_>) -> ClassId {
-        self.rules.iter().find(|rule| rule.matches(subject)).map(|rule| rule.class).unwrap_or_default()
+        self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches(subject))).unwrap_or_default()
+    }
+
+    /// Returns the name of the schedule of a client's connection: that of the first rule that gives one and matches,
+    /// otherwise the one that its listener names; `None` for [`Policy::schedule`], and where the policy has none of that
+    /// name. `user` is who the connection belongs to, once that is known. Takes time proportional to the number of rules.
+    #[must_use]
+    pub fn schedule_of<'a>(
+        &'a self,
+        user: Option<&str>,
+        listener: SocketAddr,
+        listeners_own: Option<&'a str>,
+    ) -> Option<&'a str> {
+        let by_rule = |rule: &'a Rule| rule.schedule.as_deref().filter(|_| rule.matches_connection(user, listener));
+        let name = self.rules.iter().find_map(by_rule).or(listeners_own)?;
+        self.schedules.contains_key(name).then_some(name)
+    }
+
+    /// Returns the schedule called `name`; without a name, and where there is none of that name, [`Policy::schedule`].
+    #[must_use]
+    pub fn schedule_named(&self, name: Option<&str>) -> &Schedule {
+        name.and_then(|name| self.schedules.get(name)).unwrap_or(&self.schedule)
+    }
+
+    /// Returns the name of the class that a rule gives, if it gives one.
+    pub(crate) fn class_of(&self, rule: &Rule) -> Option<&str> {
+        rule.class.map(|id| self.class(id).name.as_str())
     }
 
     /// Returns the class `id`, or [`DEFAULT`]'s for an `id` of another policy that this one has no class for.
@@ -181,18 +217,26 @@ impl Policy {
 
     /// Returns what is valid but may not be meant.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
-        let always = self.rules.iter().position(Rule::is_unconditional);
-        let unreached = always.map_or(0..0, |always| always + 1..self.rules.len());
-        unreached
-            .zip(always.into_iter().cycle())
-            .map(|(rule, always)| Warning::UnreachedRule { rule: rule + 1, behind: always + 1 })
+        let always =
+            |gives: fn(&Rule) -> bool| self.rules.iter().position(|rule| rule.is_unconditional() && gives(rule));
+        let always = [always(|rule| rule.class.is_some()), always(|rule| rule.schedule.is_some())];
+        (0..).zip(&self.rules).filter_map(move |(place, rule)| {
+            // The rule behind which each of what it gives is in vain.
+            let gives = [rule.class.is_some(), rule.schedule.is_some()];
+            let before = gives.into_iter().zip(always).filter(|(gives, _)| *gives);
+            let before: Option<Vec<usize>> =
+                before.map(|(_, always)| always.filter(|always| *always < place)).collect();
+            let behind = before?.into_iter().max()?;
+            Some(Warning::UnreachedRule { rule: place + 1, behind: behind + 1 })
+        })
     }
 }
 
 impl Default for Policy {
     /// One class, served by round robin.
     fn default() -> Self {
-        Self { schedule: Schedule::default(), classes: vec![Class::named(DEFAULT)], rules: Vec::new() }
+        let (schedule, classes) = (Schedule::default(), vec![Class::named(DEFAULT)]);
+        Self { schedule, schedules: BTreeMap::new(), classes, rules: Vec::new() }
     }
 }
 
@@ -262,7 +306,7 @@ impl Class {
 
 impl Rule {
     fn is_unconditional(&self) -> bool {
-        let Self { class: _, users, to, ports, protocol, listeners } = self;
+        let Self { class: _, schedule: _, users, to, ports, protocol, listeners } = self;
         users.is_none() && to.is_none() && ports.is_none() && protocol.is_none() && listeners.is_none()
     }
 
@@ -270,10 +314,15 @@ impl Rule {
         let ip = subject.address.ip();
         let is_target =
             |to: &Pattern| to.covers_name(subject.name) || judged_by(ip).chain([ip]).any(|ip| to.covers(ip));
-        self.users.as_ref().is_none_or(|users| subject.user.is_some_and(|user| users.iter().any(|own| own == user)))
+        self.matches_connection(subject.user, subject.listener)
             && self.to.as_ref().is_none_or(|to| to.iter().any(is_target))
             && self.ports.as_ref().is_none_or(|ports| ports.contains(subject.address.port()))
             && self.protocol.is_none_or(|protocol| protocol == subject.protocol)
-            && self.listeners.as_ref().is_none_or(|listeners| listeners.contains(&subject.listener))
+    }
+
+    /// Tells whether the conditions that are about connections hold.
+    fn matches_connection(&self, user: Option<&str>, listener: SocketAddr) -> bool {
+        self.users.as_ref().is_none_or(|users| user.is_some_and(|user| users.iter().any(|own| own == user)))
+            && self.listeners.as_ref().is_none_or(|listeners| listeners.contains(&listener))
     }
 }

@@ -47,7 +47,7 @@ words! {
     }
 }
 
-/// Reads a proxy whose class has to be one of `policy`.
+/// Reads a proxy whose class and schedule have to be of `policy`.
 pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Proxy> {
     let listen: Option<SocketAddr> = section.require("listen");
     let allow_remote = section.get("allow_remote").unwrap_or(false);
@@ -59,7 +59,7 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Proxy> 
         );
     }
     let protocols = protocols(section);
-    let uplink = uplink::read(section);
+    let uplink = uplink::read(section, policy);
     let mode = section.get("mode").unwrap_or_default();
     let class = policy.class_named_in(section);
     let users_file = section.get("users_file");

@@ -57,6 +57,8 @@ pub struct Listener {
     /// The class of what arrives there, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy may change
     /// while the listener goes on.
     pub class: Option<String>,
+    /// The schedule of the connections that arrive there, if one is named; a rule may give a connection another one.
+    pub schedule: Option<String>,
 }
 
 /// How a listener proves its identity.
@@ -254,7 +256,7 @@ pub(crate) const NAME: &str = "paced";
 const EVERYWHERE: [SocketAddr; 2] =
     [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
 
-/// Reads a relay whose listeners' classes have to be of `policy`.
+/// Reads a relay whose listeners' classes and schedules have to be of `policy`.
 pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
     let limits = relay.section("limits", limits);
     let targets = relay.section("targets", targets);
@@ -309,6 +311,7 @@ struct Terms {
     client_crl: Option<PathBuf>,
     auth: Option<Auth>,
     class: Option<String>,
+    schedule: Option<String>,
 }
 
 impl Terms {
@@ -320,6 +323,7 @@ impl Terms {
             client_crl: section.get("client_crl"),
             auth: section.get("auth"),
             class: policy.class_named_in(section),
+            schedule: policy.schedule_named_in(section),
         }
     }
 
@@ -338,6 +342,7 @@ impl Terms {
             client_ca: self.client_ca.or_else(|| relay.client_ca.clone()),
             auth: self.auth.or(relay.auth),
             class: self.class.or_else(|| relay.class.clone()),
+            schedule: self.schedule.or_else(|| relay.schedule.clone()),
         }
     }
 
@@ -365,8 +370,8 @@ impl Terms {
             }
         }
         let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
-        let Self { client_ca, client_crl, class, .. } = self;
-        Some(Listener { address, identity, client_ca, client_crl, auth, class })
+        let Self { client_ca, client_crl, class, schedule, .. } = self;
+        Some(Listener { address, identity, client_ca, client_crl, auth, class, schedule })
     }
 }
 

@@ -77,6 +77,7 @@ target = "dns.example:53"
 [[proxy]]
 listen = "127.0.0.1:1080"
 relay = "https://relay.example/{target_host}/{target_port}/"
+[schedule.any]
 "#;
 
 /// Returns [`LEAST`], and the same with every default.

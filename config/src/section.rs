@@ -23,6 +23,7 @@ mod schema;
 mod value;
 
 pub use self::merge::Part;
+pub(crate) use self::named::{ClassName, ScheduleName};
 pub(crate) use self::schema::Schema;
 pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
 use self::value::{shown, unfit};
@@ -39,6 +40,8 @@ pub(crate) struct Section<'a> {
     /// Tables whose keys hold where the section's own has none, the nearest first. See [`named`].
     inherited: Vec<&'a DeTable<'a>>,
     known: Vec<&'static str>,
+    /// Whether tables that are not `known` are sections with names of the operator's choice.
+    has_named_sections: bool,
 }
 
 /// Collects what is wrong, for all sections.
@@ -113,7 +116,8 @@ impl<'a> Section<'a> {
         table: Option<&'a DeTable<'a>>,
         read: impl FnOnce(&mut Self) -> T,
     ) -> T {
-        Self { report, path, offset, table, inherited: Vec::new(), known: Vec::new() }.read_by(read)
+        Self { report, path, offset, table, inherited: Vec::new(), known: Vec::new(), has_named_sections: false }
+            .read_by(read)
     }
 
     fn read_by<T>(mut self, read: impl FnOnce(&mut Self) -> T) -> T {
@@ -332,6 +336,22 @@ impl<'a> Section<'a> {
         self.table.into_iter().chain(self.inherited.iter().copied()).find_map(|table| table.get(key))
     }
 
+    /// Tells whether `key` was asked for.
+    fn is_key(&self, key: &str) -> bool {
+        self.known.contains(&key)
+    }
+
+    /// Refuses a section that has neither of two keys, of which the first is the more usual.
+    pub(crate) fn require_one_of(&self, keys: [&'static str; 2], expected: &'static str) {
+        if let Some(described) = &self.report.schema {
+            described.borrow_mut().demand_one_of(&self.path, keys);
+        }
+        let [key, _] = keys;
+        if keys.iter().all(|key| self.lacks(key)) {
+            self.refuse(key, Problem::Missing { key, expected });
+        }
+    }
+
     /// Describes `key` as one that has to be there.
     fn demand(&self, key: &'static str) {
         if let Some(described) = &self.report.schema {
@@ -373,8 +393,10 @@ impl<'a> Section<'a> {
     }
 
     fn refuse_unknown_keys(self) {
-        let unknown = self.table.into_iter().flatten().filter(|(key, _)| !self.known.contains(&key.get_ref().as_ref()));
-        for (key, _) in unknown {
+        for (key, value) in self.table.into_iter().flatten() {
+            if self.is_key(key.get_ref()) || (self.has_named_sections && value.get_ref().is_table()) {
+                continue;
+            }
             let suggestion = closest(key.get_ref(), &self.known);
             let problem = Problem::UnknownKey { suggestion, known: self.known.clone() };
             self.report.add(key.span().start, self.path_of(key.get_ref()), problem);

@@ -8,6 +8,9 @@ use crate::sample::switched_on;
 use crate::schema::tests::CONFIG;
 use crate::uplink::Trust;
 
+mod parts;
+mod refusals;
+
 /// The smallest relay, on lines 1 to 5; what follows is still in its section.
 const RELAY: &str = r#"[relay]
 certificate = "/c.pem"
@@ -61,7 +64,7 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let seconds = |seconds| Some(Duration::from_secs(seconds));
     let expected = [("realtime-short", seconds(1)), ("freetier-short", seconds(2)), ("long-output", seconds(7))];
     assert_eq!((classes[0], &classes[1..]), (("default", None), &expected[..]));
-    assert_eq!(whole.policy.rules.len(), 3);
+    assert_eq!((whole.policy.rules.len(), whole.policy.schedules.len()), (4, 2));
 }
 
 #[test]
@@ -112,172 +115,6 @@ fn the_sample_shows_every_key() {
 }
 
 #[test]
-fn every_refusal_says_where_which_key_what_and_what_instead() {
-    let relay = |more: &str| format!("{RELAY}{more}");
-    let forward = |more: &str| format!("{FORWARD}{more}");
-    let proxy = |more: &str| format!("{PROXY}{more}");
-    let rows = [
-        ("state_dir = ", "line 1, column 1", "not TOML", "see https://toml.io"),
-        ("a = 1\na = 2", "line 2, column 1: ", "not TOML", "see"),
-        ("state_dir = \"here\"", "line 1, column 13: state_dir: ", "\"here\" does not fit", "write an absolute path"),
-        ("log.level = 3", "line 1, column 13: log.level: ", "3 does not fit", "\"warn\""),
-        ("log = 3", "line 1, column 7: log: ", "3 does not fit", "write a section"),
-        ("forward = {}", "line 1, column 11: forward: ", "this table does not fit", "write a list"),
-        ("forward = [1]", "line 1, column 11: forward: ", "1 does not fit", "double brackets"),
-        ("colour = 1", "line 1, column 1: colour: ", "unknown key", "known here: state_dir, "),
-        ("[[relay]]", "line 1, column 1: relay: ", "this array does not fit", "write a section"),
-        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.certificate: ", "missing", "add certificate ="),
-        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.templates: ", "missing", "add templates = [...]"),
-        (&relay("templates = []"), "line 6, column 1: ", "not TOML", "see"),
-        (&RELAY.replace("relay.example", ""), "line 4, column 14: relay.templates: ", "no template", ";"),
-        (
-            &RELAY.replace("\"none\"", "\"token\""),
-            "line 5, column 8: relay.auth: ",
-            "no [[relay.token]]",
-            "pacectl token new",
-        ),
-        (&RELAY.replace("none", "certificate"), "line 5, column 8: relay.auth: ", "nothing says who", "add client_ca"),
-        (
-            &RELAY.replace("none", "nobody"),
-            "line 5, column 8: relay.auth: ",
-            "does not fit",
-            "\"token-or-certificate\"",
-        ),
-        (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
-        (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),
-        (
-            &relay("listen = [\"[::1]:1\", \"[::1]:1\"]"),
-            "line 6, column 10: relay.listen: ",
-            "same address",
-            "change one",
-        ),
-        (&relay("[[relay.token]]"), "line 6, column 1: relay.token.sha256: ", "missing", "64 hexadecimal"),
-        (
-            &relay("[[relay.token]]\nname = \"\"\nsha256 = \"0g\""),
-            "line 7, column 8: relay.token.name: ",
-            "does not",
-            "1 to 255",
-        ),
-        (
-            &relay("[relay.limits]\nconnections = -1"),
-            "line 7, column 15: relay.limits.connections: ",
-            "-1 is out",
-            "from 1 to",
-        ),
-        (
-            &relay("[relay.limits]\nconnections = 1.5"),
-            "line 7, column 15: relay.limits.connections: ",
-            "this float",
-            "whole number",
-        ),
-        (
-            &relay("[relay.limits]\nqueue_bytes_per_tunnel = 5000000"),
-            "line 7, column 26: relay.limits.queue_bytes",
-            "whole connection",
-            "raise",
-        ),
-        (
-            &relay("[relay.limits]\ntunnels_per_conection = 1"),
-            "line 7, column 1: relay.limits.tunnels_per_conection: ",
-            "unknown",
-            "did you mean tunnels_per_connection?",
-        ),
-        (
-            &relay("[relay.targets]\nallow = [\"10.0.0.1/8\"]"),
-            "line 7, column 10: relay.targets.allow: ",
-            "10.0.0.1/8 has bits behind its prefix",
-            "write 10.0.0.0/8 for the network, or 10.0.0.1",
-        ),
-        (
-            &relay("[relay.limits]\ndns_timeout_ms = \"3s\""),
-            "line 7, column 18: relay.limits.dns_timeout_ms: ",
-            "\"3s\" is no number",
-            "without quotes",
-        ),
-        (
-            &relay("[relay.targets]\nallow = [\"64:ff9b::/96\"]"),
-            "line 7, column 9: relay.targets.allow: ",
-            "opens nothing",
-            "IPv4 network",
-        ),
-        (
-            &relay("[relay.targets]\ndeny = [{ port = 1 }]"),
-            "line 7, column 11: relay.targets.deny.port: ",
-            "unknown",
-            "ports?",
-        ),
-        (
-            &relay("[relay.targets]\ntcp_ports = [\"9-8\", 0]"),
-            "line 7, column 14: relay.targets.tcp_ports: ",
-            "does not fit",
-            "8000-8099",
-        ),
-        ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
-        (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
-        (&forward("backoff_first_ms = 40000"), "line 5, column 20: forward.backoff_first_ms: ", "longer", "raise"),
-        (
-            &forward("class = \"bulk\"\n[class.bulky]"),
-            "line 5, column 9: forward.class: ",
-            "there is no \"bulk\"",
-            "did you mean bulky?",
-        ),
-        ("[[rule]]\nclass = \"bulk\"", "line 2, column 9: rule.class: ", "no \"bulk\"", "known here: default"),
-        (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
-        (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
-        (&forward("protocol = \"tcp\"\nmode = \"auto\""), "line 6, column 8: forward.mode: ", "in streams", "remove"),
-        (&forward("max_connections = 5"), "line 5, column 19: forward.max_connections: ", "no connections", "protocol"),
-        (
-            &PROXY.replace("127.0.0.1", "192.0.2.1"),
-            "line 2, column 10: proxy.listen: ",
-            "other machines",
-            "allow_remote = true",
-        ),
-        (&proxy("protocols = []"), "line 4, column 13: proxy.protocols: ", "nothing", "\"http\" or both"),
-        (&proxy("protocols = [\"http\", \"http\"]"), "line 4, column 13: proxy.protocols: ", "twice", "change one"),
-        (&proxy("protocols = [\"socks4\"]"), "line 4, column 14: proxy.protocols: ", "does not fit", "\"socks5\""),
-        (&proxy(PROXY), "line 1, column 1: proxy: ", "another proxy", "change one"),
-        (
-            &proxy(&FORWARD.replace("127.0.0.1:5353\"", "127.0.0.1:1080\"\nprotocol = \"tcp\"")),
-            "line 1, column 1: proxy: ",
-            "or forward",
-            "change one",
-        ),
-    ];
-    for (text, position, cause, remedy) in rows {
-        assert_refused(text, &refusals(text), [position, cause, remedy]);
-    }
-}
-
-#[test]
-fn one_run_finds_all_errors_in_the_order_of_lines() {
-    let text = "state_dri = \"/x\"\n[transport]\nmax_mtu = 1\n[log]\nlevel = \"loud\"\n[[forward]]\n";
-    let lines: Vec<_> = Config::from_toml(text).unwrap_err().iter().map(|error| error.line).collect();
-    assert_eq!(lines, [1, 3, 5, 6, 6, 6]);
-}
-
-#[test]
-fn columns_count_characters() {
-    assert!(refusals("\"größe\" = 1\nlog = { \"ü\" = 1 }").contains("line 2, column 9: log.ü: "));
-}
-
-#[test]
-fn deep_nesting_is_refused_before_it_costs_the_stack() {
-    for deep in [
-        "a = ".to_owned() + &"[".repeat(100_000),
-        "a = ".to_owned() + &"{ a = ".repeat(100_000),
-        "a.".repeat(100_000) + "a = 1",
-    ] {
-        assert!(Config::from_toml(&deep).is_err());
-    }
-}
-
-#[test]
-fn a_refused_token_is_not_also_reported_as_absent() {
-    let text = RELAY.replace("none", "token") + "[[relay.token]]\nname = \"a\"\nsha256 = \"b\"";
-    assert_eq!(refusals(&text).lines().count(), 1);
-}
-
-#[test]
 fn a_listener_takes_what_it_leaves_out_from_the_relay() {
     let text = RELAY.to_owned()
         + "client_ca = \"/ca.pem\"\n[[relay.listener]]\naddress = \"127.0.0.1:1\"\nauth = \"certificate\"\n"
@@ -293,6 +130,7 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
         client_crl: None,
         auth,
         class: None,
+        schedule: None,
     };
     let expected = [
         listener(1, identity("/c.pem", "/k.pem"), Auth::Certificate),
@@ -469,68 +307,6 @@ proptest! {
             prop_assert!(!positions.is_empty() && positions.is_sorted());
             prop_assert!(positions.iter().all(|(line, column)| (1..=lines).contains(line) && *column >= 1));
         }
-    }
-}
-
-fn parts(texts: &[&str]) -> Vec<Part> {
-    let part = |(place, text): (usize, &&str)| Part { name: format!("{place}.toml"), text: (*text).to_owned() };
-    texts.iter().enumerate().map(part).collect()
-}
-
-#[test]
-fn of_several_files_the_later_have_the_last_word_key_by_key_and_their_sections_come_after() {
-    let rule = |class: &str| format!("[[rule]]\nclass = {class:?}\n");
-    let main = format!("{RELAY}workers = 2\ndrain_seconds = 5\n[class.a]\nweight = 2\npriority = 3\n{}", rule("a"));
-    let drop_in = format!(
-        "[relay]\ndrain_seconds = 7\ntemplates = [\"https://other.example/{{target_host}}/{{target_port}}/\"]\n\
-        [class.a]\nweight = 4\n[class.b]\n{}[[forward]]\n{}",
-        rule("b"),
-        FORWARD.trim_start_matches("[[forward]]\n")
-    );
-    let config = Config::from_parts(&parts(&[&main, &drop_in])).unwrap();
-    let relay = config.relay.unwrap();
-    assert_eq!((relay.workers, relay.drain, relay.templates.len()), (2, Duration::from_secs(7), 1));
-    assert!(relay.templates[0].to_string().contains("other.example"));
-    let [_, a, b] = &config.policy.classes[..] else { panic!("{:?}", config.policy.classes) };
-    assert_eq!((a.weight, a.priority, &*b.name), (4, 3, "b"));
-    let ruled = config.policy.rules.iter().map(|rule| &*config.policy.class(rule.class).name);
-    assert_eq!(ruled.collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(config.forwards.len(), 1);
-    // What is no section replaces what was there, even if that was one.
-    let lists = [
-        "[relay.targets]\nallow = [\"10.0.0.0/8\", { to = \"fd00::/8\" }]",
-        "[relay.targets]\nallow = [{ to = \"192.168.0.0/16\" }]",
-    ];
-    let config = Config::from_parts(&parts(&[RELAY, lists[0], lists[1]])).unwrap();
-    assert_eq!(config.relay.unwrap().targets.allow.len(), 1);
-}
-
-#[test]
-fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines() {
-    for (texts, place) in [
-        ([RELAY, "\n[relay]\nworkerz = 2", ""], "1.toml: line 3, column 1: relay.workerz"),
-        ([RELAY, "", "[relay]\nworkers = 0"], "2.toml: line 2, column 11: relay.workers"),
-        ([RELAY, "[relay]\nx =", ""], "1.toml: line 2, column 4: "),
-        (["workers = 2", RELAY, ""], "0.toml: line 1, column 1: workers"),
-        ([RELAY, "relay = 1", ""], "1.toml: line 1, column 9: relay"),
-        // What is missing is missing where the section is, of a later part.
-        (["[relay]\nauth = \"none\"", "", "[relay]\ncertificate = \"/c\""], ": relay.templates: missing"),
-    ] {
-        let refusals = Config::from_parts(&parts(&texts)).unwrap_err().to_string();
-        assert!(refusals.lines().any(|line| line.contains(place)), "{texts:?}: {refusals}");
-    }
-    assert!(refusals("workers = 2").starts_with("line 1, column 1: workers"), "a single file has no name");
-}
-
-proptest! {
-    /// Where a document is cut between sections makes no difference.
-    #[test]
-    fn a_document_in_two_parts_reads_as_in_one(cut in 0_usize..100) {
-        let whole = switched_on();
-        let heads: Vec<_> = whole.match_indices("\n[").map(|(place, _)| place + 1).collect();
-        let (first, second) = whole.split_at(heads[cut % heads.len()]);
-        let halves = Config::from_parts(&parts(&[first, second])).unwrap();
-        prop_assert_eq!(format!("{halves:?}"), format!("{:?}", valid(&whole)));
     }
 }
 

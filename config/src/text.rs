@@ -129,3 +129,22 @@ pub(crate) fn rate(bytes_per_sec: u64) -> String {
     let (unit, name) = units.into_iter().find(|(unit, _)| bits.is_multiple_of(*unit)).unwrap_or((1_000, "kbit/s"));
     format!("{} {name}", bits / unit)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::rate;
+
+    #[test]
+    fn rates_are_written_in_the_largest_unit_of_which_they_are_a_whole_number() {
+        let written = |kbit_s: u64| rate(kbit_s * 125);
+        for (kbit_s, words) in [
+            (8, "8 kbit/s"),
+            (1_500, "1500 kbit/s"),
+            (30_000, "30 Mbit/s"),
+            (2_500_000, "2500 Mbit/s"),
+            (1_000_000_000, "1000 Gbit/s"),
+        ] {
+            assert_eq!(written(kbit_s), words);
+        }
+    }
+}

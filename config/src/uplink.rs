@@ -6,6 +6,7 @@ use std::time::Duration;
 use masque::template::Template;
 
 use crate::error::Problem;
+use crate::policy::Policy;
 use crate::section::Section;
 
 /// The relays behind a local address, and what it takes to use them. Addresses with equal ones share connections.
@@ -19,6 +20,9 @@ pub struct Uplink {
     pub client: Option<ClientIdentity>,
     /// What the relay's certificate is checked against.
     pub trust: Trust,
+    /// The schedule of the connections, if one is named. Not the [`Schedule`](crate::policy::Schedule) itself: the policy
+    /// may change while they last.
+    pub schedule: Option<String>,
     /// The first and the longest wait before the relay is tried again; every wait doubles the last.
     pub backoff: (Duration, Duration),
 }
@@ -54,8 +58,8 @@ pub enum Trust {
     Pinned([u8; 32]),
 }
 
-/// Reads the keys about the relay from the section of a local address.
-pub(crate) fn read(section: &mut Section<'_>) -> Option<Uplink> {
+/// Reads the keys about the relay from the section of a local address; its schedule has to be one of `policy`.
+pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Uplink> {
     let relays = section.require_one_or_list::<Template>("relay");
     if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
         let cause = "there are more than 8 relays";
@@ -81,11 +85,12 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Uplink> {
             Trust::System
         }
     };
+    let schedule = policy.schedule_named_in(section);
     let first = section.millis("backoff_first_ms", 10..=60_000, Duration::from_millis(250));
     let longest = section.seconds("backoff_longest_seconds", 1..=3_600, Duration::from_secs(30));
     if first > longest {
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
-    Some(Uplink { relays: relays?, token_file, client, trust, backoff: (first, longest) })
+    Some(Uplink { relays: relays?, token_file, client, trust, schedule, backoff: (first, longest) })
 }

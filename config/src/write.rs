@@ -101,6 +101,7 @@ fn listener(listener: &Listener, section: &mut Keys<'_>) {
     section.optional_text("client_crl", listener.client_crl.as_ref().map(|path| path.display()));
     section.word("auth", listener.auth);
     section.optional_text("class", listener.class.as_ref());
+    section.optional_text("schedule", listener.schedule.as_ref());
 }
 
 fn targets(targets: &TargetRules, section: &mut Keys<'_>) {
@@ -208,6 +209,7 @@ fn uplink(uplink: &Uplink, section: &mut Keys<'_>) {
         Trust::Authority(path) => section.text("ca", &path.display()),
         Trust::Pinned(hash) => section.hash("certificate_sha256", hash),
     }
+    section.optional_text("schedule", uplink.schedule.as_ref());
     section.millis("backoff_first_ms", Some(uplink.backoff.0));
     section.seconds("backoff_longest_seconds", uplink.backoff.1);
 }

@@ -26,8 +26,10 @@ use tokio::{
 
 pub use self::{
     caller::{Bearers, Caller, Peer, Writers},
+    error::{Error, Kind},
     events::{ACCESS, Event, Events, Happening},
-    open::{ClassStats, Filter, PAGE, Page},
+    open::{ClassStats, Filter},
+    view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
 };
 use crate::{
     certificates::Certificate,
@@ -38,10 +40,12 @@ use crate::{
 pub mod caller;
 pub mod dbus;
 pub mod doors;
+pub mod error;
 pub mod events;
 pub mod grpc;
 mod open;
 mod recordings;
+pub mod view;
 
 /// What is worth knowing of the configuration in force and of this machine.
 #[derive(Clone, Debug)]
@@ -97,68 +101,6 @@ pub struct Reload {
 
 /// How often a policy on trial is looked at.
 const STEP: Duration = Duration::from_secs(1);
-
-/// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
-const MESSAGE_BYTES: usize = 4096;
-
-/// Why something asked for was not done.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// They may not.
-    #[error(
-        "{caller:?} may not change anything; root may, and who is named in `writers` of [control], or of \
-             [control.tcp] by certificate"
-    )]
-    Denied {
-        /// The name of the caller that asked.
-        caller: String,
-    },
-    /// The policy was refused.
-    #[error(transparent)]
-    Policy(#[from] Refusal),
-    /// There is no such thing.
-    #[error("there is no {what} {name}; `pacectl` lists what there is")]
-    Unknown {
-        /// "tunnel", "connection" or "class".
-        what: &'static str,
-        /// Its ID or name.
-        name: String,
-    },
-    /// The configuration was refused.
-    #[error("{0}")]
-    Reload(String),
-    /// Too many want something at once.
-    #[error("too many requests about policies at once; try again")]
-    Busy,
-    /// Departures, or events of a connection, are recorded for somebody else.
-    #[error("the recording limit is reached; try again in a minute")]
-    Recorded,
-    /// A tunnel cannot be given a class by itself.
-    #[error(
-        "tunnel {tunnel} is one of the edge, whose class is that of its [[forward]] or [[proxy]]: change `class` there"
-    )]
-    OfEdge {
-        /// Its ID.
-        tunnel: u64,
-    },
-    /// The daemon ends.
-    #[error("paced is ending")]
-    Ending,
-}
-
-impl Error {
-    /// The error as text of bounded length.
-    #[must_use]
-    pub fn message(&self) -> String {
-        let mut message = self.to_string();
-        if message.len() > MESSAGE_BYTES {
-            let end = (0..=MESSAGE_BYTES).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
-            message.truncate(end);
-            message.push_str("\n…");
-        }
-        message
-    }
-}
 
 /// Everything that can be asked.
 pub struct Control {
@@ -227,12 +169,16 @@ impl Control {
         self.policies.in_force()
     }
 
-    /// The revision of a number.
+    /// The revision of a number, 0 for the one in force; and when that goes by itself, if it is the one and on trial.
     ///
     /// # Errors
     /// There is none any more, or never was.
-    pub async fn revision(&self, number: u64) -> Result<Arc<Revision>, Error> {
-        self.work(move |policies| policies.revision(number)).await
+    pub async fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
+        let InForce { revision, confirm_by, .. } = self.in_force();
+        if number == 0 || number == revision.number {
+            return Ok((revision, confirm_by));
+        }
+        Ok((self.work(move |policies| policies.revision(number)).await?, None))
     }
 
     /// The revisions that can be gone back to, and the one in force, oldest first.
@@ -253,6 +199,18 @@ impl Control {
     pub fn reloaded(&self, config: &Config, certificates: &[Certificate]) {
         let facts = self.facts().after(config);
         self.facts.store(Arc::new(Facts { certificates: certificates.to_vec(), ..facts }));
+    }
+
+    /// What the kernel enforces, by device and part.
+    #[must_use]
+    pub fn enforcement(&self) -> Vec<PartView> {
+        let parts = self.parts.kernel.in_force.list().into_iter();
+        let view = |((device, part), outcome): ((String, &'static str), Result<String, String>)| {
+            let is_enforced = outcome.is_ok();
+            let (Ok(detail) | Err(detail)) = outcome;
+            PartView { device, part, is_enforced, detail }
+        };
+        parts.map(view).collect()
     }
 
     /// What the kernel and the rights of paced's processes allow.
@@ -307,12 +265,13 @@ impl Control {
         Ok(revision)
     }
 
-    /// Goes back to a former policy.
+    /// Goes back to a former policy, 0 for the one before.
     ///
     /// # Errors
     /// The caller may not, or there is none.
-    pub async fn roll_back(&self, caller: &Caller, to: Option<u64>, save: bool) -> Result<Accepted, Error> {
+    pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Accepted, Error> {
         let author = caller.to_write()?;
+        let to = Some(number).filter(|number| *number > 0);
         self.work(move |policies| policies.roll_back(to, &author, save)).await
     }
 

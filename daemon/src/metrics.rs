@@ -231,6 +231,7 @@ mod tests {
             ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 404"),
             ("POST /metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 405"),
             ("HEAD /healthz HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
+            ("GET http://relay.example/healthz?x HTTP/1.1\r\n\r\n", "HTTP/1.1 200"),
             ("garbage\r\n\r\n", "HTTP/1.1 400"),
         ] {
             let answer = scrape(request, Metrics::new(&Parts::default())).await;
@@ -238,11 +239,27 @@ mod tests {
         }
         // As long as a head may be, and no end in sight; and more fields than there may be.
         let (long, many) =
-            (format!("GET /{}", "a".repeat(4_091)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
+            (format!("GET /{}", "a".repeat(8_187)), format!("GET / HTTP/1.1\r\n{}\r\n", "a:b\r\n".repeat(33)));
         for request in [long, many] {
             let answer = scrape(&request, Metrics::new(&Parts::default())).await;
             assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
         }
+    }
+
+    #[tokio::test]
+    async fn one_request_has_one_answer_even_from_a_scraper_that_closed_its_side() {
+        let (mut scraper, ours) = tokio::io::duplex(1 << 16);
+        scraper.write_all(b"HEAD /healthz HTTP/1.1\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n").await.unwrap();
+        scraper.shutdown().await.unwrap();
+        page::answer(ours, &Metrics::new(&Parts::default())).await.unwrap();
+        let mut answer = String::new();
+        scraper.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+        assert!(
+            answer.contains("\r\nContent-Length: 3\r\n") && answer.contains("\r\nConnection: close\r\n"),
+            "{answer}"
+        );
+        assert!(answer.ends_with("\r\n\r\n"), "{answer}");
     }
 
     #[tokio::test]

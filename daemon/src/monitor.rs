@@ -29,6 +29,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use config::kernel::Kernel;
+use pacing::descriptor::watch;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use socket2::{Domain, Socket, Type};
@@ -252,9 +253,7 @@ pub struct Waiting<T> {
 impl<T: DeserializeOwned> Waiting<T> {
     fn new(socket: Socket) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        // SAFETY: a `Socket` owns its descriptor, always names the same one, and nothing takes it out of the `AsyncFd`.
-        let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }?;
-        Ok(Self { socket, kind: PhantomData })
+        Ok(Self { socket: watch(socket, Interest::READABLE)?, kind: PhantomData })
     }
 
     /// Waits for the next message; `None` once the other end has closed. Dropping the future loses nothing.

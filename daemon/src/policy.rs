@@ -63,14 +63,9 @@ pub enum Refusal {
     /// The text is not valid.
     #[error("the policy is not valid:\n{0}")]
     Invalid(Errors),
-    /// A class is gone that the configuration names.
-    #[error("the policy lacks the class \"{class}\", which the {namer} uses; add [class.{class}]")]
-    MissingClass {
-        /// The class.
-        class: String,
-        /// The forward, proxy or listener that names it.
-        namer: String,
-    },
+    /// A class or schedule is gone that the configuration names.
+    #[error("the policy lacks the {}; add [{}.{}]", .0, .0.kind.as_str(), .0.name)]
+    Missing(Needed),
     /// Somebody else was faster.
     #[error(
         "the policy was made from revision {expected}, but revision {current} is in force; look at it and try again"
@@ -127,6 +122,47 @@ pub enum Refusal {
     },
 }
 
+/// What the configuration names in the policy. Displays as what it is, and what uses it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} \"{name}\", which the {namer} uses", kind.as_str())]
+pub struct Needed {
+    /// Whether it is a class or a schedule.
+    pub kind: NeededKind,
+    /// Its name.
+    pub name: String,
+    /// The forward, proxy or listener that names it.
+    pub namer: String,
+}
+
+/// What has a name in a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeededKind {
+    /// A class.
+    Class,
+    /// A schedule.
+    Schedule,
+}
+
+impl NeededKind {
+    /// The first word of the head of such a section.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Class => "class",
+            Self::Schedule => "schedule",
+        }
+    }
+}
+
+impl Needed {
+    fn is_in(&self, policy: &Policy) -> bool {
+        match self.kind {
+            NeededKind::Class => policy.id_of(&self.name).is_some(),
+            NeededKind::Schedule => policy.schedules.contains_key(&self.name),
+        }
+    }
+}
+
 /// What became of a submission.
 #[derive(Clone, Debug)]
 pub struct Accepted {
@@ -178,8 +214,8 @@ pub struct Policies {
 struct State {
     history: History,
     enforce: Enforce,
-    /// Classes that have to be there, and what names them.
-    needed: Vec<(String, String)>,
+    /// What has to be there.
+    needed: Vec<Needed>,
     /// What takes precedence over the files.
     saved: Option<String>,
 }
@@ -212,7 +248,7 @@ fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
 impl Policies {
     /// Puts the policy of a configuration in force by `enforce`, as the first revision: of the text that was `saved`, if it
     /// was. If the kernel refuses it, which is logged, no class has terms there, and the roles go by it all the same: there
-    /// is none to go back to. Forwards with a class need theirs in all that follow.
+    /// is none to go back to. What the configuration names has to be in all that follow.
     #[must_use]
     pub fn new(config: &config::Config, saved: Option<String>, mut enforce: Enforce) -> Arc<Self> {
         let (policy, now) = (config.policy.clone(), SystemTime::now());
@@ -413,27 +449,35 @@ impl Policies {
     }
 }
 
-/// Returns the classes that a configuration names, each with the forward, proxy or listener that does.
+/// Returns the classes and schedules that a configuration names, each with the forward, proxy or listener that does.
 #[must_use]
-pub fn needed(config: &config::Config) -> Vec<(String, String)> {
-    let forwards = config.forwards.iter().map(|forward| (&forward.class, format!("forward on {}", forward.listen)));
+pub fn needed(config: &config::Config) -> Vec<Needed> {
+    let forwards = config.forwards.iter();
+    let forwards = forwards.map(|of| (&of.class, &of.uplink.schedule, format!("forward on {}", of.listen)));
+    let proxies = config.proxies.iter();
+    let proxies = proxies.map(|of| (&of.class, &of.uplink.schedule, format!("proxy on {}", of.listen)));
     let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-    let listeners = listeners.map(|listener| (&listener.class, format!("listener on {}", listener.address)));
-    let proxies = config.proxies.iter().map(|proxy| (&proxy.class, format!("proxy on {}", proxy.listen)));
-    forwards.chain(proxies).chain(listeners).filter_map(|(class, namer)| Some((class.clone()?, namer))).collect()
+    let listeners = listeners.map(|of| (&of.class, &of.schedule, format!("listener on {}", of.address)));
+    let named = |(class, schedule, namer): (&Option<String>, &Option<String>, String)| {
+        let of = |kind: NeededKind, name: &Option<String>| {
+            name.clone().map(|name| Needed { kind, name, namer: namer.clone() })
+        };
+        [of(NeededKind::Class, class), of(NeededKind::Schedule, schedule)].into_iter().flatten()
+    };
+    forwards.chain(proxies).chain(listeners).flat_map(named).collect()
 }
 
-/// Reads a policy, and looks whether it has the classes that are `needed`, each with what names it.
+/// Reads a policy, and looks whether everything is in it that is `needed`.
 ///
 /// # Errors
 /// It is too long, is not valid, or lacks one.
-pub fn check(text: &str, needed: &[(String, String)]) -> Result<Policy, Refusal> {
+pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, Refusal> {
     if text.len() > MAX_TEXT_BYTES {
         return Err(Refusal::TooLong { bytes: text.len() });
     }
     let policy = Policy::from_toml(text).map_err(Refusal::Invalid)?;
-    match needed.iter().find(|(class, _)| policy.id_of(class).is_none()) {
+    match needed.iter().find(|needed| !needed.is_in(&policy)) {
         None => Ok(policy),
-        Some((class, namer)) => Err(Refusal::MissingClass { class: class.clone(), namer: namer.clone() }),
+        Some(missing) => Err(Refusal::Missing(missing.clone())),
     }
 }

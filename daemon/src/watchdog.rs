@@ -6,7 +6,6 @@
 
 use std::{
     net::UdpSocket,
-    os::fd::AsRawFd as _,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -117,10 +116,7 @@ impl Watched {
 
 /// Tells whether a datagram waits to be received (FIONREAD, udp(7)).
 fn waits(socket: &UdpSocket) -> bool {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: FIONREAD writes one int.
-    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
-    asked == 0 && bytes > 0
+    rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0)
 }
 
 #[cfg(test)]

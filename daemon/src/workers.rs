@@ -169,7 +169,7 @@ impl Endpoints {
                 },
                 counters: self.metrics.datagrams.clone(),
                 max_frame_bytes: u64::from(u16::MAX),
-                schedules: self.relay.schedules().clone(),
+                schedules: self.relay.schedules(listener.address),
             };
             let admission = Admission {
                 places: self.relay.places().clone(),

@@ -1,15 +1,15 @@
 //! Floods: packets for a listener that deserve nothing, as fast as a core sends them.
 
 use std::{
+    io::IoSlice,
     iter::repeat_with,
-    mem::zeroed,
     net::{SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
+use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sendmmsg};
 
 use crate::{plan::Flood, random::Random};
 
@@ -36,23 +36,15 @@ pub fn send(flood: Flood, to: SocketAddr, seed: u64, over: &AtomicBool) -> Resul
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;
     let payloads = payloads(flood, seed);
-    let part = |payload: &Vec<u8>| libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
-    let mut parts: Vec<_> = payloads.iter().map(part).collect();
-    let message = |part: &mut libc::iovec| {
-        // SAFETY: a structure for which all zeros is valid.
-        let mut message: libc::mmsghdr = unsafe { zeroed() };
-        (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (part, 1);
-        message
-    };
-    let mut messages: Vec<_> = parts.iter_mut().map(message).collect();
+    let parts: Vec<_> = payloads.iter().map(|payload| [IoSlice::new(payload)]).collect();
+    let mut controls: Vec<_> = parts.iter().map(|_| SendAncillaryBuffer::default()).collect();
+    let messages = parts.iter().zip(&mut controls);
+    let mut messages: Vec<_> = messages.map(|(part, control)| MMsgHdr::new(part, control)).collect();
     let (begun, mut sent) = (Instant::now(), 0);
     while !over.load(Relaxed) && begun.elapsed() < LONGEST {
         for batch in messages.chunks_mut(BATCH) {
-            // SAFETY: the kernel reads the messages and their payloads, and writes lengths to the messages; all of them
-            // outlive the call.
-            let taken = unsafe { libc::sendmmsg(socket.as_raw_fd(), batch.as_mut_ptr(), batch.len() as u32, 0) };
-            // What it does not take is lost, as in a network.
-            sent += u64::try_from(taken).unwrap_or(0);
+            // What the kernel does not take is lost, as in a network.
+            sent += sendmmsg(&socket, batch, SendFlags::empty()).map_or(0, |taken| taken as u64);
         }
     }
     ensure!(sent > 0, "nothing could be sent to {to}");

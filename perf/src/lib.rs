@@ -16,7 +16,7 @@
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`flood`] | packets that deserve nothing |
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
-//! | [`payload`], [`histogram`], [`pace`] | what is in a payload, how long it took, when it leaves |
+//! | [`payload`], [`pace`] | what is in a payload, when it leaves |
 //! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
 //! | [`experiment`] | runs plans, over a simulated network or in the VM lab; tables, results, plots |
 //! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
@@ -26,7 +26,6 @@ pub mod bench;
 pub mod client;
 pub mod experiment;
 pub mod flood;
-pub mod histogram;
 pub mod load;
 pub mod origin;
 pub mod pace;

@@ -3,10 +3,13 @@
 use std::{
     fs::File,
     io::{self, Read as _},
-    os::fd::{FromRawFd as _, OwnedFd},
     time::Duration,
 };
 
+use pacing::descriptor::watch;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Ticks of a source: short enough that bursts stay small, long enough that ticking costs next to nothing.
@@ -49,24 +52,10 @@ struct Ticks(AsyncFd<File>);
 
 impl Ticks {
     fn start(period: Duration) -> io::Result<Self> {
-        // SAFETY: a system call that takes no pointers.
-        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and belongs to nobody else.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let period = libc::timespec {
-            tv_sec: period.as_secs() as libc::time_t,
-            tv_nsec: libc::c_long::from(period.subsec_nanos() as i32),
-        };
-        let timer = libc::itimerspec { it_interval: period, it_value: period };
-        // SAFETY: the kernel reads `timer`, which outlives the call, and is given nowhere to write.
-        if unsafe { libc::timerfd_settime(fd, 0, &raw const timer, std::ptr::null_mut()) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a `File` owns its descriptor and always names the same one; nothing takes it out of the `AsyncFd`.
-        Ok(Self(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?))
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let period = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: i64::from(period.subsec_nanos()) };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: period, it_value: period })?;
+        Ok(Self(watch(File::from(timer), Interest::READABLE)?))
     }
 
     /// Returns how many periods went by since the last call, at least one.

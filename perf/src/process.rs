@@ -7,6 +7,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use rustix::{
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::{CpuSet, sched_setaffinity},
+};
 
 /// A process that is watched through procfs.
 #[derive(Clone, Copy, Debug)]
@@ -137,15 +141,9 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
     static ALL: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     // Once bound, a thread sees one core only.
     let last = *ALL.get_or_init(|| cores) - 1;
-    // SAFETY: `cpu_set_t` is a set of bits for which all zeros is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is valid for writes and the index lies within it.
-    unsafe { libc::CPU_SET(core.min(last), &mut set) };
-    // SAFETY: the kernel reads as many bytes of `set` as it is told, and `set` outlives the call.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let mut set = CpuSet::new();
+    set.set(core.min(last));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Makes the calling thread run as soon as it can, before all others that do not ask for the same (SCHED_RR, sched(7)).
@@ -154,6 +152,7 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
 /// Without CAP_SYS_NICE.
 pub fn run_first() -> io::Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
+    // By hand, because `rustix` does not set policies of scheduling.
     // SAFETY: the kernel reads one `sched_param` from `priority`, which outlives the call.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const priority) } {
         0 => Ok(()),
@@ -166,17 +165,8 @@ pub fn run_first() -> io::Result<()> {
 /// # Errors
 /// The kernel refuses.
 pub fn raise_file_limit() -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one `rlimit` to `limit`.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the kernel reads one `rlimit`.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lab::netns::{Chain, Namespace, remove_leftovers};
 use lab::process::wait_for;
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -63,13 +64,7 @@ fn a_links_mtu_bounds_what_leaves_unfragmented() {
 }
 
 fn set_dont_fragment(socket: &UdpSocket) {
-    use std::os::fd::AsRawFd as _;
-    let value: libc::c_int = libc::IP_PMTUDISC_DO;
-    // SAFETY: the value lives through the call and its size is given.
-    let set = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, (&raw const value).cast(), 4)
-    };
-    assert_eq!(set, 0);
+    set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::DO).expect("an option of every socket");
 }
 
 #[test]

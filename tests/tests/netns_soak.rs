@@ -15,7 +15,7 @@ use edge::client::endpoint::Access;
 use lab::client::{Client, Tunnel};
 use lab::name_server::NameServer;
 use lab::netns::Chain;
-use lab::process::{Process, wait_for};
+use lab::process::{Process, send_signal, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
@@ -218,8 +218,7 @@ fn monitor_of(relay: &Process) -> Option<u32> {
 }
 
 fn kill(pid: u32) {
-    // SAFETY: kill takes two integers; a process of the test's own, whose parent is one as well.
-    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) }, 0);
+    send_signal(pid, libc::SIGKILL).unwrap();
 }
 
 /// What a process holds: KiB of memory, and descriptors.

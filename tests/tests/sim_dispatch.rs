@@ -2,16 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use config::policy::Policy;
 use futures::future::join_all;
 use lab::simulation::{SEED, within};
 use lab::streams::{End, simulate};
-use quic::class::Terms;
-use quic::datagrams::Schedule;
+use quic::class::{ClassMetrics, Classes, Role, Terms};
+use quic::datagrams::{Schedule, Sender};
 use quic::dispatch::{Binding, Dispatcher, Error, SendStream};
 use quic::endpoint::Transport;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
@@ -379,4 +380,54 @@ fn streams_opened_and_reset_at_random_leave_nothing_behind() {
         assert_eq!(open_books.unwrap(), 0);
     };
     simulate(&network(), SEED, late(ML), scenario, serve).unwrap();
+}
+
+/// The IDs of streams in the order in which a server has read their ends. The client opens four, each of a higher priority than
+/// the one before, and writes all of them at once, under a schedule of its endpoint or one of the connection's own.
+fn order_of_ends(of_endpoint: Schedule, own: Option<Schedule>) -> Vec<u64> {
+    let ends = Arc::<Mutex<Vec<u64>>>::default();
+    let noted = ends.clone();
+    let client = |mut end: End| async move {
+        if let Some(own) = own {
+            let hub = end.connection.datagram_mut(|sender: &mut Sender| sender.hub()).unwrap();
+            hub.set_schedule(&own);
+        }
+        let mut streams = Vec::new();
+        for priority in [10, 20, 30, 40] {
+            streams.push(open(&mut end, Terms::of(Service { priority, ..Service::default() }, None)).await);
+        }
+        let answers = streams.into_iter().map(|(recv, send)| {
+            send_all(send, 100_000);
+            answer(recv)
+        });
+        assert_eq!(join_all(answers.collect::<Vec<_>>()).await, [Some(1); 4]);
+    };
+    let server = |mut end: End| async move {
+        while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+            let (dispatcher, noted) = (end.dispatcher.clone(), noted.clone());
+            spawn(async move {
+                let id = stream.id();
+                let (recv, send) = stream.split();
+                let send = dispatcher.attach(send, low());
+                assert_eq!(read(recv).await, 100_000);
+                noted.lock().unwrap().push(id);
+                send_all(send, 1);
+            });
+        }
+    };
+    simulate(&network(), SEED, (of_endpoint, Transport::default()), client, server).unwrap();
+    let ends = ends.lock().unwrap();
+    ends.clone()
+}
+
+#[test]
+fn connections_order_the_same_streams_as_the_schedules_say_whose_names_they_go_by() {
+    let policy =
+        "[schedule]\ndiscipline = \"fcfs\"\n[schedule.by-priority]\ndiscipline = \"abs\"\nlow_mark_packets = 2\n";
+    let policy = Policy::from_toml(policy).unwrap();
+    let classes = Classes::new(policy, Role::Edge, &ClassMetrics::default(), |_| Default::default());
+    let [for_all, by_priority] = [None, Some("by-priority")].map(|name| Schedule::named(&classes, name));
+    assert_eq!(order_of_ends(for_all.clone(), None), [0, 4, 8, 12]);
+    assert_eq!(order_of_ends(by_priority.clone(), None), [12, 8, 4, 0]);
+    assert_eq!(order_of_ends(for_all, Some(by_priority)), [12, 8, 4, 0], "whatever that of the endpoint is");
 }

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use edge::client::OpenError;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use lab::streams;
@@ -13,6 +14,7 @@ use masque::tunnel::Form;
 use quic::class::Terms;
 use quic::datagrams::Schedule;
 use quic::endpoint::Transport;
+use quic::h3;
 use s2n_quic::connection;
 use s2n_quic::provider::io::testing::{Model, time};
 use s2n_quic::stream::{BidirectionalStream, Error};
@@ -70,6 +72,23 @@ fn a_stranger_has_so_many_bytes_held_and_no_more() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn a_request_that_comes_after_the_end_of_its_connection_is_told_why_that_ended() {
+    simulate(&network(), SEED, |ends| async move {
+        let mut begun = Vec::new();
+        for _ in 0..40 {
+            begun.extend(begin(&ends, UNFINISHED).await);
+        }
+        assert_eq!(ending(&mut begun[0]).await, EXCESSIVE);
+        // By now, the task that drives the connection knows of it as well.
+        time::delay(LONG).await;
+        let refused = ends.relay.open_udp(&target()).await.map(drop).unwrap_err();
+        assert!(matches!(refused, OpenError::Http(h3::Error::Connection(_))), "{refused:?}");
+        assert_eq!(refused.to_string(), "connection closed with H3_EXCESSIVE_LOAD");
+    })
+    .unwrap();
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lab::client::{Client, Tunnel};
 use lab::netns::{Chain, End, Namespace};
-use lab::process::wait_for;
+use lab::process::{send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use pacing::{
@@ -145,7 +145,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         tunnel.echo(Form::Datagram, b"the kernel keeps departures").await;
         site.chain.access.far.set_qdisc("fq horizon 500us horizon_drop").unwrap();
-        site.relay.wait_for_line("the kernel enforces departure times from now on", SOON).unwrap();
+        site.relay.wait_for_line("from now on, departure times are kept by paced on ", SOON).unwrap();
         // After a change, the first packet asks again which device it is that leads to its peer.
         for _ in 0..5 {
             tunnel.echo(Form::Datagram, b"paced does").await;
@@ -224,9 +224,7 @@ fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
         fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.trim().parse().ok()
     };
     let keeper = child_of(site.relay.id()).unwrap();
-    let monitor = i32::try_from(child_of(keeper).unwrap()).unwrap();
-    // SAFETY: kill takes two integers; the monitor lives, and only its keeper reaps it.
-    assert_eq!(unsafe { libc::kill(monitor, libc::SIGKILL) }, 0);
+    send_signal(child_of(keeper).unwrap(), libc::SIGKILL).unwrap();
     site.wait_for_counts("another monitor", |counts| {
         counts.of("kernel_monitor_restarts_total") == 1 && counts.of("kernel_monitor") == 1
     })

@@ -7,7 +7,6 @@
 //! ```
 
 use std::{
-    io,
     net::{Ipv4Addr, SocketAddr},
     sync::{Arc, mpsc},
     thread,
@@ -34,6 +33,10 @@ use quic::{
     endpoint::{self, Admission, Io, Pacing, Transport},
     tls::{self, Identity, ServerTls, Trust},
 };
+use rustix::{
+    mm::{MlockAllFlags, mlockall},
+    thread::disable_transparent_huge_pages,
+};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::runtime::{Builder, Runtime};
 
@@ -42,11 +45,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Time counted in instructions jumps to the next timer while everything waits for a file of the host: the first call of
 /// a function, in the middle of a stream, held departures up for milliseconds. khugepaged would take the one CPU for 4 ms.
 fn stay_in_memory() -> Result<()> {
-    // SAFETY: neither call takes a pointer, and both only say how this process's memory is backed.
-    let refused = unsafe {
-        libc::mlockall(libc::MCL_CURRENT) != 0 || libc::prctl(libc::PR_SET_THP_DISABLE, 1_u64, 0_u64, 0_u64, 0_u64) != 0
-    };
-    if refused { Err(io::Error::last_os_error()).context("memory cannot be locked") } else { Ok(()) }
+    mlockall(MlockAllFlags::CURRENT).context("memory cannot be locked")?;
+    disable_transparent_huge_pages(true).context("the kernel would make huge pages")
 }
 
 /// 18 Mbit/s of UDP payload: a packet of 1,472 bytes every 654 µs.

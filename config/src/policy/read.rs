@@ -1,5 +1,6 @@
 //! How a policy is read from text.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -8,14 +9,24 @@ use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Class, ClassId, DEFAULT, DropRule, MAX_CLASSES, Policy, Rule, Schedule};
+use super::{Class, ClassId, DEFAULT, DropRule, MAX_CLASSES, MAX_SCHEDULES, Policy, Rule, Schedule};
 use crate::error::Problem;
-use crate::section::{Section, Value, text, unsigned, whole_number, words};
+use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
 
 /// Reads the sections of a policy, which may stand among others.
 pub(crate) fn read(root: &mut Section<'_>) -> Policy {
-    let schedule = root.section("schedule", schedule);
+    let (schedule, mut schedules) = root.section("schedule", |section| {
+        let own = schedule(section);
+        let named = section.own_named_sections().read(|name, section| (name.to_owned(), schedule(section)));
+        (own, named)
+    });
+    if schedules.len() > MAX_SCHEDULES {
+        let cause = "there are more than 64 schedules with names";
+        root.refuse("schedule", Problem::Contradiction { cause, remedy: "join some of them" });
+        schedules.truncate(MAX_SCHEDULES);
+    }
+    let schedules: BTreeMap<_, _> = schedules.into_iter().collect();
     let mut sections = root.named_sections("class", DEFAULT);
     if sections.len() > MAX_CLASSES {
         let cause = "there are more than 255 classes, of which one is \"default\"";
@@ -23,19 +34,24 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
         sections.truncate(MAX_CLASSES);
     }
     let names = sections.names();
-    let classes = sections.read("like", |name, section| {
-        section.place_in(&names, "like");
+    let classes = sections.read_like("like", |name, section| {
+        section.place_in::<ClassName>(&names, "like");
         class(name, section)
     });
-    let rules = root.sections("rule", |section| rule(section, &names));
-    Policy { schedule, classes, rules }
+    let rules = root.sections("rule", |section| rule(section, &names, &schedules));
+    Policy { schedule, schedules, classes, rules }
 }
 
 impl Policy {
     /// Reads the name of one of its classes.
     pub(crate) fn class_named_in(&self, section: &mut Section<'_>) -> Option<String> {
         let names: Vec<&str> = self.classes.iter().map(|class| &class.name[..]).collect();
-        section.place_in(&names, "class").map(|place| names[place].to_owned())
+        section.place_in::<ClassName>(&names, "class").map(|place| names[place].to_owned())
+    }
+
+    /// Reads the name of one of its schedules.
+    pub(crate) fn schedule_named_in(&self, section: &mut Section<'_>) -> Option<String> {
+        schedule_named_in(section, &self.schedules)
     }
 }
 
@@ -59,6 +75,11 @@ words! {
         /// By weight, drawn by lot.
         Lottery = "lottery",
     }
+}
+
+fn schedule_named_in(section: &mut Section<'_>, schedules: &BTreeMap<String, Schedule>) -> Option<String> {
+    let names: Vec<&str> = schedules.keys().map(String::as_str).collect();
+    section.place_in::<ScheduleName>(&names, "schedule").map(|place| names[place].to_owned())
 }
 
 fn schedule(section: &mut Section<'_>) -> Schedule {
@@ -210,12 +231,18 @@ impl Value for RangeInclusive<u8> {
     }
 }
 
-fn rule(section: &mut Section<'_>, names: &[&str]) -> Option<Rule> {
-    let class = section.require_place_in(names, "class");
+fn rule(section: &mut Section<'_>, names: &[&str], schedules: &BTreeMap<String, Schedule>) -> Option<Rule> {
+    let class = section.place_in::<ClassName>(names, "class").and_then(|place| u16::try_from(place).ok()).map(ClassId);
+    let schedule = schedule_named_in(section, schedules);
+    section.require_one_of(["class", "schedule"], ClassName::EXPECTED);
     let users = section.one_or_list("user");
     let to = section.one_or_list("to");
     let ports = section.one_or_list("ports").map(Ports);
     let protocol = section.get("protocol");
     let listeners = section.one_or_list("listener");
-    Some(Rule { class: ClassId(class?.try_into().ok()?), users, to, ports, protocol, listeners })
+    for key in ["to", "ports", "protocol"] {
+        let cause = "a schedule is for all of a connection, and this is about single tunnels";
+        section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without it");
+    }
+    Some(Rule { class, schedule, users, to, ports, protocol, listeners })
 }

@@ -5,6 +5,8 @@ use super::*;
 use crate::schema::tests::POLICY;
 use crate::tests::assert_refused;
 
+mod schedules;
+
 /// Reads what the schema, too, has to take.
 fn valid(text: &str) -> Policy {
     let policy = Policy::from_toml(text).unwrap_or_else(|errors| panic!("{text}\nis refused:\n{errors}"));
@@ -367,6 +369,14 @@ fn rules_behind_one_without_conditions_are_warned_of() {
     assert_eq!(warnings(&[some, any].concat()), []);
     let unreached = |rule| Warning::UnreachedRule { rule, behind: 2 };
     assert_eq!(warnings(&[some, any, some, any].concat()), [unreached(3), unreached(4)]);
+    // What gives a schedule is in vain behind what always gives one.
+    let schedules = "[schedule.s]\n[[rule]]\nschedule = \"s\"\nuser = \"u\"\n";
+    assert_eq!(
+        warnings(&[any, some, &schedules.replace("[[rule]]", "[[rule]]\nclass = \"default\"")].concat()),
+        [Warning::UnreachedRule { rule: 2, behind: 1 }]
+    );
+    let always = "[[rule]]\nschedule = \"s\"\n";
+    assert_eq!(warnings(&[schedules, always, some, always].concat()), [Warning::UnreachedRule { rule: 4, behind: 2 }]);
 }
 
 #[test]
@@ -457,17 +467,29 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         prop::option::of(Just(vec!["[2001:db8::1]:443".parse().unwrap()])),
     );
     let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| {
-        let class = ClassId(class);
-        Rule { class, users, to, ports, protocol, listeners }
+        let class = Some(ClassId(class));
+        Rule { class, schedule: None, users, to, ports, protocol, listeners }
     });
+    let by_schedule = (rule.clone(), any::<bool>(), prop::sample::select(vec!["x", "y-2"]));
+    let by_schedule = by_schedule.prop_map(|(rule, has_class, name)| Rule {
+        class: rule.class.filter(|_| has_class),
+        schedule: Some(name.to_owned()),
+        to: None,
+        ports: None,
+        protocol: None,
+        ..rule
+    });
+    let rule = prop_oneof![rule, by_schedule];
     let schedule = (disciplines, prop::option::of(1..=1_024u32));
     let schedule = schedule.prop_map(|(discipline, low_mark_packets)| Schedule { discipline, low_mark_packets });
-    (schedule, prop::collection::vec(class, 4), prop::collection::vec(rule, 0..4)).prop_map(
-        |(schedule, mut classes, rules)| {
+    let named = [schedule.clone(), schedule.clone()];
+    (schedule, named, prop::collection::vec(class, 4), prop::collection::vec(rule, 0..4)).prop_map(
+        |(schedule, named, mut classes, rules)| {
             for (class, name) in classes.iter_mut().zip([DEFAULT, "z", "b-2", "a"]) {
                 class.name = name.to_owned();
             }
-            Policy { schedule, classes, rules }
+            let schedules = ["x", "y-2"].map(str::to_owned).into_iter().zip(named).collect();
+            Policy { schedule, schedules, classes, rules }
         },
     )
 }
@@ -522,7 +544,8 @@ proptest! {
         }
         if let Ok(policy) = Policy::from_toml(&lines.join("\n")) {
             prop_assert_eq!(&policy.classes[0].name, DEFAULT);
-            prop_assert!(policy.rules.iter().all(|rule| usize::from(rule.class.0) < policy.classes.len()));
+            let classes = policy.rules.iter().filter_map(|rule| rule.class);
+            prop_assert!(classes.into_iter().all(|class| usize::from(class.0) < policy.classes.len()));
         }
     }
 }

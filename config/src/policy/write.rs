@@ -18,6 +18,9 @@ impl Policy {
 
     pub(crate) fn write(&self, text: &mut Text) {
         text.section("[schedule]", |section| schedule(&self.schedule, section));
+        for (name, schedule) in &self.schedules {
+            text.section(&format!("[schedule.{name}]"), |section| self::schedule(schedule, section));
+        }
         for class in &self.classes {
             let plain = Class::named(&class.name);
             if class.name != DEFAULT || *class != plain || text.is_whole() {
@@ -25,7 +28,7 @@ impl Policy {
             }
         }
         for rule in &self.rules {
-            text.section("[[rule]]", |section| self::rule(rule, &self.class(rule.class).name, section));
+            text.section("[[rule]]", |section| self::rule(rule, self.class_of(rule), section));
         }
     }
 }
@@ -80,8 +83,9 @@ fn class(class: &Class, plain: &Class, section: &mut Keys<'_>) {
     section.number("dscp", class.dscp);
 }
 
-fn rule(rule: &Rule, class: &str, section: &mut Keys<'_>) {
-    section.text("class", class);
+fn rule(rule: &Rule, class: Option<&str>, section: &mut Keys<'_>) {
+    section.optional_text("class", class);
+    section.optional_text("schedule", rule.schedule.as_ref());
     section.list("user", rule.users.as_ref());
     section.list("to", rule.to.as_ref());
     section.ports("ports", rule.ports.as_ref());

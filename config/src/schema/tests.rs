@@ -85,6 +85,15 @@ impl Judge {
             self.look_at(below, at, steps, look);
             steps.truncate(start);
         }
+        // Tables of any name beside the keys.
+        if let Some(path) = table["additionalProperties"]["$ref"].as_str() {
+            let below = &self.schema["$defs"][path.strip_prefix("#/$defs/").unwrap()];
+            let is_named = |(name, _): &(&String, &Value)| table["properties"].get(&name[..]).is_none();
+            let (name, section) = at.as_table().unwrap().iter().find(is_named).expect("there is one like that");
+            steps.push(Step::Key(name.clone()));
+            self.look_at(below, section, steps, look);
+            steps.pop();
+        }
     }
 }
 
@@ -230,6 +239,6 @@ fn a_policy_is_described_as_in_a_configuration() {
         assert_eq!(POLICY.schema["properties"][key], CONFIG.schema["properties"][key]);
     }
     let tables: Vec<_> = POLICY.schema["$defs"].as_object().unwrap().iter().collect();
-    assert_eq!(tables.len(), 3);
+    assert_eq!(tables.len(), 4);
     assert!(tables.into_iter().all(|(path, table)| *table == CONFIG.schema["$defs"][path]));
 }

@@ -3,7 +3,8 @@
 use std::iter::once;
 
 use serde_json::Value as Json;
-use toml::de::{DeTable, DeValue};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
 
 use super::schema::{self, ANY, NAME};
 use super::{Report, Section, Value, closest, text, unfit};
@@ -38,8 +39,29 @@ impl<'a> Section<'a> {
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
         }
+        self.collect_named(path, table.into_iter().flatten(), Some(first))
+    }
+
+    /// Finds the sections `[section.NAME]` of this section, which has keys as well: every table whose name is none of the
+    /// keys asked for so far. To be called when all of these were.
+    pub(crate) fn own_named_sections(&mut self) -> NamedSections<'a> {
+        self.has_named_sections = true;
+        if let Some(described) = &self.report.schema {
+            described.borrow_mut().add_named(&self.path);
+        }
+        let own = self.table.into_iter().flatten();
+        let own = own.filter(|(key, value)| !self.is_key(key.get_ref()) && value.get_ref().is_table());
+        self.collect_named(self.path.clone(), own, None)
+    }
+
+    fn collect_named(
+        &self,
+        path: String,
+        entries: impl Iterator<Item = (&'a Spanned<DeString<'a>>, &'a Spanned<DeValue<'a>>)>,
+        first: Option<&'static str>,
+    ) -> NamedSections<'a> {
         let mut sections = Vec::new();
-        for (name, value) in table.into_iter().flatten() {
+        for (name, value) in entries {
             let table = value.get_ref().as_table();
             let problem = if !is_name(name.get_ref()) {
                 let expected = "a name of 1 to 32 lower-case letters, digits and hyphens";
@@ -52,17 +74,17 @@ impl<'a> Section<'a> {
             };
             self.report.add(name.span().start, format!("{path}.{}", name.get_ref()), problem);
         }
-        let first = if self.report.schema.is_some() { ANY } else { first };
-        if sections.iter().all(|section| section.name != first) {
+        let first = if self.report.schema.is_some() { Some(ANY) } else { first };
+        if let Some(first) = first.filter(|first| sections.iter().all(|section| section.name != *first)) {
             sections.push(Named { name: first, offset: self.offset, table: None });
         }
-        sections.sort_by_key(|section| (section.name != first, section.offset));
+        sections.sort_by_key(|section| (Some(section.name) != first, section.offset));
         NamedSections { report: self.report, path, sections }
     }
 
     /// Reads the name of one of several sections and returns its place among them.
-    pub(crate) fn place_in(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
-        let Name(name) = self.get(key)?;
+    pub(crate) fn place_in<N: Name>(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
+        let name: String = self.get::<N>(key)?.into();
         let place = names.iter().position(|known| *known == name);
         if place.is_none() {
             let suggestion = closest(&name, names).map(str::to_owned);
@@ -72,27 +94,44 @@ impl<'a> Section<'a> {
         }
         place
     }
-
-    /// Reads a name as [`place_in`](Self::place_in) does, without which the section means nothing.
-    pub(crate) fn require_place_in(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
-        self.require::<Name>(key).and_then(|_| self.place_in(names, key))
-    }
 }
 
-/// A name, which may be that of no section.
-struct Name(String);
+/// The name of a section of some kind, which may be that of none.
+pub(crate) trait Name: Value + Into<String> {}
 
-impl Value for Name {
-    const EXPECTED: &'static str = "the name of a class in quotes";
+macro_rules! names {
+    ($($(#[$doc:meta])* $name:ident: $expected:literal,)+) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name(String);
 
-    fn read(value: &DeValue<'_>) -> Option<Self> {
-        String::read(value).map(Self)
-    }
+        impl Name for $name {}
 
-    /// That of names that a section may have.
-    fn schema() -> Json {
-        text(NAME)
-    }
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl Value for $name {
+            const EXPECTED: &'static str = $expected;
+
+            fn read(value: &DeValue<'_>) -> Option<Self> {
+                String::read(value).map(Self)
+            }
+
+            /// That of names that a section may have.
+            fn schema() -> Json {
+                text(NAME)
+            }
+        }
+    )+};
+}
+
+names! {
+    /// That of a class.
+    ClassName: "the name of a class in quotes",
+    /// That of a schedule.
+    ScheduleName: "the name of a [schedule.NAME] in quotes",
 }
 
 impl<'a> NamedSections<'a> {
@@ -111,10 +150,23 @@ impl<'a> NamedSections<'a> {
         self.sections.iter().map(|section| section.name).collect()
     }
 
+    /// Reads all of them, each by itself.
+    pub(crate) fn read<T>(&self, mut read: impl FnMut(&'a str, &mut Section<'a>) -> T) -> Vec<T> {
+        let open = |named: &Named<'a>| {
+            let path = format!("{}.{}", self.path, named.name);
+            Section::open(self.report, path, named.offset, named.table, |section| read(named.name, section))
+        };
+        self.sections.iter().map(open).collect()
+    }
+
     /// Reads all of them. Where one has no value for a key, it takes that of the section that it names as `like`, and so
     /// on; a name that none of them has ends the search, and a section that is like itself is refused. The time this
     /// takes grows with the cube of their number.
-    pub(crate) fn read<T>(&self, like: &'static str, mut read: impl FnMut(&'a str, &mut Section<'a>) -> T) -> Vec<T> {
+    pub(crate) fn read_like<T>(
+        &self,
+        like: &'static str,
+        mut read: impl FnMut(&'a str, &mut Section<'a>) -> T,
+    ) -> Vec<T> {
         let read = |(place, named): (usize, &Named<'a>)| {
             let ancestors = self.ancestors(place, like);
             let section = Section {
@@ -124,6 +176,7 @@ impl<'a> NamedSections<'a> {
                 table: named.table,
                 inherited: ancestors.iter().filter_map(|place| self.sections[*place].table).collect(),
                 known: Vec::new(),
+                has_named_sections: false,
             };
             section.read_by(|section| {
                 // A circle is reported once, at the first of its members.

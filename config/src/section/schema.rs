@@ -22,6 +22,10 @@ struct Table {
     about: Option<String>,
     keys: BTreeMap<&'static str, Key>,
     required: BTreeSet<&'static str>,
+    /// Pairs of keys of which one has to be there.
+    one_of: BTreeSet<[&'static str; 2]>,
+    /// What tables under names of the operator's choice are, if there may be any.
+    named: Option<Json>,
 }
 
 struct Key {
@@ -38,6 +42,16 @@ impl Schema {
     /// Makes a key one that the table at `path` has to have.
     pub(super) fn demand(&mut self, path: &str, key: &'static str) {
         self.0.entry(path.to_owned()).or_default().required.insert(key);
+    }
+
+    /// Makes it so that the table at `path` has to have one of two keys.
+    pub(super) fn demand_one_of(&mut self, path: &str, keys: [&'static str; 2]) {
+        self.0.entry(path.to_owned()).or_default().one_of.insert(keys);
+    }
+
+    /// Allows tables of any name in the table at `path`, beside its keys.
+    pub(super) fn add_named(&mut self, path: &str) {
+        self.0.entry(path.to_owned()).or_default().named = Some(table(&format!("{path}.{ANY}")));
     }
 
     /// Says what the table at `path` is about, or one of its keys. What was said first holds, and of what there is not,
@@ -82,11 +96,20 @@ impl Schema {
 
 impl Table {
     fn into_json(self) -> Json {
+        let names = self.named.is_some().then(|| self.keys.keys().copied().collect::<Vec<_>>());
         let properties: Map<_, _> =
             self.keys.into_iter().map(|(key, value)| (key.to_owned(), value.into_json())).collect();
         let mut schema = json!({ "type": "object", "properties": properties, "additionalProperties": false });
+        if let (Some(named), Some(keys)) = (self.named, names) {
+            schema["additionalProperties"] = named;
+            schema["propertyNames"] = json!({ "anyOf": [{ "enum": keys }, { "pattern": NAME }] });
+        }
         if !self.required.is_empty() {
             schema["required"] = json!(self.required);
+        }
+        if !self.one_of.is_empty() {
+            let one = |keys: [&str; 2]| json!({ "anyOf": keys.map(|key| json!({ "required": [key] })) });
+            schema["allOf"] = self.one_of.into_iter().map(one).collect();
         }
         if let Some(about) = self.about {
             schema["description"] = json!(about);

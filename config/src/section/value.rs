@@ -136,14 +136,19 @@ impl Value for Pattern {
     }
 
     fn problem(value: &DeValue<'_>) -> Problem {
-        match value.as_str().map(str::parse::<Self>) {
-            Some(Err(problem @ NotAPattern::HostBits(_))) => problem.into(),
-            _ => unfit(value, Self::EXPECTED),
-        }
+        bits_behind_the_prefix(value).unwrap_or_else(|| unfit(value, Self::EXPECTED))
     }
 
     fn schema() -> Json {
         text(&format!(r"^((\*?\.)?{NAME}|({V4}|{V6})(/[0-9]{{1,3}})?)$"))
+    }
+}
+
+/// What is wrong with a value that is a network but for bits behind its prefix.
+fn bits_behind_the_prefix(value: &DeValue<'_>) -> Option<Problem> {
+    match value.as_str()?.parse::<Pattern>() {
+        Err(problem @ NotAPattern::HostBits(_)) => Some(problem.into()),
+        _ => None,
     }
 }
 
@@ -168,6 +173,10 @@ impl Value for IpNet {
             Pattern::Network(network) => Some(network),
             Pattern::Name(_) | Pattern::Suffix(_) => None,
         }
+    }
+
+    fn problem(value: &DeValue<'_>) -> Problem {
+        bits_behind_the_prefix(value).unwrap_or_else(|| unfit(value, Self::EXPECTED))
     }
 
     fn schema() -> Json {

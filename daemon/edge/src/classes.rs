@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use config::policy::Policy;
 use parking_lot::{Mutex, MutexGuard};
-use quic::{
-    class::{Classes, Membership},
-    datagrams::{Schedule, Schedules},
-};
+use quic::class::{Classes, Membership};
+
+use super::schedules::NamedSchedules;
 
 /// The classes of local addresses, which follow the policy. Clones share them.
 #[derive(Clone)]
@@ -21,7 +20,7 @@ struct State {
     make: Make,
     /// The classes of `policy`, once there is a local address.
     classes: Option<Arc<Classes>>,
-    schedules: Schedules,
+    schedules: NamedSchedules,
     /// The local addresses, each with the class that it names.
     members: Vec<(Option<String>, Membership)>,
 }
@@ -30,7 +29,7 @@ impl State {
     fn classes(&mut self) -> Arc<Classes> {
         let classes = self.classes.get_or_insert_with(|| {
             let classes = (self.make)(&self.policy);
-            self.schedules.set(Schedule::from(&*classes));
+            self.schedules.follow(&classes);
             classes
         });
         classes.clone()
@@ -38,9 +37,13 @@ impl State {
 }
 
 impl EntranceClasses {
-    /// Returns those of `policy`, for no local address yet: `make` makes classes ready, and `schedules` are set to theirs.
+    /// Returns those of `policy`, for no local address yet: `make` makes classes ready, and `schedules` follow the same.
     #[must_use]
-    pub fn new(policy: Policy, schedules: Schedules, make: impl Fn(&Policy) -> Arc<Classes> + Send + 'static) -> Self {
+    pub fn new(
+        policy: Policy,
+        schedules: NamedSchedules,
+        make: impl Fn(&Policy) -> Arc<Classes> + Send + 'static,
+    ) -> Self {
         let make: Make = Box::new(make);
         Self(Arc::new(Mutex::new(State { policy, make, classes: None, schedules, members: Vec::new() })))
     }

@@ -287,7 +287,7 @@ impl Way {
                 http.reprioritize(stream_id, signal);
             }
         };
-        let entry = self.counters.enter(from, (Protocol::Tcp, target), &link, &self.membership);
+        let entry = self.counters.enter(from, (Protocol::Tcp, target), (&link, stream_id), &self.membership);
         // At an edge there are no users: the relay has them.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
         let pump = TcpPump::at_edge(request, application, gate, entry.traffic.clone()).behind(read, wanted);

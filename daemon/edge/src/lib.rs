@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! application → local UDP address → a tunnel per sender ────┐
-//! application → local TCP address → a CONNECT per connection ┴ one connection per relay and credentials → relay → target
+//! application → local TCP address → a CONNECT per connection ┴ one connection per relay, credentials, schedule → relay → target
 //! ```
 //!
 //! | module | what it holds |
@@ -12,6 +12,7 @@
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
 //! | [`classes`] | which class each local address is of |
+//! | [`schedules`] | which schedule each connection to a relay goes by |
 //! | [`counters`] | what is counted, by local address |
 //! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`failover`] | which of several relays is used |
@@ -33,7 +34,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, proxy::Proxy, targets::Protocol};
-use quic::{class::Membership, datagrams::Schedules, endpoint::Transport};
+use quic::{class::Membership, endpoint::Transport};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::watch,
@@ -56,6 +57,7 @@ pub mod notice;
 pub mod places;
 pub mod proxy;
 pub mod roster;
+pub mod schedules;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]
@@ -66,6 +68,7 @@ pub use classes::EntranceClasses;
 pub use counters::{Counters, EdgeMetrics};
 use local::Local;
 use proxy::Entrance;
+pub use schedules::NamedSchedules;
 use tcp::Connections;
 use uplink::Uplink;
 
@@ -76,7 +79,7 @@ use uplink::Uplink;
 pub struct Edge {
     transport: Transport,
     metrics: Arc<EdgeMetrics>,
-    schedules: Schedules,
+    schedules: NamedSchedules,
     /// Tells of changes of this host's addresses.
     moves: watch::Receiver<()>,
     served: Vec<Served>,
@@ -242,7 +245,7 @@ impl Edge {
     pub fn new(
         transport: Transport,
         metrics: Arc<EdgeMetrics>,
-        schedules: Schedules,
+        schedules: NamedSchedules,
         moves: watch::Receiver<()>,
     ) -> Self {
         let (locals, connections) = (JoinSet::new(), JoinSet::new());
@@ -280,13 +283,19 @@ impl Edge {
         let uplink = match known.find(|(known, _)| **known == way) {
             Some((_, uplink)) => uplink.clone(),
             None => {
+                let schedule = way.uplink.schedule.as_deref();
                 let endpoint = |access: Access| {
-                    let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.clone());
+                    let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
                     Endpoint::new(access, self.transport.clone(), counters, schedules)
                 };
                 let relays = Access::of(&way.uplink).into_iter().map(endpoint).collect::<Result<Vec<_>>>();
                 let relays = relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
-                let uplink = Uplink::new(relays, way.uplink.backoff, self.metrics.connections.clone());
+                let uplink = Uplink::new(
+                    relays,
+                    way.uplink.schedule.clone(),
+                    way.uplink.backoff,
+                    self.metrics.connections.clone(),
+                );
                 made.push((way.clone(), uplink.clone()));
                 uplink
             }

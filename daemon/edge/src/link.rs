@@ -11,7 +11,10 @@ use std::{
 
 use config::forward::Mode;
 use masque::{h3::Code, tunnel::Form};
-use pacing::path::{PacketSize, PathStats};
+use pacing::{
+    path::{PacketSize, PathStats},
+    qlog::Tap,
+};
 use parking_lot::{Mutex, MutexGuard};
 use quic::events::Heard;
 use tokio::{sync::Notify, time::Instant};
@@ -50,6 +53,8 @@ pub struct Line {
     pub opened: SystemTime,
     /// What is known of its path.
     pub path: PathStats,
+    /// Where all that happens on it can be listened to.
+    pub tap: Tap,
     packets: PacketSize,
     heard: Heard,
     paths: Mutex<Paths>,
@@ -81,6 +86,7 @@ impl Line {
             handshake: connected.handshake,
             opened: SystemTime::now(),
             path: connected.path.clone(),
+            tap: connected.tap.clone(),
             packets: connected.packets.clone(),
             heard: connected.heard.clone(),
             paths: Mutex::new(Paths::new(source_toward(connected.address))),

@@ -423,8 +423,8 @@ impl Shared {
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
         let (since, line) = (Instant::now(), link.line().clone());
-        let target = (Protocol::Udp, &self.target);
-        let entry = self.counters.enter(source.address, target, &link, &self.membership);
+        let (target, stream_id) = ((Protocol::Udp, &self.target), opened.tunnel.stream_id());
+        let entry = self.counters.enter(source.address, target, (&link, stream_id), &self.membership);
         source.open(self, opened.tunnel, link, (class, entry.traffic.clone()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
         let end = tokio::select! {

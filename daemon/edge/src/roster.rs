@@ -88,6 +88,8 @@ pub struct Tunnel {
     pub id: u64,
     /// The ID of the connection that it goes over.
     pub connection: u64,
+    /// The ID of its request's stream there.
+    pub stream_id: u64,
     /// The local address where it entered.
     pub listen: String,
     /// Where it came from.
@@ -145,18 +147,20 @@ impl Drop for Entry {
 }
 
 impl Counters {
-    /// Enters a tunnel for `sender` to `target` that goes over `link` and is of the class of `membership`.
+    /// Enters a tunnel for `sender` to `target` that goes over `link`, as the stream of an ID, and is of the class of
+    /// `membership`.
     #[must_use]
     pub fn enter(
         &self,
         sender: SocketAddr,
         (protocol, target): (Protocol, &Target),
-        link: &Link,
+        (link, stream_id): (&Link, u64),
         membership: &Membership,
     ) -> Entry {
         let make = |id| Tunnel {
             id,
             connection: link.connection(),
+            stream_id,
             listen: self.listen().to_owned(),
             sender,
             protocol,

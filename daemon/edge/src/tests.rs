@@ -248,6 +248,7 @@ impl Edge {
                 token_file: None,
                 client: None,
                 trust: access.trust.clone(),
+                schedule: None,
                 backoff,
             },
             target: Target::from_authority("192.0.2.1:9").unwrap(),
@@ -260,7 +261,7 @@ impl Edge {
         let counters = Arc::new(Counters::default());
         let endpoint =
             |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-        let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), backoff, Arc::default());
+        let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, Arc::default());
         let moved = watch::Sender::new(());
         let moves = moved.subscribe();
         let socket = local::bind(forward.listen).unwrap();

@@ -78,6 +78,8 @@ impl ConnectionCounters {
 pub struct Uplink {
     /// In the order of preference.
     relays: Vec<Endpoint>,
+    /// The name of the schedule that the connections go by, if it has one.
+    pub schedule: Option<String>,
     backoff: (Duration, Duration),
     counters: Arc<ConnectionCounters>,
     wanted: Notify,
@@ -169,14 +171,19 @@ struct Work<'a> {
 }
 
 impl Uplink {
-    /// Returns an uplink to these relays, of which the first is preferred, without a connection. `backoff` is the first
-    /// and the longest wait between attempts to connect.
+    /// Returns an uplink to these relays, of which the first is preferred, without a connection. `schedule` is what the
+    /// endpoints' schedule is called, and `backoff` the first and the longest wait between attempts to connect.
     #[must_use]
-    pub fn new(relays: Vec<Endpoint>, backoff: (Duration, Duration), counters: Arc<ConnectionCounters>) -> Arc<Self> {
+    pub fn new(
+        relays: Vec<Endpoint>,
+        schedule: Option<String>,
+        backoff: (Duration, Duration),
+        counters: Arc<ConnectionCounters>,
+    ) -> Arc<Self> {
         let attempts = vec![Attempts::default(); relays.len()];
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
         let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
-        let uplink = Arc::new(Self { relays, backoff, counters, wanted, freed, state });
+        let uplink = Arc::new(Self { relays, schedule, backoff, counters, wanted, freed, state });
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
             None => ready::Verdict::Gone,

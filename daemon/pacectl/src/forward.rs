@@ -59,7 +59,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let metrics = EdgeMetrics::default();
     let counters = metrics.of(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
     let endpoint = Endpoint::new(access.clone(), options::transport(), metrics.datagrams, Schedules::default())?;
-    let uplink = Uplink::new(vec![endpoint], BACKOFF, metrics.connections);
+    let uplink = Uplink::new(vec![endpoint], None, BACKOFF, metrics.connections);
     let (runner, moved) = (uplink.clone(), watch::Sender::new(()));
     let moves = moved.subscribe();
     tokio::spawn(moves::follow(moved));
@@ -78,6 +78,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             token_file: None,
             client: access.identity,
             trust: access.trust,
+            schedule: None,
             backoff: BACKOFF,
         },
         target: target.clone(),

@@ -1,6 +1,7 @@
 //! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
 //! forwards ports through them.
 
+mod columns;
 mod door;
 mod flamegraph;
 mod forward;

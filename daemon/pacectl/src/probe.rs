@@ -160,7 +160,11 @@ async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
         reached.print();
     }
     match answer {
-        Err(error) if !reached.admitted => Err(error).context("the relay is up, but does not admit this client"),
+        Err(OpenError::Refused(Refused::Status { status: 404 | 405 | 501, .. })) => {
+            answer.map(drop).context("the relay is up, but does not serve what this client asks for")
+        }
+        Err(OpenError::Http(_)) => answer.map(drop).context("the relay ended the connection"),
+        Err(_) if !reached.admitted => answer.map(drop).context("the relay is up, but does not admit this client"),
         _ => Ok(()),
     }
 }

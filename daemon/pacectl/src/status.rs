@@ -6,7 +6,12 @@ use anyhow::{Result, bail};
 use api::{Client, say, v1};
 use clap::{Args, ValueEnum};
 
-use super::table::{age, bytes, or_dash, rate, show, table, time};
+use super::{
+    columns::{
+        CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, RATE, ROLE, SENT, TUNNELS, legend,
+    },
+    table::{age, bytes, lines, or_dash, rate, sender, show, table, time},
+};
 
 #[derive(Args)]
 pub(crate) struct Tunnels {
@@ -85,7 +90,7 @@ fn people(status: v1::GetStatusResponse) {
     if !status.certificates.is_empty() {
         say!("");
         let row = |of: v1::Certificate| {
-            let expires = of.expires.map(|expires| expires.to_string()).unwrap_or_default();
+            let expires = of.expires.map(time).unwrap_or_default();
             [of.used_by, of.address, of.days_left.to_string(), expires, of.file]
         };
         table(["certificate of", "address", "days left", "expires", "file"], status.certificates.into_iter().map(row));
@@ -111,9 +116,14 @@ fn people(status: v1::GetStatusResponse) {
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
 }
 
+/// For how long classes are watched.
+const WHILE: Duration = Duration::from_secs(1);
+
+/// What is shown of classes.
+const CLASSES: [Column; 9] = [CLASS, ROLE, TUNNELS, RATE, SENT, DROPPED, LATE_PAYLOADS, LATE_PACKETS, EXPIRED_STREAMS];
+
 /// Shows what became of each class over a while.
 pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
-    const WHILE: Duration = Duration::from_secs(1);
     let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
     let mut stats = client.watch_stats(request).await?.into_inner();
     let Some(before) = stats.message().await? else { bail!("the daemon ended") };
@@ -121,8 +131,14 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
         return show(as_json, before, |_| {});
     }
     let Some(after) = stats.message().await? else { bail!("the daemon ended") };
+    class_lines(&before.classes, after.classes).for_each(|line| say!("{line}"));
+    Ok(())
+}
+
+/// The table of classes, and what its columns mean.
+fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl Iterator<Item = String> {
     let row = |of: v1::ClassStats| {
-        let was = before.classes.iter().find(|was| was.class == of.class && was.role == of.role);
+        let was = before.iter().find(|was| was.class == of.class && was.role == of.role);
         let sent_bytes = of.sent_bytes.saturating_sub(was.map_or(0, |was| was.sent_bytes));
         let dropped = of.dropped_full + of.dropped_late + of.dropped_sojourn;
         [
@@ -137,14 +153,12 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
             of.expired_streams.to_string(),
         ]
     };
-    let heads =
-        ["class", "role", "tunnels", "rate", "sent", "dropped", "late payloads", "late packets", "expired streams"];
-    table(heads, after.classes.into_iter().map(row));
-    say!(
-        "\nLate payloads left after their deadline; late packets were handed to the kernel more than 0.25 ms after their"
-    );
-    say!("departure. Rates are of the last second; all else is since the start.");
-    Ok(())
+    let rows: Vec<_> = after.into_iter().map(row).collect();
+    let meaning = legend(&CLASSES[2..]);
+    lines(CLASSES.map(|column| column.name), rows)
+        .chain([String::new()])
+        .chain(meaning)
+        .chain(["Rates are of the last second; all else is since the start.".to_owned()])
 }
 
 pub(crate) async fn tunnels(client: &mut Client, arguments: Tunnels, as_json: bool) -> Result<()> {
@@ -182,7 +196,7 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
     [
         of.id.to_string(),
         of.connection.to_string(),
-        or_dash(if of.role == "edge" { &of.sender } else { &of.user }),
+        sender(&of),
         if of.pinned { format!("{} (set)", of.class) } else { of.class },
         of.protocol,
         or_dash(&of.target),
@@ -206,6 +220,7 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
             or_dash(&of.user),
             if of.role == "edge" { format!("to {}", of.relay) } else { or_dash(&of.client) },
             if of.role == "edge" { of.relay_address } else { of.listener },
+            or_dash(&of.schedule),
             age(of.since.as_ref()),
             of.tunnels.to_string(),
             rtt.map_or_else(|| "-".into(), |rtt| format!("{:.1} ms", rtt.as_secs_f64() * 1e3)),
@@ -219,6 +234,7 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
         "user",
         "client or relay",
         "listener or address",
+        "schedule",
         "open for",
         "tunnels",
         "RTT",
@@ -256,4 +272,41 @@ pub(crate) async fn events(client: &mut Client, arguments: Events, as_json: bool
 pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
     let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
     show(as_json, answer, |answer| say!("reloaded; revision {} is in force", answer.revision))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(role: &str, sent_bytes: u64) -> v1::ClassStats {
+        v1::ClassStats {
+            class: "voice".into(),
+            role: role.into(),
+            sent_bytes,
+            dropped_full: 1,
+            dropped_late: 2,
+            dropped_sojourn: 4,
+            late_payloads: 8,
+            late_packets: 16,
+            expired_streams: 32,
+            tunnels: 64,
+            ..v1::ClassStats::default()
+        }
+    }
+
+    #[test]
+    fn classes_are_listed_by_role_and_each_column_is_explained_below_them() {
+        let (before, after) =
+            ([class("relay", 0), class("edge", 0)], vec![class("relay", 125_000), class("edge", 500)]);
+        let shown: Vec<_> = class_lines(&before, after).collect();
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        let heads = "class role tunnels rate sent dropped late payloads late packets expired streams";
+        assert_eq!(words(&shown[0]), heads);
+        assert_eq!(words(&shown[1]), "voice relay 64 1.0 Mbit/s 122 KiB 7 8 16 32");
+        assert_eq!(words(&shown[2]), "voice edge 64 4.0 kbit/s 500 B 7 8 16 32");
+        for column in &CLASSES[2..] {
+            let explained = shown[3..].iter().any(|line| line.starts_with(&format!("{}  ", column.name)));
+            assert!(explained, "{}: {shown:#?}", column.name);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use api::say;
+use api::{say, v1};
 use serde::Serialize;
 
 /// Prints an answer: as JSON, or as `people` read it.
@@ -83,6 +83,11 @@ pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".into() } else { text.to_owned() }
 }
 
+/// Shows who sends into a tunnel: at a relay the user, at an edge the application's address.
+pub(crate) fn sender(tunnel: &v1::Tunnel) -> String {
+    or_dash(if tunnel.role == "edge" { &tunnel.sender } else { &tunnel.user })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +104,11 @@ mod tests {
             (of(59), of(61), of(7_260), of(90_000)),
             ("59 s".into(), "1 min 1 s".into(), "2 h 1 min".into(), "1 d 1 h".into())
         );
+    }
+
+    #[test]
+    fn moments_are_shown_to_the_second() {
+        let at = prost_types::Timestamp { seconds: 1_800_000_000, nanos: 123_456_789 };
+        assert_eq!(time(at), "2027-01-15T08:00:00Z");
     }
 }

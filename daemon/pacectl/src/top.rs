@@ -17,27 +17,41 @@ use ratatui::{
     widgets::{Block, Borders, Cell, Row, Table},
 };
 
-use super::table::{age, bytes, or_dash, rate};
+use super::{
+    columns::{
+        CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
+    },
+    table::{age, bytes, or_dash, rate, sender},
+};
 
 const KEYS: &str = "q quit  ? help  space pause  b/c/d/p/l sort";
 
-/// What the columns mean, in the words of `--json` and of the metrics.
-const HELP: [&str; 14] = [
-    "Of each class, toward its peers (clients, or the relay of an edge):",
-    "  tunnels        that are open",
-    "  rate, queue    in the last second; how many payloads waited, in the mean",
-    "  waited         how long those that left had waited, in the mean",
-    "  late payloads  left after their class's deadline: give the class more, or the",
-    "                 others less",
-    "  late packets   were handed to the kernel more than 0.25 ms after their",
-    "                 departure: the machine is too busy; `pacectl trace` shows where",
-    "  drops          payloads dropped: the queue was full, they were late, or they had",
-    "                 waited too long",
-    "  expired        streams reset because their deadline passed",
-    "Of each tunnel, up is to its target and down from it.",
-    "  b bytes  c order of the policy  d drops  p late payloads  l late packets",
-    "  ? again for the tunnels",
+/// What is shown of classes, and in how many characters; the rest of a line is the class's name.
+const COLUMNS: [(Column, u16); 8] = [
+    (TUNNELS, 7),
+    (RATE, 11),
+    (QUEUE, 5),
+    (SOJOURN, 7),
+    (LATE_PAYLOADS, 8),
+    (LATE_PACKETS, 7),
+    (DROPPED, 7),
+    (EXPIRED_STREAMS, 7),
 ];
+
+/// Explains columns and keys.
+fn help() -> Vec<Line<'static>> {
+    let columns = legend(COLUMNS.iter().map(|(column, _)| column)).map(|line| format!("  {line}"));
+    ["Of each class, toward clients or an edge's relay, in the last second:".to_owned()]
+        .into_iter()
+        .chain(columns)
+        .chain([
+            "Of each tunnel: \"from\" is its user, at an edge its sender; up is to its target.".to_owned(),
+            "  b bytes  c order of the policy  d dropped  p late payloads  l late packets".to_owned(),
+            "  ? again for the tunnels".to_owned(),
+        ])
+        .map(Line::from)
+        .collect()
+}
 
 /// What classes are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,11 +227,11 @@ impl Screen {
     fn draw(&self, frame: &mut Frame<'_>) {
         let changes = self.changes();
         let rows = u16::try_from(changes.len()).unwrap_or(u16::MAX).saturating_add(3);
+        let help = self.shows_help.then(help);
         // Help takes the place of tunnels, and needs that of some classes on a small terminal.
-        let most = if self.shows_help {
-            frame.area().height.saturating_sub(4 + HELP.len() as u16)
-        } else {
-            frame.area().height / 2
+        let most = match &help {
+            Some(help) => frame.area().height.saturating_sub(4 + help.len() as u16),
+            None => frame.area().height / 2,
         };
         let classes = Constraint::Length(rows.min(most));
         let [head, upper, lower, foot] =
@@ -240,7 +254,7 @@ impl Screen {
             // Most relays are nothing else.
             let is_edge = change.of.role == "edge";
             Row::new([
-                if is_edge { format!("{} (edge)", change.of.class) } else { change.of.class },
+                if is_edge { format!("edge: {}", change.of.class) } else { change.of.class },
                 change.of.tunnels.to_string(),
                 rate(change.bits_per_sec),
                 format!("{:.1}", change.queue),
@@ -251,23 +265,14 @@ impl Screen {
                 number(change.expired),
             ])
         };
-        let widths = [14, 7, 11, 5, 7, 8, 7, 5, 7].map(Constraint::Length);
-        let heads = [
-            "class",
-            "tunnels",
-            "rate",
-            "queue",
-            "waited",
-            "late\npayloads",
-            "late\npackets",
-            "drops",
-            "expired\nstreams",
-        ];
-        frame.render_widget(table(heads, changes.into_iter().map(shown), widths, "classes, in the last second"), upper);
+        let widths =
+            std::iter::once(Constraint::Fill(1)).chain(COLUMNS.iter().map(|(_, width)| Constraint::Length(*width)));
+        let heads = std::iter::once(&CLASS).chain(COLUMNS.iter().map(|(column, _)| column)).map(Column::head).collect();
+        let rows = changes.into_iter().map(shown);
+        frame.render_widget(table(heads, rows, widths.collect(), "classes, in the last second"), upper);
 
         frame.render_widget(Line::from(KEYS), foot);
-        if self.shows_help {
-            let help = HELP.map(Line::from).to_vec();
+        if let Some(help) = help {
             let block = Block::new().borders(Borders::TOP).title("help");
             frame.render_widget(ratatui::widgets::Paragraph::new(help).block(block), lower);
             return;
@@ -276,7 +281,7 @@ impl Screen {
             let Moved { tunnel, up_bytes, down_bytes } = of;
             Row::new([
                 tunnel.id.to_string(),
-                or_dash(&tunnel.user),
+                sender(tunnel),
                 tunnel.class.clone(),
                 or_dash(&tunnel.target),
                 rate(*up_bytes as f64 * 8.0),
@@ -284,8 +289,10 @@ impl Screen {
                 bytes(tunnel.up_bytes + tunnel.down_bytes),
             ])
         };
-        let widths = [6, 8, 12, 16, 11, 11, 9].map(Constraint::Length);
-        let heads = ["tunnel", "user", "class", "target", "up", "down", "moved"];
+        let class = self.tunnels.iter().map(|of| of.tunnel.class.len().min(12) as u16).max().unwrap_or(0).max(5);
+        let (wide, fixed) = (Constraint::Fill(1), Constraint::Length);
+        let widths = vec![fixed(6), wide, fixed(class), wide, fixed(11), fixed(11), fixed(8)];
+        let heads = ["tunnel", "from", "class", "target", "up", "down", "moved"].map(str::to_owned).to_vec();
         let rows = self.tunnels.iter().take(usize::from(lower.height)).map(shown);
         frame.render_widget(table(heads, rows, widths, "busiest tunnels"), lower);
     }
@@ -297,16 +304,16 @@ fn milliseconds(wait: f64) -> String {
     format!("{wait:.digits$} ms")
 }
 
-fn table<'a, const N: usize>(
-    heads: [&'a str; N],
+fn table<'a>(
+    heads: Vec<String>,
     rows: impl Iterator<Item = Row<'a>>,
-    widths: [Constraint; N],
+    widths: Vec<Constraint>,
     title: &'a str,
 ) -> Table<'a> {
     let height = if heads.iter().any(|head| head.contains('\n')) { 2 } else { 1 };
     let bold = Style::new().add_modifier(Modifier::BOLD);
     Table::new(rows, widths)
-        .header(Row::new(heads.map(Cell::from)).style(bold).height(height))
+        .header(Row::new(heads.into_iter().map(Cell::from)).style(bold).height(height))
         .block(Block::new().borders(Borders::TOP).title(title))
 }
 
@@ -408,14 +415,45 @@ mod tests {
         assert!(!screen.on_key(key('?')));
         let shown = lines(&screen);
         assert_eq!(shown.len(), 24);
-        for part in
-            ["late payloads  left after", "late packets   were handed", "waited", "expired", "? again", "q quit"]
-        {
-            assert!(shown.iter().any(|line| line.contains(part)), "{part}: {shown:#?}");
+        for line in help() {
+            assert!(shown.contains(&line.to_string()), "{line}: {shown:#?}");
         }
+        for (column, _) in &COLUMNS {
+            let is_explained = |line: &String| line.starts_with(&format!("  {}  ", column.name));
+            assert!(shown.iter().any(is_explained), "{}: {shown:#?}", column.name);
+        }
+        let heads: Vec<_> = COLUMNS.iter().flat_map(|(column, _)| column.name.split(' ')).collect();
+        assert!(heads.iter().all(|word| shown.iter().any(|line| line.contains(word))), "{heads:?}: {shown:#?}");
+        assert!(shown[22].contains("? again") && shown[23].starts_with("q quit"), "{shown:#?}");
         assert!(shown.iter().any(|line| line.starts_with("default")), "{shown:#?}");
         screen.on_key(key('?'));
         assert_eq!(lines(&screen), before);
+    }
+
+    #[test]
+    fn an_edge_is_told_by_its_classes_and_its_tunnels_by_their_senders() {
+        let of_edge = |second, bytes| v1::WatchStatsResponse {
+            classes: vec![v1::ClassStats { role: "edge".into(), ..class("default", bytes, 0, 0) }],
+            ..stats(second, Vec::new())
+        };
+        let sent = |up_bytes| v1::Tunnel {
+            role: "edge".into(),
+            listen: "127.0.0.1:5001".into(),
+            sender: "127.0.0.1:40000".into(),
+            class: "default".into(),
+            ..tunnel(3, up_bytes)
+        };
+        let mut screen = Screen::default();
+        screen.update(of_edge(0, 0), vec![sent(0)]);
+        screen.update(of_edge(1, 125_000), vec![sent(125_000)]);
+        let shown = lines(&screen);
+        let words = |part: &str| {
+            let line = shown.iter().find(|line| line.starts_with(part)).unwrap_or_else(|| panic!("{part}: {shown:#?}"));
+            line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(words("edge: default"), "edge: default 1 1.0 Mbit/s 0.2 2.0 ms - - - -");
+        assert_eq!(words("3 "), "3 127.0.0.1:40000 default 192.0.2.1:443 1.0 Mbit/s 0 bit/s 122 KiB");
+        assert!(words("tunnel ").starts_with("tunnel from class target"), "{shown:#?}");
     }
 
     #[test]

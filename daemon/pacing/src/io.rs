@@ -40,7 +40,7 @@ use self::{
     queue::{Forming, Outlet, Tx},
     recorder::Recorder,
 };
-use super::{monotonic::LoopClock, qlog::Traces};
+use super::{descriptor::watch, monotonic::LoopClock, qlog::Traces};
 
 /// What became of packets on their way to the kernel.
 #[derive(Debug, Default)]
@@ -190,11 +190,6 @@ impl s2n_quic::provider::io::Provider for Provider {
     }
 }
 
-fn register(socket: UdpSocket, interest: Interest) -> io::Result<AsyncFd<UdpSocket>> {
-    // SAFETY: a `UdpSocket` owns its descriptor, always names the same one, and nothing takes it out of the `AsyncFd`.
-    Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
-}
-
 /// The kernel's side of the queue.
 struct KernelSocket {
     socket: UdpSocket,
@@ -209,7 +204,7 @@ impl Outlet for KernelSocket {
 
     fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.full.is_none() {
-            self.full = self.socket.try_clone().and_then(|socket| register(socket, Interest::WRITABLE)).ok();
+            self.full = self.socket.try_clone().and_then(|socket| watch(socket, Interest::WRITABLE)).ok();
         }
         // Without a descriptor to watch it by, it is tried again at once. An error is the runtime's end.
         if let Some(full) = &self.full {

@@ -5,6 +5,7 @@
 //! messages wait in this process.
 
 pub mod class_key;
+pub mod descriptor;
 mod hold;
 pub mod io;
 pub mod label;

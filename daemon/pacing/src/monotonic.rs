@@ -2,21 +2,25 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::OwnedFd,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
+    timerfd_settime,
+};
 use s2n_quic_core::time::{self, ClockWithTimer, Timestamp};
 use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::descriptor::watch;
 
 /// Reads CLOCK_MONOTONIC, in nanoseconds since boot.
 #[must_use]
 pub fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec that the call fills; it cannot fail for this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
@@ -49,15 +53,8 @@ impl LoopClock {
     /// # Panics
     /// Outside a tokio runtime with IO enabled, as every tokio socket does.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: the call takes integers.
-        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just made this descriptor for us.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: an `OwnedFd` always names the same descriptor, and nothing takes it out of the `AsyncFd`.
-        Ok(Self { timer: Arc::new(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?) })
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        Ok(Self { timer: Arc::new(watch(timer, Interest::READABLE)?) })
     }
 }
 
@@ -97,12 +94,10 @@ impl Timer {
     fn arm(&mut self, ns: u64) {
         // Zero would disarm it.
         let ns = ns.max(1);
-        let at = libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
-        let once = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
-        // SAFETY: the descriptor is open, and the pointers are to a value that outlives the call, and null.
-        unsafe {
-            libc::timerfd_settime(self.fd.as_raw_fd(), libc::TFD_TIMER_ABSTIME, &raw const once, std::ptr::null_mut())
-        };
+        let at = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: at };
+        // It can fail only for a time that is none.
+        _ = timerfd_settime(self.fd.get_ref(), TimerfdTimerFlags::ABSTIME, &once);
         self.armed_ns = Some(ns);
     }
 }
@@ -121,12 +116,7 @@ impl time::clock::Timer for Timer {
                 return Poll::Pending;
             };
             // It has run out, or was armed anew meanwhile; what it counted is of no interest.
-            let expired = ready.try_io(|fd| {
-                let mut count = 0_u64;
-                // SAFETY: eight bytes are read into eight bytes.
-                let read = unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
-                if read < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-            });
+            let expired = ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut [0; 8]).map(drop)?));
             if expired.is_ok() {
                 self.armed_ns = None;
             }

@@ -57,7 +57,7 @@ use crate::{
     dispatch::{self, Dispatcher},
     endpoint::{self, Admission, Transport},
     events::ConnectionState,
-    schedule::{Schedule, Scheduled as _},
+    schedule::Schedule,
     segments::Segments,
     tls::{self, ClientIdentity, Identity, ServerTls, Trust},
 };
@@ -103,7 +103,7 @@ impl Settings {
             limits: self.datagrams,
             counters: Arc::default(),
             max_frame_bytes: FRAME_BYTES,
-            schedules: Schedule::from(&classes).into(),
+            schedules: Schedule::named(&classes, None).into(),
         };
         (Arc::new(classes), datagrams)
     }
@@ -222,14 +222,14 @@ impl Connection {
         handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
         let driving = dispatcher.clone();
         let driver = tokio::spawn(async move { driving.run().await }).abort_handle();
-        let schedule = Schedule::from(&*classes);
+        let schedule = Schedule::named(&classes, None);
         let shared = Arc::new(Shared { hub, dispatcher, classes, schedule, driver });
         Ok(Self { handle, streams, _unidirectional: unidirectional, shared })
     }
 
     /// Has another discipline decide what leaves next on this connection, for what waits as well.
     pub fn set_discipline(&self, discipline: Discipline) {
-        self.shared.hub.reorder(&Schedule { discipline, ..self.shared.schedule.clone() });
+        self.shared.hub.set_schedule(&Schedule { discipline, ..self.shared.schedule.clone() });
     }
 
     /// The terms of a class of the policy, or of the default class if there is none of that name.

@@ -57,10 +57,10 @@ impl Classes {
         Self { classes: policy.classes.iter().map(class).collect(), policy }
     }
 
-    /// How connections are shared.
+    /// The policy.
     #[must_use]
-    pub fn schedule(&self) -> &policy::Schedule {
-        &self.policy.schedule
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// The class of a stream or tunnel.

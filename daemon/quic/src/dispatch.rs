@@ -42,7 +42,7 @@ mod stream;
 
 use self::slot::{End, Slot};
 pub use self::stream::{Payloads, SendStream};
-pub use super::ledger::Binding;
+pub use super::binding::Binding;
 
 /// Bytes that wait in one stream's queue before its writer has to.
 const QUEUE_BYTES: usize = 32 * 1024;

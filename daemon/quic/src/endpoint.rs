@@ -265,7 +265,7 @@ pub fn serve<I: io::Provider>(
 ) -> Result<Server> {
     let (handshakes, turns, places) = (admission.handshakes.clone(), admission.turns.clone(), admission.places.clone());
     let tokens = issuer.address_tokens().honoured_by(places.clone());
-    let events = Events { handshakes, turns, schedules: datagrams.schedules.clone(), places: Some(places) };
+    let events = Events { handshakes, turns, places: Some(places) };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -290,7 +290,7 @@ pub fn connect<I: io::Provider>(
     tls: s2n_quic_rustls::Client,
     datagrams: Datagrams,
 ) -> Result<Client> {
-    let events = Events { schedules: datagrams.schedules.clone(), ..Events::default() };
+    let events = Events::default();
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?

@@ -19,7 +19,7 @@ use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
         AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
-        DatagramReceived, DatagramSent, EndpointMeta, EndpointType, FrameReceived, FrameSent, HandshakeStatus,
+        DatagramReceived, DatagramSent, EndpointMeta, EndpointType, Frame, FrameReceived, FrameSent, HandshakeStatus,
         HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup,
         RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
     },
@@ -28,9 +28,11 @@ use tokio::sync::Notify;
 
 use super::{
     ledger::Account,
-    schedule::Schedules,
-    strangers::{Budget, Places, Standing},
+    strangers::{Budget, Limit, Places, Standing},
 };
+
+/// By this name, peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
+const STREAMS_BLOCKED: Limit = "streams_blocked";
 
 /// Handshake results of an endpoint.
 #[derive(Debug, Default)]
@@ -72,8 +74,6 @@ pub struct Events {
     pub turns: LoopTurns,
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
-    /// Which say how early bytes are handed to the transport.
-    pub schedules: Schedules,
     /// The places that connections take; none for those of our own making.
     pub places: Option<Arc<Places>>,
 }
@@ -99,6 +99,8 @@ pub struct ConnectionState {
     pub standing: Standing,
     /// What the peer used while it was a stranger.
     pub budget: Budget,
+    /// Below this limit of streams, credit that the peer missed has been counted.
+    blocked_below: u64,
     completed: bool,
 }
 
@@ -156,7 +158,7 @@ impl Subscriber for Events {
     fn create_connection_context(&mut self, meta: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
         self.handshakes.started.inc();
         let is_server = matches!(meta.endpoint_type, EndpointType::Server { .. });
-        let account = Account::new(is_server, self.schedules.get().binding);
+        let account = Account::new(is_server);
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
         let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
@@ -172,6 +174,7 @@ impl Subscriber for Events {
             strays,
             standing,
             budget,
+            blocked_below: 0,
             completed: false,
         }
     }
@@ -240,6 +243,13 @@ impl Subscriber for Events {
     fn on_frame_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &FrameReceived) {
         state.account.on_frame_received(&event.frame);
         state.budget.on_frame(&event.frame, &state.standing);
+        if let Frame::StreamsBlocked { stream_limit, .. } = event.frame
+            && stream_limit >= state.blocked_below
+        {
+            // Once for each limit: the frame is repeated while it holds.
+            state.blocked_below = stream_limit.saturating_add(1);
+            state.standing.count(STREAMS_BLOCKED);
+        }
         if let Some(log) = state.tap.log() {
             log.frame_received(&event.frame);
         }

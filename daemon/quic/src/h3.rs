@@ -127,6 +127,8 @@ struct Peer {
     changed: Notify,
     /// Request streams from this ID on are not processed by the peer.
     goaway: AtomicU64,
+    /// Why the connection ended, once it has.
+    ended: OnceLock<Error>,
     /// Priorities that it has not been told yet.
     signals: Mutex<Signals>,
     /// Wakes the task that drives the connection, and tells it them.
@@ -167,6 +169,7 @@ impl Connection {
             settings: OnceLock::new(),
             changed: Notify::new(),
             goaway: AtomicU64::new(u64::MAX),
+            ended: OnceLock::new(),
             signals: Mutex::default(),
             signalled: AtomicWaker::new(),
         });
@@ -220,7 +223,8 @@ impl Connection {
                 // On control streams every error is one of the connection.
                 close(&self.client.handle, error.code());
             }
-            // A task that waits for settings must learn that they will not come.
+            // A task that waits for settings or a stream must learn that they will not come, and why. The first reason counts.
+            _ = self.client.peer.ended.set(error.clone());
             self.client.peer.goaway.store(0, Relaxed);
             self.client.peer.changed.notify_waiters();
         }
@@ -411,10 +415,15 @@ impl Client {
                 return Ok(settings);
             }
             if self.peer.goaway.load(Relaxed) == 0 {
-                return Err(Error::GoingAway);
+                return Err(self.gone());
             }
             changed.await;
         }
+    }
+
+    /// Why nothing new may be asked of the peer: the connection has ended, or the peer said that it goes away.
+    fn gone(&self) -> Error {
+        self.peer.ended.get().cloned().unwrap_or(Error::GoingAway)
     }
 
     /// Whether the peer still takes new requests.
@@ -448,7 +457,7 @@ impl Client {
         loop {
             let changed = self.peer.changed.notified();
             if !self.takes_requests() {
-                return Err(Error::GoingAway);
+                return Err(self.gone());
             }
             tokio::select! {
                 biased;
@@ -464,7 +473,7 @@ impl Client {
     /// The peer goes away, or the head exceeds what the peer accepts.
     pub fn request_on(&self, Reserved(stream): Reserved, head: &RequestHead) -> Result<Request, Error> {
         if !self.takes_requests() {
-            return Err(Error::GoingAway);
+            return Err(self.gone());
         }
         let max = self.settings().and_then(|settings| settings.max_field_section_size);
         let head = h3::encode_request(head, max)?;

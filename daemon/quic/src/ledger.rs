@@ -19,49 +19,16 @@ use futures::task::AtomicWaker;
 use pacing::{class_key::ClassKey, label};
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
-use super::class::Class;
-
-/// How much may be handed over and not yet sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binding {
-    /// As little as keeps the transport busy, so that what is urgent waits behind little: what leaves in a millisecond,
-    /// but at least some packets.
-    Late {
-        /// These many packets; `None` for 4 on paths below 10 Mbit/s, and 12, which is a burst of the transport's pacer
-        /// and a little more, on faster ones.
-        floor_packets: Option<u32>,
-    },
-    /// Everything at once: the transport's own round robin decides, as without a dispatcher.
-    Early,
-}
-
-impl Default for Binding {
-    fn default() -> Self {
-        Self::Late { floor_packets: None }
-    }
-}
-
-impl Binding {
-    const HORIZON: Duration = Duration::from_millis(1);
-    const SLOW_BYTES_PER_SEC: f64 = 10e6 / 8.0;
-    const MOST_BYTES: u64 = 512 * 1024;
-
-    /// The low mark of a path: fewer bytes than this may be handed over and not yet sent.
-    #[must_use]
-    pub fn low_mark(self, congestion_window: u32, smoothed_rtt: Duration, packet_bytes: u64) -> u64 {
-        let Self::Late { floor_packets } = self else { return u64::MAX };
-        // The pacer sends a little faster than a window per round trip, so that the window limits and not the pacer.
-        let bytes_per_sec = 1.25 * f64::from(congestion_window) / smoothed_rtt.as_secs_f64().max(1e-6);
-        let floor = floor_packets.unwrap_or(if bytes_per_sec < Self::SLOW_BYTES_PER_SEC { 4 } else { 12 });
-        let wanted = (bytes_per_sec * Self::HORIZON.as_secs_f64()) as u64;
-        wanted.min(Self::MOST_BYTES).max(u64::from(floor.max(1)) * packet_bytes)
-    }
-}
+use super::{binding::Binding, class::Class};
 
 /// The books of one connection. All values only grow, but for the low mark.
 #[derive(Debug)]
 pub struct Ledger {
-    binding: Binding,
+    /// [`Binding::to_number`].
+    binding: AtomicU32,
+    /// The congestion window in bytes and the smoothed round trip in nanoseconds, as they were reported last.
+    congestion_window: AtomicU32,
+    smoothed_rtt_ns: AtomicU64,
     handed: AtomicU64,
     sent: AtomicU64,
     returned: AtomicU64,
@@ -85,15 +52,17 @@ pub const BASE_PACKET_BYTES: u64 = 1_200;
 const PACKET_OVERHEAD_BYTES: u64 = 50;
 
 impl Ledger {
-    fn new(is_server: bool, binding: Binding) -> Self {
+    fn new(is_server: bool) -> Self {
         // Until something is known about the path: a common round trip and the initial window of RFC 9002 §7.2.
-        let low_mark = binding.low_mark(12_000, Duration::from_millis(100), 1_200);
-        Self {
-            binding,
+        let (congestion_window, smoothed_rtt_ns) = (AtomicU32::new(12_000), AtomicU64::new(100_000_000));
+        let ledger = Self {
+            binding: AtomicU32::new(Binding::default().to_number()),
+            congestion_window,
+            smoothed_rtt_ns,
             handed: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             returned: AtomicU64::new(0),
-            low_mark: AtomicU64::new(low_mark),
+            low_mark: AtomicU64::new(0),
             packet_bytes: AtomicU64::new(1_200),
             large_lost: AtomicU64::new(0),
             window_used: AtomicBool::new(false),
@@ -101,7 +70,26 @@ impl Ledger {
             hungry: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             dispatcher: AtomicWaker::new(),
-        }
+        };
+        ledger.update_low_mark();
+        ledger
+    }
+
+    /// Changes how much may be handed over and not yet sent, from now on. Does not wake the dispatcher, for which there may
+    /// be room now.
+    pub fn bind(&self, binding: Binding) {
+        self.binding.store(binding.to_number(), Relaxed);
+        self.update_low_mark();
+    }
+
+    fn binding(&self) -> Binding {
+        Binding::from_number(self.binding.load(Relaxed))
+    }
+
+    fn update_low_mark(&self) {
+        let smoothed_rtt = Duration::from_nanos(self.smoothed_rtt_ns.load(Relaxed));
+        let (window, packet_bytes) = (self.congestion_window.load(Relaxed), self.packet_bytes.load(Relaxed));
+        self.low_mark.store(self.binding().low_mark(window, smoothed_rtt, packet_bytes), Relaxed);
     }
 
     /// How many bytes were handed over and neither sent nor returned.
@@ -178,7 +166,7 @@ impl Ledger {
     /// Whether only what is about to leave is handed over.
     #[must_use]
     pub fn binds_late(&self) -> bool {
-        self.binding != Binding::Early
+        self.binding() != Binding::Early
     }
 
     /// Whether the connection has ended.
@@ -274,10 +262,10 @@ pub struct Account {
 impl Account {
     /// Opens the books of a connection.
     #[must_use]
-    pub fn new(is_server: bool, binding: Binding) -> Self {
+    pub fn new(is_server: bool) -> Self {
         let (told, listener) = mpsc::channel();
         Self {
-            ledger: Arc::new(Ledger::new(is_server, binding)),
+            ledger: Arc::new(Ledger::new(is_server)),
             streams: HashMap::new(),
             early: HashMap::new(),
             accepted: 0,
@@ -396,9 +384,9 @@ impl Account {
     /// The path's state after a burst.
     pub fn on_recovery_metrics(&self, congestion_window: u32, bytes_in_flight: u32, smoothed_rtt: Duration) {
         self.ledger.window_used.store(bytes_in_flight > congestion_window / 2, Relaxed);
-        let packet_bytes = self.ledger.packet_bytes.load(Relaxed);
-        let low_mark = self.ledger.binding.low_mark(congestion_window, smoothed_rtt, packet_bytes);
-        self.ledger.low_mark.store(low_mark, Relaxed);
+        self.ledger.congestion_window.store(congestion_window, Relaxed);
+        self.ledger.smoothed_rtt_ns.store(u64::try_from(smoothed_rtt.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        self.ledger.update_low_mark();
     }
 
     /// The largest packet changed.
@@ -437,7 +425,7 @@ mod tests {
 
     #[test]
     fn bytes_count_once_however_often_they_are_sent() {
-        let mut account = Account::new(true, Binding::default());
+        let mut account = Account::new(true);
         let (ledger, _) = account.join();
         let stream = account.open(0, 7);
         ledger.hand_over(3_000);
@@ -452,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
-        let mut account = Account::new(true, Binding::default());
+        let mut account = Account::new(true);
         account.on_frame_received(&max_stream_data(8, 5_000));
         account.on_frame_received(&max_stream_data(8, 4_000));
         assert_eq!(account.open(8, 0).max_data(0), 5_000);
@@ -466,7 +454,7 @@ mod tests {
 
     #[test]
     fn who_is_blocked_is_told_once_when_the_limit_grows() {
-        let mut account = Account::new(true, Binding::default());
+        let mut account = Account::new(true);
         let (_, told) = account.join();
         let told = told.unwrap();
         let stream = account.open(0, 7);
@@ -483,22 +471,28 @@ mod tests {
     }
 
     #[test]
-    fn the_low_mark_is_a_millisecond_and_a_few_packets_at_least() {
+    fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
+        let mut account = Account::new(false);
+        let (ledger, _) = account.join();
         let rtt = Duration::from_millis(100);
-        let mark = |window| Binding::default().low_mark(window, rtt, 1_350);
-        // 5 Mbit/s: four packets. 20 Mbit/s: twelve. 1.25 times 400 Mbit/s: a millisecond. More than any: the bound.
-        assert_eq!(mark(62_500), 4 * 1_350);
-        assert_eq!(mark(250_000), 12 * 1_350);
-        assert_eq!(mark(5_000_000), 62_500);
-        assert_eq!(mark(u32::MAX), Binding::MOST_BYTES.min(53_687_091));
-        let fixed = Binding::Late { floor_packets: Some(2) };
-        assert_eq!(fixed.low_mark(62_500, rtt, 1_350), 2 * 1_350);
-        assert_eq!(Binding::Early.low_mark(62_500, rtt, 1_350), u64::MAX);
+        account.on_recovery_metrics(250_000, 0, rtt);
+        let mark = || ledger.low_mark.load(Relaxed);
+        assert_eq!(mark(), 12 * 1_200);
+        let fixed = |packets| Binding::Late { floor_packets: Some(packets) };
+        for (binding, expected) in
+            [(fixed(2), 3_125), (fixed(40), 40 * 1_200), (Binding::Early, u64::MAX), (Binding::default(), 12 * 1_200)]
+        {
+            ledger.bind(binding);
+            assert_eq!((mark(), ledger.binding()), (expected, binding));
+            assert_eq!(ledger.binds_late(), binding != Binding::Early);
+            account.on_recovery_metrics(250_000, 0, rtt);
+            assert_eq!(mark(), expected, "{binding:?} stays");
+        }
     }
 
     #[test]
     fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
-        let mut account = Account::new(false, Binding::default());
+        let mut account = Account::new(false);
         let (ledger, _) = account.join();
         account.open(0, 0);
         let quantum = ledger.room().unwrap();

@@ -5,6 +5,7 @@
 
 pub mod application;
 mod backlog;
+pub mod binding;
 pub mod class;
 pub mod clock;
 pub mod congestion;

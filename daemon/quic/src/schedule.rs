@@ -10,9 +10,9 @@ use parking_lot::{Mutex, MutexGuard};
 use sched::stream::Discipline;
 
 use super::{
+    binding::Binding,
     class::{Classes, Terms},
     clock::Clock,
-    ledger::Binding,
 };
 
 /// How the connections of an endpoint order what they send.
@@ -30,13 +30,15 @@ pub struct Schedule {
     pub terms: Terms,
 }
 
-/// A connection that follows its schedule while it lives.
+/// A connection that follows the schedule of its endpoint while it lives.
 pub(super) trait Scheduled: Send + Sync {
-    /// Makes another discipline decide what leaves next; bytes that were handed over already leave as they were.
-    fn reorder(&self, schedule: &Schedule);
+    /// Goes by another schedule, unless it has one of its own: another discipline decides what leaves next, and how much is
+    /// handed over ahead. Bytes that were handed over already leave as they were.
+    fn follow(&self, schedule: &Schedule);
 }
 
-/// The schedule of the connections of an endpoint, which may be replaced. Clones are the same.
+/// The schedule of the connections of an endpoint, which may be replaced. Clones are the same. A connection that was given
+/// one of its own ([`Hub::set_schedule`](super::datagrams::Hub::set_schedule)) does not follow it any more.
 #[derive(Clone, Default)]
 pub struct Schedules(Arc<Shared>);
 
@@ -54,12 +56,13 @@ impl Schedules {
         self.0.current.load_full()
     }
 
-    /// Puts another schedule in force: all of it for connections to come, and its discipline for live connections.
+    /// Puts another schedule in force: all of it for connections to come, and its discipline and binding for live
+    /// connections.
     pub fn set(&self, schedule: Schedule) {
         let schedule = Arc::new(schedule);
         self.0.current.store(schedule.clone());
         let living: Vec<_> = self.connections().iter().filter_map(Weak::upgrade).collect();
-        living.iter().for_each(|connection| connection.reorder(&schedule));
+        living.iter().for_each(|connection| connection.follow(&schedule));
     }
 
     /// Makes a connection that was made by a schedule follow its replacement, even if the replacement came meanwhile.
@@ -75,8 +78,14 @@ impl Schedules {
         drop(connections);
         let current = self.get();
         if !Arc::ptr_eq(&current, made_by) {
-            connection.reorder(&current);
+            connection.follow(&current);
         }
+    }
+
+    /// Tells whether anybody else has it.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     fn connections(&self) -> MutexGuard<'_, Vec<Weak<dyn Scheduled>>> {
@@ -97,10 +106,12 @@ impl From<Schedule> for Schedules {
     }
 }
 
-impl From<&Classes> for Schedule {
-    /// What the policy of `classes` says, by the machine's clock.
-    fn from(classes: &Classes) -> Self {
-        let policy = classes.schedule();
+impl Schedule {
+    /// Returns the schedule that the policy of `classes` calls `name`, by the machine's clock; without a name, and where
+    /// there is none of that name, the one for all.
+    #[must_use]
+    pub fn named(classes: &Classes, name: Option<&str>) -> Self {
+        let policy = classes.policy().schedule_named(name);
         Self {
             discipline: policy.discipline,
             binding: Binding::Late { floor_packets: policy.low_mark_packets },

@@ -63,6 +63,12 @@ impl Turns {
         self.handed.clear();
     }
 
+    /// Returns the discipline that decides.
+    #[must_use]
+    pub fn discipline(&self) -> Discipline {
+        self.discipline
+    }
+
     /// Returns what becomes of streams and flows whose deadline has passed.
     #[must_use]
     pub fn expiry(&self) -> Expiry {

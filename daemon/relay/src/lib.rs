@@ -37,13 +37,14 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{
     quota::Quota,
-    relay::{Auth, Limits},
+    relay::{Auth, Limits, Listener},
 };
 use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use quic::{
     class::Classes,
+    datagrams::Hub,
     schedule::{Schedule, Schedules},
     strangers::{Places, Standing},
 };
@@ -72,12 +73,15 @@ pub struct Rules {
     quotas: BTreeMap<String, Quota>,
     /// What clients have to show at each listener.
     auth: HashMap<SocketAddr, Auth>,
+    /// The names of the schedules of listeners that name one.
+    schedules: HashMap<SocketAddr, String>,
 }
 
 impl Rules {
     /// Takes over a configuration.
     #[must_use]
     pub fn new(relay: &config::relay::Relay) -> Self {
+        let schedule = |listener: &Listener| Some((listener.address, listener.schedule.clone()?));
         Self {
             name: ProxyName::new(&relay.proxy_status_name).unwrap_or_default(),
             templates: relay.templates.clone(),
@@ -87,6 +91,7 @@ impl Rules {
             source_addresses: relay.source_addresses.clone(),
             quotas: relay.quotas().into_iter().map(|(name, quota)| (name.to_owned(), quota)).collect(),
             auth: relay.listeners.iter().map(|listener| (listener.address, listener.auth)).collect(),
+            schedules: relay.listeners.iter().filter_map(schedule).collect(),
         }
     }
 
@@ -118,8 +123,9 @@ pub struct Relay {
     rules: RwLock<Arc<Rules>>,
     /// Which class of traffic a tunnel is of.
     classes: ArcSwap<Classes>,
-    /// How connections order what they send.
-    schedules: Schedules,
+    /// How connections of each listener order what they send, until their user is known. Locked while schedules are given
+    /// out, so that the last are those of the policy and the rules in force.
+    schedules: Mutex<HashMap<SocketAddr, Schedules>>,
     /// The connections that are open.
     pub connections: Table<Caller>,
     /// The tunnels that are open.
@@ -160,6 +166,8 @@ pub struct Caller {
     pub tap: Tap,
     /// What is known of its path.
     pub path: PathStats,
+    /// What orders what leaves on it.
+    pub hub: Arc<Hub>,
     user: OnceLock<Arc<str>>,
     /// What is known about it.
     pub standing: Standing,
@@ -193,7 +201,7 @@ impl Relay {
         let places = Places::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
-            schedules: Schedule::from(&*classes).into(),
+            schedules: Mutex::default(),
             classes: ArcSwap::new(classes),
             connections: Table::counting(connection_ids),
             tunnels: Table::counting(tunnel_ids),
@@ -218,25 +226,60 @@ impl Relay {
         self.classes.load_full()
     }
 
-    /// How connections order what they send.
+    /// How connections of the listener at this address, as configured, order what they send until their user is known.
     #[must_use]
-    pub fn schedules(&self) -> &Schedules {
-        &self.schedules
+    pub fn schedules(&self, listener: SocketAddr) -> Schedules {
+        let mut schedules = self.schedules.lock();
+        let first = || Schedule::named(&self.classes(), self.schedule_name(None, listener).as_deref()).into();
+        schedules.entry(listener).or_insert_with(first).clone()
     }
 
-    /// Puts the classes and the schedule of another policy in force, for what is open as well.
+    /// The name of the schedule that a connection goes by: the one that a rule gives its user or, without one, the one that
+    /// its listener names; `None` if it is the schedule for all.
+    #[must_use]
+    pub fn schedule_of(&self, caller: &Caller) -> Option<String> {
+        self.schedule_name(caller.user().map(|user| &**user), caller.listener)
+    }
+
+    fn schedule_name(&self, user: Option<&str>, listener: SocketAddr) -> Option<String> {
+        let (classes, rules) = (self.classes(), self.rules());
+        let listeners_own = rules.schedules.get(&listener).map(String::as_str);
+        classes.policy().schedule_of(user, listener, listeners_own).map(str::to_owned)
+    }
+
+    /// Makes a connection whose user has become known go by the schedule of that user.
+    fn schedule(&self, caller: &Caller) {
+        let _schedules = self.schedules.lock();
+        caller.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(caller).as_deref()));
+    }
+
+    /// Makes all connections go by the schedules that are theirs by the policy and the rules in force.
+    fn schedule_all(&self) {
+        let listeners = self.schedules.lock();
+        let classes = self.classes();
+        for (listener, schedules) in &*listeners {
+            schedules.set(Schedule::named(&classes, self.schedule_name(None, *listener).as_deref()));
+        }
+        // Of the others, those of their listeners are right.
+        for caller in self.connections.all().iter().filter(|caller| caller.user().is_some()) {
+            caller.hub.set_schedule(&Schedule::named(&classes, self.schedule_of(caller).as_deref()));
+        }
+    }
+
+    /// Puts the classes and the schedules of another policy in force, for what is open as well.
     pub fn replace_classes(&self, classes: Arc<Classes>) {
-        self.schedules.set(Schedule::from(&*classes));
         self.classes.store(classes.clone());
+        self.schedule_all();
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
     }
 
     /// Puts `rules` in force for requests to come; tunnels that are open keep what they have, but are held to the quotas
-    /// of their users.
+    /// of their users, and connections go by the schedules of their listeners.
     pub fn replace_rules(&self, rules: Rules) {
         self.accounts.set_quotas(&rules.quotas);
         self.places.set_limits(rules.limits.clone());
         *self.rules.write() = Arc::new(rules);
+        self.schedule_all();
     }
 
     fn rules(&self) -> Arc<Rules> {

@@ -94,7 +94,9 @@ pub async fn admit(
     let user = authenticate(rules, caller, head, now)?;
     attempt.user = user.as_ref().map(|user| user.name.clone());
     if let Some(user) = &user {
-        caller.user.get_or_init(|| user.name.clone());
+        if caller.user.set(user.name.clone()).is_ok() {
+            relay.schedule(caller);
+        }
         caller.standing.admit();
     }
     let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);

@@ -144,7 +144,8 @@ struct Question {
     asker: oneshot::Sender<Answer>,
 }
 
-/// A look-up on its way.
+/// A look-up on its way. Joined by hand: `moka` (`try_get_with`) would give a refusal for want of the first asker's places to all
+/// askers of the name, and panics in an asker after 200 others in a row gave up.
 struct Asked {
     /// The holder that it counts against: that of the first asker.
     holder: Holder,

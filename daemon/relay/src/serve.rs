@@ -14,6 +14,7 @@ use masque::{
 };
 use quic::{
     class::{Class, Membership, Since},
+    datagrams::Sender,
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
 };
@@ -65,6 +66,7 @@ impl Relay {
         };
         // The query fails only if the connection has ended already.
         let Ok((certificate, tap, path, strays, standing)) = connection.query_event_context(known) else { return };
+        let Ok(hub) = connection.datagram_mut(|sender: &mut Sender| sender.hub()) else { return };
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| (self.resources.proven)(address.ip()));
         let user = OnceLock::new();
@@ -75,6 +77,7 @@ impl Relay {
             listener,
             tap,
             path,
+            hub,
             user,
             standing,
             certificate,

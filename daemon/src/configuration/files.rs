@@ -61,7 +61,7 @@ fn stamp(path: &Path) -> Stamp {
 /// The files that are read for a configuration, besides its own.
 fn paths(config: &Config) -> Vec<&Path> {
     let mut paths = Vec::new();
-    for Listener { address: _, identity, client_ca, client_crl, auth: _, class: _ } in
+    for Listener { address: _, identity, client_ca, client_crl, auth: _, class: _, schedule: _ } in
         config.relay.iter().flat_map(|relay| &relay.listeners)
     {
         if let Identity::Files { certificate, private_key } = identity {
@@ -74,7 +74,7 @@ fn paths(config: &Config) -> Vec<&Path> {
         paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
         paths.extend(client_crl.as_deref());
     }
-    for (_, _, Uplink { relays: _, token_file, client, trust, backoff: _ }) in config.uplinks() {
+    for (_, _, Uplink { relays: _, token_file, client, trust, schedule: _, backoff: _ }) in config.uplinks() {
         paths.extend(token_file.as_deref());
         paths.extend(client.iter().flat_map(|client| [client.certificate.as_path(), client.private_key.as_path()]));
         if let Trust::Authority(file) = trust {

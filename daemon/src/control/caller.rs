@@ -154,8 +154,19 @@ mod tests {
         assert!(alice.caller().may_write);
         writers.replace(&["bob".into()]);
         assert!(!alice.caller().may_write, "who is connected loses the right with the name");
-        let refusal = writers.of(7, None).to_write().unwrap_err().to_string();
-        assert!(refusal.contains("\"uid 7\" may not") && refusal.contains("`writers` of [control]"), "{refusal}");
+    }
+
+    #[test]
+    fn a_caller_that_may_not_write_is_named_in_quotes_and_told_who_may() {
+        let writers = Writers { own: 900, ..Writers::new(&[]) };
+        // There is a user of that name, and without quotes it would be a word of the sentence.
+        for (uid, name, quoted) in [(65_534, Some("nobody"), "\"nobody\""), (7, None, "\"uid 7\"")] {
+            let refusal = writers.of(uid, name.map(str::to_owned)).to_write().unwrap_err().to_string();
+            assert!(refusal.starts_with(&format!("{quoted} may not change anything; ")), "{refusal}");
+            for remedy in ["root may", "`writers` of [control]", "[control.tcp]"] {
+                assert!(refusal.contains(remedy), "{remedy}: {refusal}");
+            }
+        }
     }
 
     #[test]

@@ -12,14 +12,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
-use edge::{
-    roster,
-    uplink::{Attempts, Standpoint},
-};
-use relay::{
-    access::record::{Record, Value},
-    tunnels::Tunnel,
-};
+use quic::class::Role;
+use relay::access::record::{Record, Value};
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -29,8 +23,10 @@ use zbus::{
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
-use super::{Caller, Control, Error, Filter, Happening, PAGE, Page, Writers};
-use crate::policy::{Refusal, Submission};
+use super::{
+    Caller, ConnectionView, Control, Error, Filter, Happening, Kind, PAGE, PartView, TunnelView, UplinkView, Writers,
+};
+use crate::policy::Submission;
 
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";
@@ -68,18 +64,12 @@ enum Denial {
 impl From<Error> for Denial {
     fn from(error: Error) -> Self {
         let message = error.message();
-        match error {
-            Error::Denied { .. } => Self::AccessDenied(message),
-            Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Self::NotFound(message),
-            Error::Policy(Refusal::Stale { .. } | Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => {
-                Self::Conflict(message)
-            }
-            Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. })
-            | Error::Busy
-            | Error::Recorded
-            | Error::OfEdge { .. }
-            | Error::Ending => Self::Failed(message),
-            Error::Policy(_) | Error::Reload(_) => Self::Invalid(message),
+        match error.kind() {
+            Kind::Denied => Self::AccessDenied(message),
+            Kind::Unknown => Self::NotFound(message),
+            Kind::Invalid => Self::Invalid(message),
+            Kind::Stale | Kind::Trial => Self::Conflict(message),
+            Kind::NotNow | Kind::Busy | Kind::Ending | Kind::Failed => Self::Failed(message),
         }
     }
 }
@@ -188,10 +178,7 @@ impl Door {
     /// from, and when it came into force, in microseconds since 1970.
     #[zbus(out_args("number", "text", "author", "origin", "since_us"))]
     async fn get_policy(&self, revision: u64) -> Result<(u64, String, String, String, u64), Denial> {
-        let found = match revision {
-            0 => self.control.in_force().revision,
-            number => self.control.revision(number).await?,
-        };
+        let (found, _) = self.control.revision(revision).await?;
         let since_us = micros(found.since);
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
@@ -235,8 +222,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<u64, Denial> {
         let caller = self.writer(&header, connection).await?;
-        let to = Some(revision).filter(|number| *number > 0);
-        Ok(self.control.roll_back(&caller, to, save).await?.revision.number)
+        Ok(self.control.roll_back(&caller, revision, save).await?.revision.number)
     }
 
     /// Forgets the saved policy; returns whether there was one.
@@ -270,13 +256,8 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<Vec<Row>, Denial> {
         let caller = self.caller(&header, connection).await?;
-        let Page { rows, .. } = self.control.tunnels(&Filter::default(), after, PAGE);
-        let own = self.control.edge_tunnels(&Filter::default(), after, PAGE);
-        let own = own.iter().map(|found| edge_row(found, &caller));
-        let mut rows: Vec<_> = rows.iter().map(|found| row(found, &caller)).chain(own).collect();
-        rows.sort_by_key(|(id, ..)| *id);
-        rows.truncate(PAGE);
-        Ok(rows)
+        let tunnels = self.control.tunnels(&caller, &Filter::default(), after, PAGE).rows;
+        Ok(tunnels.into_iter().map(row).collect())
     }
 
     /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, and how
@@ -288,13 +269,10 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<Vec<(String, u64, u64, u64, String)>, Denial> {
         let caller = self.caller(&header, connection).await?;
-        let row = |standpoint: Standpoint| {
-            let Attempts { connects, failures, failure } = standpoint.attempts;
-            let failure = failure.filter(|_| caller.may_write).map(|error| error.to_string()).unwrap_or_default();
-            (standpoint.relay, standpoint.lines.len() as u64, connects, failures, failure)
+        let row = |UplinkView { relay, connections, connects, failures, failure }| {
+            (relay, connections.len() as u64, connects, failures, failure)
         };
-        let uplinks = self.control.edge().uplinks();
-        Ok(uplinks.iter().flat_map(|uplink| uplink.standpoints()).map(row).collect())
+        Ok(self.control.uplinks(&caller).into_iter().map(row).collect())
     }
 
     /// Lists at most 1000 connections of clients with an ID above `after`: ID, user, client (empty for readers), listener,
@@ -308,8 +286,8 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<Vec<ConnectionRow>, Denial> {
         let caller = self.caller(&header, connection).await?;
-        let Page { rows, .. } = self.control.connections(after, PAGE);
-        Ok(rows.iter().map(|found| connection_row(found, &caller)).collect())
+        let connections = self.control.client_connections(&caller, after, PAGE).rows;
+        Ok(connections.into_iter().map(connection_row).collect())
     }
 
     /// Ends a tunnel.
@@ -358,6 +336,13 @@ impl Door {
     #[zbus(property)]
     async fn saved(&self) -> bool {
         self.control.in_force().is_saved
+    }
+
+    /// What the kernel enforces: of each device and part, whether it does, and how, or why not.
+    #[zbus(property(emits_changed_signal = "false"))]
+    async fn kernel(&self) -> Vec<(String, String, bool, String)> {
+        let row = |PartView { device, part, is_enforced, detail }| (device, part.to_owned(), is_enforced, detail);
+        self.control.enforcement().into_iter().map(row).collect()
     }
 
     /// How many connections of clients are open.
@@ -423,17 +408,15 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn connection_row(found: &relay::Caller, caller: &Caller) -> ConnectionRow {
-    let client = found.address.filter(|_| caller.may_write).map(|address| address.to_string()).unwrap_or_default();
-    let (user, path) = (found.user().map(ToString::to_string).unwrap_or_default(), found.path.get());
+fn connection_row(found: ConnectionView) -> ConnectionRow {
+    let path = found.path;
     let rtt_us = path.smoothed_rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX));
-    let tunnels = u32::try_from(found.tunnels()).unwrap_or(u32::MAX);
     (
         found.id,
-        user,
-        client,
-        found.listener.to_string(),
-        tunnels,
+        found.user,
+        found.client,
+        found.listener,
+        found.tunnels,
         rtt_us,
         path.sent_bytes,
         path.received_bytes,
@@ -442,17 +425,11 @@ fn connection_row(found: &relay::Caller, caller: &Caller) -> ConnectionRow {
     )
 }
 
-fn row(found: &Tunnel, caller: &Caller) -> Row {
-    let (up_bytes, down_bytes) = found.traffic.bytes();
-    let asked = &found.asked;
-    let target = if caller.may_write { asked.next_hop.to_string() } else { String::new() };
-    let (user, class) = (asked.user.as_deref().unwrap_or_default(), found.class().policy().name.clone());
-    (found.id, found.caller.id, user.to_owned(), class, asked.protocol.to_string(), target, up_bytes, down_bytes)
-}
-
-fn edge_row(found: &roster::Tunnel, caller: &Caller) -> Row {
-    let (up_bytes, down_bytes) = found.traffic.bytes();
-    let target = if caller.may_write { found.target.to_string() } else { String::new() };
-    let class = found.class().policy().name.clone();
-    (found.id, found.connection, String::new(), class, found.protocol.to_string(), target, up_bytes, down_bytes)
+fn row(found: TunnelView) -> Row {
+    let target = match found.role {
+        Role::Relay => found.next_hop,
+        Role::Edge => found.target,
+    };
+    let (up_bytes, down_bytes) = (found.up_bytes, found.down_bytes);
+    (found.id, found.connection, found.user, found.class, found.protocol, target, up_bytes, down_bytes)
 }

@@ -16,11 +16,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-pub use self::listener::{Certificates, Listener, bind};
-use self::service::Service;
+pub use self::{
+    listener::{Certificates, Listener, bind},
+    service::Service,
+};
 use super::Control;
 
-mod edge;
 mod events;
 mod listener;
 mod service;

@@ -6,12 +6,11 @@ use config::policy;
 use edge::roster::{self, Roster};
 use quic::class::{ClassCounters, Role};
 use relay::{Relay, tunnels::Tunnel};
-use role::table::Table;
 
-use super::{Caller, Control, Error};
-
-/// Rows of one page at most.
-pub const PAGE: usize = 1000;
+use super::{
+    Caller, Control, Error,
+    view::{ConnectionView, Page, TunnelView, UplinkView, page_rows},
+};
 
 /// What became of the traffic of a class in one role, since the start.
 #[derive(Clone, Debug)]
@@ -28,15 +27,6 @@ pub struct ClassStats {
     pub tunnels: u64,
 }
 
-/// A page of a list.
-#[derive(Clone, Debug)]
-pub struct Page<T> {
-    /// What is on it.
-    pub rows: Vec<Arc<T>>,
-    /// Where the next one begins, if there is one.
-    pub next: Option<u64>,
-}
-
 /// Which tunnels are meant.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
@@ -49,38 +39,74 @@ pub struct Filter {
 }
 
 impl Control {
-    /// Lists tunnels behind an ID.
+    /// Lists tunnels of both roles behind an ID; as many as a page may have if `limit` is 0.
     #[must_use]
-    pub fn tunnels(&self, filter: &Filter, after: u64, limit: usize) -> Page<Tunnel> {
-        let is_wanted = |tunnel: &Tunnel| {
-            filter.connection.is_none_or(|id| tunnel.caller.id == id)
-                && filter.user.as_deref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
-                && filter.class.as_deref().is_none_or(|class| tunnel.class().policy().name == class)
-        };
-        page(self.relay.as_ref().map(|relay| &relay.tunnels), after, limit, is_wanted, |tunnel| tunnel.id)
+    pub fn tunnels(&self, caller: &Caller, filter: &Filter, after: u64, limit: usize) -> Page<TunnelView> {
+        let limit = page_rows(limit);
+        // One more, to know whether that was all.
+        let (accepted, opened) = self.found_tunnels(filter, after, limit + 1);
+        let accepted = accepted.iter().map(|found| TunnelView::of_relay(found, caller));
+        let opened = opened.iter().map(|found| TunnelView::of_edge(found, caller));
+        Page::of(accepted.chain(opened).collect(), limit, |tunnel| tunnel.id)
     }
 
-    /// Lists connections behind an ID.
+    /// Finds tunnels behind an ID, at most `limit` of each role.
+    pub(super) fn found_tunnels(
+        &self,
+        filter: &Filter,
+        after: u64,
+        limit: usize,
+    ) -> (Vec<Arc<Tunnel>>, Vec<Arc<roster::Tunnel>>) {
+        let Filter { class, user, connection } = filter;
+        let is_of = |found: &policy::Class| class.as_ref().is_none_or(|class| found.name == *class);
+        let is_over = |found: u64| connection.is_none_or(|id| found == id);
+        let accepted = |tunnel: &Tunnel| {
+            is_over(tunnel.caller.id)
+                && user.as_ref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
+                && is_of(tunnel.class().policy())
+        };
+        // At an edge there are no users.
+        let opened =
+            |tunnel: &roster::Tunnel| user.is_none() && is_over(tunnel.connection) && is_of(tunnel.class().policy());
+        let relay = self.relay.as_ref();
+        let accepted = relay.map(|relay| relay.tunnels.page(after, limit, accepted)).unwrap_or_default();
+        (accepted, self.edge().tunnels.page(after, limit, opened))
+    }
+
+    /// Lists connections of clients behind an ID; as many as a page may have if `limit` is 0.
     #[must_use]
-    pub fn connections(&self, after: u64, limit: usize) -> Page<relay::Caller> {
-        page(self.relay.as_ref().map(|relay| &relay.connections), after, limit, |_| true, |caller| caller.id)
+    pub fn client_connections(&self, caller: &Caller, after: u64, limit: usize) -> Page<ConnectionView> {
+        let limit = page_rows(limit);
+        Page::of(self.found_clients(caller, after, limit + 1), limit, |connection| connection.id)
+    }
+
+    /// The same with those of the edge to relays.
+    #[must_use]
+    pub fn connections(&self, caller: &Caller, after: u64, limit: usize) -> Page<ConnectionView> {
+        let limit = page_rows(limit);
+        let mut rows = self.found_clients(caller, after, limit + 1);
+        rows.extend(self.edge().connections(after).iter().map(ConnectionView::of_edge));
+        Page::of(rows, limit, |connection| connection.id)
+    }
+
+    fn found_clients(&self, caller: &Caller, after: u64, limit: usize) -> Vec<ConnectionView> {
+        let Some(relay) = &self.relay else { return Vec::new() };
+        let found = relay.connections.page(after, limit, |_| true);
+        found.iter().map(|found| ConnectionView::of_relay(found, relay.schedule_of(found), caller)).collect()
+    }
+
+    /// Lists the relays that the edge uses.
+    #[must_use]
+    pub fn uplinks(&self, caller: &Caller) -> Vec<UplinkView> {
+        let uplinks = self.edge().uplinks();
+        let found = uplinks.iter().flat_map(|uplink| uplink.standpoints());
+        found.map(|standpoint| UplinkView::new(standpoint, caller)).collect()
     }
 
     /// What the edge role has open.
     #[must_use]
     pub fn edge(&self) -> &Roster {
         &self.parts.edge.roster
-    }
-
-    /// Lists the edge's tunnels behind an ID, `limit` at most.
-    #[must_use]
-    pub fn edge_tunnels(&self, filter: &Filter, after: u64, limit: usize) -> Vec<Arc<roster::Tunnel>> {
-        let is_wanted = |tunnel: &roster::Tunnel| {
-            filter.user.is_none()
-                && filter.connection.is_none_or(|id| tunnel.connection == id)
-                && filter.class.as_deref().is_none_or(|class| tunnel.class().policy().name == class)
-        };
-        self.edge().tunnels.page(after, limit, is_wanted)
     }
 
     fn tunnel(&self, id: u64) -> Result<Arc<Tunnel>, Error> {
@@ -107,7 +133,7 @@ impl Control {
     ///
     /// # Errors
     /// The caller may not, or there is no such tunnel or class.
-    pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<Arc<Tunnel>, Error> {
+    pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<TunnelView, Error> {
         let author = caller.to_write()?;
         if self.edge().tunnels.get(id).is_some() {
             return Err(Error::OfEdge { tunnel: id });
@@ -124,7 +150,7 @@ impl Control {
         let class = tunnel.class().policy().name.clone();
         tracing::info!(tunnel = id, class, author, "class of a tunnel set by operator");
         self.tell("tunnel", format!("tunnel {id} was given the class {class} by {author}"));
-        Ok(tunnel)
+        Ok(TunnelView::of_relay(&tunnel, caller))
     }
 
     /// How many connections and tunnels there are.
@@ -164,19 +190,4 @@ impl Control {
     pub fn late_packets(&self) -> u64 {
         self.parts.io.late.get()
     }
-}
-
-fn page<T>(
-    table: Option<&Table<T>>,
-    after: u64,
-    limit: usize,
-    is_wanted: impl Fn(&T) -> bool,
-    id: impl Fn(&T) -> u64,
-) -> Page<T> {
-    let limit = if limit == 0 { PAGE } else { limit.min(PAGE) };
-    // One more, to know whether that was all.
-    let mut rows = table.map(|table| table.page(after, limit + 1, is_wanted)).unwrap_or_default();
-    let is_last = rows.len() <= limit;
-    rows.truncate(limit);
-    Page { next: if is_last { None } else { rows.last().map(|row| id(row)) }, rows }
 }

@@ -6,94 +6,74 @@
 //! | `/healthz` | 200 while the daemon answers at all |
 //! | `/readyz` | 200 while it should be sent work, else 503 with a line for each thing that is missing |
 
-use std::{fmt::Write as _, io};
+use std::fmt::{self, Write as _};
 
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, VARY},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Metrics;
 
-/// Longest request head that is read.
-const REQUEST_BYTES: usize = 4096;
+/// Longest request head that is read; hyper takes no smaller bound.
+const REQUEST_BYTES: usize = 8192;
 
 /// How many header fields a request may have.
 const FIELDS: usize = 32;
 
-/// A response without the fields that all have.
-struct Answer {
-    status: &'static str,
-    kind: &'static str,
-    fields: &'static str,
-    body: String,
-}
-
-impl Answer {
-    fn plain(status: &'static str, body: impl Into<String>) -> Self {
-        Self { status, kind: "text/plain; charset=utf-8", fields: "", body: body.into() }
-    }
-}
-
-/// Reads a request and answers it.
+/// Reads a request and answers it. How long that may take is the caller's to bound.
 ///
 /// # Errors
-/// The other end is gone.
-pub async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &Metrics) -> io::Result<()> {
-    let mut request = Vec::with_capacity(512);
-    let (page, is_head) = loop {
-        let mut chunk = [0; 512];
-        let read = stream.read(&mut chunk).await?;
-        if read == 0 {
-            return Ok(());
-        }
-        request.extend_from_slice(&chunk[..read]);
-        let mut fields = [httparse::EMPTY_HEADER; FIELDS];
-        let mut parsed = httparse::Request::new(&mut fields);
-        match parsed.parse(&request) {
-            Ok(httparse::Status::Complete(_)) => {
-                break (page(&parsed, metrics).map_err(io::Error::other)?, parsed.method == Some("HEAD"));
-            }
-            Ok(httparse::Status::Partial) if request.len() < REQUEST_BYTES => {}
-            Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-                break (Answer::plain("431 Request Header Fields Too Large", ""), false);
-            }
-            Err(_) => break (Answer::plain("400 Bad Request", ""), false),
-        }
-    };
-    let Answer { status, kind, fields, body } = page;
-    let mut response = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{fields}Content-Length: {}\r\nCache-Control: no-store\r\n\
-         Connection: close\r\n\r\n",
-        body.len()
-    );
-    if !is_head {
-        response.push_str(&body);
-    }
-    stream.write_all(response.as_bytes()).await?;
-    stream.shutdown().await
+/// The other end is gone, or broke the rules of HTTP, which it was told.
+pub async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, metrics: &Metrics) -> hyper::Result<()> {
+    http1::Builder::new()
+        .keep_alive(false)
+        .half_close(true)
+        .max_headers(FIELDS)
+        .max_buf_size(REQUEST_BYTES)
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), service_fn(|request| std::future::ready(page(&request, metrics))))
+        .await
 }
 
-fn page(request: &httparse::Request<'_, '_>, metrics: &Metrics) -> Result<Answer, std::fmt::Error> {
-    if !matches!(request.method, Some("GET" | "HEAD")) {
-        return Ok(Answer { fields: "Allow: GET, HEAD\r\n", ..Answer::plain("405 Method Not Allowed", "") });
+fn page<B>(request: &Request<B>, metrics: &Metrics) -> Result<Response<String>, fmt::Error> {
+    const PLAIN: &str = "text/plain; charset=utf-8";
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "");
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return Ok(refusal);
     }
-    let path = request.path.unwrap_or_default();
-    Ok(match path.split('?').next().unwrap_or_default() {
+    Ok(match request.uri().path() {
         "/metrics" => {
-            let accepts = request.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("accept"));
-            let accepts = accepts.filter_map(|field| std::str::from_utf8(field.value).ok());
+            let accepts = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
             let text = metrics.encode()?;
             let (kind, body) = match prefers_open_metrics(accepts) {
                 true => ("application/openmetrics-text; version=1.0.0; charset=utf-8", text),
                 false => ("text/plain; version=0.0.4; charset=utf-8", to_text(&text)),
             };
-            Answer { status: "200 OK", kind, fields: "Vary: Accept\r\n", body }
+            let mut page = response(StatusCode::OK, kind, body);
+            page.headers_mut().insert(VARY, HeaderValue::from_static("Accept"));
+            page
         }
-        "/healthz" => Answer::plain("200 OK", "ok\n"),
+        "/healthz" => response(StatusCode::OK, PLAIN, "ok\n"),
         "/readyz" => match metrics.ready.missing() {
-            missing if missing.is_empty() => Answer::plain("200 OK", "ready\n"),
-            missing => Answer::plain("503 Service Unavailable", missing.join("\n") + "\n"),
+            missing if missing.is_empty() => response(StatusCode::OK, PLAIN, "ready\n"),
+            missing => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, missing.join("\n") + "\n"),
         },
-        _ => Answer::plain("404 Not Found", "try /metrics, /healthz or /readyz\n"),
+        _ => response(StatusCode::NOT_FOUND, PLAIN, "try /metrics, /healthz or /readyz\n"),
     })
+}
+
+fn response(status: StatusCode, kind: &'static str, body: impl Into<String>) -> Response<String> {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 /// Whether OpenMetrics 1.0.0 is named in `Accept`, and liked at least as much as any other text (RFC 9110 §12.5.1).

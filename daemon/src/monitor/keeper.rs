@@ -61,6 +61,7 @@ pub(super) fn keep(peer: Socket, plan: &Plan) -> Result<()> {
     loop {
         let started = Instant::now();
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
+        // By hand, because `rustix` forks only for programs that do without libc (`runtime::kernel_fork`).
         // SAFETY: this process has one thread, so that no lock is held by another that the new one lacks.
         let monitor = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()).context("failed to start a monitor"),

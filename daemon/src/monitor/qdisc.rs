@@ -37,11 +37,21 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
         message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
         request(&netlink, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_REPLACE)
             .await
-            .with_context(|| {
-                format!("failed to set fq on {device}; \"No such file\" means a kernel without the module sch_fq")
-            })?;
+            .map_err(|error| refused(device, error))?;
         Ok(Some(kind))
     })
+}
+
+/// Says why the kernel set no fq: it reports a discipline that it does not have as a missing file (ENOENT, `qdisc_create` in
+/// net/sched/sch_api.c).
+fn refused(device: &str, error: anyhow::Error) -> anyhow::Error {
+    let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    match code {
+        Some(libc::ENOENT) => {
+            error.context(format!("{device}: this kernel has no fq; load its module with `modprobe sch_fq`"))
+        }
+        _ => error.context(format!("failed to set fq on {device}")),
+    }
 }
 
 /// The kind of the root of each device, by the device's index.
@@ -192,4 +202,23 @@ fn kind(message: &TcMessage) -> &str {
         _ => None,
     });
     named.unwrap_or("an unnamed qdisc")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_fq_is_told_from_other_refusals() {
+        let said = |code| format!("{:#}", refused("eth0", io::Error::from_raw_os_error(code).into()));
+        let missing = said(libc::ENOENT);
+        assert!(
+            missing.starts_with("eth0: this kernel has no fq; load its module with `modprobe sch_fq`"),
+            "{missing}"
+        );
+        let denied = said(libc::EPERM);
+        assert!(denied.starts_with("failed to set fq on eth0: ") && !denied.contains("sch_fq"), "{denied}");
+    }
 }

@@ -2,23 +2,19 @@
 
 use std::io;
 
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
 /// A set of capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rights(u64);
-
-const CAP_NET_BIND_SERVICE: u32 = 10;
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_NET_RAW: u32 = 13;
-const CAP_PERFMON: u32 = 38;
-const CAP_BPF: u32 = 39;
+pub struct Rights(CapabilitySet);
 
 impl Rights {
     /// The monitor's: to load programs, to attach them and to set qdiscs. Without CAP_PERFMON, the kernel takes no program
     /// that computes with packet pointers as the XDP program does.
-    pub const MONITOR: Self = Self(1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN);
+    pub const MONITOR: Self = Self(CapabilitySet::BPF.union(CapabilitySet::PERFMON).union(CapabilitySet::NET_ADMIN));
 
     /// The rights of the process that moves packets: to listen below port 1024 and to mark what it sends.
-    pub const DATA: Self = Self(1 << CAP_NET_BIND_SERVICE | 1 << CAP_NET_RAW);
+    pub const DATA: Self = Self(CapabilitySet::NET_BIND_SERVICE.union(CapabilitySet::NET_RAW));
 }
 
 /// Gives up all rights of the calling thread but these, of which it keeps what it has. Threads that it starts later have no
@@ -35,7 +31,7 @@ pub fn keep(rights: Rights) -> io::Result<()> {
 /// # Errors
 /// As [`keep`].
 pub fn hold(rights: Rights) -> io::Result<()> {
-    set(rights, |_, _| 0)
+    set(rights, |_, _| CapabilitySet::empty())
 }
 
 /// As [`keep`], and puts in force the rights that were held back.
@@ -46,25 +42,12 @@ pub fn use_held(rights: Rights) -> io::Result<()> {
     set(rights, |_, permitted| permitted)
 }
 
-/// Leaves of the permitted rights these, and in force what `of` says of a half of the effective and the permitted ones.
-fn set(rights: Rights, of: fn(u32, u32) -> u32) -> io::Result<()> {
-    const VERSION_3: u32 = 0x2008_0522;
-    let header = [VERSION_3, 0];
-    // Effective, permitted and inheritable, the lower halves and then the upper ones.
-    let mut sets = [0_u32; 6];
-    // SAFETY: for version 3, capget reads a header of two words and writes two records of three words.
-    call(unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) })?;
-    let [low, high] = [rights.0 as u32, (rights.0 >> 32) as u32];
-    let [effective, permitted, _, high_effective, high_permitted, _] = sets;
-    let lower = of(effective, permitted) & low;
-    let upper = of(high_effective, high_permitted) & high;
-    let sets = [lower, permitted & low, 0, upper, high_permitted & high, 0];
-    // SAFETY: capset reads the same.
-    call(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) })
-}
-
-fn call(result: libc::c_long) -> io::Result<()> {
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Leaves of the permitted rights these, and in force what `of` says of the effective and the permitted ones.
+fn set(rights: Rights, of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet) -> io::Result<()> {
+    let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
+    let effective = of(effective, permitted) & rights.0;
+    let sets = CapabilitySets { effective, permitted: permitted & rights.0, inheritable: CapabilitySet::empty() };
+    Ok(set_capabilities(None, sets)?)
 }
 
 #[cfg(test)]
@@ -83,7 +66,7 @@ mod tests {
         let before = effective();
         for rights in [Rights::MONITOR, Rights::DATA] {
             let after = std::thread::spawn(move || keep(rights).map(|()| effective())).join().unwrap().unwrap();
-            assert_eq!(after, before & rights.0);
+            assert_eq!(after, before & rights.0.bits());
         }
         assert_eq!(effective(), before, "of that thread only");
     }
@@ -97,6 +80,6 @@ mod tests {
             use_held(Rights::MONITOR).unwrap();
             (held_back, effective())
         });
-        assert_eq!(thread.join().unwrap(), (0, before & Rights::MONITOR.0));
+        assert_eq!(thread.join().unwrap(), (0, before & Rights::MONITOR.0.bits()));
     }
 }

@@ -120,6 +120,22 @@ fn a_class_that_a_listener_names_stays_in_the_policy() {
 }
 
 #[test]
+fn a_schedule_that_a_listener_or_a_forward_names_stays_in_the_policy() {
+    let relay = "[relay]\nlisten = [\"127.0.0.1:1\"]\ncertificate = \"/c\"\nprivate_key = \"/k\"\nauth = \"none\"\n\
+                 schedule = \"one\"\ntemplates = [\"https://relay.example/{target_host}/{target_port}/\"]\n";
+    let forward = "[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\nschedule = \"one\"\n\
+                   relay = \"https://relay.example/{target_host}/{target_port}/\"\n";
+    const ONE: &str = "[schedule.one]\ndiscipline = \"rr\"\n";
+    for (name, namer, text) in [("by-listener", "listener", relay), ("by-forward", "forward", forward)] {
+        let bench = Bench::new(name, &format!("{text}{ONE}"));
+        let refusal = bench.set(TWO).unwrap_err().to_string();
+        let expected = format!("lacks the schedule \"one\", which the {namer} on 127.0.0.1:1 uses; add [schedule.one]");
+        assert!(refusal.contains(&expected), "{refusal}");
+        bench.set(&ONE.replace("rr", "abs")).unwrap();
+    }
+}
+
+#[test]
 fn a_dry_run_says_what_would_be_and_does_not_do_it() {
     let bench = Bench::new("dry", ONE);
     let would = bench.submit(Submission { text: TWO.into(), dry_run: true, ..Submission::default() }).unwrap();

@@ -10,12 +10,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use config::{Config, policy::Policy};
-use edge::{Edge, EntranceClasses};
+use edge::{Edge, EntranceClasses, NamedSchedules};
 use pacing::io::{device::Devices, qdisc};
 use quic::{
     class::{Classes, Role},
     connection_id::Secret,
-    datagrams::Schedules,
     endpoint::Transport,
 };
 use role::{
@@ -202,7 +201,7 @@ fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (
     let moved = watch::Sender::new(());
     let moves = moved.subscribe();
     runtime.spawn(edge::moves::follow(moved));
-    let (schedules, counted) = (Schedules::default(), parts.clone());
+    let (schedules, counted) = (NamedSchedules::default(), parts.clone());
     let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
     let entrance_classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
     (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)

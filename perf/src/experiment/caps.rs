@@ -5,11 +5,10 @@
 //! ```
 
 use std::{
-    io,
-    mem::{size_of, zeroed},
+    io::IoSlice,
+    mem::MaybeUninit,
     net::{IpAddr, SocketAddr, UdpSocket},
     num::NonZeroU64,
-    os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +22,9 @@ use lab::{
     capture::{Capture, Packet},
     netns::{Link, Namespace},
 };
+use pacing::io::message::enable_departures;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use socket2::SockRef;
 
 use super::{Run, emulated::FQ, train};
 use crate::{
@@ -34,7 +36,7 @@ use crate::{
 const FIRST_PORT: u16 = 5_000;
 
 /// What a socket may have waiting. It is what a flow of a class sends in one go when others of the class compete.
-const SOCKET_BUFFER_BYTES: libc::c_int = 100_000;
+const SOCKET_BUFFER_BYTES: usize = 100_000;
 
 /// How far ahead of their departure sockets that ask for one send their packets.
 const LEAD: Duration = Duration::from_millis(5);
@@ -106,8 +108,8 @@ fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()>
     let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
     let socket = UdpSocket::bind(any)?;
     socket.connect(to)?;
-    set(&socket, libc::SO_MARK, &mark.encode(Tag::default()))?;
-    set(&socket, libc::SO_SNDBUF, &SOCKET_BUFFER_BYTES)?;
+    SockRef::from(&socket).set_mark(mark.encode(Tag::default()))?;
+    SockRef::from(&socket).set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     let payload = vec![0; class.bytes];
     let Some(gap) = class.gap_us.map(Duration::from_micros) else {
         while Instant::now() < until {
@@ -115,7 +117,7 @@ fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()>
         }
         return Ok(());
     };
-    set(&socket, libc::SO_TXTIME, &libc::sock_txtime { clockid: libc::CLOCK_MONOTONIC, flags: 0 })?;
+    enable_departures(&socket)?;
     let (begun, begun_ns) = (Instant::now(), monotonic_ns());
     for after in (1..).map(|number| LEAD + gap * number) {
         if begun + after > until {
@@ -127,39 +129,16 @@ fn send(to: SocketAddr, mark: Mark, class: &Class, until: Instant) -> Result<()>
     Ok(())
 }
 
-fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes of `value`, which outlives the call.
-    let set = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, std::ptr::from_ref(value).cast(), len)
-    };
-    ensure!(set == 0, "{}", io::Error::last_os_error());
-    Ok(())
-}
-
 fn monotonic_ns() -> u64 {
     (quic::clock::Clock::system().now_ns)()
 }
 
 /// Sends a payload that departs at a time of CLOCK_MONOTONIC.
 fn send_at(socket: &UdpSocket, payload: &[u8], departure_ns: u64) -> Result<()> {
-    // Aligned as the kernel's `cmsghdr` is.
-    let mut control = [0_u64; 3];
-    let mut part = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
-    // SAFETY: a structure for which all zeros is valid.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-    // SAFETY: `control` has room for a header and eight bytes; the kernel only reads what `message` points to.
-    let sent = unsafe {
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_TXTIME;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<u64>() as u32) as usize;
-        libc::CMSG_DATA(header).cast::<u64>().write_unaligned(departure_ns);
-        libc::sendmsg(socket.as_raw_fd(), &raw const message, 0)
-    };
-    ensure!(sent >= 0, "{}", io::Error::last_os_error());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(TxTime(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(control.push(SendAncillaryMessage::TxTime(departure_ns)), "no room for a departure time");
+    sendmsg(socket, &[IoSlice::new(payload)], &mut control, SendFlags::empty())?;
     Ok(())
 }
 

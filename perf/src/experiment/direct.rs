@@ -182,7 +182,7 @@ impl Ends {
             .with_tls(tls)?
             .with_datagram(self.datagrams())?
             .with_limits(self.transport.limits()?)?
-            .with_event((Events { schedules: self.schedule.clone().into(), ..Events::default() }, observer))?
+            .with_event((Events::default(), observer))?
             .with_congestion_controller(congestion)
             .map_err(|error| anyhow!("{error}"))?;
         Ok(builder.start()?)

@@ -1,4 +1,7 @@
 //! Pictures of results: a box plot of latencies for each class, as SVG.
+//!
+//! Drawn by hand: whiskers of `plotters` end 1.5 interquartile ranges beyond the quartiles, measured or not, and so below 0;
+//! these end at the fastest and the slowest. Its lines and boxes lie on whole pixels, these on tenths.
 
 use std::fmt::Write as _;
 

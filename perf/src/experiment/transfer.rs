@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use bytes::Bytes;
 use futures::future::try_join_all;
 use quic::{clock::Clock, dispatch::Dispatcher};
+use rustix::time::{ClockId, clock_gettime};
 use s2n_quic::{
     connection::Handle,
     stream::{ReceiveStream, SendStream},
@@ -199,9 +200,7 @@ async fn end(mut receive: ReceiveStream) -> Result<()> {
 
 /// CPU time of the calling thread. Under instruction-count time: its instructions, and the kernel's on its behalf.
 fn thread_cpu_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes one `timespec` to `time`, and knows this clock since 2.6.12.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64
 }
 

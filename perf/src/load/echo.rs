@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
+use hdrhistogram::Histogram;
 use quic::segments::Segments;
 use role::tunnel::{Ended, UdpTunnel};
 use tokio::{
@@ -20,7 +21,6 @@ use tokio::{
 use super::{Figure, Meters, Tunnels, WARM_UP, next_trial};
 use crate::{
     client::Client,
-    histogram::Histogram,
     payload::{Head, PAYLOAD_BYTES, now_ns},
     relay::{RELAY_CORE, Relay},
     target::{self, Behaviour, Target},
@@ -51,7 +51,7 @@ struct Shared {
     over: Cell<bool>,
     echoed: Cell<u64>,
     lost: Cell<u64>,
-    round_trips: RefCell<Histogram>,
+    round_trips: RefCell<Histogram<u64>>,
 }
 
 /// Measures echoes per second, their round trips, loss and what they cost.
@@ -77,7 +77,7 @@ pub async fn through(relay: &Relay, tunnels: Vec<UdpTunnel>, window: u64, second
         over: Cell::new(false),
         echoed: Cell::new(0),
         lost: Cell::new(0),
-        round_trips: RefCell::default(),
+        round_trips: RefCell::new(round_trips()?),
     });
     let tunnels = tunnels.into_iter().enumerate().map(|(index, tunnel)| {
         let loop_ = Loop { shared: shared.clone(), tunnel, index: index as u32, next: 0, awaited: 0 };
@@ -103,12 +103,22 @@ pub async fn through(relay: &Relay, tunnels: Vec<UdpTunnel>, window: u64, second
     let lost = shared.lost.get();
     let mut figures = vec![
         Figure::new("echoes", echoed as f64 / elapsed.as_secs_f64(), "1/s"),
-        Figure::new("round trip, median", round_trips.quantile_ns(0.5) as f64 / 1e3, "µs"),
-        Figure::new("round trip, 99 %", round_trips.quantile_ns(0.99) as f64 / 1e3, "µs"),
+        Figure::new("round trip, median", micros(&round_trips, 0.5), "µs"),
+        Figure::new("round trip, 99 %", micros(&round_trips, 0.99), "µs"),
         Figure::new("loss", 100.0 * lost as f64 / (lost + echoed) as f64, "%"),
     ];
     figures.append(&mut costs);
     Ok(figures)
+}
+
+/// Returns an empty histogram of round trips in nanoseconds, in memory that does not grow: to 1 %, and up to a minute.
+fn round_trips() -> Result<Histogram<u64>> {
+    Ok(Histogram::new_with_max(60_000_000_000, 2)?)
+}
+
+/// Returns the round trip, in microseconds, that `share` (0 to 1) of all do not exceed.
+fn micros(round_trips: &Histogram<u64>, share: f64) -> f64 {
+    round_trips.value_at_quantile(share) as f64 / 1e3
 }
 
 /// One tunnel.
@@ -165,7 +175,7 @@ impl Loop {
         self.awaited = head.sequence + 1;
         if self.shared.measuring.get() {
             self.shared.echoed.set(self.shared.echoed.get() + 1);
-            self.shared.round_trips.borrow_mut().record(now_ns() - head.sent_ns);
+            self.shared.round_trips.borrow_mut().saturating_record(now_ns() - head.sent_ns);
         }
     }
 
@@ -185,7 +195,7 @@ impl Loop {
 pub async fn direct(seconds: f64) -> Result<Vec<Figure>> {
     let socket = UdpSocket::bind("127.0.0.1:0").await?;
     socket.connect(target::echo_on(RELAY_CORE)?).await?;
-    let mut round_trips = Histogram::default();
+    let mut round_trips = round_trips()?;
     let mut buffer = [0; PAYLOAD_BYTES];
     let until = Instant::now() + Duration::from_secs_f64(seconds);
     while Instant::now() < until {
@@ -193,7 +203,23 @@ pub async fn direct(seconds: f64) -> Result<Vec<Figure>> {
         Head { trial: 0, tunnel: 0, sequence: 0, sent_ns }.write(&mut buffer);
         socket.send(&buffer).await?;
         timeout(Duration::from_secs(1), socket.recv(&mut buffer)).await.context("the echo does not answer")??;
-        round_trips.record(now_ns() - sent_ns);
+        round_trips.saturating_record(now_ns() - sent_ns);
     }
-    Ok(vec![Figure::new("round trip, median", round_trips.quantile_ns(0.5) as f64 / 1e3, "µs")])
+    Ok(vec![Figure::new("round trip, median", micros(&round_trips, 0.5), "µs")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trips_are_known_to_one_percent_up_to_a_minute() {
+        for ns in [1, 999, 123_456, 7_654_321, 59_999_999_999] {
+            let mut histogram = round_trips().unwrap();
+            (0..100).for_each(|_| histogram.saturating_record(ns));
+            histogram.saturating_record(u64::MAX);
+            let off = micros(&histogram, 0.99) * 1e3 - ns as f64;
+            assert!((-0.001..=ns as f64 / 100.0).contains(&off), "{ns} {off}");
+        }
+    }
 }

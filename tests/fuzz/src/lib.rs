@@ -5,6 +5,7 @@
 
 #![expect(clippy::panic, reason = "a target panics where a rule is broken")]
 
+mod control;
 mod entrance;
 mod http3;
 mod input;
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     target("proxy_request", entrance::proxy_request),
     target("page_request", local::page_request),
     target("monitor_message", local::monitor_message),
+    target("control_requests", control::control_requests),
     target("session", session::session),
 ];
 
@@ -58,6 +60,9 @@ mod tests {
 
     /// How many inputs a target gets that are made from its corpus.
     const MADE: u64 = 100_000;
+
+    /// How many that each start a control plane of their own.
+    const CALLS: u64 = 2_000;
 
     /// How many that are as much work as a whole connection.
     const SESSIONS: u64 = 200;
@@ -142,6 +147,8 @@ mod tests {
     }
 
     targets! { MADE: connection_id address_token socks proxy_request page_request monitor_message }
+
+    targets! { CALLS: control_requests }
 
     targets! { SESSIONS: session }
 

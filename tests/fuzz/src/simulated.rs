@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use lab::simulation::{CLOCK, TARGET, TEMPLATE, identity, target, within};
+use lab::simulation::{CLOCK, TARGET, TEMPLATE, identity, send_back, target, within};
 use masque::{
     h3::{Code, Part, ResponseHead, Role},
     proxy_status::ProxyName,
@@ -30,11 +30,9 @@ use quic::{
     endpoint::{Admission, Transport},
     events::{ConnectionState, Events, HandshakeCounters},
     h3::{self, Connection, MessageLimits, Request},
-    segments::Segments,
     strangers::{Places, Standing, Verdict},
     tls::{self, ServerTls},
 };
-use role::tunnel::{Ended, UdpTunnel};
 use s2n_quic::{
     Client, Server,
     provider::{
@@ -102,7 +100,7 @@ fn datagrams(counters: &Arc<DatagramCounters>) -> Datagrams {
 /// A client endpoint whose packets pass by `interceptor` on their way.
 pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl PacketInterceptor) -> Result<Client> {
     let datagrams = datagrams(&Arc::default());
-    let events = Events { schedules: datagrams.schedules.clone(), ..Events::default() };
+    let events = Events::default();
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -187,8 +185,7 @@ pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<Socket
     let (places, handshakes) = (books.places.clone(), books.handshakes.clone());
     let admission = Admission { places: places.clone(), handshakes: handshakes.clone(), ..Admission::default() };
     let datagrams = datagrams(&books.datagrams);
-    let schedules = datagrams.schedules.clone();
-    let events = Events { handshakes, schedules, places: Some(places.clone()), ..Events::default() };
+    let events = Events { handshakes, places: Some(places.clone()), ..Events::default() };
     // As `endpoint::serve` does it.
     let builder = Server::builder()
         .with_io(io)
@@ -261,7 +258,7 @@ async fn serve_request(client: h3::Client, mut request: Request) {
     let Ok(next_hop) = TARGET.parse() else { return };
     let accepted = request::accepted(Protocol::Udp, next_hop, &ProxyName::default());
     if request.send.respond(&accepted).await.is_ok() {
-        _ = echo(&client, request).await;
+        _ = send_back(request, &client, QUEUE_BYTES, |_| {}).await;
     }
 }
 
@@ -301,23 +298,4 @@ async fn turn_away(client: &h3::Client, request: Request, status: Option<u16>, c
         }
     }
     send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
-}
-
-async fn echo(client: &h3::Client, request: Request) -> Result<(), Ended> {
-    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
-    let mut payloads = Segments::new(QUEUE_BYTES);
-    loop {
-        let received = poll_fn(|cx| {
-            tunnel.poll_stopped(cx)?;
-            tunnel.poll_recv(cx, &mut payloads)
-        });
-        if !received.await? {
-            tunnel.finish();
-            return Ok(());
-        }
-        tunnel.set_datagrams_usable(client.datagrams_allowed());
-        let mut batch = tunnel.batch(None);
-        payloads.iter().for_each(|payload| batch.push(payload));
-        payloads.clear();
-    }
 }

@@ -5,14 +5,19 @@
 use std::{
     io,
     mem::{size_of, zeroed},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, OwnedFd},
     ptr,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use pacing::descriptor::set_option;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, netdevice::name_to_index, socket_with,
+    sockopt::set_socket_recv_buffer_size_force,
+};
 
 /// What the kernel keeps at most, in bytes; a packet takes about 2,300 whatever its length.
-const BUFFER_BYTES: libc::c_int = 1 << 29;
+const BUFFER_BYTES: usize = 1 << 29;
 
 /// A capture that goes on until it is read.
 pub struct Capture(OwnedFd);
@@ -35,17 +40,12 @@ impl Capture {
     /// Without CAP_NET_RAW and CAP_NET_ADMIN, or there is no such device.
     pub fn start(device: &str) -> Result<Self> {
         let all = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: takes numbers and returns one.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        ensure!(fd >= 0, "no packet socket: {}", io::Error::last_os_error());
-        // SAFETY: the kernel has just given this descriptor to us alone.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        set(&socket, libc::SO_TIMESTAMPNS, 1)?;
-        set(&socket, libc::SO_RCVBUFFORCE, BUFFER_BYTES)?;
-        let name = std::ffi::CString::new(device)?;
-        // SAFETY: reads a string that ends with a zero.
-        let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        ensure!(index > 0, "no device {device}: {}", io::Error::last_os_error());
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None);
+        let socket = socket.context("no packet socket")?;
+        let fd = socket.as_raw_fd();
+        set_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
+        set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
+        let index = name_to_index(&socket, device).with_context(|| format!("no device {device}"))?;
         // SAFETY: a socket address for which all zeros is valid.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
@@ -83,16 +83,6 @@ impl Capture {
         ensure!(got == 0, "{}", io::Error::last_os_error());
         Ok(stats[1])
     }
-}
-
-fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> Result<()> {
-    // SAFETY: the kernel reads one integer, which outlives the call.
-    let set = unsafe {
-        let value = ptr::from_ref(&value).cast();
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, size_of::<libc::c_int>() as u32)
-    };
-    ensure!(set == 0, "{}", io::Error::last_os_error());
-    Ok(())
 }
 
 /// Reads where a UDP packet goes from the beginning of its Ethernet frame; `None` if it is none, or has IP options or

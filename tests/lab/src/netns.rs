@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,8 +17,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use crate::process::Process;
+use crate::process::{Process, send_signal};
 
 const FOLDER: &str = "/run/netns";
 const PREFIX: &str = "paced-";
@@ -99,7 +101,7 @@ impl Namespace {
     /// # Errors
     /// Without root.
     pub fn enter(&self) -> io::Result<()> {
-        enter(self.handle.as_raw_fd())
+        enter(self.handle.as_fd())
     }
 
     /// Runs a closure on a thread of its own inside the namespace and returns what it returned; a panic goes through.
@@ -120,7 +122,7 @@ impl Namespace {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<io::Result<T>>> {
         let handle = self.handle.try_clone()?;
-        Ok(thread::Builder::new().spawn(move || enter(handle.as_raw_fd()).map(|()| work()))?)
+        Ok(thread::Builder::new().spawn(move || enter(handle.as_fd()).map(|()| work()))?)
     }
 
     /// Prepares a program that will run in the namespace. [`Process::start`] starts it.
@@ -134,7 +136,7 @@ impl Namespace {
         // SAFETY: between fork and exec only system calls are made, on memory that was allocated before the fork.
         unsafe {
             command.pre_exec(move || {
-                enter(handle.as_raw_fd())?;
+                enter(handle.as_fd())?;
                 resolv_conf.as_deref().map_or(Ok(()), cover_resolv_conf)
             });
         }
@@ -337,8 +339,8 @@ pub fn remove_leftovers() {
 fn remove_leftover(name: &str) -> Result<()> {
     let pids = Command::new("ip").args(["netns", "pids", name]).output()?.stdout;
     for pid in String::from_utf8(pids)?.lines().filter_map(|line| line.trim().parse().ok()) {
-        // SAFETY: kill takes two integers. The pid is of a process inside a namespace that a dead run of ours made.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        // A process inside a namespace that a dead run of ours made.
+        _ = send_signal(pid, libc::SIGKILL);
     }
     execute(Command::new("ip").args(["netns", "delete", name]), "")
 }
@@ -356,24 +358,16 @@ fn execute(command: &mut Command, input: &str) -> Result<()> {
     Ok(())
 }
 
-fn enter(namespace: RawFd) -> io::Result<()> {
-    // SAFETY: setns takes two integers and changes the calling thread only.
-    check(unsafe { libc::setns(namespace, libc::CLONE_NEWNET) })
+fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?)
 }
 
 /// Gives the calling process a mount table of its own in which `/etc/resolv.conf` is another file.
 fn cover_resolv_conf(with: &std::ffi::CStr) -> io::Result<()> {
-    let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
-    // SAFETY: the pointers are to C strings that outlive the calls, or null where the kernel ignores the argument.
-    unsafe {
-        check(libc::unshare(libc::CLONE_NEWNS))?;
-        check(libc::mount(none, c"/".as_ptr(), none, private, none.cast()))?;
-        check(libc::mount(with.as_ptr(), c"/etc/resolv.conf".as_ptr(), none, libc::MS_BIND, none.cast()))
-    }
-}
-
-fn check(returned: i32) -> io::Result<()> {
-    if returned == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: descriptors are shared as before.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    Ok(mount_bind(with, c"/etc/resolv.conf")?)
 }
 
 fn c_path(path: &Path) -> Result<std::ffi::CString> {

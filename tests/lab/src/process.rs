@@ -7,6 +7,26 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+
+/// Sends a signal, such as `libc::SIGKILL`, to a process that the test started, directly or not, and that nobody has reaped.
+///
+/// # Errors
+/// When there is no such process or signal.
+pub fn send_signal(pid: u32, signal: i32) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(pid)?).context("no process has that ID")?;
+    Ok(kill_process(pid, Signal::from_named_raw(signal).context("no such signal")?)?)
+}
+
+/// Sets how many descriptors a process may have, up to the most that this one may; returns how many it might before.
+///
+/// # Errors
+/// When there is no such process.
+pub fn limit_descriptors(pid: u32, most: u64) -> Result<u64> {
+    let pid = Pid::from_raw(i32::try_from(pid)?);
+    let limit = Rlimit { current: Some(most), maximum: getrlimit(Resource::Nofile).maximum };
+    prlimit(pid, Resource::Nofile, limit)?.current.context("there was no limit")
+}
 
 /// Polls every 10 ms until `poll` gives something, and returns it.
 ///
@@ -87,10 +107,7 @@ impl Process {
         if let Some(status) = self.child.try_wait()? {
             bail!("the process has already ended: {status}");
         }
-        let pid = i32::try_from(self.child.id())?;
-        // SAFETY: kill takes two integers; the child was not reaped, so that the pid is still its own.
-        let sent = unsafe { libc::kill(pid, signal) };
-        if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+        send_signal(self.child.id(), signal)
     }
 
     /// Waits for the end of the process and of its output.

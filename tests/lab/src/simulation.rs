@@ -247,8 +247,7 @@ pub fn request_head() -> masque::h3::RequestHead {
 pub const CLOCK: Clock = Clock { now_ns, sleep_until };
 
 fn now_ns() -> u64 {
-    // SAFETY: the function is kept to sources of time, which this one is.
-    unsafe { time::now().as_duration() }.as_nanos() as u64
+    pacing::monotonic::ns(time::now())
 }
 
 fn sleep_until(at_ns: u64) -> Sleep {
@@ -294,8 +293,26 @@ async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Res
     let next_hop = TARGET.parse().expect("a valid address");
     client.standing().admit();
     request.send.respond(&request::accepted(Protocol::Udp, next_hop, &ProxyName::default())).await?;
-    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
-    let (mut payloads, stream_id) = (Segments::new(QUEUE_BYTES), tunnel.stream_id());
+    let stream_id = request.stream_id;
+    let note = |payloads| {
+        arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(std::iter::repeat_n(stream_id, payloads));
+    };
+    send_back(request, &client, QUEUE_BYTES, note).await
+}
+
+/// Sends back what comes in a tunnel that was accepted, in the form that the tunnel has, until the client ends it. At most
+/// `queue_bytes` wait. `arrived` is told how many payloads have come.
+///
+/// # Errors
+/// The tunnel ended otherwise.
+pub async fn send_back(
+    request: Request,
+    client: &h3::Client,
+    queue_bytes: usize,
+    arrived: impl Fn(usize),
+) -> Result<(), Ended> {
+    let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+    let mut payloads = Segments::new(queue_bytes);
     loop {
         let received = poll_fn(|cx| {
             tunnel.poll_stopped(cx)?;
@@ -309,8 +326,7 @@ async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Res
         tunnel.set_datagrams_usable(client.datagrams_allowed());
         let mut batch = tunnel.batch(None);
         payloads.iter().for_each(|payload| batch.push(payload));
-        let stream_ids = payloads.iter().map(|_| stream_id);
-        arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(stream_ids);
+        arrived(payloads.len());
         payloads.clear();
     }
 }

@@ -15,7 +15,7 @@ use masque::template::Template;
 
 use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};
-use crate::process::{Process, wait_for};
+use crate::process::{Process, send_signal, wait_for};
 
 /// How long anything may take that should happen at once, on a machine with much else to do.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -201,10 +201,8 @@ impl Site {
     /// # Errors
     /// When it has ended.
     pub fn signal(&self, signal: i32) -> Result<()> {
-        let pid = i32::try_from(self.relay.id())?;
-        // SAFETY: kill takes two integers. Only `Process::wait` reaps the child, which takes the site exclusively.
-        let sent = unsafe { libc::kill(pid, signal) };
-        if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+        // Only `Process::wait` reaps the child, which takes the site exclusively.
+        send_signal(self.relay.id(), signal)
     }
 
     /// Runs `pacectl` against the relay's control socket, with `input` as its standard input; returns its exit code and what

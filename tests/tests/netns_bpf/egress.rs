@@ -8,6 +8,7 @@ use bpf::mark::{Direction, Mark, Tag};
 use bpf::trial::{Outcome, SocketBuffer};
 use lab::frame::{Frame, sum};
 use lab::process::wait_for;
+use pacing::monotonic::now_ns;
 
 const CLASS: Mark = Mark { direction: Direction::Down, class: 5 };
 const OTHER: Mark = Mark { direction: Direction::Up, class: 5 };
@@ -32,13 +33,6 @@ fn marked(mark: Mark) -> SocketBuffer {
 
 fn send(egress: &Egress, frame: &Frame, about: SocketBuffer) -> Outcome {
     egress.try_on(&frame.bytes(), about, 1).unwrap()
-}
-
-fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes the structure, which lives through the call.
-    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
-    now.tv_sec as u64 * SECOND + now.tv_nsec as u64
 }
 
 fn rate(bytes_per_sec: u64) -> KernelTerms {

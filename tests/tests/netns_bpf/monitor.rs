@@ -6,7 +6,7 @@ use std::process::Command;
 
 use lab::client::Client;
 use lab::netns::Link;
-use lab::process::{Process, wait_for};
+use lab::process::{Process, send_signal, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
@@ -33,8 +33,7 @@ fn monitor_of(relay: &Process) -> u32 {
 }
 
 fn kill(pid: u32) {
-    // SAFETY: kill takes two integers; a process of the test's own, which nobody reaps before it has ended.
-    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), libc::SIGKILL) }, 0);
+    send_signal(pid, libc::SIGKILL).unwrap();
 }
 
 /// A line of a process's status.

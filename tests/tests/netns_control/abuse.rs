@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use api::v1;
-use lab::process::wait_for;
+use lab::process::{limit_descriptors, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use tonic::Code;
 
@@ -108,26 +108,12 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
     assert_eq!(json(&site, &["policy", "list"])["revisions"].as_array().unwrap().len(), 64);
 }
 
-/// Sets how many descriptors the relay may have; returns how many it could.
-fn limit_descriptors(site: &Site, most: u64) -> u64 {
-    let pid = i32::try_from(site.relay.id()).unwrap();
-    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: prlimit reads and writes structures that live through the calls.
-    let done = unsafe {
-        let read = libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before);
-        let wanted = libc::rlimit { rlim_cur: most, ..before };
-        read + libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const wanted, std::ptr::null_mut())
-    };
-    assert_eq!(done, 0);
-    before.rlim_cur
-}
-
 #[test]
 fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.relay.wait_for_line("ready", SOON).unwrap();
-    let before = limit_descriptors(&site, 3);
+    let before = limit_descriptors(site.relay.id(), 3).unwrap();
     let socket = site.path("control.sock");
     // They wait where the kernel has accepted them.
     let _waiting = site.chain.relay.run(|| {
@@ -144,7 +130,7 @@ fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
         };
         wait_for("the lack of descriptors to be said", SOON, said).unwrap();
     }
-    limit_descriptors(&site, before);
+    limit_descriptors(site.relay.id(), before).unwrap();
     let failures = |door: &str| format!("accept_failures_total{{door=\"{door}\"}}");
     let counts = site.wait_for_counts("both doors to have counted", |counts| {
         ["metrics", "control socket"].iter().all(|door| counts.of(&failures(door)) > 0)

@@ -54,7 +54,10 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
             &["qlog", "1"],
         ] {
             let (code, said) = reader(arguments);
-            assert!(code == Some(4) && said.contains("may not change anything"), "{arguments:?}: {code:?} {said}");
+            assert!(
+                code == Some(4) && said.contains("\"nobody\" may not change anything"),
+                "{arguments:?}: {code:?} {said}"
+            );
         }
         // Of no such group, nobody may not even connect.
         let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);

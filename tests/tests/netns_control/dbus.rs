@@ -21,6 +21,11 @@ struct Bus {
 
 impl Bus {
     fn new(name: &str) -> Self {
+        Self::with(name, "")
+    }
+
+    /// The same with a configuration that ends in these sections.
+    fn with(name: &str, sections: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("paced-bus-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("bus");
@@ -37,7 +42,7 @@ impl Bus {
         let daemon = Process::start(command).unwrap();
         wait_for("the bus", SOON, || socket.exists().then_some(())).unwrap();
         let control = format!("bus = \"{address}\"\nwriters = [\"nobody\"]");
-        let site = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();
+        let site = Site::new(Terms { control: &control, sections, ..Terms::default() }).unwrap();
         let bus = Self { site, address, _daemon: daemon, folder };
         wait_for("the name on the bus", SOON, || bus.busctl(&["introspect", OBJECT[0], OBJECT[1]]).ok()).unwrap();
         bus
@@ -103,6 +108,22 @@ fn the_interface_is_the_one_whose_description_is_installed() {
     let found = bus.busctl(&["introspect", "--xml-interface", OBJECT[0], OBJECT[1]]).unwrap();
     let installed = include_str!("../../../systemd/org.paced.Control1.xml");
     assert_eq!(interface(&found), interface(installed), "{found}");
+}
+
+#[test]
+fn what_the_kernel_enforces_is_told_at_both_doors() {
+    lab::ring!(Netns);
+    let bus = Bus::with("kernel", "[kernel]\ndevices = [\"client\", \"target\"]");
+    bus.site.relay.wait_for_line("ready", SOON).unwrap();
+    let status = json(&bus.site, &["status"]);
+    let parts = status["enforcement"].as_array().unwrap();
+    let row = |part: &serde_json::Value| {
+        let [device, name, enforced, detail] = ["device", "part", "enforced", "detail"].map(|key| &part[key]);
+        format!(" {device} {name} {enforced} {detail}")
+    };
+    assert!(parts.len() >= 4, "{status:#}");
+    let rows = parts.iter().map(row).collect::<String>();
+    assert_eq!(bus.property("Kernel"), format!("a(ssbs) {}{rows}", parts.len()));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod abuse;
 mod access;
 mod access_log;
+mod authority;
 mod dashboard;
 mod dbus;
 mod health;

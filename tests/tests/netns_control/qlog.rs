@@ -1,6 +1,7 @@
 //! What is logged of one connection of a relay at work.
 
 use std::collections::{HashMap, HashSet};
+use std::net::UdpSocket;
 
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
@@ -8,7 +9,7 @@ use masque::tunnel::Form;
 use serde_json::Value;
 
 use super::access::{NOBODY, pacectl_as};
-use super::{VOICE, connect};
+use super::{VOICE, connect, json};
 
 const PAYLOADS: u64 = 100;
 const BYTES: u64 = 900;
@@ -113,6 +114,51 @@ fn a_connection_is_logged_from_decision_to_departure_until_it_ends() {
     let departed: HashSet<_> = departures.clone().map(|event| packet(&event["data"])).collect();
     assert!(departures.clone().all(|event| event["data"]["decided"].as_f64() <= event["time"].as_f64()));
     assert!(departed.is_subset(&sent) && payloads.iter().all(|data| departed.contains(&packet(data))));
+}
+
+#[test]
+fn an_edges_connection_is_logged_from_its_side() {
+    lab::ring!(Netns);
+    // The edge's relay is the same daemon: each connection is there twice.
+    let sections = r#"
+        [class.voice]
+        level = "high"
+        [[forward]]
+        listen = "127.0.0.1:5353"
+        relay = "https://10.0.1.2/.well-known/masque/udp/{target_host}/{target_port}/"
+        target = "10.0.2.2:7"
+        ca = "$FOLDER/authority.pem"
+        class = "voice"
+        mode = "datagram"
+    "#;
+    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let socket = site.chain.relay.run(|| UdpSocket::bind("127.0.0.1:5000")).unwrap().unwrap();
+    socket.connect("127.0.0.1:5353").unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let exchange = |payload: &[u8]| {
+        socket.send(payload).unwrap();
+        assert_eq!(socket.recv(&mut [0; 2_000]).unwrap(), payload.len());
+    };
+    exchange(b"opens a tunnel");
+    let of_edge = |list: &str| {
+        let rows = json(&site, &[list]);
+        let row = rows.as_array().unwrap().iter().find(|row| row["role"] == "edge").unwrap_or_else(|| panic!("{rows}"));
+        row["id"].as_u64().unwrap()
+    };
+    let (connection, tunnel) = (of_edge("connections").to_string(), of_edge("tunnels"));
+    let text = std::thread::scope(|scope| {
+        let listener =
+            scope.spawn(|| site.pacectl(&["qlog", &connection, "--seconds", "2", "--output", "-"], "").unwrap());
+        site.relay.wait_for_line("recording a connection", SOON).unwrap();
+        (0..PAYLOADS).for_each(|_| exchange(&[7; BYTES as usize]));
+        listener.join().unwrap().1
+    });
+    let (header, events) = records(&text);
+    assert_eq!(header["trace"]["vantage_point"]["type"], "client");
+    let payloads = named(&events, "paced:payload");
+    assert!(!payloads.is_empty() && payloads.iter().all(|data| data["tunnel"] == tunnel && data["class"] == "voice"));
+    assert!(!named(&events, "quic:packet_sent").is_empty() && !named(&events, "quic:packet_received").is_empty());
 }
 
 #[test]

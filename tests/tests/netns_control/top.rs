@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::{VOICE, connect};
 
@@ -21,14 +22,11 @@ struct Terminal {
 
 impl Terminal {
     fn start(mut command: Command) -> Self {
-        let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-        let (mut ours, mut theirs) = (-1, -1);
-        let none = std::ptr::null_mut::<libc::c_char>();
-        // SAFETY: openpty writes two descriptors, which nobody else has, and reads the size.
-        let (ours, theirs) = unsafe {
-            assert_eq!(libc::openpty(&raw mut ours, &raw mut theirs, none, std::ptr::null(), &raw const size), 0);
-            (OwnedFd::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
-        };
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let ours = openpt(flags).unwrap();
+        unlockpt(&ours).unwrap();
+        let theirs = ioctl_tiocgptpeer(&ours, flags).unwrap();
+        tcsetwinsize(&ours, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let end = || theirs.try_clone().unwrap();
         let program = command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(24.try_into().unwrap(), 80.try_into().unwrap(), 0)));
@@ -89,12 +87,15 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
         assert!(lines[23].starts_with("q quit"), "{lines:#?}");
         let head = lines.iter().position(|line| line.starts_with("class ")).unwrap();
         let head = lines[head..head + 2].join(" ");
-        for column in ["tunnels", "rate", "queue", "waited", "late", "payloads", "packets", "drops", "expired"] {
+        for column in
+            ["tunnels", "rate", "queue", "sojourn", "late", "payloads", "packets", "dropped", "expired", "streams"]
+        {
             assert!(head.contains(column), "{column}: {head}");
         }
         terminal.press("?");
-        terminal
-            .wait_for("what the columns mean", |lines| lines.iter().any(|line| line.contains("late packets   were")));
+        terminal.wait_for("what the columns mean", |lines| {
+            lines.iter().any(|line| line.contains("late packets     were handed"))
+        });
         terminal.press("?");
         terminal.wait_for("the tunnels again", |lines| lines.iter().any(|line| line.contains("10.0.2.")));
         terminal.press(" ");

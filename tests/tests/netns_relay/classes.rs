@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use api::token::generate_token;
+use config::hash::hex;
 use lab::client::{Client, Tunnel};
 use lab::process::Process;
 use lab::site::{Family, Site, Terms};
@@ -293,6 +295,58 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         while of_first < PAYLOADS {
             of_first += first.recv().await.unwrap().map_or(0, |_| 1);
         }
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_connection_goes_by_the_schedule_of_its_user_or_listener_and_follows_when_that_changes() {
+    lab::ring!(Netns);
+    let (token, digest) = generate_token().unwrap();
+    let policy = |more: &str| {
+        format!(
+            "[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n[schedule]\ndiscipline = \"fcfs\"\n\
+             [schedule.by-priority]\ndiscipline = \"abs\"\n[class.behind]\npriority = 31\n\
+             [[rule]]\nclass = \"behind\"\nports = [9]\n{more}",
+            hex(&digest)
+        )
+    };
+    let of_user = policy("[[rule]]\nschedule = \"by-priority\"\nuser = \"alice\"\n");
+    let site = Site::new(Terms { relay: "", sections: &policy(""), ..Terms::default() }).unwrap();
+    let shown = || {
+        let (_, said) = site.pacectl(&["--json", "connections"], "").unwrap();
+        said.contains(r#""schedule":"by-priority""#)
+    };
+    let reload = |relay: &str, sections: &str| {
+        site.configure(Terms { relay, sections, ..Terms::default() }).unwrap();
+        let (code, said) = site.pacectl(&["reload"], "").unwrap();
+        assert_eq!(code, Some(0), "{said}");
+    };
+    site.client(async || {
+        let client = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        let _tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
+        assert!(!shown());
+        reload("", &of_user);
+        assert!(shown(), "the user's");
+        reload("", &policy(""));
+        assert!(!shown(), "the one for all again");
+        reload("schedule = \"by-priority\"", &policy(""));
+        assert!(shown(), "the listener's");
+        let (code, said) = site.pacectl(&["policy", "set", "-"], "[class.behind]\n").unwrap();
+        assert!(
+            code != Some(0) && said.contains("lacks the schedule \"by-priority\", which the listener on"),
+            "{said}"
+        );
+
+        // Users come first, also on connections that are made later.
+        reload(
+            "schedule = \"by-priority\"",
+            &policy("[schedule.of-user]\n[[rule]]\nschedule = \"of-user\"\nuser = \"alice\"\n"),
+        );
+        let later = Client::connect(site.access_with_token(&token).unwrap()).await.unwrap();
+        later.open(site.target(Family::V4, 9)).await.unwrap();
+        let (_, said) = site.pacectl(&["--json", "connections"], "").unwrap();
+        assert_eq!(said.matches(r#""schedule":"of-user""#).count(), 2, "{said}");
     })
     .unwrap();
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
-use lab::process::{Process, wait_for};
+use lab::process::{Process, limit_descriptors, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
 
@@ -67,6 +67,16 @@ impl<'a> Edge<'a> {
         command.arg("--socket").arg(self.site.path("edge.sock")).arg("--json").args(arguments);
         let output = command.output().unwrap();
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or_default())
+    }
+
+    /// What a command of `pacectl` that does not fail prints for people: lines of words.
+    fn lines(&self, arguments: &[&str]) -> Vec<String> {
+        let mut command = Command::new(lab::program("pacectl").unwrap());
+        command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        String::from_utf8(output.stdout).unwrap().lines().map(words).collect()
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
@@ -159,27 +169,12 @@ fn an_address_without_descriptors_serves_again_when_there_are_some() {
         "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
     );
     assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
-    let few = descriptors(&edge, None);
-    descriptors(&edge, Some(3));
+    let few = limit_descriptors(edge.process.id(), 3).unwrap();
     let mut stream = edge.connect("127.0.0.1:5001");
     edge.process.wait_for_line("no connections are accepted for now", SOON).unwrap();
-    descriptors(&edge, Some(few));
+    limit_descriptors(edge.process.id(), few).unwrap();
     assert_eq!(says(&mut stream, "second"), "second heard");
     server.join().unwrap();
-}
-
-/// Sets how many descriptors a daemon may have, if that is to be changed, and returns how many it might have before.
-fn descriptors(edge: &Edge<'_>, limit: Option<u64>) -> u64 {
-    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let pid = i32::try_from(edge.process.id()).unwrap();
-    // SAFETY: the pointer is to a value that lives through the call.
-    assert_eq!(unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before) }, 0);
-    if let Some(limit) = limit {
-        let new = libc::rlimit { rlim_cur: limit, rlim_max: before.rlim_max };
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const new, std::ptr::null_mut()) }, 0);
-    }
-    before.rlim_cur
 }
 
 #[test]
@@ -246,6 +241,25 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
         (Some(2), Some(2)),
         "{classes}"
     );
+    let sent = classes["classes"][0]["sent_bytes"].as_u64().unwrap();
+    assert!(sent >= moved(0)[0], "{classes}");
+
+    // People are shown the same.
+    let shown = |command: &str, parts: &[&str]| {
+        let lines = edge.lines(&[command]);
+        let is_shown = |line: &String| parts.iter().all(|part| line.contains(part));
+        assert!(lines.iter().any(is_shown), "{command}: {parts:?} in {lines:#?}");
+    };
+    let (udp_sender, tcp_sender) = (of(0, "sender"), of(1, "sender"));
+    assert!(udp_sender.starts_with("127.0.0.1:"), "{tunnels}");
+    shown("status", &["relay 10.0.1.2:443: connected; connected 1 times, failed 0 times"]);
+    shown("status", &["127.0.0.1:5001 udp 1 1 0 ", " KiB "]);
+    shown("status", &["127.0.0.1:5002 tcp 1 1 0 8 B 0 B"]);
+    shown("tunnels", &[&udp_sender, "udp 10.0.2.2:7", " KiB"]);
+    shown("tunnels", &[&tcp_sender, "tcp 10.0.2.2:80", "8 B 0 B"]);
+    shown("connections", &["to 10.0.1.2:443", " ms "]);
+    shown("classes", &["default edge 2 ", " KiB "]);
+
     let up = "edge_uplink_connections{relay=\"10.0.1.2:443\"}";
     edge.wait_for_counts("gauges, and bytes while they move", |counts| {
         let udp = |name| counts.of(&format!("edge_{name}{{listen=\"127.0.0.1:5001\",protocol=\"udp\"}}"));

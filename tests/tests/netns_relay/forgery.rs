@@ -62,7 +62,10 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
             let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
             let mut tunnel = client.open(address).await.unwrap();
             let relay = target.assert_carries(&mut tunnel, Form::Datagram, b"first").await;
-            target.forge(relay, address, Undeliverable::TooBig(mtu));
+            // Off the path, a forger tries every port that the relay's socket may have.
+            for port in (32_768..=60_999).chain([relay.port()]) {
+                target.forge(SocketAddr::new(relay.ip(), port), address, Undeliverable::TooBig(mtu));
+            }
             target.assert_carries(&mut tunnel, Form::Datagram, b"second").await;
             let mut later = client.open(address).await.unwrap();
             for tunnel in [&mut tunnel, &mut later] {

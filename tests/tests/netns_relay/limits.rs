@@ -40,6 +40,31 @@ fn a_connection_has_so_many_tunnels_at_once() {
 }
 
 #[test]
+fn a_client_without_credit_for_streams_is_counted() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut handle = client.relay.http().handle().clone();
+        let mut streams = Vec::new();
+        let all = async {
+            while let Ok(stream) = handle.open_send_stream().await {
+                streams.push(stream);
+            }
+        };
+        tokio::select! {
+            () = all => panic!("the connection has ended"),
+            counted = site.counted("credit is missing", |counts| limit_hits(counts, "streams_blocked") == 1) => {
+                counted.unwrap();
+            }
+        }
+        let target = site.target(Family::V4, 7);
+        client.open(target).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_user_has_so_many_tunnels_over_all_connections() {
     lab::ring!(Netns);
     let (alice, bob) = (generate_token().unwrap(), generate_token().unwrap());
@@ -289,10 +314,11 @@ fn a_tcp_target_may_take_so_long_to_answer() {
 #[test]
 fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
     lab::ring!(Netns);
-    let site = Site::new(Terms::default()).unwrap();
+    let limits = "tunnels_per_connection = 4000\ntunnels_per_user = 4000";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
     // The relay's own sockets have ports outside of it.
-    site.chain.relay.sysctl("net.ipv4.ip_local_port_range", "50000 50009").unwrap();
+    site.chain.relay.sysctl("net.ipv4.ip_local_port_range", "50000 52998").unwrap();
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut tunnels = Vec::new();
@@ -303,7 +329,7 @@ fn a_range_of_ports_that_is_used_up_is_a_limit_and_no_fault_of_the_relay() {
             }
         };
         assert_eq!(refused, (503, ErrorType::ConnectionLimitReached));
-        assert_eq!(tunnels.len(), 10);
+        assert_eq!(tunnels.len(), 2_999);
         for _ in 0..20 {
             assert_eq!(refusal(client.open(site.target(Family::V4, 7)).await).0, 503);
         }

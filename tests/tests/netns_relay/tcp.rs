@@ -2,7 +2,6 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
 
 use bytes::{Bytes, BytesMut};
 use lab::client::{Client, refusal};
@@ -163,14 +162,8 @@ fn a_reset_of_the_target_resets_the_stream() {
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.read_exact(&mut [0; 5]).unwrap();
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let len = size_of::<libc::linger>() as libc::socklen_t;
-        // SAFETY: the value lives through the call and its size is given. To linger for no time makes close reset.
-        let set = unsafe {
-            let value = (&raw const linger).cast();
-            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
-        };
-        assert_eq!(set, 0);
+        // To linger for no time makes close reset.
+        socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();

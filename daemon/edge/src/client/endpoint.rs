@@ -19,7 +19,10 @@ use masque::{
     target::{Host, Target},
     template::Template,
 };
-use pacing::path::{PacketSize, PathStats};
+use pacing::{
+    path::{PacketSize, PathStats},
+    qlog::Tap,
+};
 use parking_lot::Mutex;
 use quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
@@ -202,6 +205,8 @@ pub struct Connected {
     pub heard: Heard,
     /// What is known of its path.
     pub path: PathStats,
+    /// Where all that happens on it can be listened to.
+    pub tap: Tap,
     /// The relay's address.
     pub address: SocketAddr,
     /// How long the QUIC handshake took.
@@ -271,10 +276,12 @@ impl Endpoint {
                 }
             }
         };
-        let known = |state: &ConnectionState| (state.packets.clone(), state.heard.clone(), state.path.clone());
-        let (packets, heard, path) = connection.query_event_context(known).unwrap_or_default();
+        let known = |state: &ConnectionState| {
+            (state.packets.clone(), state.heard.clone(), state.path.clone(), state.tap.clone())
+        };
+        let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
-        Ok(Connected { relay, connection, packets, heard, path, address, handshake })
+        Ok(Connected { relay, connection, packets, heard, path, tap, address, handshake })
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.

@@ -219,6 +219,7 @@ mod tests {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: config::targets::Protocol::Udp,
             uplink: config::uplink::Uplink {
+                schedule: None,
                 relays: Vec::new(),
                 token_file: None,
                 client: None,
@@ -232,7 +233,7 @@ mod tests {
             idle_answered: Duration::from_secs(60),
             max_connections: 1,
         };
-        let uplink = Uplink::new(Vec::new(), backoff, Arc::default());
+        let uplink = Uplink::new(Vec::new(), None, backoff, Arc::default());
         Local::new(bind(forward.listen).unwrap(), &forward, Membership::default(), uplink, counters.clone()).unwrap()
     }
 

@@ -235,8 +235,8 @@ impl Carrier {
     async fn carry(&self, mut opened: OpenedUdp) {
         let mut downlink = Segments::new(WAITING_BYTES);
         let way = &self.shared.way;
-        let target = (Protocol::Udp, &self.flow.target);
-        let entry = way.counters.enter(self.client, target, &opened.link, &way.membership);
+        let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
+        let entry = way.counters.enter(self.client, target, (&opened.link, stream_id), &way.membership);
         let mut counted = (0, 0);
         loop {
             let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));

@@ -15,14 +15,14 @@ use config::{
 };
 use masque::target::Target;
 use quic::{
+    application::Discipline,
     class::{ClassMetrics, Classes, Role},
-    datagrams::Schedules,
     endpoint::Transport,
 };
 use tokio::{net::UdpSocket, sync::watch};
 
 use super::{
-    super::{Edge, EntranceClasses, Place, local},
+    super::{Edge, EntranceClasses, NamedSchedules, Place, local},
     Does, PATIENCE, TestRelay, eventually, receive,
 };
 
@@ -36,6 +36,7 @@ fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: Mode, token_file: Option<Pat
             token_file,
             client: None,
             trust: access.trust,
+            schedule: None,
             backoff: (Duration::from_millis(10), Duration::from_secs(60)),
         },
         target: Target::from_authority("192.0.2.1:9").unwrap(),
@@ -56,8 +57,9 @@ fn role() -> (Edge, EntranceClasses) {
     let make = |policy: &Policy| {
         Arc::new(Classes::new(policy.clone(), Role::Edge, &ClassMetrics::default(), |_| Default::default()))
     };
-    let classes = EntranceClasses::new(Policy::default(), Schedules::default(), make);
-    (Edge::new(Transport::default(), Arc::default(), Schedules::default(), watch::Sender::new(()).subscribe()), classes)
+    let schedules = NamedSchedules::default();
+    let classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
+    (Edge::new(Transport::default(), Arc::default(), schedules, watch::Sender::new(()).subscribe()), classes)
 }
 
 async fn echoes(edge: &Edge, forward: &Forward, application: &UdpSocket) {
@@ -116,6 +118,37 @@ async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
     edge.serve(prepared, &classes);
     assert_eq!((edge.served.len(), edge.uplinks.len()), (1, 1), "the connection with the old token is closed");
     std::fs::remove_file(file).unwrap();
+}
+
+#[tokio::test]
+async fn forwards_share_a_connection_only_under_one_schedule_and_their_connections_follow_the_policy() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let policy = |discipline: &str| {
+        let text = format!("[schedule]\ndiscipline = \"rr\"\n[schedule.own]\ndiscipline = \"{discipline}\"\n");
+        Policy::from_toml(&text).unwrap()
+    };
+    classes.follow(&policy("wfq"));
+    let forwards = [1, 2, 3].map(|host| {
+        let plain = forward_on(&relay, [127, 0, 0, host], Mode::Datagram, None);
+        let schedule = (host > 1).then(|| "own".to_owned());
+        Forward { uplink: Uplink { schedule, ..plain.uplink }, ..plain }
+    });
+    edge.serve(edge.prepare(&wanting(&forwards)).unwrap(), &classes);
+    for forward in &forwards {
+        echoes(&edge, forward, &UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap()).await;
+    }
+    assert_eq!((edge.uplinks.len(), relay.seen.connections.load(Relaxed)), (2, 2));
+    let disciplines = |edge: &Edge| [None, Some("own")].map(|name| edge.schedules.get(name).get().discipline);
+    assert_eq!(disciplines(&edge), [Discipline::Rr, Discipline::Wfq]);
+    classes.follow(&policy("abs"));
+    assert_eq!(disciplines(&edge), [Discipline::Rr, Discipline::Abs]);
+
+    let [plain, own, _] = forwards;
+    let changed = Forward { uplink: Uplink { schedule: None, ..own.uplink.clone() }, ..own };
+    edge.serve(edge.prepare(&wanting(&[plain, changed.clone()])).unwrap(), &classes);
+    echoes(&edge, &changed, &UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap()).await;
+    assert_eq!((edge.uplinks.len(), relay.seen.connections.load(Relaxed)), (1, 2), "both share the first");
 }
 
 #[tokio::test]

@@ -6,12 +6,13 @@ use std::{
     os::fd::{AsFd, AsRawFd as _},
 };
 
+use rustix::{
+    net::{TxTimeFlags, sockopt::set_txtime},
+    time::ClockId,
+};
 use s2n_quic_core::inet::ExplicitCongestionNotification;
 use s2n_quic_platform::message::default::Handle;
 use socket2::SockAddr;
-
-/// Socket option and control message of Linux since 4.19 (include/uapi/asm-generic/socket.h).
-const SO_TXTIME: libc::c_int = 61;
 
 /// How many messages one system call takes.
 pub const BATCH: usize = 32;
@@ -38,22 +39,17 @@ pub struct Message<'a> {
 /// # Errors
 /// The kernel has no such times.
 pub fn enable_departures(socket: &impl AsFd) -> io::Result<()> {
-    let clock = libc::sock_txtime { clockid: libc::CLOCK_MONOTONIC, flags: 0 };
-    let bytes = size_of::<libc::sock_txtime>() as libc::socklen_t;
-    let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the pointer is to a value of the given size that outlives the call.
-    let set = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, SO_TXTIME, (&raw const clock).cast(), bytes) };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(set_txtime(socket, ClockId::Monotonic, TxTimeFlags::empty())?)
 }
 
 /// The number of this thread, as the kernel's tracepoints call it.
 pub fn thread() -> u32 {
-    // SAFETY: the call takes nothing and cannot fail.
-    let thread = unsafe { libc::gettid() };
-    thread.unsigned_abs()
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
 /// Sends up to [`BATCH`] messages in one system call, and returns how many left: at least one.
+///
+/// By hand, because `rustix::net` has a control message for the departure time only: none for segment sizes, marks, sources and ECN.
 ///
 /// # Errors
 /// What the kernel says of the first message; those behind it were not looked at.
@@ -106,7 +102,7 @@ impl Control {
     fn new(message: &Message<'_>) -> Self {
         let mut control = Self { bytes: [0; CONTROL_BYTES], used: 0 };
         if let Some(ns) = message.departure_ns {
-            control.put(libc::SOL_SOCKET, SO_TXTIME, &ns.to_ne_bytes());
+            control.put(libc::SOL_SOCKET, libc::SCM_TXTIME, &ns.to_ne_bytes());
         }
         if message.payload.len() > message.segment_bytes {
             // A message has less than 2^16 bytes.
@@ -236,7 +232,7 @@ mod tests {
         assert_eq!(
             found,
             [
-                (libc::SOL_SOCKET, SO_TXTIME, 42_u64.to_ne_bytes().to_vec()),
+                (libc::SOL_SOCKET, libc::SCM_TXTIME, 42_u64.to_ne_bytes().to_vec()),
                 (libc::SOL_UDP, libc::UDP_SEGMENT, 1_400_u16.to_ne_bytes().to_vec()),
                 (libc::SOL_SOCKET, libc::SO_MARK, 0x70ac_0001_u32.to_ne_bytes().to_vec()),
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, source.to_vec()),

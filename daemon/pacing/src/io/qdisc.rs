@@ -185,12 +185,7 @@ impl Follower {
             self.judge(device, qdiscs.get(index).map_or(&[], Vec::as_slice));
         }
         if self.is_first {
-            let names = |keeps| {
-                let them = self.devices.values().filter(|device| device.keeps_departures() == keeps);
-                let names = them.map(|device| device.name()).collect::<Vec<_>>().join(", ");
-                if names.is_empty() { "no device".to_owned() } else { names }
-            };
-            tracing::info!("departure times are kept by the kernel on {}, by paced on {}", names(true), names(false));
+            tracing::info!("{}", who_keeps_departures(self.devices.values().map(|device| &**device)));
         }
         self.is_first = false;
         Ok(())
@@ -199,8 +194,7 @@ impl Follower {
     fn judge(&self, device: &Device, qdiscs: &[Qdisc]) {
         let keeps = keeps_departures(qdiscs);
         if device.set_keeps_departures(keeps) && !self.is_first {
-            let by = if keeps { "the kernel" } else { "paced" };
-            tracing::info!(device = device.name(), by, "the kernel enforces departure times from now on");
+            tracing::info!("from now on, {}", who_keeps_departures([device]));
         }
         (self.listener)(device.name(), keeps);
         let label = DeviceLabel { device: device.name().to_owned() };
@@ -227,6 +221,21 @@ impl Follower {
         if let Some(device) = index.and_then(|index| self.devices.get(&index)) {
             self.routes.answer(route, device.clone());
         }
+    }
+}
+
+/// Says which devices keep departures, and on which packets wait here.
+fn who_keeps_departures<'a>(devices: impl IntoIterator<Item = &'a Device>) -> String {
+    let (kernel, paced): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.keeps_departures());
+    let by = |who: &str, devices: Vec<&Device>| {
+        let mut names: Vec<_> = devices.into_iter().map(Device::name).collect();
+        names.sort_unstable();
+        (!names.is_empty()).then(|| format!("by {who} on {}", names.join(", ")))
+    };
+    let parts: Vec<_> = [by("the kernel", kernel), by("paced", paced)].into_iter().flatten().collect();
+    match parts.is_empty() {
+        true => "there is no device to keep departure times".to_owned(),
+        false => format!("departure times are kept {}", parts.join(", ")),
     }
 }
 
@@ -442,6 +451,27 @@ mod tests {
             follower.judge(&device, &[qdisc(kind, (1, 0), TcHandle::ROOT)]);
         }
         assert_eq!(told.try_iter().collect::<Vec<_>>(), kinds.map(|kind| ("eth0".to_owned(), kind == "fq")));
+    }
+
+    #[test]
+    fn what_is_said_of_departures_names_devices_and_leaves_out_who_keeps_none() {
+        let device = |(name, keeps)| {
+            let device = Device::new(name);
+            device.set_keeps_departures(keeps);
+            device
+        };
+        for (devices, words) in [
+            (&[("lo", false)][..], "departure times are kept by paced on lo"),
+            (&[("eth0", true)], "departure times are kept by the kernel on eth0"),
+            (
+                &[("lo", false), ("eth1", true), ("eth0", true)],
+                "departure times are kept by the kernel on eth0, eth1, by paced on lo",
+            ),
+            (&[], "there is no device to keep departure times"),
+        ] {
+            let devices: Vec<_> = devices.iter().copied().map(device).collect();
+            assert_eq!(who_keeps_departures(&devices), words);
+        }
     }
 
     #[tokio::test]

@@ -1,7 +1,8 @@
 //! The receiving side of an endpoint: s2n-quic's own parts, in memory that is touched piece by piece.
 
-use std::{io, net::UdpSocket};
+use std::{ffi::c_void, io, net::UdpSocket};
 
+use rustix::mm::{Advice, madvise};
 use s2n_quic_core::{inet::SocketAddress, path::MaxMtu, task::cooldown::Cooldown};
 use s2n_quic_platform::{
     message::{Message as _, default::Message as Received},
@@ -16,7 +17,7 @@ use s2n_quic_platform::{
 use socket2::Socket;
 use tokio::io::Interest;
 
-use super::register;
+use crate::descriptor::watch;
 
 /// Memory for what arrives between two turns of the event loop, as in s2n-quic.
 const RING_BYTES: u32 = 8 << 20;
@@ -33,7 +34,7 @@ pub(super) fn start(
     syscall::configure_tos(&socket);
     let (producer, consumer) = ring(room);
     let socket: UdpSocket = socket.into();
-    let receiver = Receiver::new(producer, register(socket, Interest::READABLE)?, None, Cooldown::default(), stats);
+    let receiver = Receiver::new(producer, watch(socket, Interest::READABLE)?, None, Cooldown::default(), stats);
     tokio::spawn(receiver);
     let room = MaxMtu::try_from(room).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(Rx::new(vec![consumer], room, address.into()))
@@ -57,13 +58,12 @@ fn ring(entry_bytes: u16) -> (Producer<Received>, Consumer<Received>) {
 
 /// Asks for single pages in the whole pages of a range of memory that is this process's own.
 fn without_huge_pages(address: usize, bytes: usize) {
-    // SAFETY: takes no pointer.
-    let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4_096);
+    let page_bytes = rustix::param::page_size();
     let begin = address.next_multiple_of(page_bytes);
     let end = (address + bytes) / page_bytes * page_bytes;
     // SAFETY: the kernel is told how to back memory, whose contents stay as they are. A kernel without huge pages refuses,
     // and has none to give.
-    unsafe { libc::madvise(begin as *mut libc::c_void, end.saturating_sub(begin), libc::MADV_NOHUGEPAGE) };
+    _ = unsafe { madvise(begin as *mut c_void, end.saturating_sub(begin), Advice::LinuxNoHugepage) };
 }
 
 #[cfg(test)]

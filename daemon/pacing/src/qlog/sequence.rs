@@ -25,6 +25,16 @@ const TEXT_BYTES: usize = 256 * 1024;
 /// Tunnels whose numbers are remembered, at most; of later ones there are the streams only.
 const TUNNELS: usize = 65_536;
 
+/// On which side of its connection the log was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VantagePoint {
+    /// The side that opened it.
+    Client,
+    /// The side that accepted it.
+    Server,
+}
+
 /// What the log calls by numbers.
 #[derive(Debug, Default)]
 pub struct Names {
@@ -45,10 +55,11 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Returns the text of what is listened to from now on: a connection that the control plane calls by a number.
+    /// Returns the text of what is listened to from now on: one side of a connection that the control plane calls by a
+    /// number.
     #[must_use]
-    pub fn new(tracing: Tracing, connection: u64) -> Self {
-        let header = Some(header(connection, SystemTime::now()));
+    pub fn new(tracing: Tracing, connection: u64, vantage_point: VantagePoint) -> Self {
+        let header = Some(header(connection, vantage_point, SystemTime::now()));
         Self { tracing, header, waiting: VecDeque::new(), names: Names::default(), is_over: false }
     }
 
@@ -80,7 +91,7 @@ impl Sequence {
     }
 }
 
-fn header(connection: u64, begun: SystemTime) -> String {
+fn header(connection: u64, vantage_point: VantagePoint, begun: SystemTime) -> String {
     // It fails for years of more than four digits.
     let begun = OffsetDateTime::from(begun).format(&Rfc3339).unwrap_or_default();
     record(&json!({
@@ -93,7 +104,7 @@ fn header(connection: u64, begun: SystemTime) -> String {
                 "time_format": "relative_to_epoch",
             },
             "event_schemas": [SCHEMA],
-            "vantage_point": { "name": "paced", "type": "server" },
+            "vantage_point": { "name": "paced", "type": vantage_point },
         },
     }))
 }

@@ -2,7 +2,7 @@ use s2n_quic_core::event::{IntoEvent as _, builder};
 use serde_json::{Value, json};
 
 use super::{
-    sequence::{Names, Sequence},
+    sequence::{Names, Sequence, VantagePoint},
     *,
 };
 
@@ -52,7 +52,7 @@ fn ack() -> events::Frame {
 fn listened() -> (Tap, Sequence) {
     let (tap, traces) = (Tap::default(), Arc::new(Traces::default()));
     let tracing = traces.begin(&tap, LONG).unwrap();
-    (tap, Sequence::new(tracing, 7))
+    (tap, Sequence::new(tracing, 7, VantagePoint::Client))
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_file_begins_with_what_it_is_and_what_is_known_already() {
     assert_eq!(header["file_schema"], "urn:ietf:params:qlog:file:sequential");
     assert_eq!(header["serialization_format"], "application/qlog+json-seq");
     let trace = &header["trace"];
-    assert_eq!(trace["vantage_point"]["type"], "server");
+    assert_eq!(trace["vantage_point"]["type"], "client");
     assert!(trace["event_schemas"][0].as_str().unwrap().starts_with("urn:ietf:params:qlog:events:quic-"));
     let (time, format) = (&trace["common_fields"]["reference_time"], &trace["common_fields"]["time_format"]);
     assert_eq!(

@@ -10,6 +10,7 @@ use sched::stream::Expiry;
 use super::{Losses, proof::Proof};
 use crate::{
     backlog::Backlog,
+    binding::Binding,
     class::Terms,
     departure::{Departure, Departures},
     ledger::Ledger,
@@ -26,6 +27,10 @@ const FRAME_HEADER_BYTES: usize = 1 + 2;
 /// What waits to leave.
 pub(super) struct Outbox {
     pub(super) turns: Turns,
+    /// How early the bytes of streams are handed over.
+    pub(super) binding: Binding,
+    /// Whether the connection goes by a schedule of its own, whatever that of its endpoint is.
+    pub(super) is_own: bool,
     pub(super) queues: Vec<Option<Queue>>,
     free: Vec<u32>,
     bytes: usize,
@@ -63,6 +68,8 @@ impl Outbox {
     pub(super) fn new(schedule: &Schedule) -> Self {
         Self {
             turns: Turns::new(schedule.discipline, schedule.seed),
+            binding: schedule.binding,
+            is_own: false,
             queues: Vec::new(),
             free: Vec::new(),
             bytes: 0,

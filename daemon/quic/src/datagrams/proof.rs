@@ -91,7 +91,7 @@ impl Proof {
 #[cfg(test)]
 mod tests {
     use super::{super::tests::FakePacket, *};
-    use crate::ledger::{Account, Binding};
+    use crate::ledger::Account;
 
     /// How many of 10,000 packets are filled up where one of `gap` is lost.
     fn filled_up(proof: &mut Proof, packet_bytes: u64, gap: u64) -> usize {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_packet_is_filled_to_its_last_byte_with_what_peers_ignore() {
-        let mut account = Account::new(false, Binding::default());
+        let mut account = Account::new(false);
         account.on_mtu(1_472);
         let (ledger, _) = account.join();
         // Type, quarter stream ID and context take four bytes.

@@ -5,7 +5,9 @@ use sched::stream::{Discipline, Expiry};
 
 use super::{outbox::MAX_MISSES, *};
 use crate::{
+    binding::Binding,
     class::{Classes, Role},
+    ledger::Account,
     turns::Kind,
 };
 
@@ -383,6 +385,44 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
 }
 
 #[test]
+fn a_connection_with_a_schedule_of_its_own_keeps_it_whatever_becomes_of_that_of_its_endpoint() {
+    let of = |discipline, packets| {
+        let binding = Binding::Late { floor_packets: Some(packets) };
+        Schedule { discipline, binding, ..Schedule::default() }
+    };
+    let schedules = Schedules::from(of(Discipline::Fcfs, 3));
+    let limits = QueueLimits { flow_bytes: 1_000, connection_bytes: 1_000 };
+    let mut endpoint =
+        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 65_535, schedules: schedules.clone() };
+    let info = provider::ConnectionInfo::new(65_535, noop_waker());
+    let [follows, own] = [(); 2].map(|()| endpoint.create_connection(&info).0.hub());
+    own.set_schedule(&of(Discipline::Abs, 5));
+    assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Fcfs, Discipline::Abs]);
+    schedules.set(of(Discipline::Rr, 7));
+    assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Rr, Discipline::Abs]);
+    // Also how early streams are bound, before there is a dispatcher and behind it.
+    let rooms = [&follows, &own].map(|hub| {
+        let (ledger, _) = Account::new(true).join();
+        let dispatcher: Arc<dyn Any + Send + Sync> = Arc::new(());
+        hub.join(dispatcher, ledger.clone());
+        ledger
+    });
+    let most = |ledger: &Ledger| {
+        let before = ledger.unsent_bytes();
+        while ledger.room().is_some() {
+            ledger.hand_over(1_200);
+        }
+        let most = ledger.unsent_bytes();
+        ledger.give_back(most - before);
+        most / 1_200
+    };
+    assert_eq!(rooms.each_ref().map(|ledger| most(ledger)), [7, 5]);
+    schedules.set(of(Discipline::Rr, 11));
+    own.set_schedule(&of(Discipline::Rr, 13));
+    assert_eq!(rooms.each_ref().map(|ledger| most(ledger)), [11, 13]);
+}
+
+#[test]
 fn another_discipline_orders_payloads_that_wait_already() {
     for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
         let (hub, _) = hub_in_time(Discipline::Fcfs);
@@ -390,7 +430,7 @@ fn another_discipline_orders_payloads_that_wait_already() {
         second.set_terms(terms("priority = 255"));
         send(&first, &[b"1"]);
         send(&second, &[b"2"]);
-        hub.reorder(&Schedule { discipline, ..Schedule::default() });
+        hub.set_schedule(&Schedule { discipline, ..Schedule::default() });
         let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
         assert_eq!(order, expected, "{discipline:?}");
     }

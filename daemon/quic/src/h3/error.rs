@@ -8,7 +8,7 @@ use s2n_quic_core::endpoint::Location;
 use crate::dispatch;
 
 /// Why a connection or a stream came to its end.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, the
     /// holder of the stream still has to answer or reset it.
@@ -101,6 +101,12 @@ fn refused_by(alert: u8) -> String {
         AlertDescription::UnknownCA => {
             "the peer does not know the authority that signed the certificate that was shown".to_owned()
         }
+        // What s2n-quic sends for most errors of TLS, a certificate of an unknown authority included.
+        AlertDescription::HandshakeFailure => {
+            "the peer ended the handshake (HandshakeFailure in TLS): if a certificate was shown, the peer may not know the \
+             authority that signed it"
+                .to_owned()
+        }
         AlertDescription::CertificateExpired => "the certificate that was shown has expired".to_owned(),
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate
@@ -129,7 +135,12 @@ mod tests {
     #[test]
     fn a_refused_certificate_is_told_apart_from_other_ends_of_a_handshake() {
         assert_eq!((alert(0x100 + 48), alert(0xff), alert(0x200), alert(0)), (Some(48), None, None, None));
-        for (alert, words) in [(116, "none was shown"), (48, "does not know the authority"), (42, "BadCertificate")] {
+        for (alert, words) in [
+            (116, "none was shown"),
+            (48, "does not know the authority"),
+            (40, "may not know the authority"),
+            (42, "BadCertificate"),
+        ] {
             assert!(refused_by(alert).contains(words), "{}", refused_by(alert));
         }
         assert!(refused_by(120).contains("ended the handshake: NoApplicationProtocol"));

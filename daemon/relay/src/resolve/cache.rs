@@ -1,4 +1,5 @@
-//! Answers that still hold.
+//! Answers that still hold. Kept by hand: an entry of `moka` takes up to 1,280 bytes, where one of these takes 900 and 1 KiB is
+//! promised, and there may be 384 more of them than its capacity until its housekeeping runs.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
 
+use pacing::descriptor::{set_option, watch};
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -59,11 +60,11 @@ impl UdpTarget {
         let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?;
         match target {
             SocketAddr::V4(_) => {
-                set_option(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+                set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE).map_err(io::Error::from)?;
                 set_option(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             }
             SocketAddr::V6(_) => {
-                set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+                set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE).map_err(io::Error::from)?;
                 set_option(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             }
         }
@@ -93,10 +94,7 @@ impl UdpTarget {
     /// Watches a non-blocking, connected socket.
     pub(super) fn register(socket: Socket) -> io::Result<Self> {
         let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-        // SAFETY: a `Socket` owns its descriptor, always names the same one, and closes it only when it is dropped;
-        // nothing here takes it out of the `AsyncFd`.
-        let fd = unsafe { AsyncFd::register_with_interest(socket, interest) }?;
-        Ok(Self { fd, segmentation: AtomicBool::new(true), reachability: Cell::default() })
+        Ok(Self { fd: watch(socket, interest)?, segmentation: AtomicBool::new(true), reachability: Cell::default() })
     }
 
     /// Sends `bytes`, one payload or several of `segment_bytes` each (the last may be shorter), as one message or not
@@ -220,24 +218,4 @@ pub(super) fn segment_size_message(segment_bytes: u16) -> [u8; SEGMENT_SIZE_MESS
     message[WORD + INT..WORD + 2 * INT].copy_from_slice(&libc::UDP_SEGMENT.to_ne_bytes());
     message[WORD + 2 * INT..][..2].copy_from_slice(&segment_bytes.to_ne_bytes());
     message
-}
-
-/// Sets an option that is an `int`.
-pub(super) fn set_option(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    let len = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the descriptor is open as long as `socket` is borrowed, and the kernel reads exactly `len` bytes of
-    // `value`, which outlives the call.
-    let outcome = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Reads an option that is an `int`.
-#[cfg(test)]
-pub(super) fn int_option(socket: &Socket, level: c_int, name: c_int) -> io::Result<c_int> {
-    let mut value: c_int = 0;
-    let mut len = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel writes at most `len` bytes to `value`
-    // and the new length to `len`, both of which outlive the call.
-    let outcome = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
-    if outcome == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }

@@ -3,7 +3,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::task::Poll;
 use std::time::Duration;
 
+use pacing::descriptor::set_option;
 use quic::segments::Segments;
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, ip_mtu_discover, ipv6_mtu_discover};
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
@@ -85,7 +87,7 @@ async fn the_largest_payload_passes_and_a_larger_one_is_dropped_alone() {
 async fn a_batch_the_device_refuses_is_sent_singly_and_nothing_is_lost() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     // The kernel cannot segment without checksums: it answers a GSO message with EINVAL, as for some devices with EIO.
-    socket::set_option(target.fd.get_ref(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+    set_option(target.fd.get_ref(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     let sizes = [500, 500, 500];
     let counters = send(&target, &payloads(&sizes)).await;
     assert_eq!((counters.sent, counters.messages, counters.gso_refused), (3, 3, 1));
@@ -210,11 +212,10 @@ async fn packets_carry_df_and_no_ecn_and_mapped_addresses_are_ipv4() {
     let target = UdpTarget::connect(mapped, None, SocketBuffers::default()).unwrap();
     let socket = target.fd.get_ref();
     assert!(socket.peer_addr().unwrap().is_ipv4());
-    assert_eq!(socket::int_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER).unwrap(), libc::IP_PMTUDISC_PROBE);
+    assert_eq!(ip_mtu_discover(socket).unwrap(), Ipv4PathMtuDiscovery::PROBE);
     assert_eq!(socket.tos_v4().unwrap(), 0);
     let target = UdpTarget::connect((Ipv6Addr::LOCALHOST, 9).into(), None, SocketBuffers::default()).unwrap();
-    let discover = socket::int_option(target.fd.get_ref(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER);
-    assert_eq!(discover.unwrap(), libc::IPV6_PMTUDISC_PROBE);
+    assert_eq!(ipv6_mtu_discover(target.fd.get_ref()).unwrap(), Ipv6PathMtuDiscovery::PROBE);
     assert_eq!(target.fd.get_ref().tclass_v6().unwrap(), 0);
 }
 

@@ -8,19 +8,19 @@ use std::{
 
 use api::v1;
 use pacing::io::recorder::{self, Records};
-use quic::class::Role;
-use relay::tunnels::Tunnel;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
-    super::{Caller, Control, Error, Filter, Page, caller::Peer},
-    edge, events,
+    super::{
+        Caller, ConnectionView, Control, Error, Filter, Kind, Page, PartView, TunnelView, UplinkView, caller::Peer,
+    },
+    events,
 };
 use crate::{
     certificates::Certificate,
-    policy::{InForce, Refusal, Revision, Submission},
+    policy::{Refusal, Revision, Submission},
 };
 
 /// How many of the errors in a text are told one by one.
@@ -36,7 +36,9 @@ const RECORDS: Duration = Duration::from_millis(50);
 pub struct Service(Arc<Control>);
 
 impl Service {
-    pub(super) fn new(control: Arc<Control>) -> Self {
+    /// Returns the service for a control plane. Each request has to come with its [`Peer`] as an extension.
+    #[must_use]
+    pub const fn new(control: Arc<Control>) -> Self {
         Self(control)
     }
 }
@@ -52,11 +54,9 @@ impl v1::control_service_server::ControlService for Service {
     type WatchQlogStream = Sent<v1::WatchQlogResponse>;
 
     async fn get_policy(&self, request: Request<v1::GetPolicyRequest>) -> Answer<v1::GetPolicyResponse> {
-        let InForce { revision: current, confirm_by, is_saved: saved } = self.0.in_force();
-        let (found, confirm_by) = match request.into_inner().revision {
-            0 => (current, confirm_by),
-            number => (self.0.revision(number).await.map_err(|error| status(&error))?, None),
-        };
+        let found = self.0.revision(request.into_inner().revision).await;
+        let (found, confirm_by) = found.map_err(|error| status(&error))?;
+        let saved = self.0.in_force().is_saved;
         answer(v1::GetPolicyResponse { revision: Some(revision(&found, confirm_by)), saved })
     }
 
@@ -87,8 +87,7 @@ impl v1::control_service_server::ControlService for Service {
     async fn rollback_policy(&self, request: Request<v1::RollbackPolicyRequest>) -> Answer<v1::RollbackPolicyResponse> {
         let caller = caller(&request)?;
         let v1::RollbackPolicyRequest { revision: number, save } = request.into_inner();
-        let to = Some(number).filter(|number| *number > 0);
-        let accepted = self.0.roll_back(&caller, to, save).await.map_err(|error| status(&error))?;
+        let accepted = self.0.roll_back(&caller, number, save).await.map_err(|error| status(&error))?;
         answer(v1::RollbackPolicyResponse { revision: Some(revision(&accepted.revision, None)) })
     }
 
@@ -108,11 +107,12 @@ impl v1::control_service_server::ControlService for Service {
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
         let (facts, in_force) = (self.0.facts(), self.0.in_force());
         let (connections, tunnels) = self.0.counts();
-        let enforcement = self.0.parts().kernel.in_force.list().into_iter().map(|((device, part), outcome)| {
-            let enforced = outcome.is_ok();
-            let (Ok(detail) | Err(detail)) = outcome;
-            v1::Enforcement { device, part: part.to_owned(), enforced, detail }
-        });
+        let part = |PartView { device, part, is_enforced: enforced, detail }| v1::Enforcement {
+            device,
+            part: part.to_owned(),
+            enforced,
+            detail,
+        };
         let features = self.0.features();
         let features = features.rows().into_iter().map(|(name, found)| v1::Feature {
             name: name.to_owned(),
@@ -130,10 +130,10 @@ impl v1::control_service_server::ControlService for Service {
             workers: facts.workers.into(),
             connections,
             tunnels,
-            enforcement: enforcement.collect(),
+            enforcement: self.0.enforcement().into_iter().map(part).collect(),
             features: features.collect(),
-            uplinks: edge::uplinks(self.0.edge(), &caller(&request)?),
-            entrances: edge::entrances(self.0.edge()),
+            uplinks: self.0.uplinks(&caller(&request)?).into_iter().map(uplink).collect(),
+            entrances: self.0.edge().entrances().iter().map(|counters| entrance(counters)).collect(),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
             certificates: facts.certificates.iter().map(certificate).collect(),
@@ -148,10 +148,8 @@ impl v1::control_service_server::ControlService for Service {
             user: Some(user).filter(|user| !user.is_empty()),
             connection: Some(connection).filter(|id| *id > 0),
         };
-        let (after, limit) = (after(&page_token)?, page_size as usize);
-        let Page { rows, next } = self.0.tunnels(&filter, after, limit);
-        let page = (rows.iter().map(|row| tunnel(row, &caller)).collect(), next);
-        let (tunnels, next) = edge::with_tunnels(&self.0, &filter, (after, limit), page, &caller);
+        let Page { rows, next } = self.0.tunnels(&caller, &filter, after(&page_token)?, page_size as usize);
+        let tunnels = rows.into_iter().map(tunnel).collect();
         answer(v1::ListTunnelsResponse { tunnels, next_page_token: token(next) })
     }
 
@@ -161,10 +159,8 @@ impl v1::control_service_server::ControlService for Service {
     ) -> Answer<v1::ListConnectionsResponse> {
         let caller = caller(&request)?;
         let v1::ListConnectionsRequest { page_size, page_token } = request.into_inner();
-        let (after, limit) = (after(&page_token)?, page_size as usize);
-        let Page { rows, next } = self.0.connections(after, limit);
-        let page = (rows.iter().map(|row| connection(row, &caller)).collect(), next);
-        let (connections, next) = edge::with_connections(&self.0, (after, limit), page);
+        let Page { rows, next } = self.0.connections(&caller, after(&page_token)?, page_size as usize);
+        let connections = rows.into_iter().map(connection).collect();
         answer(v1::ListConnectionsResponse { connections, next_page_token: token(next) })
     }
 
@@ -182,7 +178,7 @@ impl v1::control_service_server::ControlService for Service {
         let v1::SetTunnelClassRequest { tunnel: id, class } = request.into_inner();
         let class = Some(class).filter(|class| !class.is_empty());
         let changed = self.0.set_tunnel_class(&caller, id, class).map_err(|error| status(&error))?;
-        answer(v1::SetTunnelClassResponse { tunnel: Some(tunnel(&changed, &caller)) })
+        answer(v1::SetTunnelClassResponse { tunnel: Some(tunnel(changed)) })
     }
 
     async fn watch_stats(&self, request: Request<v1::WatchStatsRequest>) -> Answer<Self::WatchStatsStream> {
@@ -303,35 +299,30 @@ fn revision(found: &Revision, confirm_by: Option<SystemTime>) -> v1::Revision {
     }
 }
 
-fn tunnel(found: &Tunnel, caller: &Caller) -> v1::Tunnel {
-    let (up_bytes, down_bytes) = found.traffic.bytes();
-    let asked = &found.asked;
-    let target = || {
-        let name = asked.name.as_deref().map(|name| format!("{name}:{}", asked.next_hop.port()));
-        name.unwrap_or_else(|| asked.next_hop.to_string())
-    };
+fn tunnel(found: TunnelView) -> v1::Tunnel {
     v1::Tunnel {
         id: found.id,
-        connection: found.caller.id,
-        user: asked.user.as_deref().unwrap_or_default().to_owned(),
-        class: found.class().policy().name.clone(),
-        pinned: found.pin().is_some(),
-        protocol: asked.protocol.to_string(),
-        target: caller.shown(target),
-        next_hop: caller.shown(|| asked.next_hop.to_string()),
+        connection: found.connection,
+        user: found.user,
+        class: found.class,
+        pinned: found.is_pinned,
+        protocol: found.protocol,
+        target: found.target,
+        next_hop: found.next_hop,
         since: Some(found.since.into()),
-        up_bytes,
-        down_bytes,
-        role: Role::Relay.as_str().to_owned(),
-        ..v1::Tunnel::default()
+        up_bytes: found.up_bytes,
+        down_bytes: found.down_bytes,
+        role: found.role.as_str().to_owned(),
+        listen: found.listen,
+        sender: found.sender,
     }
 }
 
-fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
-    let path = found.path.get();
+fn connection(found: ConnectionView) -> v1::Connection {
+    let path = found.path;
     let time = |time: Option<Duration>| time.and_then(|time| time.try_into().ok());
     v1::Connection {
-        user: found.user().map(ToString::to_string).unwrap_or_default(),
+        user: found.user,
         smoothed_rtt: time(path.smoothed_rtt),
         min_rtt: time(path.min_rtt),
         sent_bytes: path.sent_bytes,
@@ -339,12 +330,31 @@ fn connection(found: &relay::Caller, caller: &Caller) -> v1::Connection {
         sent_packets: path.sent_packets,
         lost_packets: path.lost_packets,
         id: found.id,
-        client: caller.shown(|| found.address.map(|address| address.to_string()).unwrap_or_default()),
-        listener: found.listener.to_string(),
+        client: found.client,
+        listener: found.listener,
         since: Some(found.since.into()),
-        tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),
-        role: Role::Relay.as_str().to_owned(),
-        ..v1::Connection::default()
+        tunnels: found.tunnels,
+        role: found.role.as_str().to_owned(),
+        schedule: found.schedule,
+        relay: found.relay,
+        relay_address: found.relay_address,
+    }
+}
+
+fn uplink(found: UplinkView) -> v1::Uplink {
+    let UplinkView { relay, connections, connects, failures, failure } = found;
+    v1::Uplink { relay, connections, connects, failures, failure }
+}
+
+fn entrance(counters: &edge::Counters) -> v1::Entrance {
+    v1::Entrance {
+        listen: counters.listen().to_owned(),
+        protocol: counters.protocol().to_owned(),
+        tunnels: u64::try_from(counters.open.get()).unwrap_or(0),
+        opened: counters.tunnels_opened.get(),
+        refused: counters.tunnels_refused.get(),
+        up_bytes: counters.bytes_up.get(),
+        down_bytes: counters.bytes_down.get(),
     }
 }
 
@@ -401,16 +411,15 @@ fn departures(control: &Control, records: Records) -> v1::WatchDeparturesRespons
 }
 
 fn status(error: &Error) -> Status {
-    let code = match error {
-        Error::Denied { .. } => Code::PermissionDenied,
-        Error::Unknown { .. } | Error::Policy(Refusal::Unknown { .. }) => Code::NotFound,
-        Error::Busy => Code::ResourceExhausted,
-        Error::Ending => Code::Unavailable,
-        Error::Recorded | Error::OfEdge { .. } => Code::FailedPrecondition,
-        Error::Policy(Refusal::Stale { .. }) => Code::Aborted,
-        Error::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Code::FailedPrecondition,
-        Error::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Code::Internal,
-        Error::Policy(_) | Error::Reload(_) => Code::InvalidArgument,
+    let code = match error.kind() {
+        Kind::Denied => Code::PermissionDenied,
+        Kind::Unknown => Code::NotFound,
+        Kind::Invalid => Code::InvalidArgument,
+        Kind::Stale => Code::Aborted,
+        Kind::Trial | Kind::NotNow => Code::FailedPrecondition,
+        Kind::Busy => Code::ResourceExhausted,
+        Kind::Ending => Code::Unavailable,
+        Kind::Failed => Code::Internal,
     };
     let details = match error {
         Error::Policy(Refusal::Invalid(errors)) => {
@@ -421,33 +430,7 @@ fn status(error: &Error) -> Status {
             };
             ErrorDetails::with_bad_request(errors.iter().take(VIOLATIONS).map(violation).collect::<Vec<_>>())
         }
-        _ => ErrorDetails::with_error_info(label(error), "paced.org", std::collections::HashMap::new()),
+        _ => ErrorDetails::with_error_info(error.label(), "paced.org", std::collections::HashMap::new()),
     };
     Status::with_error_details(code, error.message(), details)
-}
-
-/// The reason as one word, which does not change with the words for people.
-const fn label(error: &Error) -> &'static str {
-    match error {
-        Error::Denied { .. } => "NOT_A_WRITER",
-        Error::Unknown { .. } => "UNKNOWN_NAME",
-        Error::Busy => "BUSY",
-        Error::Ending => "ENDING",
-        Error::Recorded => "RECORDED",
-        Error::OfEdge { .. } => "OF_EDGE",
-        Error::Reload(_) => "CONFIGURATION_REFUSED",
-        Error::Policy(refusal) => match refusal {
-            Refusal::TooLong { .. } => "POLICY_TOO_LONG",
-            Refusal::Invalid(_) => "POLICY_INVALID",
-            Refusal::MissingClass { .. } => "CLASS_MISSING",
-            Refusal::Stale { .. } => "REVISION_STALE",
-            Refusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
-            Refusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
-            Refusal::Unknown { .. } => "REVISION_UNKNOWN",
-            Refusal::LongTrial { .. } => "TRIAL_TOO_LONG",
-            Refusal::SavedTrial => "TRIAL_SAVED",
-            Refusal::Enforcement(_) => "NOT_ENFORCED",
-            Refusal::NotSaved { .. } => "NOT_SAVED",
-        },
-    }
 }

@@ -1,0 +1,67 @@
+//! Configurations in several files.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parts(texts: &[&str]) -> Vec<Part> {
+    let part = |(place, text): (usize, &&str)| Part { name: format!("{place}.toml"), text: (*text).to_owned() };
+    texts.iter().enumerate().map(part).collect()
+}
+
+#[test]
+fn of_several_files_the_later_have_the_last_word_key_by_key_and_their_sections_come_after() {
+    let rule = |class: &str| format!("[[rule]]\nclass = {class:?}\n");
+    let main = format!("{RELAY}workers = 2\ndrain_seconds = 5\n[class.a]\nweight = 2\npriority = 3\n{}", rule("a"));
+    let drop_in = format!(
+        "[relay]\ndrain_seconds = 7\ntemplates = [\"https://other.example/{{target_host}}/{{target_port}}/\"]\n\
+        [class.a]\nweight = 4\n[class.b]\n{}[[forward]]\n{}",
+        rule("b"),
+        FORWARD.trim_start_matches("[[forward]]\n")
+    );
+    let config = Config::from_parts(&parts(&[&main, &drop_in])).unwrap();
+    let relay = config.relay.unwrap();
+    assert_eq!((relay.workers, relay.drain, relay.templates.len()), (2, Duration::from_secs(7), 1));
+    assert!(relay.templates[0].to_string().contains("other.example"));
+    let [_, a, b] = &config.policy.classes[..] else { panic!("{:?}", config.policy.classes) };
+    assert_eq!((a.weight, a.priority, &*b.name), (4, 3, "b"));
+    let ruled = config.policy.rules.iter().map(|rule| config.policy.class_of(rule).unwrap_or_default());
+    assert_eq!(ruled.collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(config.forwards.len(), 1);
+    // What is no section replaces what was there, even if that was one.
+    let lists = [
+        "[relay.targets]\nallow = [\"10.0.0.0/8\", { to = \"fd00::/8\" }]",
+        "[relay.targets]\nallow = [{ to = \"192.168.0.0/16\" }]",
+    ];
+    let config = Config::from_parts(&parts(&[RELAY, lists[0], lists[1]])).unwrap();
+    assert_eq!(config.relay.unwrap().targets.allow.len(), 1);
+}
+
+#[test]
+fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines() {
+    for (texts, place) in [
+        ([RELAY, "\n[relay]\nworkerz = 2", ""], "1.toml: line 3, column 1: relay.workerz"),
+        ([RELAY, "", "[relay]\nworkers = 0"], "2.toml: line 2, column 11: relay.workers"),
+        ([RELAY, "[relay]\nx =", ""], "1.toml: line 2, column 4: "),
+        (["workers = 2", RELAY, ""], "0.toml: line 1, column 1: workers"),
+        ([RELAY, "relay = 1", ""], "1.toml: line 1, column 9: relay"),
+        // What is missing is missing where the section is, of a later part.
+        (["[relay]\nauth = \"none\"", "", "[relay]\ncertificate = \"/c\""], ": relay.templates: missing"),
+    ] {
+        let refusals = Config::from_parts(&parts(&texts)).unwrap_err().to_string();
+        assert!(refusals.lines().any(|line| line.contains(place)), "{texts:?}: {refusals}");
+    }
+    assert!(refusals("workers = 2").starts_with("line 1, column 1: workers"), "a single file has no name");
+}
+
+proptest! {
+    /// Where a document is cut between sections makes no difference.
+    #[test]
+    fn a_document_in_two_parts_reads_as_in_one(cut in 0_usize..100) {
+        let whole = switched_on();
+        let heads: Vec<_> = whole.match_indices("\n[").map(|(place, _)| place + 1).collect();
+        let (first, second) = whole.split_at(heads[cut % heads.len()]);
+        let halves = Config::from_parts(&parts(&[first, second])).unwrap();
+        prop_assert_eq!(format!("{halves:?}"), format!("{:?}", valid(&whole)));
+    }
+}

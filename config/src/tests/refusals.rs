@@ -1,0 +1,188 @@
+//! What is refused, and what is said of it.
+
+use super::*;
+
+#[test]
+fn every_refusal_says_where_which_key_what_and_what_instead() {
+    let relay = |more: &str| format!("{RELAY}{more}");
+    let forward = |more: &str| format!("{FORWARD}{more}");
+    let proxy = |more: &str| format!("{PROXY}{more}");
+    let rows = [
+        ("state_dir = ", "line 1, column 1", "not TOML", "see https://toml.io"),
+        ("a = 1\na = 2", "line 2, column 1: ", "not TOML", "see"),
+        ("state_dir = \"here\"", "line 1, column 13: state_dir: ", "\"here\" does not fit", "write an absolute path"),
+        ("log.level = 3", "line 1, column 13: log.level: ", "3 does not fit", "\"warn\""),
+        ("log = 3", "line 1, column 7: log: ", "3 does not fit", "write a section"),
+        ("forward = {}", "line 1, column 11: forward: ", "this table does not fit", "write a list"),
+        ("forward = [1]", "line 1, column 11: forward: ", "1 does not fit", "double brackets"),
+        ("colour = 1", "line 1, column 1: colour: ", "unknown key", "known here: state_dir, "),
+        ("[[relay]]", "line 1, column 1: relay: ", "this array does not fit", "write a section"),
+        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.certificate: ", "missing", "add certificate ="),
+        ("[relay]\nauth = \"none\"", "line 1, column 1: relay.templates: ", "missing", "add templates = [...]"),
+        (&relay("templates = []"), "line 6, column 1: ", "not TOML", "see"),
+        (&RELAY.replace("relay.example", ""), "line 4, column 14: relay.templates: ", "no template", ";"),
+        (
+            &RELAY.replace("\"none\"", "\"token\""),
+            "line 5, column 8: relay.auth: ",
+            "no [[relay.token]]",
+            "pacectl token new",
+        ),
+        (&RELAY.replace("none", "certificate"), "line 5, column 8: relay.auth: ", "nothing says who", "add client_ca"),
+        (
+            &RELAY.replace("none", "nobody"),
+            "line 5, column 8: relay.auth: ",
+            "does not fit",
+            "\"token-or-certificate\"",
+        ),
+        (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
+        (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),
+        (
+            &relay("listen = [\"[::1]:1\", \"[::1]:1\"]"),
+            "line 6, column 10: relay.listen: ",
+            "same address",
+            "change one",
+        ),
+        (&relay("[[relay.token]]"), "line 6, column 1: relay.token.sha256: ", "missing", "64 hexadecimal"),
+        (
+            &relay("[[relay.token]]\nname = \"\"\nsha256 = \"0g\""),
+            "line 7, column 8: relay.token.name: ",
+            "does not",
+            "1 to 255",
+        ),
+        (
+            &relay("[relay.limits]\nconnections = -1"),
+            "line 7, column 15: relay.limits.connections: ",
+            "-1 is out",
+            "from 1 to",
+        ),
+        (
+            &relay("[relay.limits]\nconnections = 1.5"),
+            "line 7, column 15: relay.limits.connections: ",
+            "this float",
+            "whole number",
+        ),
+        (
+            &relay("[relay.limits]\nqueue_bytes_per_tunnel = 5000000"),
+            "line 7, column 26: relay.limits.queue_bytes",
+            "whole connection",
+            "raise",
+        ),
+        (
+            &relay("[relay.limits]\ntunnels_per_conection = 1"),
+            "line 7, column 1: relay.limits.tunnels_per_conection: ",
+            "unknown",
+            "did you mean tunnels_per_connection?",
+        ),
+        (
+            &relay("[relay.targets]\nallow = [\"10.0.0.1/8\"]"),
+            "line 7, column 10: relay.targets.allow: ",
+            "10.0.0.1/8 has bits behind its prefix",
+            "write 10.0.0.0/8 for the network, or 10.0.0.1",
+        ),
+        (
+            &relay("[relay.targets]\nown = [\"192.0.2.7/24\"]"),
+            "line 7, column 8: relay.targets.own: ",
+            "192.0.2.7/24 has bits behind its prefix",
+            "write 192.0.2.0/24 for the network, or 192.0.2.7 for the address",
+        ),
+        (
+            &relay("[relay.limits]\ndns_timeout_ms = \"3s\""),
+            "line 7, column 18: relay.limits.dns_timeout_ms: ",
+            "\"3s\" is no number",
+            "write a whole number from 1 to 60000, without quotes, and without the unit, which the key names",
+        ),
+        (
+            &relay("[relay.targets]\nallow = [\"64:ff9b::/96\"]"),
+            "line 7, column 9: relay.targets.allow: ",
+            "opens nothing",
+            "IPv4 network",
+        ),
+        (
+            &relay("[relay.targets]\ndeny = [{ port = 1 }]"),
+            "line 7, column 11: relay.targets.deny.port: ",
+            "unknown",
+            "ports?",
+        ),
+        (
+            &relay("[relay.targets]\ntcp_ports = [\"9-8\", 0]"),
+            "line 7, column 14: relay.targets.tcp_ports: ",
+            "does not fit",
+            "8000-8099",
+        ),
+        ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
+        (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
+        (&forward("backoff_first_ms = 40000"), "line 5, column 20: forward.backoff_first_ms: ", "longer", "raise"),
+        (
+            &forward("class = \"bulk\"\n[class.bulky]"),
+            "line 5, column 9: forward.class: ",
+            "there is no \"bulk\"",
+            "did you mean bulky?",
+        ),
+        (
+            &forward("schedule = \"shraes\"\n[schedule.shares]"),
+            "line 5, column 12: forward.schedule: ",
+            "no \"shraes\"",
+            "did you mean shares?",
+        ),
+        (&proxy("schedule = \"shares\""), "line ", "there is no \"shares\"", "add one, or remove this"),
+        (
+            &(relay("schedule = \"shraes\"\n[schedule.shares]")),
+            "line ",
+            "relay.schedule: there is no \"shraes\"",
+            "did you mean shares?",
+        ),
+        ("[[rule]]\nclass = \"bulk\"", "line 2, column 9: rule.class: ", "no \"bulk\"", "known here: default"),
+        (&FORWARD.replace(":53\"", "\""), "line 4, column 10: forward.target: ", "does not fit", "a host and a port"),
+        (&forward(FORWARD), "line 1, column 1: forward: ", "same address", "change one"),
+        (&forward("protocol = \"tcp\"\nmode = \"auto\""), "line 6, column 8: forward.mode: ", "in streams", "remove"),
+        (&forward("max_connections = 5"), "line 5, column 19: forward.max_connections: ", "no connections", "protocol"),
+        (
+            &PROXY.replace("127.0.0.1", "192.0.2.1"),
+            "line 2, column 10: proxy.listen: ",
+            "other machines",
+            "allow_remote = true",
+        ),
+        (&proxy("protocols = []"), "line 4, column 13: proxy.protocols: ", "nothing", "\"http\" or both"),
+        (&proxy("protocols = [\"http\", \"http\"]"), "line 4, column 13: proxy.protocols: ", "twice", "change one"),
+        (&proxy("protocols = [\"socks4\"]"), "line 4, column 14: proxy.protocols: ", "does not fit", "\"socks5\""),
+        (&proxy(PROXY), "line 1, column 1: proxy: ", "another proxy", "change one"),
+        (
+            &proxy(&FORWARD.replace("127.0.0.1:5353\"", "127.0.0.1:1080\"\nprotocol = \"tcp\"")),
+            "line 1, column 1: proxy: ",
+            "or forward",
+            "change one",
+        ),
+    ];
+    for (text, position, cause, remedy) in rows {
+        assert_refused(text, &refusals(text), [position, cause, remedy]);
+    }
+}
+
+#[test]
+fn one_run_finds_all_errors_in_the_order_of_lines() {
+    let text = "state_dri = \"/x\"\n[transport]\nmax_mtu = 1\n[log]\nlevel = \"loud\"\n[[forward]]\n";
+    let lines: Vec<_> = Config::from_toml(text).unwrap_err().iter().map(|error| error.line).collect();
+    assert_eq!(lines, [1, 3, 5, 6, 6, 6]);
+}
+
+#[test]
+fn columns_count_characters() {
+    assert!(refusals("\"größe\" = 1\nlog = { \"ü\" = 1 }").contains("line 2, column 9: log.ü: "));
+}
+
+#[test]
+fn deep_nesting_is_refused_before_it_costs_the_stack() {
+    for deep in [
+        "a = ".to_owned() + &"[".repeat(100_000),
+        "a = ".to_owned() + &"{ a = ".repeat(100_000),
+        "a.".repeat(100_000) + "a = 1",
+    ] {
+        assert!(Config::from_toml(&deep).is_err());
+    }
+}
+
+#[test]
+fn a_refused_token_is_not_also_reported_as_absent() {
+    let text = RELAY.replace("none", "token") + "[[relay.token]]\nname = \"a\"\nsha256 = \"b\"";
+    assert_eq!(refusals(&text).lines().count(), 1);
+}

@@ -1,0 +1,44 @@
+//! The schedules of connections to relays, by the policy in force.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use quic::{
+    class::Classes,
+    datagrams::{Schedule, Schedules},
+};
+
+/// The schedules that connections go by, each under the name that local addresses give it; they follow the policy. Clones
+/// share them.
+#[derive(Clone, Default)]
+pub struct NamedSchedules(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// What the policy in force makes of names, once that is known.
+    classes: Option<Arc<Classes>>,
+    /// The schedules that connections use, by name; `None` is the default schedule, [schedule].
+    used: HashMap<Option<String>, Schedules>,
+}
+
+impl NamedSchedules {
+    /// Returns the schedule of a name, whatever the policy makes of it.
+    #[must_use]
+    pub fn get(&self, name: Option<&str>) -> Schedules {
+        let mut state = self.0.lock();
+        // Drops those of connections that are gone.
+        state.used.retain(|_, schedules| schedules.is_shared());
+        let State { classes, used } = &mut *state;
+        let first = || classes.as_ref().map(|classes| Schedule::named(classes, name).into()).unwrap_or_default();
+        used.entry(name.map(str::to_owned)).or_insert_with(first).clone()
+    }
+
+    /// Puts the schedules of another policy in force, for connections that are open as well.
+    pub fn follow(&self, classes: &Arc<Classes>) {
+        let mut state = self.0.lock();
+        state.classes = Some(classes.clone());
+        for (name, schedules) in &state.used {
+            schedules.set(Schedule::named(classes, name.as_deref()));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! One tunnel's end of its connection's datagrams.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use masque::{
+    capsule::Capsule,
+    tunnel::{Form, Ignored, TunnelError},
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{Arrivals, Hub, Losses, View, outbox::Outbox};
+use crate::{class::Terms, segments::Segments};
+
+/// One tunnel's end of its connection's datagrams. Dropping it discards what is queued for it in both directions.
+pub struct Flow {
+    pub(super) hub: Arc<Hub>,
+    pub(super) stream_id: u64,
+    pub(super) slot: u32,
+    pub(super) arrivals: Arc<Mutex<Arrivals>>,
+    pub(super) losses: Arc<Losses>,
+}
+
+impl Flow {
+    /// Lets datagrams in, those first that arrived early: the request is admitted, or our own. What exceeds the flow's
+    /// bound from here on is dropped by the flow's rule.
+    pub fn admit(&self) {
+        let mut inbox = self.hub.inbox.lock();
+        if let Some(entrance) = inbox.flows.get_mut(&self.stream_id) {
+            entrance.admitted = true;
+        }
+        let mut arrivals = self.arrivals.lock();
+        let dropped: usize = inbox.take_early(|id| id == self.stream_id).map(|early| arrivals.push(&early)).sum();
+        self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
+    }
+
+    /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`Tunnel`]).
+    pub fn set_datagrams_usable(&self, usable: bool) {
+        self.arrivals.lock().state.set_datagrams_usable(usable);
+    }
+
+    /// The form in which the tunnel's next payload leaves.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.arrivals.lock().state.form()
+    }
+
+    /// What others may know of the flow.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View::new(&self.arrivals, &self.losses)
+    }
+
+    /// What the tunnel lost.
+    #[must_use]
+    pub fn losses(&self) -> &Losses {
+        &self.losses
+    }
+
+    /// What arrived for the tunnel and was ignored.
+    #[must_use]
+    pub fn ignored(&self) -> Ignored {
+        self.arrivals.lock().state.ignored()
+    }
+
+    /// Takes a capsule of the tunnel and returns the UDP payload in it, if there is one.
+    ///
+    /// # Errors
+    /// The capsule breaks a rule that ends the tunnel.
+    pub fn on_capsule(&self, capsule: Capsule) -> Result<Option<Bytes>, TunnelError> {
+        self.arrivals.lock().state.on_capsule(capsule)
+    }
+
+    /// Begins a batch of UDP payloads to be sent in DATAGRAM frames with context ID 0; the connection is woken once,
+    /// when the batch is dropped.
+    ///
+    /// The hub is locked meanwhile: what is done between two payloads must not touch this connection's flows.
+    #[must_use]
+    pub fn batch(&self) -> Batch<'_> {
+        let now_ns = (self.hub.clock.now_ns)();
+        Batch { flow: self, outbox: self.hub.outbox.lock(), now_ns, dropped: 0 }
+    }
+
+    /// Changes the terms on which the flow is served, at once.
+    pub fn set_terms(&self, terms: Terms) {
+        self.hub.outbox.lock().set_terms(self.slot, |_| terms);
+    }
+
+    /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
+    ///
+    /// # Errors
+    /// A datagram broke a rule that ends the tunnel.
+    pub fn poll_recv(&self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<(), TunnelError>> {
+        debug_assert!(payloads.is_empty());
+        let mut arrivals = self.arrivals.lock();
+        if let Some(violation) = arrivals.violation {
+            return Poll::Ready(Err(violation));
+        }
+        if arrivals.payloads.is_empty() {
+            if !arrivals.reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker())) {
+                arrivals.reader = Some(cx.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        std::mem::swap(&mut arrivals.payloads, payloads);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Payloads of one flow on their way into its queue.
+pub struct Batch<'a> {
+    flow: &'a Flow,
+    outbox: MutexGuard<'a, Outbox>,
+    now_ns: u64,
+    dropped: u64,
+}
+
+impl Batch<'_> {
+    /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
+    pub fn push(&mut self, payload: &[u8]) {
+        let connection_bytes = self.flow.hub.limits.connection_bytes;
+        self.dropped += self.outbox.push(self.flow.slot, connection_bytes, payload, self.now_ns) as u64;
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let hub = &self.flow.hub;
+        if self.dropped > 0 {
+            hub.counters.dropped_send_queue.inc_by(self.dropped);
+        }
+        if self.outbox.waits() && !hub.pending.swap(true, Relaxed) {
+            hub.connection.wake_by_ref();
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let mut inbox = self.hub.inbox.lock();
+        let entrance = inbox.flows.remove(&self.stream_id);
+        if entrance.is_some_and(|entrance| !entrance.admitted) {
+            drop(inbox.take_early(|id| id == self.stream_id));
+        }
+        drop(inbox);
+        self.hub.outbox.lock().close(self.slot);
+    }
+}

@@ -1,0 +1,134 @@
+//! Why something asked for was not done, in words for people and for programs.
+
+use crate::policy::{NeededKind, Refusal};
+
+/// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
+const MESSAGE_BYTES: usize = 4096;
+
+/// What callers can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Be somebody who may write.
+    Denied,
+    /// Name something that there is.
+    Unknown,
+    /// Send something else.
+    Invalid,
+    /// Look at the revision in force, which is another than they thought.
+    Stale,
+    /// Wait for the end of a trial, or begin one.
+    Trial,
+    /// Ask for it when, or where, it can be done.
+    NotNow,
+    /// Try again soon.
+    Busy,
+    /// Ask the daemon that comes after this one.
+    Ending,
+    /// Nothing: the kernel or the disk refused it.
+    Failed,
+}
+
+/// Why something asked for was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// They may not.
+    #[error(
+        "{caller:?} may not change anything; root may, and users whom `writers` of [control] names, or certificates that \
+         `writers` of [control.tcp] names"
+    )]
+    Denied {
+        /// The name of the caller that asked.
+        caller: String,
+    },
+    /// The policy was refused.
+    #[error(transparent)]
+    Policy(#[from] Refusal),
+    /// There is no such thing.
+    #[error("there is no {what} {name}; `pacectl` lists what there is")]
+    Unknown {
+        /// "tunnel", "connection" or "class".
+        what: &'static str,
+        /// Its ID or name.
+        name: String,
+    },
+    /// The configuration was refused.
+    #[error("{0}")]
+    Reload(String),
+    /// Too many want something at once.
+    #[error("too many requests about policies at once; try again")]
+    Busy,
+    /// Departures, or events of a connection, are recorded for somebody else.
+    #[error("the recording limit is reached; try again in a minute")]
+    Recorded,
+    /// A tunnel cannot be given a class by itself.
+    #[error(
+        "tunnel {tunnel} is one of the edge, whose class is that of its [[forward]] or [[proxy]]: change `class` there"
+    )]
+    OfEdge {
+        /// Its ID.
+        tunnel: u64,
+    },
+    /// The daemon ends.
+    #[error("paced is ending")]
+    Ending,
+}
+
+impl Error {
+    /// What callers can do about it.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::Denied { .. } => Kind::Denied,
+            Self::Unknown { .. } | Self::Policy(Refusal::Unknown { .. }) => Kind::Unknown,
+            Self::Busy => Kind::Busy,
+            Self::Ending => Kind::Ending,
+            Self::Recorded | Self::OfEdge { .. } => Kind::NotNow,
+            Self::Policy(Refusal::Stale { .. }) => Kind::Stale,
+            Self::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Kind::Trial,
+            Self::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Kind::Failed,
+            Self::Policy(_) | Self::Reload(_) => Kind::Invalid,
+        }
+    }
+
+    /// The error as one word, which does not change with the words for people.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Denied { .. } => "NOT_A_WRITER",
+            Self::Unknown { .. } => "UNKNOWN_NAME",
+            Self::Busy => "BUSY",
+            Self::Ending => "ENDING",
+            Self::Recorded => "RECORDED",
+            Self::OfEdge { .. } => "OF_EDGE",
+            Self::Reload(_) => "CONFIGURATION_REFUSED",
+            Self::Policy(refusal) => match refusal {
+                Refusal::TooLong { .. } => "POLICY_TOO_LONG",
+                Refusal::Invalid(_) => "POLICY_INVALID",
+                Refusal::Missing(needed) => match needed.kind {
+                    NeededKind::Class => "CLASS_MISSING",
+                    NeededKind::Schedule => "SCHEDULE_MISSING",
+                },
+                Refusal::Stale { .. } => "REVISION_STALE",
+                Refusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
+                Refusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
+                Refusal::Unknown { .. } => "REVISION_UNKNOWN",
+                Refusal::LongTrial { .. } => "TRIAL_TOO_LONG",
+                Refusal::SavedTrial => "TRIAL_SAVED",
+                Refusal::Enforcement(_) => "NOT_ENFORCED",
+                Refusal::NotSaved { .. } => "NOT_SAVED",
+            },
+        }
+    }
+
+    /// The error as text of bounded length.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let mut message = self.to_string();
+        if message.len() > MESSAGE_BYTES {
+            let end = (0..=MESSAGE_BYTES).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
+            message.truncate(end);
+            message.push_str("\n…");
+        }
+        message
+    }
+}

@@ -1,0 +1,244 @@
+//! What callers see of what is open. Readers see no addresses of clients and targets.
+
+use std::{sync::Arc, time::SystemTime};
+
+use edge::{
+    link::Line,
+    roster,
+    uplink::{Attempts, Standpoint, Uplink},
+};
+use pacing::path::Path;
+use quic::class::Role;
+use relay::tunnels::Tunnel;
+
+use super::Caller;
+
+/// Rows of one page at most.
+pub const PAGE: usize = 1000;
+
+/// A page of a list, by ID.
+#[derive(Clone, Debug)]
+pub struct Page<T> {
+    /// What is on it.
+    pub rows: Vec<T>,
+    /// Where the next one begins, if there is one.
+    pub next: Option<u64>,
+}
+
+/// Returns how many rows a page has on which a caller wants `limit`, or as many as there may be if that is 0.
+pub(super) fn page_rows(limit: usize) -> usize {
+    if limit == 0 { PAGE } else { limit.min(PAGE) }
+}
+
+impl<T> Page<T> {
+    /// Makes a page of at most `limit` rows, by ID. Each list in `rows` has up to `limit + 1` entries, so that a row
+    /// beyond the page shows that another page follows.
+    pub(super) fn of(mut rows: Vec<T>, limit: usize, id: impl Fn(&T) -> u64) -> Self {
+        rows.sort_by_key(&id);
+        let goes_on = rows.len() > limit;
+        rows.truncate(limit);
+        let next = rows.last().map(id).filter(|_| goes_on);
+        Self { rows, next }
+    }
+}
+
+/// A tunnel.
+#[derive(Clone, Debug)]
+pub struct TunnelView {
+    /// Its ID.
+    pub id: u64,
+    /// Whose it is.
+    pub role: Role,
+    /// The ID of its connection.
+    pub connection: u64,
+    /// The user; empty at an edge, and where anybody may come.
+    pub user: String,
+    /// The name of its class.
+    pub class: String,
+    /// Whether an operator gave it that class.
+    pub is_pinned: bool,
+    /// What it carries.
+    pub protocol: String,
+    /// Where it leads, by name if it was asked for by name; empty for readers.
+    pub target: String,
+    /// The address that it leads to, as far as it is known here; empty for readers.
+    pub next_hop: String,
+    /// When it was opened.
+    pub since: SystemTime,
+    /// Bytes to the target.
+    pub up_bytes: u64,
+    /// Bytes from it.
+    pub down_bytes: u64,
+    /// The local address where it entered; empty at a relay.
+    pub listen: String,
+    /// Where it came from; empty at a relay, and for readers.
+    pub sender: String,
+}
+
+impl TunnelView {
+    pub(super) fn of_relay(found: &Tunnel, caller: &Caller) -> Self {
+        let (asked, (up_bytes, down_bytes)) = (&found.asked, found.traffic.bytes());
+        let target = || {
+            let name = asked.name.as_deref().map(|name| format!("{name}:{}", asked.next_hop.port()));
+            name.unwrap_or_else(|| asked.next_hop.to_string())
+        };
+        Self {
+            id: found.id,
+            role: Role::Relay,
+            connection: found.caller.id,
+            user: asked.user.as_deref().unwrap_or_default().to_owned(),
+            class: found.class().policy().name.clone(),
+            is_pinned: found.pin().is_some(),
+            protocol: asked.protocol.to_string(),
+            target: caller.shown(target),
+            next_hop: caller.shown(|| asked.next_hop.to_string()),
+            since: found.since,
+            up_bytes,
+            down_bytes,
+            listen: String::new(),
+            sender: String::new(),
+        }
+    }
+
+    pub(super) fn of_edge(found: &roster::Tunnel, caller: &Caller) -> Self {
+        let (up_bytes, down_bytes) = found.traffic.bytes();
+        Self {
+            id: found.id,
+            role: Role::Edge,
+            connection: found.connection,
+            user: String::new(),
+            class: found.class().policy().name.clone(),
+            is_pinned: false,
+            protocol: found.protocol.to_string(),
+            target: caller.shown(|| found.target.to_string()),
+            next_hop: String::new(),
+            since: found.since,
+            up_bytes,
+            down_bytes,
+            listen: found.listen.clone(),
+            sender: caller.shown(|| found.sender.to_string()),
+        }
+    }
+}
+
+/// A connection of a client, or to a relay.
+#[derive(Clone, Debug)]
+pub struct ConnectionView {
+    /// Its ID.
+    pub id: u64,
+    /// Whose it is.
+    pub role: Role,
+    /// The user; empty at an edge, before a request has said it, and where anybody may come.
+    pub user: String,
+    /// The client's address; empty at an edge, and for readers.
+    pub client: String,
+    /// Where the client arrived; empty at an edge.
+    pub listener: String,
+    /// When it was made.
+    pub since: SystemTime,
+    /// How many tunnels go over it.
+    pub tunnels: u32,
+    /// What it has seen of its path.
+    pub path: Path,
+    /// The name of its schedule; empty if it is the one for all.
+    pub schedule: String,
+    /// The relay; empty at a relay.
+    pub relay: String,
+    /// The address of the relay; empty at a relay.
+    pub relay_address: String,
+}
+
+impl ConnectionView {
+    pub(super) fn of_relay(found: &relay::Caller, schedule: Option<String>, caller: &Caller) -> Self {
+        let client = || found.address.map(|address| address.to_string()).unwrap_or_default();
+        Self {
+            id: found.id,
+            role: Role::Relay,
+            user: found.user().map(ToString::to_string).unwrap_or_default(),
+            client: caller.shown(client),
+            listener: found.listener.to_string(),
+            since: found.since,
+            tunnels: u32::try_from(found.tunnels()).unwrap_or(u32::MAX),
+            path: found.path.get(),
+            schedule: schedule.unwrap_or_default(),
+            relay: String::new(),
+            relay_address: String::new(),
+        }
+    }
+
+    pub(super) fn of_edge((uplink, line): &(Arc<Uplink>, Arc<Line>)) -> Self {
+        Self {
+            id: line.id,
+            role: Role::Edge,
+            user: String::new(),
+            client: String::new(),
+            listener: String::new(),
+            since: line.opened,
+            tunnels: u32::try_from(line.tunnels()).unwrap_or(u32::MAX),
+            path: line.path.get(),
+            schedule: uplink.schedule.clone().unwrap_or_default(),
+            relay: uplink.relay_of(line),
+            relay_address: line.address.to_string(),
+        }
+    }
+}
+
+/// A relay that the edge uses.
+#[derive(Clone, Debug)]
+pub struct UplinkView {
+    /// Its host and port.
+    pub relay: String,
+    /// The IDs of open connections to it.
+    pub connections: Vec<u64>,
+    /// How many connections were made.
+    pub connects: u64,
+    /// How often connecting failed.
+    pub failures: u64,
+    /// How the last attempt failed, if it did; empty for readers.
+    pub failure: String,
+}
+
+impl UplinkView {
+    pub(super) fn new(found: Standpoint, caller: &Caller) -> Self {
+        let Attempts { connects, failures, failure } = found.attempts;
+        let failure = || failure.as_ref().map(ToString::to_string).unwrap_or_default();
+        let connections = found.lines.iter().map(|line| line.id).collect();
+        Self { relay: found.relay, connections, connects, failures, failure: caller.shown(failure) }
+    }
+}
+
+/// A part of what the kernel does on a device.
+#[derive(Clone, Debug)]
+pub struct PartView {
+    /// The device.
+    pub device: String,
+    /// The part, as metrics name it.
+    pub part: &'static str,
+    /// Whether the kernel enforces it.
+    pub is_enforced: bool,
+    /// How, or why not.
+    pub detail: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_two_lists_skip_nothing_and_repeat_nothing() {
+        let (ours, theirs): (Vec<u64>, Vec<u64>) = (vec![1, 4, 5, 9], vec![2, 3, 7, 8, 10]);
+        for limit in 1..=10 {
+            let (mut after, mut seen) = (0, Vec::new());
+            loop {
+                let behind =
+                    |list: &[u64]| list.iter().copied().filter(|id| *id > after).take(limit + 1).collect::<Vec<_>>();
+                let Page { rows, next } = Page::of([behind(&ours), behind(&theirs)].concat(), limit, |id| *id);
+                assert!(rows.len() <= limit);
+                seen.extend(rows);
+                let Some(next) = next else { break };
+                after = next;
+            }
+            assert_eq!(seen, [1, 2, 3, 4, 5, 7, 8, 9, 10], "{limit}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What callers of the control plane send: messages of the protocol, one after another.
+
+use std::sync::{Arc, LazyLock};
+
+use api::v1::{self, control_service_server::ControlService as _};
+use config::Config;
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use paced::{
+    control::{
+        Control, Facts,
+        caller::{Bearers, Peer},
+        grpc::Service,
+    },
+    parts::Parts,
+    policy::{Enforce, Policies, check},
+};
+use prost::Message;
+use tokio::{runtime, sync::mpsc};
+use tonic::{Code, Request, Response, Status};
+
+use crate::input::choice;
+
+/// The most calls of one input: each may put a policy in force.
+const CALLS: usize = 8;
+
+/// More than the longest message of an error has: 4 KiB, and a line that says that there is more.
+const MESSAGE_BYTES: usize = 4096 + 16;
+
+static FACTS: LazyLock<(Config, Facts)> = LazyLock::new(|| {
+    // A device is no folder, so even root can save nothing there.
+    let config = Config::from_toml("state_dir = \"/dev/null/state\"").unwrap_or_else(|errors| panic!("{errors:?}"));
+    let facts = Facts::new(&config, &[]);
+    (config, facts)
+});
+
+/// Every call is answered, or refused by a message of bounded length; what is in force is valid at any time, and a reader
+/// changes none of it.
+pub fn control_requests(mut input: &[u8]) {
+    let may_write = choice(&mut input, 2) == 1;
+    let Ok(runtime) = runtime::Builder::new_current_thread().enable_time().build() else { return };
+    runtime.block_on(async {
+        let (config, facts) = &*FACTS;
+        let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
+        let policies = Policies::new(config, None, enforce);
+        // A reload fails, because the receiver is dropped.
+        let (reloads, _) = mpsc::channel(1);
+        let control = Control::new(policies.clone(), None, Arc::new(Parts::default()), facts.clone(), reloads);
+        let service = Service::new(control);
+        let names = vec!["caller.example.org".to_owned()];
+        let bearers = Bearers::new(if may_write { &names } else { &[] });
+        let peer = Peer::Bearer { names, bearers };
+        for _ in 0..CALLS {
+            if input.is_empty() {
+                break;
+            }
+            let before = policies.current().number;
+            let method = choice(&mut input, METHODS);
+            let len = usize::from(choice(&mut input, u8::MAX)) << (choice(&mut input, 2) * 4);
+            let (message, rest) = input.split_at(len.min(input.len()));
+            input = rest;
+            let Some(answer) = call(&service, &peer, method, message).await else { continue };
+            if let Err(status) = answer {
+                assert!(status.message().len() <= MESSAGE_BYTES, "{} bytes of error", status.message().len());
+                assert!(![Code::Unknown, Code::Unauthenticated].contains(&status.code()), "{status}");
+            }
+            let now = policies.current();
+            assert!(
+                if may_write { now.number >= before } else { now.number == 1 },
+                "revision {} is in force",
+                now.number
+            );
+            assert_eq!(check(&now.text, &[]).as_ref(), Ok(&now.policy), "what is in force is not what its text says");
+            assert!(!policies.in_force().is_saved, "nothing can be saved");
+        }
+    });
+}
+
+/// Defines what calls a method by its number with the bytes of a message.
+macro_rules! methods {
+    ($($unary:ident($request:ident))*; $($watch:ident($watched:ident))*) => {
+        const METHODS: u8 = [$(stringify!($unary),)* $(stringify!($watch)),*].len() as u8;
+
+        /// Calls a method, with `peer` as the caller, and reads what it sends first. `None` if the bytes are no message.
+        async fn call(service: &Service, peer: &Peer, method: u8, message: &[u8]) -> Option<Result<(), Status>> {
+            let mut number = 0..;
+            $(if number.next() == Some(method) {
+                let request = v1::$request::decode(message).ok()?;
+                return Some(service.$unary(from(peer, request)).await.map(drop));
+            })*
+            $(if number.next() == Some(method) {
+                let request = v1::$watched::decode(message).ok()?;
+                return Some(service.$watch(from(peer, request)).await.and_then(first));
+            })*
+            None
+        }
+    };
+}
+
+methods! {
+    get_policy(GetPolicyRequest) list_revisions(ListRevisionsRequest) set_policy(SetPolicyRequest)
+    confirm_policy(ConfirmPolicyRequest) rollback_policy(RollbackPolicyRequest)
+    forget_saved_policy(ForgetSavedPolicyRequest) reload(ReloadRequest) get_status(GetStatusRequest)
+    list_tunnels(ListTunnelsRequest) list_connections(ListConnectionsRequest) close_tunnel(CloseTunnelRequest)
+    set_tunnel_class(SetTunnelClassRequest);
+    watch_stats(WatchStatsRequest) watch_events(WatchEventsRequest) watch_departures(WatchDeparturesRequest)
+    watch_qlog(WatchQlogRequest)
+}
+
+fn from<T>(peer: &Peer, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(peer.clone());
+    request
+}
+
+/// Reads what a stream has at once.
+fn first<T>(answer: Response<impl Stream<Item = Result<T, Status>> + Unpin>) -> Result<(), Status> {
+    answer.into_inner().next().now_or_never().flatten().transpose().map(drop)
+}
