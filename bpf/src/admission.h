@@ -92,8 +92,10 @@ static __always_inline int is_used_up(__u64 on_time_ns, const struct limit *limi
 }
 
 /* Takes one packet's worth of a limit; returns 0 if it is used up, and `lost` if others were faster four times. */
-static __always_inline int take(__u64 *on_time_ns, const struct limit *limit, __u64 now_ns, int lost)
+VERIFIED_ONCE int take(__u64 *on_time_ns, const struct limit *limit, __u64 now_ns, int lost)
 {
+	if (!on_time_ns || !limit)
+		return 0;
 #pragma unroll
 	for (int attempt = 0; attempt < 4; attempt++) {
 		__u64 seen_ns = *(volatile __u64 *)on_time_ns;
@@ -138,18 +140,20 @@ static __always_inline __u64 prefix_of(const __u64 source[2])
 }
 
 /*
- * Judges a packet that begins a connection, or asks for versions. `id` is its ID if that is one of ours; `has_token` says
- * whether it shows a token of ours.
+ * Judges a packet that begins a connection, or asks for versions. `id` is how its ID begins if that is one of ours, and else
+ * 0; `has_token` says whether it shows a token of ours.
  */
-static __always_inline enum reason admit(const struct packet *packet, const __u8 *id, int has_token, int is_initial,
-					 __u64 now_ns)
+VERIFIED_ONCE enum reason admit(const struct packet *packet, __u64 id, int has_token, int is_initial, __u64 now_ns)
 {
-	struct proof proof = { .what = host_of(packet->source) };
 	__u32 zero = 0, strangers = STRANGERS;
 	struct budget_clock *budget;
 	struct limits *limits;
 	__u64 prefix, *since_ns;
+	struct proof proof;
 
+	if (!packet)
+		return DROP_MALFORMED;
+	proof.what = host_of(packet->source);
 	limits = bpf_map_lookup_elem(&paced_limits, &zero);
 	budget = bpf_map_lookup_elem(&paced_budgets, &strangers);
 	if (!limits || !budget)
@@ -161,9 +165,8 @@ static __always_inline enum reason admit(const struct packet *packet, const __u8
 			return PASS_INITIAL_TOKEN;
 	}
 	if (id) {
-		struct proof shown = { .lane = IDS };
+		struct proof shown = { .what = id, .lane = IDS };
 
-		__builtin_memcpy(&shown.what, id, sizeof(shown.what));
 		if (!take_one(&paced_proofs, &shown, &limits->id, now_ns))
 			return DROP_ID_LIMIT;
 		if (take_budget(IDS, &limits->total, now_ns))

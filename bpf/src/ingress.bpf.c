@@ -42,13 +42,12 @@ static __always_inline int is_ours(struct packet *packet, const __u8 *id)
 }
 
 /* RFC 9000 §17.3. */
-static __always_inline enum reason judge_short(struct packet *packet)
+static __always_inline enum reason judge_short(struct packet *packet, const __u8 *quic, const __u8 *end)
 {
-	__u8 *quic = packet->quic;
 	struct limits *limits;
 	__u32 zero = 0;
 
-	if (quic + MIN_PACKET_BYTES > packet->end || packet->len < MIN_PACKET_BYTES || !(quic[0] & 0x40))
+	if (quic + MIN_PACKET_BYTES > end || packet->len < MIN_PACKET_BYTES || !(quic[0] & 0x40))
 		return DROP_MALFORMED;
 	if (is_ours(packet, quic + 1))
 		return PASS_CONNECTION;
@@ -59,31 +58,31 @@ static __always_inline enum reason judge_short(struct packet *packet)
 }
 
 /* Whether an Initial, behind whose first ID `at` is, shows a token of ours. Its length is then one byte (RFC 9000 §16). */
-static __always_inline int shows_token(const struct packet *packet, const __u8 *at, __u64 now_ns)
+static __always_inline int shows_token(const struct packet *packet, const __u8 *at, const __u8 *end, __u64 now_ns)
 {
 	__u8 len;
 
-	if (at + 1 > packet->end)
+	if (at + 1 > end)
 		return 0;
 	len = at[0];
 	if (len > MAX_ID_LEN)
 		return 0;
 	at += 1 + len;
-	if (at + 1 + TOKEN_BYTES > packet->end || at[0] != TOKEN_BYTES)
+	if (at + 1 + TOKEN_BYTES > end || at[0] != TOKEN_BYTES)
 		return 0;
 	return token_is_ours(at + 1, packet->source, packet->port, now_ns);
 }
 
 /* RFC 9000 §17.2; what versions have in common is RFC 8999 §5.1. */
-static __always_inline enum reason judge_long(struct packet *packet)
+static __always_inline enum reason judge_long(struct packet *packet, const __u8 *quic, const __u8 *end)
 {
-	__u8 *quic = packet->quic, *id, len, type;
 	int is_long_enough = packet->len >= MIN_INITIAL_BYTES;
+	__u64 now_ns, id = 0;
 	__be32 version;
-	__u64 now_ns;
+	__u8 len, type;
 
 	/* Up to the lengths of two empty IDs. */
-	if (quic + 7 > packet->end || packet->len < 7)
+	if (quic + 7 > end || packet->len < 7)
 		return DROP_MALFORMED;
 	__builtin_memcpy(&version, quic + 1, sizeof(version));
 	len = quic[5];
@@ -91,7 +90,7 @@ static __always_inline enum reason judge_long(struct packet *packet)
 		return DROP_VERSION_NEGOTIATION;
 	if (version != bpf_htonl(QUIC_VERSION_1))
 		return is_long_enough ? admit(packet, 0, 0, 0, bpf_ktime_get_ns()) : DROP_SHORT_VERSION;
-	if (!(quic[0] & 0x40) || len > MAX_ID_LEN || quic + MIN_PACKET_BYTES > packet->end || packet->len < MIN_PACKET_BYTES)
+	if (!(quic[0] & 0x40) || len > MAX_ID_LEN || quic + MIN_PACKET_BYTES > end || packet->len < MIN_PACKET_BYTES)
 		return DROP_MALFORMED;
 	type = (quic[0] & 0x30) >> 4;
 	if (type == RETRY)
@@ -99,21 +98,22 @@ static __always_inline enum reason judge_long(struct packet *packet)
 		return DROP_MALFORMED;
 	if (type == INITIAL && !is_long_enough)
 		return DROP_SHORT_INITIAL;
-	id = len == ID_LEN && is_ours(packet, quic + 6) ? quic + 6 : 0;
+	if (len == ID_LEN && is_ours(packet, quic + 6))
+		__builtin_memcpy(&id, quic + 6, sizeof(id));
 	if (type == HANDSHAKE)
 		return id ? PASS_CONNECTION : DROP_FORGED_ID;
 	/* The first packets carry an ID that the client chose. */
 	if (!id && len < MIN_FIRST_ID_LEN)
 		return DROP_SHORT_ID;
 	now_ns = bpf_ktime_get_ns();
-	return admit(packet, id, type == INITIAL && shows_token(packet, quic + 6 + len, now_ns), 1, now_ns);
+	return admit(packet, id, type == INITIAL && shows_token(packet, quic + 6 + len, end, now_ns), 1, now_ns);
 }
 
-static __always_inline enum reason judge(struct packet *packet)
+static __always_inline enum reason judge(struct packet *packet, const __u8 *quic, const __u8 *end)
 {
-	if (!packet->len || packet->quic + 1 > packet->end)
+	if (!packet->len || quic + 1 > end)
 		return DROP_MALFORMED;
-	return packet->quic[0] & 0x80 ? judge_long(packet) : judge_short(packet);
+	return quic[0] & 0x80 ? judge_long(packet, quic, end) : judge_short(packet, quic, end);
 }
 
 /* Fragments of what is not for a listener look the same, so they share a budget. */
@@ -131,14 +131,16 @@ static __always_inline enum reason judge_fragment(void)
 SEC("xdp")
 int paced_ingress(struct xdp_md *xdp)
 {
-	struct packet packet;
+	struct packet packet = {};
 	enum reason reason;
+	__u8 *start;
 	__u64 *count;
 	__u32 index;
 
 	switch (find(xdp, &packet)) {
 	case TO_LISTENER:
-		reason = judge(&packet);
+		start = (void *)(long)xdp->data;
+		reason = judge(&packet, start + (packet.at & HEADERS_MASK), (void *)(long)xdp->data_end);
 		if (reason < PASS_FRAGMENT)
 			reason = arrive(&packet, reason);
 		break;
