@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -122,6 +123,45 @@ fn all_bytes_arrive_in_whatever_order_streams_are_served() {
         };
         simulate(&network, SEED, late(discipline), scenario, serve).unwrap();
     }
+}
+
+#[test]
+fn a_stream_says_each_time_when_all_of_it_was_acknowledged() {
+    let scenario = |mut end: End| async move {
+        let (recv, mut send) = open(&mut end, low()).await;
+        for len in [10_000, 300_000] {
+            send.push(zeros(len));
+            assert!(poll_fn(|cx| send.poll_acknowledged(cx)).await.is_ok());
+            assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0);
+        }
+        send.finish();
+        assert_eq!(answer(recv).await, Some(8));
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
+}
+
+#[test]
+fn writers_learn_that_nobody_hands_over_any_more() {
+    let scenario = |mut end: End| async move {
+        let streams = [open(&mut end, low()).await, open(&mut end, low()).await];
+        let waiting = streams.map(|(recv, mut send)| async move {
+            send.push(zeros(1 << 20));
+            let asked = poll_fn(|cx| send.poll_acknowledged(cx)).await;
+            drop(recv);
+            asked.is_err_and(|error| matches!(error, Error::Cancelled))
+        });
+        let ends = async {
+            time::delay(Duration::from_millis(50)).await;
+            end.driver.abort();
+        };
+        let (told, ()) = within(LONG, futures::future::join(join_all(waiting), ends)).await.unwrap();
+        assert_eq!(told, [true, true]);
+        assert_eq!(end.dispatcher.streams(), 0);
+        let (_recv, mut late) = open(&mut end, low()).await;
+        assert!(late.send(zeros(1)).await.is_err_and(|error| matches!(error, Error::Cancelled)));
+        assert_eq!(end.dispatcher.streams(), 0);
+    };
+    simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
 }
 
 /// A server that reads only streams that end at once.

@@ -217,11 +217,10 @@ impl Connection {
         let (mut handle, acceptor) = connection.split();
         let (streams, unidirectional) = acceptor.split();
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub())?;
-        let dispatcher = Dispatcher::of(&mut handle)?;
+        let (dispatcher, driver) = Dispatcher::of(&mut handle)?;
         // Whom the application accepts is its own affair: no stranger's budget holds.
         handle.query_event_context(|state: &ConnectionState| state.standing.admit())?;
-        let driving = dispatcher.clone();
-        let driver = tokio::spawn(async move { driving.run().await }).abort_handle();
+        let driver = tokio::spawn(driver.run()).abort_handle();
         let schedule = Schedule::named(&classes, None);
         let shared = Arc::new(Shared { hub, dispatcher, classes, schedule, driver });
         Ok(Self { handle, streams, _unidirectional: unidirectional, shared })

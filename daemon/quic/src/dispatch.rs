@@ -1,8 +1,8 @@
 //! Late binding: which stream's bytes the transport gets next.
 //!
 //! The transport serves streams round robin and has no say in it for anybody else. So the bytes of all streams wait
-//! here, and only as many are handed over as leave within about a millisecond ([`Binding`]): what is urgent waits
-//! behind little. The order is `sched`'s; the books are the [`Ledger`]'s.
+//! in the connection's [`Hub`], and only as many are handed over as leave within about a millisecond ([`Binding`]): what is
+//! urgent waits behind little. The order is `sched`'s; the books are the [`Ledger`]'s.
 //!
 //! | what may go wrong | remedy |
 //! |---|---|
@@ -14,158 +14,139 @@
 //!
 //! The connection's credit needs no tracking: it stops all streams alike, and what was handed over is little.
 //!
-//! **Invariant:** locks are taken in the order dispatcher, connection, hub. Callbacks of the transport never take the
-//! dispatcher's.
+//! **Invariant:** only the [`Driver`], which one task owns, and [`Dispatcher::attach`] call the transport. What a stream's
+//! writer wants of it is noted in the hub, and the driver is woken.
 
 use std::{
-    collections::HashMap,
     future::poll_fn,
     sync::{Arc, mpsc},
     task::{Context, Poll},
 };
 
-use parking_lot::{Mutex, MutexGuard};
-use s2n_quic::connection::Handle;
+use s2n_quic::{connection::Handle, stream};
 
 use super::{
     class::Terms,
     clock::Sleep,
-    datagrams::{Hub, Sender},
-    departure::Departures,
+    datagrams::Sender,
     events::ConnectionState,
+    hub::{
+        Hub,
+        streams::{Begun, End},
+    },
     ledger::{Ledger, StreamLedger},
-    turns::Kind,
 };
 
-mod slot;
-mod stream;
+mod writer;
 
-use self::slot::{End, Slot};
-pub use self::stream::{Payloads, SendStream};
-pub use super::binding::Binding;
-
-/// Bytes that wait in one stream's queue before its writer has to.
-const QUEUE_BYTES: usize = 32 * 1024;
-
-/// How many bytes of a stream count as a packet where a class has so many of them a second.
-const STREAM_BYTES_PER_PACKET: u64 = 1200;
+pub use self::writer::{Payloads, SendStream};
+pub use super::{binding::Binding, hub::Error};
 
 /// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends that nobody finished, or whose deadline is over.
 const CANCELLED: u32 = 0x10c;
 
-/// Why a stream takes no more bytes.
+/// The connection was not made by an endpoint of ours, has ended, or has a driver already.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub enum Error {
-    /// The peer or the connection ended it.
-    #[error(transparent)]
-    Stream(#[from] s2n_quic::stream::Error),
-    /// Its deadline passed before all of it was handed over, and the schedule drops what is late.
-    #[error("the deadline passed")]
-    Expired,
-    /// We ended it.
-    #[error("the stream was reset")]
-    Cancelled,
-}
-
-/// The connection was not made by an endpoint of ours, or has ended.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the connection has ended, or its endpoint does not use paced's providers")]
+#[error("the connection has ended, or has a driver already, or its endpoint does not use paced's providers")]
 pub struct NotOurs;
 
-/// Hands the bytes of one connection's streams to the transport. Clones are the same dispatcher.
+/// Takes streams of one connection whose bytes are to take turns. Clones are the same dispatcher.
 #[derive(Clone)]
-pub struct Dispatcher(Arc<Shared>);
-
-/// What the parts of a dispatcher share.
-pub(super) struct Shared {
+pub struct Dispatcher {
     hub: Arc<Hub>,
     ledger: Arc<Ledger>,
-    state: Mutex<State>,
 }
 
-struct State {
-    slots: Vec<Option<Slot>>,
-    free: Vec<u32>,
-    names: HashMap<u64, u32>,
+impl Dispatcher {
+    /// Returns the dispatcher of a connection and its driver, without which nothing is sent. Once for each connection.
+    ///
+    /// # Errors
+    /// See [`NotOurs`].
+    pub fn of(handle: &mut Handle) -> Result<(Self, Driver), NotOurs> {
+        let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub()).map_err(|_| NotOurs)?;
+        let join = |state: &mut ConnectionState| (state.account.join(), state.tap.clone());
+        let ((ledger, told), tap) = handle.query_event_context_mut(join).map_err(|_| NotOurs)?;
+        let told = told.ok_or(NotOurs)?;
+        hub.join(ledger.clone(), tap);
+        let dispatcher = Self { hub, ledger };
+        let driver = Driver {
+            of: dispatcher.clone(),
+            streams: Vec::new(),
+            told,
+            full: Vec::new(),
+            leaving: Vec::new(),
+            flushing: Vec::new(),
+            timer: None,
+        };
+        Ok((dispatcher, driver))
+    }
+
+    /// Takes charge of the sending half of a bidirectional stream to which nothing was written yet.
+    #[must_use]
+    pub fn attach(&self, stream: stream::SendStream, terms: Terms) -> SendStream {
+        let id = stream.id();
+        let name = self.hub.lock().streams.reserve();
+        let books = stream
+            .connection()
+            .query_event_context_mut(|connection: &mut ConnectionState| connection.account.open(id, name))
+            .unwrap_or_else(|_| StreamLedger::detached(name));
+        let refused = self.hub.lock().attach(name, stream, books, terms);
+        if refused.is_none() {
+            self.hub.gauge().inc();
+            self.wake();
+        }
+        SendStream::new(self.clone(), name, id)
+    }
+
+    /// Changes the terms of a stream, if there is one of this ID.
+    pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
+        let mut state = self.hub.lock();
+        if let Some(name) = state.streams.name(stream_id) {
+            state.set_stream_terms(name, change);
+        }
+    }
+
+    /// The books of the connection.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// How many streams there are, those included of which the last byte has not left.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.hub.lock().streams.len()
+    }
+
+    fn now_ns(&self) -> u64 {
+        (self.hub.clock().now_ns)()
+    }
+
+    /// Wakes the driver: something happened that the callbacks do not know of.
+    fn wake(&self) {
+        self.ledger.dispatcher().wake();
+    }
+}
+
+/// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropped, it ends all of them.
+pub struct Driver {
+    of: Dispatcher,
+    /// By name.
+    streams: Vec<Option<stream::SendStream>>,
     /// Streams whose limit grew, or that the peer stopped.
     told: mpsc::Receiver<u32>,
     /// Streams for which the transport's buffer was full.
     full: Vec<u32>,
     /// Streams whose last byte was handed over and has not left.
     leaving: Vec<u32>,
-    /// Streams whose class may not send before a moment.
-    capped: Departures,
+    /// Streams of which somebody wants to know when all is acknowledged.
+    flushing: Vec<u32>,
     timer: Option<(u64, Sleep)>,
 }
 
-impl Dispatcher {
-    /// Returns the dispatcher of a connection.
-    ///
-    /// # Errors
-    /// See [`NotOurs`].
-    pub fn of(handle: &mut Handle) -> Result<Self, NotOurs> {
-        let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub()).map_err(|_| NotOurs)?;
-        if let Some(shared) = hub.dispatcher() {
-            return Ok(Self(shared));
-        }
-        let join = |state: &mut ConnectionState| (state.account.join(), state.tap.clone());
-        let ((ledger, told), tap) = handle.query_event_context_mut(join).map_err(|_| NotOurs)?;
-        let state = State {
-            slots: Vec::new(),
-            free: Vec::new(),
-            names: HashMap::new(),
-            told: told.ok_or(NotOurs)?,
-            full: Vec::new(),
-            leaving: Vec::new(),
-            capped: Departures::default(),
-            timer: None,
-        };
-        let shared = Arc::new(Shared { hub, ledger, state: Mutex::new(state) });
-        shared.hub.join(shared.clone(), shared.ledger.clone());
-        shared.hub.turns().tap = tap;
-        Ok(Self(shared))
-    }
-
-    /// Takes charge of the sending half of a bidirectional stream to which nothing was written yet.
-    #[must_use]
-    pub fn attach(&self, stream: s2n_quic::stream::SendStream, terms: Terms) -> SendStream {
-        let mut state = self.0.state();
-        let name = state.free.pop().unwrap_or(state.slots.len() as u32);
-        let id = stream.id();
-        let ledger = stream
-            .connection()
-            .query_event_context_mut(|connection: &mut ConnectionState| connection.account.open(id, name))
-            .unwrap_or_else(|_| StreamLedger::detached(name));
-        self.0.hub.turns().set(Kind::Stream, name, terms.service);
-        let slot = Slot::new(stream, ledger, terms);
-        match state.slots.get_mut(name as usize) {
-            Some(free) => *free = Some(slot),
-            None => state.slots.push(Some(slot)),
-        }
-        state.names.insert(id, name);
-        self.0.hub.streams().inc();
-        drop(state);
-        SendStream::new(self.0.clone(), name, id)
-    }
-
-    /// Changes the terms of a stream, if there is one of this ID.
-    pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
-        let mut state = self.0.state();
-        if let Some(&name) = state.names.get(&stream_id)
-            && let Some(slot) = state.slot(name)
-        {
-            slot.set_terms(&self.0, name, change(&slot.terms));
-        }
-    }
-
-    /// Hands over what may be handed over. Has to be polled by one task, which is woken when there is more to do.
-    pub fn poll(&self, cx: &mut Context<'_>) {
-        self.0.ledger.dispatcher().register(cx.waker());
-        self.0.state().poll(&self.0, cx);
-    }
-
-    /// Hands over for as long as it is polled; never returns.
-    pub async fn run(&self) -> std::convert::Infallible {
+impl Driver {
+    /// Hands over until the connection's task drops it; never returns.
+    pub async fn run(mut self) -> std::convert::Infallible {
         poll_fn(|cx| {
             self.poll(cx);
             Poll::Pending
@@ -173,110 +154,118 @@ impl Dispatcher {
         .await
     }
 
-    /// The books of the connection.
-    #[must_use]
-    pub fn ledger(&self) -> &Ledger {
-        &self.0.ledger
-    }
-
-    /// How many streams there are, those included of which the last byte has not left.
-    #[must_use]
-    pub fn streams(&self) -> usize {
-        let state = self.0.state();
-        state.slots.len() - state.free.len()
-    }
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing under this lock panics; and the state is usable however it was left.
-        self.state.lock()
-    }
-
-    fn now_ns(&self) -> u64 {
-        (self.hub.clock().now_ns)()
-    }
-
-    /// Wakes the task that polls the dispatcher: something happened that the callbacks do not know of.
-    pub(super) fn wake(&self) {
-        self.ledger.dispatcher().wake();
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        self.hub.streams().dec_by((state.slots.len() - state.free.len()) as i64);
-    }
-}
-
-impl State {
-    fn slot(&mut self, name: u32) -> Option<&mut Slot> {
-        self.slots.get_mut(name as usize)?.as_mut()
-    }
-
-    fn poll(&mut self, shared: &Shared, cx: &mut Context<'_>) {
-        if shared.ledger.is_closed() {
-            for name in 0..self.slots.len() as u32 {
-                self.check(shared, name, cx);
+    /// Hands over what may be handed over. The task is woken when there is more to do.
+    pub fn poll(&mut self, cx: &mut Context<'_>) {
+        self.of.ledger.dispatcher().register(cx.waker());
+        let (arrived, asked, names) = {
+            let streams = &mut self.of.hub.lock().streams;
+            (streams.take_arrived(), streams.take_asked(), streams.names())
+        };
+        self.streams.resize_with(names as usize, || None);
+        for (name, stream) in arrived {
+            if let Some(place) = self.streams.get_mut(name as usize) {
+                *place = Some(stream);
             }
-            return;
+            // What the callbacks told of it before it arrived.
+            self.check(name, cx);
+        }
+        let closed = self.of.ledger.is_closed();
+        if closed {
+            (0..names).for_each(|name| _ = self.check(name, cx));
         }
         while let Ok(name) = self.told.try_recv() {
-            self.check(shared, name, cx);
+            self.check(name, cx);
         }
         for name in std::mem::take(&mut self.full) {
-            if self.check(shared, name, cx) {
+            if self.check(name, cx) {
                 self.full.push(name);
             }
         }
+        asked.into_iter().for_each(|name| self.answer(name));
+        self.flush(cx);
         loop {
-            self.release(shared, cx);
+            self.release(cx);
             // A stream that was made to wait now needs the timer.
-            if !self.hand_over(shared, cx) {
+            if closed || !self.hand_over(cx) {
                 break;
             }
         }
-        self.sweep(shared);
+        self.sweep();
+    }
+
+    fn stream(&mut self, name: u32) -> Option<&mut stream::SendStream> {
+        self.streams.get_mut(name as usize)?.as_mut()
     }
 
     /// Looks at a stream to which something may have happened: it ended, or may go on. Returns whether the transport's
     /// buffer for it is still full.
-    fn check(&mut self, shared: &Shared, name: u32, cx: &mut Context<'_>) -> bool {
-        let Some(slot) = self.slot(name) else { return false };
-        match slot.stream.poll_send_ready(cx) {
+    fn check(&mut self, name: u32, cx: &mut Context<'_>) -> bool {
+        let Some(stream) = self.stream(name) else { return false };
+        let ready = stream.poll_send_ready(cx);
+        let mut state = self.of.hub.lock();
+        let Some(slot) = state.streams.slot(name) else { return false };
+        match ready {
             Poll::Ready(Err(error)) if slot.error.is_none() && !slot.has_left() => {
-                self.fail(shared, name, error.into());
+                drop(state);
+                self.fail(name, error.into());
             }
             Poll::Ready(Err(_)) => {}
             Poll::Pending if slot.buffer_full => return true,
             Poll::Ready(Ok(_)) | Poll::Pending => {
                 slot.buffer_full = false;
-                slot.wake(shared, name);
+                state.wake_stream(name);
             }
         }
         false
     }
 
-    /// Wakes the streams whose class's departure time has come, and sets the timer for the next.
-    fn release(&mut self, shared: &Shared, cx: &mut Context<'_>) {
-        loop {
-            let now_ns = shared.now_ns();
-            while let Some((at_ns, name)) = self.capped.pop_due(now_ns) {
-                if let Some(slot) = self.slot(name)
-                    && slot.departure.come(at_ns)
-                {
-                    slot.wake(shared, name);
+    /// Does what a stream's writer asks for.
+    fn answer(&mut self, name: u32) {
+        let Some(asked) = self.of.hub.lock().streams.answer(name) else { return };
+        let Some(stream) = self.stream(name) else { return };
+        if let Some(code) = asked.reset {
+            _ = stream.reset(code);
+            self.fail(name, Error::Cancelled);
+            return;
+        }
+        if asked.finish {
+            _ = stream.finish();
+        }
+        if asked.flush && !self.flushing.contains(&name) {
+            self.flushing.push(name);
+        }
+        if asked.leave {
+            self.leaving.push(name);
+        }
+    }
+
+    /// Tells those who asked what was acknowledged.
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        for name in std::mem::take(&mut self.flushing) {
+            let Some(stream) = self.stream(name) else { continue };
+            let flushed = stream.poll_flush(cx);
+            let mut state = self.of.hub.lock();
+            let Some(slot) = state.streams.slot(name) else { continue };
+            match flushed {
+                Poll::Ready(result) => {
+                    slot.acknowledged = Some(result.map_err(Error::from));
+                    slot.asks_acknowledged.take().into_iter().for_each(std::task::Waker::wake);
                 }
+                Poll::Pending => self.flushing.push(name),
             }
-            let next = [shared.hub.release(now_ns), self.capped.next_ns()].into_iter().flatten().min();
-            let Some(next_ns) = next else {
+        }
+    }
+
+    /// Wakes what may leave by its class's departure time now, and sets the timer for the next.
+    fn release(&mut self, cx: &mut Context<'_>) {
+        loop {
+            let Some(next_ns) = self.of.hub.release(self.of.now_ns()) else {
                 self.timer = None;
                 return;
             };
             let timer = match &mut self.timer {
                 Some((at_ns, timer)) if *at_ns == next_ns => timer,
-                timer => &mut timer.insert((next_ns, (shared.hub.clock().sleep_until)(next_ns))).1,
+                timer => &mut timer.insert((next_ns, (self.of.hub.clock().sleep_until)(next_ns))).1,
             };
             if timer.as_mut().poll(cx).is_pending() {
                 return;
@@ -287,111 +276,129 @@ impl State {
 
     /// Gives turns until enough was handed over, or nothing waits. Returns whether a stream now waits for the departure
     /// time of its class.
-    fn hand_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
-        let now_ns = shared.now_ns();
+    fn hand_over(&mut self, cx: &mut Context<'_>) -> bool {
+        let (Dispatcher { hub, ledger }, now_ns) = (self.of.clone(), self.of.now_ns());
         let mut capped = false;
         loop {
-            let Some(quantum) = shared.ledger.room() else {
-                shared.ledger.wait_for_room();
+            let Some(quantum) = ledger.room() else {
+                ledger.wait_for_room();
                 return capped;
             };
-            let turns = shared.hub.turns();
-            let Some((name, rank)) = turns.turn(Kind::Stream) else { return capped };
-            let (expiry, expired) = (turns.expiry(), turns.expired_stream(now_ns) == Some(name));
-            drop(turns);
-            let Some(slot) = self.slot(name) else {
-                shared.hub.turns().remove(Kind::Stream, name);
-                continue;
+            let mut state = hub.lock();
+            let mut turn = match state.begin_turn(quantum, now_ns) {
+                None => return capped,
+                Some(Begun::Turn(turn)) => turn,
+                Some(Begun::Capped) => {
+                    capped = true;
+                    continue;
+                }
+                Some(Begun::Expired(name)) => {
+                    drop(state);
+                    if let Some(stream) = self.stream(name) {
+                        _ = stream.reset(CANCELLED.into());
+                    }
+                    self.fail(name, Error::Expired);
+                    continue;
+                }
             };
-            if expired && !slot.queue.is_tunnel() {
-                slot.terms.class.counters.expired_streams.inc();
-                _ = slot.stream.reset(CANCELLED.into());
-                self.fail(shared, name, Error::Expired);
-                continue;
+            let end = loop {
+                let mut bytes = match state.take(&turn, &ledger) {
+                    Ok(bytes) => bytes,
+                    Err(end) => break end,
+                };
+                drop(state);
+                let len = bytes.len() as u64;
+                let sent = match self.stream(turn.name) {
+                    Some(stream) => stream.poll_send(&mut bytes, cx),
+                    // It arrives with the next poll.
+                    None => Poll::Pending,
+                };
+                state = hub.lock();
+                match sent {
+                    Poll::Ready(Ok(())) => state.took(&mut turn, len),
+                    Poll::Pending => {
+                        state.put_back(&turn, bytes, &ledger);
+                        break End::Full;
+                    }
+                    Poll::Ready(Err(error)) => {
+                        ledger.give_back(len);
+                        break End::Failed(error);
+                    }
+                }
+            };
+            let ends = state.end_turn(&turn, &end, &ledger);
+            drop(state);
+            if ends {
+                // Back to back with the last bytes, so that the end travels with them.
+                if let Some(stream) = self.stream(turn.name) {
+                    _ = stream.finish();
+                }
+                self.leaving.push(turn.name);
             }
-            let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
-            let packets = waiting_bytes.div_ceil(STREAM_BYTES_PER_PACKET);
-            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes, packets) {
-                shared.hub.turns().end_turn(Kind::Stream, name, 0, false);
-                self.capped.push(at_ns, name);
-                capped = true;
-                continue;
-            }
-            let (sent, end) = slot.hand_over(&shared.ledger, quantum, now_ns, expiry, cx);
-            if let End::Failed(error) = end {
-                self.fail(shared, name, error.into());
-                continue;
-            }
-            let more = matches!(end, End::Turn) && !slot.queue.is_empty();
-            let mut turns = shared.hub.turns();
-            turns.handed_over(rank, &shared.ledger);
-            if more && slot.terms.deadline_ns.is_some() {
-                turns.set(Kind::Stream, name, slot.service());
-            }
-            turns.end_turn(Kind::Stream, name, sent, more);
-            if sent > 0
-                && let Some(log) = turns.tap.log()
-            {
-                let waiting = [Kind::Stream, Kind::Flow].map(|kind| turns.waiting(kind));
-                log.stream_turn(slot.stream.id(), slot.terms.class.key, sent, waiting);
-            }
-            drop(turns);
-            if slot.finish() {
-                self.leaving.push(name);
-            } else if matches!(end, End::Full) {
-                self.full.push(name);
+            match end {
+                End::Turn | End::Blocked => {}
+                End::Full => self.full.push(turn.name),
+                End::Failed(error) => self.fail(turn.name, error.into()),
             }
         }
     }
 
     /// Forgets streams of which nothing is left to do.
-    fn sweep(&mut self, shared: &Shared) {
-        let mut index = 0;
-        while let Some(&name) = self.leaving.get(index) {
-            let Some(slot) = self.slot(name) else {
-                self.leaving.swap_remove(index);
-                continue;
-            };
-            if !slot.has_left() {
-                index += 1;
-                continue;
-            }
-            if slot.detached {
-                self.free(shared, name);
-            }
-            self.leaving.swap_remove(index);
+    fn sweep(&mut self) {
+        if self.leaving.is_empty() {
+            return;
         }
+        let mut gone = Vec::new();
+        let mut state = self.of.hub.lock();
+        self.leaving.retain(|name| {
+            let Some(slot) = state.streams.slot(*name) else { return false };
+            let has_left = slot.has_left() && slot.reset.is_none();
+            if has_left {
+                slot.leaving = false;
+                gone.extend(slot.detached.then_some(*name));
+            }
+            !has_left
+        });
+        drop(state);
+        gone.into_iter().for_each(|name| self.forget(name));
         if !self.leaving.is_empty() {
-            shared.ledger.wait_for_room();
+            self.of.ledger.wait_for_room();
         }
     }
 
     /// Ends a stream on which nothing more can be sent.
-    fn fail(&mut self, shared: &Shared, name: u32, error: Error) {
-        let Some(slot) = self.slot(name) else { return };
-        if slot.error.is_none() {
-            slot.error = Some(error);
-            slot.queue.clear();
-            shared.ledger.give_back(slot.handed - slot.ledger.sent_bytes());
-            // Nothing more of it will be sent, whatever the callbacks are still told.
-            slot.close_books();
-            shared.hub.turns().remove(Kind::Stream, name);
-            if let Some((writer, _)) = slot.writer.take() {
-                writer.wake();
-            }
-        }
-        if slot.detached {
-            self.free(shared, name);
+    fn fail(&mut self, name: u32, error: Error) {
+        // Nothing more of it will be sent, whatever the callbacks are still told.
+        self.close_books(name);
+        if self.of.hub.lock().fail(name, error, &self.of.ledger) {
+            self.forget(name);
         }
     }
 
-    fn free(&mut self, shared: &Shared, name: u32) {
-        if let Some(slot) = self.slots.get_mut(name as usize).and_then(Option::take) {
-            slot.close_books();
-            shared.hub.turns().remove(Kind::Stream, name);
-            self.names.remove(&slot.stream.id());
-            shared.hub.streams().dec();
-            self.free.push(name);
+    fn forget(&mut self, name: u32) {
+        self.close_books(name);
+        if self.of.hub.lock().forget(name) {
+            self.of.hub.gauge().dec();
         }
+        if let Some(place) = self.streams.get_mut(name as usize) {
+            *place = None;
+        }
+    }
+
+    fn close_books(&mut self, name: u32) {
+        let Some(stream) = self.stream(name) else { return };
+        let id = stream.id();
+        // Fails only once the connection is gone, and its books with it.
+        _ = stream
+            .connection()
+            .query_event_context_mut(|connection: &mut ConnectionState| connection.account.close(id));
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let (count, arrived) = self.of.hub.lock().abandon();
+        self.of.hub.gauge().dec_by(count as i64);
+        drop(arrived);
     }
 }

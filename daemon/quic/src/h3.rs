@@ -42,7 +42,7 @@ pub use self::{
 use super::{
     class::{Class, Terms},
     datagrams::{Flow, Hub, Sender},
-    dispatch::Dispatcher,
+    dispatch::{Dispatcher, Driver},
     events::ConnectionState,
     strangers::{Limit, Standing, Waiting},
 };
@@ -59,6 +59,7 @@ pub struct Connection {
     control: Control,
     control_stream: stream::SendStream,
     control_queue: VecDeque<Bytes>,
+    driver: Driver,
     client: Client,
     /// The lowest request stream ID that was not accepted yet.
     next_request: u64,
@@ -145,7 +146,7 @@ impl Connection {
         let (requests, unidirectional) = acceptor.split();
         let hub = handle.datagram_mut(|sender: &mut Sender| sender.hub());
         let hub = hub.map_err(|_| Error::Closed)?;
-        let dispatcher = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
+        let (dispatcher, driver) = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
         let standing = |state: &ConnectionState| state.standing.clone();
         let standing = handle.query_event_context(standing).map_err(|_| Error::Closed)?;
         let local = Settings {
@@ -181,6 +182,7 @@ impl Connection {
             control,
             control_stream,
             control_queue,
+            driver,
             client: Client {
                 opener: Arc::new(tokio::sync::Mutex::new(handle.clone())),
                 handle,
@@ -217,7 +219,7 @@ impl Connection {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
         let polled = self.poll_all(cx);
         // Last, so that what was just decided is in order; and even if the connection is over, which streams learn so.
-        self.client.dispatcher.poll(cx);
+        self.driver.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
             if let Error::Protocol(error) = error {
                 // On control streams every error is one of the connection.

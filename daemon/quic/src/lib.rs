@@ -16,6 +16,7 @@ pub mod dispatch;
 pub mod endpoint;
 pub mod events;
 pub mod h3;
+mod hub;
 pub mod ledger;
 mod queue;
 pub mod schedule;

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 
-use pacing::qlog::Tap;
 use sched::{
     arbiter::{Arbiter, Side},
     stream::{self, Discipline, Expiry, Rank, Service, Streams},
@@ -29,8 +28,6 @@ pub struct Turns {
     arbiter: Arbiter,
     /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
     yielded: bool,
-    /// Where it is told whose turn it was.
-    pub tap: Tap,
 }
 
 impl Turns {
@@ -46,7 +43,6 @@ impl Turns {
             gone_bytes: 0,
             arbiter: Arbiter::default(),
             yielded: false,
-            tap: Tap::default(),
         }
     }
 
@@ -123,6 +119,12 @@ impl Turns {
     pub fn remove(&mut self, kind: Kind, name: u32) {
         let (set, _) = self.of(kind);
         set.remove(name);
+    }
+
+    /// Whether a flow waits for a turn.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        !self.flows.is_empty()
     }
 
     /// How many of a kind wait for a turn.

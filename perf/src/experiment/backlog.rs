@@ -99,7 +99,7 @@ pub async fn request(
     clock: Clock,
 ) -> Result<Run> {
     let mut handle = connect(&client, server).await?;
-    let dispatcher = Dispatcher::of(&mut handle)?;
+    let (dispatcher, driver) = Dispatcher::of(&mut handle)?;
     let began_ns = (clock.now_ns)();
     let one = |(index, request): (usize, &Request)| {
         let (handle, dispatcher, departures) = (handle.clone(), &dispatcher, &departures);
@@ -112,7 +112,7 @@ pub async fn request(
     };
     let mut pending: FuturesUnordered<_> = requests.iter().enumerate().map(one).collect();
     let backlog = try_join_all((0..plan.workload.backlog).map(|_| send_endlessly(handle.clone(), &dispatcher)));
-    let rest = async { tokio::join!(backlog, dispatcher.run()) };
+    let rest = async { tokio::join!(backlog, driver.run()) };
     let limit = (clock.sleep_until)(began_ns + plan.workload.limit_s * 1_000_000_000);
     let (mut rest, mut limit) = (Box::pin(rest), limit);
     let mut latencies = vec![None; requests.len()];

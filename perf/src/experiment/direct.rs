@@ -207,7 +207,7 @@ pub async fn request(
     clock: Clock,
 ) -> Result<Run> {
     let mut handle = connect(&client, server).await?;
-    let dispatcher = Dispatcher::of(&mut handle)?;
+    let (dispatcher, driver) = Dispatcher::of(&mut handle)?;
     let began_ns = (clock.now_ns)();
     let bodies: Vec<_> = plan.classes.iter().enumerate().map(|(index, class)| body(index, class)).collect();
     let mut latencies = vec![None; requests.len()];
@@ -225,7 +225,7 @@ pub async fn request(
             Ok::<_, anyhow::Error>(())
         };
         let limit = (clock.sleep_until)(began_ns + plan.workload.limit_s * 1_000_000_000);
-        let driven = select(Box::pin(all), Box::pin(dispatcher.run()));
+        let driven = select(Box::pin(all), Box::pin(driver.run()));
         if let Either::Left((Either::Left((ended, _)), _)) = select(driven, limit).await {
             ended?;
         }
@@ -307,14 +307,14 @@ pub async fn serve(mut server: Server, plan: Arc<Plan>) {
 /// Serves a connection until it ends.
 async fn echo_all(connection: Connection, plan: &Plan) {
     let (mut handle, mut acceptor) = connection.split();
-    let Ok(dispatcher) = Dispatcher::of(&mut handle) else { return };
+    let Ok((dispatcher, driver)) = Dispatcher::of(&mut handle) else { return };
     let mut echoes = FuturesUnordered::new();
     let all = async {
         while let Ok(Some(stream)) = beside(acceptor.accept_bidirectional_stream(), &mut echoes).await {
             echoes.push(echo(stream, &dispatcher, plan));
         }
     };
-    select(pin!(all), pin!(dispatcher.run())).await;
+    select(pin!(all), pin!(driver.run())).await;
 }
 
 /// Waits for `next` while the others go on.

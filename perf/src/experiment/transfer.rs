@@ -131,9 +131,9 @@ async fn send(ends: &Ends, server: SocketAddr, plan: &Plan, requests: &[Request]
     let (began_ns, cpu_before_ns) = (now_ns(), thread_cpu_ns());
     let since = move |start_ns: u64| Duration::from_nanos(now_ns() - start_ns);
     let classes = || requests.iter().map(|request| plan.classes[request.class].clone());
-    let dispatcher = if plain { None } else { Some(Dispatcher::of(&mut handle)?) };
+    let (dispatcher, driver) = if plain { None } else { Some(Dispatcher::of(&mut handle)?) }.unzip();
     // A task each, as in the product, so that only the task that is woken is polled.
-    let driver = dispatcher.clone().map(|dispatcher| tokio::spawn(async move { dispatcher.run().await }));
+    let driver = driver.map(|driver| tokio::spawn(driver.run()));
     let streams = classes().map(|class| {
         let (handle, dispatcher) = (handle.clone(), dispatcher.clone());
         tokio::spawn(async move {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Result;
+use futures::future::{AbortHandle, abortable};
 use quic::connection_id::Issuer;
 use quic::datagrams::{Datagrams, QueueLimits, Schedule};
 use quic::dispatch::Dispatcher;
@@ -22,8 +23,10 @@ pub struct End {
     pub connection: Connection,
     /// Its streams.
     pub streams: StreamAcceptor,
-    /// What hands over the bytes of streams; it is driven already.
+    /// Takes streams whose bytes are to be handed over by turns.
     pub dispatcher: Dispatcher,
+    /// Ends the driver, which runs already.
+    pub driver: AbortHandle,
 }
 
 /// Connects two endpoints, both with `schedule` (but for its clock) and `transport`, and runs `client` until it returns
@@ -95,8 +98,8 @@ where
 
 fn join(connection: s2n_quic::Connection) -> End {
     let (mut connection, streams) = connection.split();
-    let dispatcher = Dispatcher::of(&mut connection).expect("the endpoint is ours");
-    let driven = dispatcher.clone();
-    spawn(async move { driven.run().await });
-    End { connection, streams, dispatcher }
+    let (dispatcher, driver) = Dispatcher::of(&mut connection).expect("the endpoint is ours");
+    let (driven, driver) = abortable(driver.run());
+    spawn(async move { _ = driven.await });
+    End { connection, streams, dispatcher, driver }
 }

@@ -1,13 +1,19 @@
 use futures::task::noop_waker;
 use proptest::prelude::*;
-use provider::{Endpoint as _, Packet, Receiver as _, Sender as _, WriteError};
+use provider::{Endpoint as _, Packet, WriteError};
 use sched::stream::{Discipline, Expiry};
 
-use super::{outbox::MAX_MISSES, *};
+use super::{
+    inbox::{EARLY_BYTES, EARLY_DATAGRAMS},
+    outbox::MAX_MISSES,
+    *,
+};
 use crate::{
     binding::Binding,
     class::{Classes, Role},
+    datagrams::{Datagrams, Schedules},
     ledger::Account,
+    segments::Segments,
     turns::Kind,
 };
 
@@ -82,8 +88,7 @@ fn send(flow: &Flow, payloads: &[&[u8]]) {
 }
 
 fn transmit(hub: &Arc<Hub>, mut packet: FakePacket) -> Vec<Vec<u8>> {
-    let mut sender = Sender(hub.clone());
-    sender.on_transmit(&mut packet);
+    hub.on_transmit(&mut packet);
     packet.written
 }
 
@@ -109,7 +114,7 @@ fn flows_take_turns_and_each_keeps_its_order() {
     send(&b, &[b"b1"]);
     let written = transmit(&hub, FakePacket::new(1000));
     assert_eq!(written, [&b"\0\0a1"[..], b"\x01\0b1", b"\0\0a2", b"\0\0a3"]);
-    assert!(!Sender(hub).has_transmission_interest());
+    assert!(!hub.wants_packet());
 }
 
 #[test]
@@ -119,10 +124,10 @@ fn a_flow_that_ends_with_its_payloads_leaves_no_wish_to_send() {
     send(&flow, &[b"never sent"]);
     drop(flow);
     assert!(transmit(&hub, FakePacket::new(1000)).is_empty());
-    assert!(!Sender(hub.clone()).has_transmission_interest());
+    assert!(!hub.wants_packet());
     // And the next payload is noticed.
     send(&other, &[b"sent"]);
-    assert!(Sender(hub.clone()).has_transmission_interest());
+    assert!(hub.wants_packet());
     assert_eq!(transmit(&hub, FakePacket::new(1000)), [b"\x01\0sent"]);
 }
 
@@ -132,7 +137,7 @@ fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
     let flow = open(&hub, 0);
     send(&flow, &[&[1; 60], &[2; 60]]);
     assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
-    assert!(Sender(hub.clone()).has_transmission_interest());
+    assert!(hub.wants_packet());
     assert_eq!(transmit(&hub, FakePacket::new(100)).len(), 1);
     assert_eq!(counters.dropped_too_big.get(), 0);
 }
@@ -163,7 +168,7 @@ fn a_payload_waits_out_packets_that_other_frames_have_filled_but_not_for_ever() 
     // The path has become narrower: the next miss is the last.
     assert!(transmit(&hub, FakePacket::new(50)).is_empty());
     assert_eq!(counters.dropped_too_big.get(), 1);
-    assert!(!Sender(hub).has_transmission_interest());
+    assert!(!hub.wants_packet());
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
         (0..10_000).for_each(|_| receive(&hub, stream_id, &vec![0; len]));
     }
     let kept = || {
-        let inbox = hub.inbox.lock();
+        let inbox = &hub.lock().inbox;
         (inbox.early_bytes, inbox.early.len(), inbox.early.capacity())
     };
     let (bytes, datagrams, _) = kept();
@@ -276,9 +281,9 @@ fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
         send(&flow, &[&[1; 10]]);
         receive(&hub, round * 4, b"x");
     }
-    let outbox = hub.outbox.lock();
-    assert_eq!((outbox.bytes(), outbox.queues.len(), outbox.turns.waiting(Kind::Flow)), (0, 1, 0));
-    assert!(hub.inbox.lock().flows.is_empty());
+    let State { turns, outbox, inbox, .. } = &*hub.lock();
+    assert_eq!((outbox.bytes(), outbox.queues.len(), turns.waiting(Kind::Flow)), (0, 1, 0));
+    assert!(inbox.flows.is_empty());
 }
 
 proptest! {
@@ -301,7 +306,7 @@ proptest! {
                 prop_assert!(last[quarter as usize] < Some(number), "payloads of a flow leave in order");
                 last[quarter as usize] = Some(number);
             }
-            let outbox = hub.outbox.lock();
+            let outbox = &hub.lock().outbox;
             let waiting: usize = outbox.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum();
             prop_assert_eq!(waiting, outbox.bytes());
             prop_assert!(waiting <= 2 * 1000);
@@ -315,10 +320,7 @@ proptest! {
     fn no_datagram_panics(frames: Vec<Vec<u8>>) {
         let (hub, _) = hub(1000, 1000);
         let _flow = open(&hub, 0);
-        let mut receiver = Receiver(hub.clone());
-        let _ = &mut receiver;
         frames.iter().for_each(|frame| hub.on_datagram(frame));
-        receiver.on_connection_error(s2n_quic::connection::Error::unspecified());
     }
 }
 
@@ -400,11 +402,10 @@ fn a_connection_with_a_schedule_of_its_own_keeps_it_whatever_becomes_of_that_of_
     assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Fcfs, Discipline::Abs]);
     schedules.set(of(Discipline::Rr, 7));
     assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Rr, Discipline::Abs]);
-    // Also how early streams are bound, before there is a dispatcher and behind it.
+    // Also how early streams are bound, before there is a driver and after.
     let rooms = [&follows, &own].map(|hub| {
         let (ledger, _) = Account::new(true).join();
-        let dispatcher: Arc<dyn Any + Send + Sync> = Arc::new(());
-        hub.join(dispatcher, ledger.clone());
+        hub.join(ledger.clone(), Tap::default());
         ledger
     });
     let most = |ledger: &Ledger| {
@@ -472,7 +473,7 @@ fn payloads_that_waited_too_long_for_their_class_are_dropped_and_counted() {
     NOW_MS.set(60);
     assert_eq!(transmit(&hub, FakePacket::new(1000)), [b"\0\0new"]);
     assert_eq!((counters.dropped_stale.get(), stale.class.counters.dropped_sojourn.get()), (2, 2));
-    assert_eq!((hub.waiting_bytes(), Sender(hub).has_transmission_interest()), (0, false));
+    assert_eq!((hub.waiting_bytes(), hub.wants_packet()), (0, false));
 }
 
 #[test]

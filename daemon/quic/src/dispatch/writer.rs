@@ -2,7 +2,6 @@
 
 use std::{
     future::poll_fn,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -10,19 +9,25 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use s2n_quic::application;
 
-use super::{CANCELLED, Error, QUEUE_BYTES, Shared, Slot, State};
-use crate::class::Terms;
+use super::{CANCELLED, Dispatcher, Error};
+use crate::{
+    class::Terms,
+    hub::{State, slot::Slot},
+};
+
+/// Bytes that wait in one stream's queue before its writer has to.
+const QUEUE_BYTES: usize = 32 * 1024;
 
 /// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
 pub struct SendStream {
-    shared: Arc<Shared>,
+    of: Dispatcher,
     name: u32,
     id: u64,
 }
 
 impl SendStream {
-    pub(super) fn new(shared: Arc<Shared>, name: u32, id: u64) -> Self {
-        Self { shared, name, id }
+    pub(super) fn new(of: Dispatcher, name: u32, id: u64) -> Self {
+        Self { of, name, id }
     }
 
     /// The stream's ID.
@@ -55,9 +60,16 @@ impl SendStream {
         if self.poll_flush(cx)?.is_pending() {
             return Poll::Pending;
         }
-        let mut state = self.shared.state();
-        let Some(slot) = state.slot(self.name) else { return Poll::Ready(Ok(())) };
-        slot.stream.poll_flush(cx).map_err(Error::from)
+        let mut state = self.of.hub.lock();
+        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(Error::Cancelled)) };
+        if let Some(acknowledged) = slot.acknowledged.take() {
+            return Poll::Ready(acknowledged);
+        }
+        slot.asks_acknowledged = Some(cx.waker().clone());
+        state.streams.ask(self.name);
+        drop(state);
+        self.of.wake();
+        Poll::Pending
     }
 
     /// Asks to be woken when the stream takes no more bytes.
@@ -73,8 +85,9 @@ impl SendStream {
 
     /// Ready when fewer than `bytes` wait for their turn.
     fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Error>> {
-        let mut state = self.shared.state();
-        let Some(slot) = state.slot(self.name) else { return Poll::Pending };
+        let mut state = self.of.hub.lock();
+        // They are all gone with the driver.
+        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(Error::Cancelled)) };
         if let Some(error) = slot.error {
             return Poll::Ready(Err(error));
         }
@@ -92,6 +105,7 @@ impl SendStream {
     pub fn push(&mut self, bytes: Bytes) {
         self.change(|slot, now_ns| {
             slot.begun_ns.get_or_insert(now_ns);
+            slot.acknowledged = None;
             slot.queue.push(bytes);
         });
     }
@@ -110,64 +124,65 @@ impl SendStream {
     /// room. What is queued as bytes after them leaves before payloads that still wait, so a stream carries either.
     #[must_use]
     pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
-        let now_ns = self.shared.now_ns();
-        Payloads { shared: &self.shared, state: self.shared.state(), name: self.name, limit_bytes, now_ns }
+        let now_ns = self.of.now_ns();
+        Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, now_ns }
     }
 
     /// Ends the stream properly: what is queued is sent, then its end.
     pub fn finish(&mut self) {
-        let mut state = self.shared.state();
-        let Some(slot) = state.slot(self.name).filter(|slot| !slot.finished && slot.error.is_none()) else { return };
+        let mut state = self.of.hub.lock();
+        let Some(slot) = state.streams.slot(self.name).filter(|slot| slot.is_open()) else { return };
         slot.finished = true;
-        if slot.finish() {
-            state.leaving.push(self.name);
-            self.shared.wake();
+        if slot.ends() {
+            state.streams.ask(self.name);
+            drop(state);
+            self.of.wake();
         }
     }
 
     /// Ends the stream abruptly; what is queued is discarded.
     pub fn reset(self, code: application::Error) {
-        let mut state = self.shared.state();
-        if let Some(slot) = state.slot(self.name) {
-            _ = slot.stream.reset(code);
-            state.fail(&self.shared, self.name, Error::Cancelled);
-        }
+        self.cancel(code);
     }
 
     /// Changes the terms on which the stream is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        let mut state = self.shared.state();
-        if let Some(slot) = state.slot(self.name) {
-            slot.set_terms(&self.shared, self.name, terms);
-        }
+        self.of.hub.lock().set_stream_terms(self.name, |_| terms);
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Slot, u64)) {
-        let mut state = self.shared.state();
-        let Some(slot) = state.slot(self.name).filter(|slot| slot.error.is_none() && !slot.finished) else { return };
-        change(slot, self.shared.now_ns());
-        slot.wake(&self.shared, self.name);
-        self.shared.wake();
+        let now_ns = self.of.now_ns();
+        let mut state = self.of.hub.lock();
+        let Some(slot) = state.streams.slot(self.name).filter(|slot| slot.is_open()) else { return };
+        change(slot, now_ns);
+        state.wake_stream(self.name);
+        drop(state);
+        self.of.wake();
+    }
+
+    fn cancel(&self, code: application::Error) {
+        self.of.hub.lock().cancel(self.name, code);
+        self.of.wake();
     }
 }
 
 impl Drop for SendStream {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
-        let Some(slot) = state.slot(self.name) else { return };
+        let mut state = self.of.hub.lock();
+        let Some(slot) = state.streams.slot(self.name) else { return };
         slot.detached = true;
-        if slot.has_left() {
-            state.free(&self.shared, self.name);
-        } else if !slot.finished {
-            _ = slot.stream.reset(CANCELLED.into());
-            state.fail(&self.shared, self.name, Error::Cancelled);
+        if !slot.finished {
+            state.cancel(self.name, CANCELLED.into());
         }
+        state.streams.ask(self.name);
+        drop(state);
+        self.of.wake();
     }
 }
 
 /// Payloads of one tunnel on their way into the queue of its stream.
 pub struct Payloads<'a> {
-    shared: &'a Shared,
+    of: &'a Dispatcher,
     state: MutexGuard<'a, State>,
     name: u32,
     limit_bytes: usize,
@@ -177,7 +192,7 @@ pub struct Payloads<'a> {
 impl Payloads<'_> {
     /// Queues a copy of `payload`; returns how many payloads were dropped for it.
     pub fn push(&mut self, payload: &[u8]) -> usize {
-        let Some(slot) = self.state.slot(self.name).filter(|slot| slot.error.is_none() && !slot.finished) else {
+        let Some(slot) = self.state.streams.slot(self.name).filter(|slot| slot.is_open()) else {
             return 1;
         };
         let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.now_ns);
@@ -188,9 +203,7 @@ impl Payloads<'_> {
 
 impl Drop for Payloads<'_> {
     fn drop(&mut self) {
-        if let Some(slot) = self.state.slot(self.name) {
-            slot.wake(self.shared, self.name);
-            self.shared.wake();
-        }
+        self.state.wake_stream(self.name);
+        self.of.wake();
     }
 }

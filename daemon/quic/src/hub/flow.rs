@@ -1,7 +1,7 @@
 //! One tunnel's end of its connection's datagrams.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -12,7 +12,7 @@ use masque::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Arrivals, Hub, Losses, View, outbox::Outbox};
+use super::{Hub, Losses, State, View, inbox::Arrivals};
 use crate::{class::Terms, segments::Segments};
 
 /// One tunnel's end of its connection's datagrams. Dropping it discards what is queued for it in both directions.
@@ -28,12 +28,7 @@ impl Flow {
     /// Lets datagrams in, those first that arrived early: the request is admitted, or our own. What exceeds the flow's
     /// bound from here on is dropped by the flow's rule.
     pub fn admit(&self) {
-        let mut inbox = self.hub.inbox.lock();
-        if let Some(entrance) = inbox.flows.get_mut(&self.stream_id) {
-            entrance.admitted = true;
-        }
-        let mut arrivals = self.arrivals.lock();
-        let dropped: usize = inbox.take_early(|id| id == self.stream_id).map(|early| arrivals.push(&early)).sum();
+        let dropped = self.hub.lock().inbox.admit(self.stream_id);
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
@@ -77,16 +72,17 @@ impl Flow {
     /// Begins a batch of UDP payloads to be sent in DATAGRAM frames with context ID 0; the connection is woken once,
     /// when the batch is dropped.
     ///
-    /// The hub is locked meanwhile: what is done between two payloads must not touch this connection's flows.
+    /// The connection is locked meanwhile: what is done between two payloads must not touch its flows and streams.
     #[must_use]
     pub fn batch(&self) -> Batch<'_> {
         let now_ns = (self.hub.clock.now_ns)();
-        Batch { flow: self, outbox: self.hub.outbox.lock(), now_ns, dropped: 0 }
+        Batch { flow: self, state: self.hub.lock(), now_ns, dropped: 0 }
     }
 
     /// Changes the terms on which the flow is served, at once.
     pub fn set_terms(&self, terms: Terms) {
-        self.hub.outbox.lock().set_terms(self.slot, |_| terms);
+        let State { turns, outbox, .. } = &mut *self.hub.lock();
+        outbox.set_terms(turns, self.slot, |_| terms);
     }
 
     /// Swaps the UDP payloads that have arrived in DATAGRAM frames into `payloads`, which must be empty.
@@ -113,7 +109,7 @@ impl Flow {
 /// Payloads of one flow on their way into its queue.
 pub struct Batch<'a> {
     flow: &'a Flow,
-    outbox: MutexGuard<'a, Outbox>,
+    state: MutexGuard<'a, State>,
     now_ns: u64,
     dropped: u64,
 }
@@ -122,7 +118,8 @@ impl Batch<'_> {
     /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
     pub fn push(&mut self, payload: &[u8]) {
         let connection_bytes = self.flow.hub.limits.connection_bytes;
-        self.dropped += self.outbox.push(self.flow.slot, connection_bytes, payload, self.now_ns) as u64;
+        let State { turns, outbox, .. } = &mut *self.state;
+        self.dropped += outbox.push(turns, self.flow.slot, connection_bytes, payload, self.now_ns) as u64;
     }
 }
 
@@ -132,20 +129,14 @@ impl Drop for Batch<'_> {
         if self.dropped > 0 {
             hub.counters.dropped_send_queue.inc_by(self.dropped);
         }
-        if self.outbox.waits() && !hub.pending.swap(true, Relaxed) {
-            hub.connection.wake_by_ref();
-        }
+        hub.announce(self.state.turns.waits());
     }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        let mut inbox = self.hub.inbox.lock();
-        let entrance = inbox.flows.remove(&self.stream_id);
-        if entrance.is_some_and(|entrance| !entrance.admitted) {
-            drop(inbox.take_early(|id| id == self.stream_id));
-        }
-        drop(inbox);
-        self.hub.outbox.lock().close(self.slot);
+        let State { turns, outbox, inbox, .. } = &mut *self.hub.lock();
+        inbox.close(self.stream_id);
+        outbox.close(turns, self.slot);
     }
 }

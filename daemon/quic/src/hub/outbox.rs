@@ -3,18 +3,16 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use masque::datagram;
-use pacing::label;
+use pacing::{label, qlog::Tap};
 use s2n_quic::provider::datagram as provider;
 use sched::stream::Expiry;
 
 use super::{Losses, proof::Proof};
 use crate::{
     backlog::Backlog,
-    binding::Binding,
     class::Terms,
     departure::{Departure, Departures},
     ledger::Ledger,
-    schedule::Schedule,
     turns::{Kind, Turns},
 };
 
@@ -25,12 +23,8 @@ pub(super) const MAX_MISSES: u8 = 3;
 const FRAME_HEADER_BYTES: usize = 1 + 2;
 
 /// What waits to leave.
+#[derive(Default)]
 pub(super) struct Outbox {
-    pub(super) turns: Turns,
-    /// How early the bytes of streams are handed over.
-    pub(super) binding: Binding,
-    /// Whether the connection goes by a schedule of its own, whatever that of its endpoint is.
-    pub(super) is_own: bool,
     pub(super) queues: Vec<Option<Queue>>,
     free: Vec<u32>,
     bytes: usize,
@@ -65,23 +59,16 @@ pub(super) struct Filled {
 }
 
 impl Outbox {
-    pub(super) fn new(schedule: &Schedule) -> Self {
-        Self {
-            turns: Turns::new(schedule.discipline, schedule.seed),
-            binding: schedule.binding,
-            is_own: false,
-            queues: Vec::new(),
-            free: Vec::new(),
-            bytes: 0,
-            roomiest: 0,
-            proof: Proof::default(),
-            capped: Departures::default(),
-        }
-    }
-
-    pub(super) fn open(&mut self, stream_id: u64, limit_bytes: usize, terms: Terms, losses: Arc<Losses>) -> u32 {
+    pub(super) fn open(
+        &mut self,
+        turns: &mut Turns,
+        stream_id: u64,
+        limit_bytes: usize,
+        terms: Terms,
+        losses: Arc<Losses>,
+    ) -> u32 {
         let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
-        self.turns.set(Kind::Flow, slot, terms.service);
+        turns.set(Kind::Flow, slot, terms.service);
         let payloads = Backlog::new(limit_bytes);
         let header = datagram::header(stream_id);
         let departure = Departure::default();
@@ -93,17 +80,12 @@ impl Outbox {
         slot
     }
 
-    pub(super) fn close(&mut self, slot: u32) {
-        self.turns.remove(Kind::Flow, slot);
+    pub(super) fn close(&mut self, turns: &mut Turns, slot: u32) {
+        turns.remove(Kind::Flow, slot);
         if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
             self.bytes -= queue.payloads.bytes();
             self.free.push(slot);
         }
-    }
-
-    /// Whether a flow waits for a turn.
-    pub(super) fn waits(&self) -> bool {
-        self.turns.waiting(Kind::Flow) > 0
     }
 
     /// How many bytes of payloads wait.
@@ -115,20 +97,27 @@ impl Outbox {
         self.queues.get_mut(slot as usize)?.as_mut()
     }
 
-    pub(super) fn set_terms(&mut self, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
+    pub(super) fn set_terms(&mut self, turns: &mut Turns, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
         if let Some(queue) = self.queue(slot) {
             queue.terms = terms(&queue.terms);
             let service = queue.service();
-            self.turns.set(Kind::Flow, slot, service);
+            turns.set(Kind::Flow, slot, service);
         }
     }
 
     /// Queues a payload of one flow; returns how many were dropped for it.
-    pub(super) fn push(&mut self, slot: u32, connection_bytes: usize, payload: &[u8], now_ns: u64) -> usize {
+    pub(super) fn push(
+        &mut self,
+        turns: &mut Turns,
+        slot: u32,
+        connection_bytes: usize,
+        payload: &[u8],
+        now_ns: u64,
+    ) -> usize {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
         let before = queue.payloads.bytes();
         let share = match self.bytes + payload.len() > connection_bytes {
-            true => connection_bytes / (self.turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
+            true => connection_bytes / (turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
             false => usize::MAX,
         };
         let mut dropped = 0;
@@ -143,42 +132,49 @@ impl Outbox {
         }
         // One that waits already keeps its rank for as long as its oldest payload is the same.
         if before == 0 || dropped > 0 {
-            self.wake(slot);
+            self.wake(turns, slot);
         }
         dropped
     }
 
     /// Makes a flow take part, if it has anything to send and its class does not make it wait.
-    fn wake(&mut self, slot: u32) {
+    fn wake(&self, turns: &mut Turns, slot: u32) {
         let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
         if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
             if queue.terms.deadline_ns.is_some() {
-                self.turns.set(Kind::Flow, slot, queue.service());
+                turns.set(Kind::Flow, slot, queue.service());
             }
-            self.turns.wake(Kind::Flow, slot);
+            turns.wake(Kind::Flow, slot);
         }
     }
 
     /// Wakes the flows whose departure time has come; returns the next one.
-    pub(super) fn release(&mut self, now_ns: u64) -> Option<u64> {
+    pub(super) fn release(&mut self, turns: &mut Turns, now_ns: u64) -> Option<u64> {
         while let Some((at_ns, slot)) = self.capped.pop_due(now_ns) {
             if self.queue(slot).is_some_and(|queue| queue.departure.come(at_ns)) {
-                self.wake(slot);
+                self.wake(turns, slot);
             }
         }
         self.capped.next_ns()
     }
 
     /// Writes as many payloads as fit into `packet`, a turn each.
-    pub(super) fn fill<P: provider::Packet>(&mut self, packet: &mut P, ledger: Option<&Ledger>, now_ns: u64) -> Filled {
+    pub(super) fn fill<P: provider::Packet>(
+        &mut self,
+        turns: &mut Turns,
+        tap: &Tap,
+        packet: &mut P,
+        ledger: Option<&Ledger>,
+        now_ns: u64,
+    ) -> Filled {
         let mut last_stream_id = None;
         let mut filled = Filled::default();
         let room = packet.remaining_capacity();
         self.roomiest = self.roomiest.max(room);
-        let (expiry, log) = (self.turns.expiry(), self.turns.tap.log());
-        while let Some((slot, _)) = self.turns.turn(Kind::Flow) {
+        let (expiry, log) = (turns.expiry(), tap.log());
+        while let Some((slot, _)) = turns.turn(Kind::Flow) {
             let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
-                self.turns.remove(Kind::Flow, slot);
+                turns.remove(Kind::Flow, slot);
                 continue;
             };
             let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
@@ -187,7 +183,7 @@ impl Outbox {
                 queue.losses.stale.fetch_add(waiting as u64, Relaxed);
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
-                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                turns.end_turn(Kind::Flow, slot, 0, false);
                 continue;
             };
             let stale = (waiting - queue.payloads.len()) as u64;
@@ -199,7 +195,7 @@ impl Outbox {
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
                 filled.capped = true;
-                self.turns.end_turn(Kind::Flow, slot, 0, false);
+                turns.end_turn(Kind::Flow, slot, 0, false);
                 continue;
             }
             let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
@@ -243,9 +239,9 @@ impl Outbox {
             self.bytes -= len;
             let more = !queue.payloads.is_empty();
             if more && queue.terms.deadline_ns.is_some() {
-                self.turns.set(Kind::Flow, slot, queue.service());
+                turns.set(Kind::Flow, slot, queue.service());
             }
-            self.turns.end_turn(Kind::Flow, slot, sent_bytes, more);
+            turns.end_turn(Kind::Flow, slot, sent_bytes, more);
         }
         if let (Some(stream_id), Some(ledger)) = (last_stream_id, ledger) {
             filled.filled_up = self.proof.fill_up(packet, stream_id, ledger);

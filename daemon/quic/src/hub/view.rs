@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 use masque::tunnel::Form;
 use parking_lot::Mutex;
 
-use super::Arrivals;
+use super::inbox::Arrivals;
 
 /// Payloads of one tunnel that were dropped inside its connection.
 #[derive(Debug, Default)]

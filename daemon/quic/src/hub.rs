@@ -1,0 +1,332 @@
+//! What one end of a connection has to send, and the order in which it does: bytes of streams and datagrams of tunnels, which
+//! wait here, and whose turn it is among them.
+//!
+//! All of it is behind one lock ([`Hub::lock`]). Three look at it: callbacks of the transport ([`datagrams`](super::datagrams)),
+//! which fill packets and take what arrives; the [driver](super::dispatch), which hands bytes of streams to the transport; and
+//! the ends of streams and tunnels. A [`Flow`] is one tunnel's end.
+//!
+//! | bound | drop rule |
+//! |---|---|
+//! | bytes queued per flow, each direction | the flow's own oldest payload goes first |
+//! | bytes queued to send per connection | once reached, a flow keeps at most its equal share |
+//! | what the flow's class says | payloads that waited too long, or are late, go when their turn comes |
+//! | bytes for requests that are not admitted yet, per connection | what comes later is dropped |
+//! | a payload no packet of the path can carry | dropped when its turn comes; the flow goes on |
+//!
+//! **Invariant:** nobody calls the transport while holding the lock, waking excepted: callbacks run inside the transport's own
+//! lock of the connection (s2n-quic `connection_trait.rs`) and then take this one. What is to be done with the transport is
+//! decided under the lock, and done after it is released.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use futures::task::AtomicWaker;
+use masque::datagram::{self, UDP_CONTEXT};
+use pacing::qlog::Tap;
+use parking_lot::{Mutex, MutexGuard};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+use s2n_quic::provider::datagram as provider;
+use sched::stream::Discipline;
+
+pub use self::{
+    flow::{Batch, Flow},
+    slot::Error,
+    view::{Losses, View},
+};
+use self::{
+    inbox::Inbox,
+    outbox::{Filled, Outbox},
+    streams::Streams,
+};
+use super::{
+    binding::Binding,
+    class::Terms,
+    clock::Clock,
+    ledger::Ledger,
+    schedule::{Schedule, Scheduled},
+    turns::Turns,
+};
+
+mod flow;
+mod inbox;
+mod outbox;
+mod proof;
+pub(super) mod slot;
+pub(super) mod streams;
+mod view;
+
+/// Bounds of one connection's datagram queues, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueLimits {
+    /// What one flow may hold, per direction.
+    pub flow_bytes: usize,
+    /// What all flows of a connection may hold to be sent.
+    pub connection_bytes: usize,
+}
+
+/// What happened to datagrams, over all connections of an endpoint. Each is a count of datagrams, where it says nothing else.
+#[derive(Debug, Default)]
+pub struct DatagramCounters {
+    /// Written into packets.
+    pub sent: Counter,
+    /// Packets that were filled up, to prove that the path carries full ones.
+    pub filled_up: Counter,
+    /// Received in DATAGRAM frames: UDP payloads, not what else peers may send.
+    pub received: Counter,
+    /// Dropped before sending: their flow's or connection's bound was reached.
+    pub dropped_send_queue: Counter,
+    /// Dropped before sending: they were late, or had waited too long for their class.
+    pub dropped_stale: Counter,
+    /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
+    pub dropped_too_big: Counter,
+    /// Dropped on arrival: the reader of their flow fell behind.
+    pub dropped_receive_queue: Counter,
+    /// Dropped on arrival: no such stream, not any more (RFC 9297 §2.1), or more than is kept before a request is admitted.
+    pub dropped_unknown_stream: Counter,
+    /// Streams that the dispatchers hold, those included whose last byte has not left.
+    pub streams: Gauge,
+}
+
+/// What one end of a connection has to send, and what arrived for its tunnels.
+pub struct Hub {
+    peer_accepts: bool,
+    transport: Waker,
+    limits: QueueLimits,
+    counters: Arc<DatagramCounters>,
+    /// Whether a flow waits for a turn; read by the transport for every packet.
+    pending: AtomicBool,
+    violation: AtomicBool,
+    /// Whom to tell of a violation.
+    listener: AtomicWaker,
+    clock: Clock,
+    terms: Terms,
+    state: Mutex<State>,
+}
+
+/// What is behind the lock of a connection.
+pub(super) struct State {
+    pub(super) turns: Turns,
+    /// Where it is told whose turn it was.
+    pub(super) tap: Tap,
+    /// The books of the transport's callbacks, once there is a driver.
+    ledger: Option<Arc<Ledger>>,
+    /// How early the bytes of streams are handed over.
+    binding: Binding,
+    /// Whether the connection goes by a schedule of its own, whatever that of its endpoint is.
+    has_own_schedule: bool,
+    pub(super) streams: Streams,
+    outbox: Outbox,
+    inbox: Inbox,
+}
+
+impl Hub {
+    /// The hub of a connection that begins, whose peer `accepts` DATAGRAM frames or does not. `transport` wakes what asks for
+    /// the next packet.
+    pub(super) fn new(
+        schedule: &Schedule,
+        limits: QueueLimits,
+        counters: Arc<DatagramCounters>,
+        accepts: bool,
+        transport: Waker,
+    ) -> Self {
+        Self {
+            peer_accepts: accepts,
+            transport,
+            limits,
+            counters,
+            pending: AtomicBool::new(false),
+            violation: AtomicBool::new(false),
+            listener: AtomicWaker::new(),
+            clock: schedule.clock,
+            terms: schedule.terms.clone(),
+            state: Mutex::new(State {
+                turns: Turns::new(schedule.discipline, schedule.seed),
+                tap: Tap::default(),
+                ledger: None,
+                binding: schedule.binding,
+                has_own_schedule: false,
+                streams: Streams::default(),
+                outbox: Outbox::default(),
+                inbox: Inbox::default(),
+            }),
+        }
+    }
+
+    /// Locks the connection. The transport must not be called meanwhile.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Whether the peer accepts DATAGRAM frames at all (RFC 9221 §3).
+    #[must_use]
+    pub fn peer_accepts(&self) -> bool {
+        self.peer_accepts
+    }
+
+    /// Opens the flow of a request stream that was just accepted or opened. Until it is admitted ([`Flow::admit`]), what
+    /// arrives for it shares a little room with that of all others that wait.
+    ///
+    /// Streams have to be opened in the order of their IDs: what arrives for a lower ID that is not open is dropped.
+    pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
+        let losses = Arc::<Losses>::default();
+        let State { turns, outbox, inbox, .. } = &mut *self.lock();
+        let slot = outbox.open(turns, stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
+        let arrivals = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());
+        Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
+    }
+
+    /// Changes the terms of the flow of a stream, if there is one.
+    pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
+        let State { turns, outbox, inbox, .. } = &mut *self.lock();
+        if let Some(slot) = inbox.slot(stream_id) {
+            outbox.set_terms(turns, slot, change);
+        }
+    }
+
+    /// Becomes ready when the peer sent a datagram that cannot belong to any stream: H3_DATAGRAM_ERROR (RFC 9297
+    /// §2.1).
+    pub fn poll_violation(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.listener.register(cx.waker());
+        if self.violation.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Takes the content of a DATAGRAM frame.
+    pub(super) fn on_datagram(&self, bytes: &[u8]) {
+        let Ok((quarter_stream_id, http_datagram)) = datagram::split(bytes) else {
+            self.violation.store(true, Relaxed);
+            self.listener.wake();
+            return;
+        };
+        let is_payload = datagram::context(http_datagram).is_some_and(|(context_id, _)| context_id == UDP_CONTEXT);
+        self.counters.received.inc_by(is_payload.into());
+        self.lock().inbox.push(quarter_stream_id * 4, http_datagram, &self.counters);
+    }
+
+    /// Whether datagrams wait for a packet.
+    pub(super) fn wants_packet(&self) -> bool {
+        self.pending.load(Relaxed)
+    }
+
+    /// Fills a packet with datagrams, if that is what it is for.
+    pub(super) fn on_transmit<P: provider::Packet>(&self, packet: &mut P) {
+        if !self.wants_packet() {
+            return;
+        }
+        let mut state = self.lock();
+        let State { turns, tap, ledger, outbox, .. } = &mut *state;
+        let filled = if turns.datagrams_next(ledger.as_deref(), packet.has_pending_streams()) {
+            outbox.fill(turns, tap, packet, ledger.as_deref(), (self.clock.now_ns)())
+        } else {
+            Filled::default()
+        };
+        self.pending.store(turns.waits(), Relaxed);
+        if filled.capped
+            && let Some(ledger) = ledger
+        {
+            // Whose task has the timer.
+            ledger.dispatcher().wake();
+        }
+        drop(state);
+        self.counters.sent.inc_by(filled.sent);
+        if filled.filled_up {
+            self.counters.filled_up.inc();
+        }
+        if filled.too_big + filled.stale > 0 {
+            self.counters.dropped_too_big.inc_by(filled.too_big);
+            self.counters.dropped_stale.inc_by(filled.stale);
+        }
+    }
+
+    /// Has the transport ask for datagrams, if some wait and it does not know of any; `waits` says whether they do.
+    fn announce(&self, waits: bool) {
+        if waits && !self.pending.swap(true, Relaxed) {
+            self.transport.wake_by_ref();
+        }
+    }
+
+    /// Where streams are counted.
+    pub(super) fn gauge(&self) -> &Gauge {
+        &self.counters.streams
+    }
+
+    /// The clock of the connection's schedule.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// The terms of what was given no others.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// How many bytes of payloads wait to leave in DATAGRAM frames.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.lock().outbox.bytes()
+    }
+
+    /// Makes the books of the transport's callbacks known, and who listens to the connection.
+    pub(super) fn join(&self, ledger: Arc<Ledger>, tap: Tap) {
+        let mut state = self.lock();
+        ledger.bind(state.binding);
+        state.ledger = Some(ledger);
+        state.tap = tap;
+    }
+
+    /// Gives the connection a schedule of its own, by which it goes at once, and whatever becomes of that of its endpoint.
+    /// The clock and the terms of what was given no others stay.
+    pub fn set_schedule(&self, schedule: &Schedule) {
+        let mut state = self.lock();
+        state.has_own_schedule = true;
+        state.go_by(schedule);
+    }
+
+    /// The discipline by which the connection goes.
+    #[must_use]
+    pub fn discipline(&self) -> Discipline {
+        self.lock().turns.discipline()
+    }
+
+    /// Lets streams and flows go on whose class's departure time has come; returns the next such time.
+    pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
+        let mut state = self.lock();
+        let State { turns, outbox, .. } = &mut *state;
+        let flow_ns = outbox.release(turns, now_ns);
+        let waits = turns.waits();
+        let stream_ns = state.release_streams(now_ns);
+        drop(state);
+        self.announce(waits);
+        [flow_ns, stream_ns].into_iter().flatten().min()
+    }
+}
+
+impl State {
+    fn go_by(&mut self, schedule: &Schedule) {
+        self.turns.reorder(schedule.discipline, schedule.seed);
+        self.binding = schedule.binding;
+        if let Some(ledger) = &self.ledger {
+            ledger.bind(schedule.binding);
+            // There may be more room than before.
+            ledger.dispatcher().wake();
+        }
+    }
+}
+
+impl Scheduled for Hub {
+    fn follow(&self, schedule: &Schedule) {
+        let mut state = self.lock();
+        if !state.has_own_schedule {
+            state.go_by(schedule);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

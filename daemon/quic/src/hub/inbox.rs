@@ -1,0 +1,150 @@
+//! What arrived in datagrams and was not read yet.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::Waker,
+};
+
+use masque::tunnel::{Tunnel, TunnelError};
+use parking_lot::Mutex;
+
+use super::{DatagramCounters, Losses};
+use crate::segments::Segments;
+
+/// Bytes kept for all of a connection's requests that are not admitted yet, or have not even arrived: enough for the
+/// first flights of a few inner QUIC handshakes sent along with their requests (RFC 9298 §5 lets a client do so).
+pub(super) const EARLY_BYTES: usize = 64 * 1024;
+
+/// How many datagrams that may be.
+pub(super) const EARLY_DATAGRAMS: usize = 128;
+
+/// What arrived for the flows of a connection.
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub(super) flows: HashMap<u64, Entrance>,
+    pub(super) early: Vec<(u64, Box<[u8]>)>,
+    pub(super) early_bytes: usize,
+    /// Stream IDs below this have been accepted.
+    accepted: u64,
+}
+
+/// Where datagrams of a flow go.
+pub(super) struct Entrance {
+    slot: u32,
+    admitted: bool,
+    arrivals: Arc<Mutex<Arrivals>>,
+}
+
+/// What arrived for one flow.
+pub(super) struct Arrivals {
+    pub(super) payloads: Segments,
+    pub(super) state: Tunnel,
+    /// Why the tunnel has to end, until its reader has been told.
+    pub(super) violation: Option<TunnelError>,
+    pub(super) reader: Option<Waker>,
+    losses: Arc<Losses>,
+}
+
+impl Arrivals {
+    /// Takes an HTTP Datagram; returns how many payloads were dropped for it.
+    fn push(&mut self, http_datagram: &[u8]) -> usize {
+        match self.state.on_datagram(http_datagram) {
+            Ok(Some(payload)) => {
+                let dropped = self.payloads.push(payload);
+                if dropped > 0 {
+                    self.losses.receive_queue.fetch_add(dropped as u64, Relaxed);
+                }
+                dropped
+            }
+            Ok(None) => 0,
+            Err(error) => {
+                self.violation.get_or_insert(error);
+                0
+            }
+        }
+    }
+}
+
+impl Inbox {
+    /// Opens the entrance of a stream's flow, whose number in the outbox is `slot`.
+    pub(super) fn open(
+        &mut self,
+        stream_id: u64,
+        slot: u32,
+        limit_bytes: usize,
+        losses: Arc<Losses>,
+    ) -> Arc<Mutex<Arrivals>> {
+        let (payloads, state) = (Segments::new(limit_bytes), Tunnel::new(false));
+        let arrivals = Arrivals { payloads, state, violation: None, reader: None, losses };
+        let arrivals = Arc::new(Mutex::new(arrivals));
+        // Of streams that were passed over, nothing will be asked.
+        let passed_over = self.accepted..stream_id;
+        drop(self.take_early(|id| passed_over.contains(&id)));
+        self.accepted = self.accepted.max(stream_id + 4);
+        self.flows.insert(stream_id, Entrance { slot, admitted: false, arrivals: arrivals.clone() });
+        arrivals
+    }
+
+    /// Lets datagrams in, those first that arrived early; returns how many payloads were dropped for them.
+    pub(super) fn admit(&mut self, stream_id: u64) -> usize {
+        let Some(entrance) = self.flows.get_mut(&stream_id) else { return 0 };
+        entrance.admitted = true;
+        let arrivals = entrance.arrivals.clone();
+        let mut arrivals = arrivals.lock();
+        self.take_early(|id| id == stream_id).map(|early| arrivals.push(&early)).sum()
+    }
+
+    /// Closes the entrance of a stream's flow.
+    pub(super) fn close(&mut self, stream_id: u64) {
+        let entrance = self.flows.remove(&stream_id);
+        if entrance.is_some_and(|entrance| !entrance.admitted) {
+            drop(self.take_early(|id| id == stream_id));
+        }
+    }
+
+    /// The number in the outbox of a stream's flow.
+    pub(super) fn slot(&self, stream_id: u64) -> Option<u32> {
+        self.flows.get(&stream_id).map(|entrance| entrance.slot)
+    }
+
+    /// Takes an HTTP Datagram for a stream, and counts what is dropped.
+    pub(super) fn push(&mut self, stream_id: u64, http_datagram: &[u8], counters: &DatagramCounters) {
+        let Some(entrance) = self.flows.get(&stream_id).filter(|entrance| entrance.admitted) else {
+            if !self.keep_early(stream_id, http_datagram) {
+                counters.dropped_unknown_stream.inc();
+            }
+            return;
+        };
+        let mut arrivals = entrance.arrivals.lock();
+        let dropped = arrivals.push(http_datagram);
+        if dropped > 0 {
+            counters.dropped_receive_queue.inc_by(dropped as u64);
+        }
+        if let Some(reader) = arrivals.reader.take() {
+            reader.wake();
+        }
+    }
+
+    /// Keeps an HTTP Datagram for a request that may still be admitted; returns whether it is kept. The first ones of a
+    /// handshake are worth more than what follows them, and refusing costs less than making room.
+    fn keep_early(&mut self, stream_id: u64, http_datagram: &[u8]) -> bool {
+        let expected = stream_id >= self.accepted || self.flows.contains_key(&stream_id);
+        let fits = self.early_bytes + http_datagram.len() <= EARLY_BYTES && self.early.len() < EARLY_DATAGRAMS;
+        if expected && fits {
+            self.early_bytes += http_datagram.len();
+            self.early.push((stream_id, http_datagram.into()));
+        }
+        expected && fits
+    }
+
+    /// Takes the early datagrams of the streams that `wanted` names.
+    fn take_early(&mut self, wanted: impl Fn(u64) -> bool) -> impl Iterator<Item = Box<[u8]>> {
+        let taken: Vec<_> = self.early.extract_if(.., |(stream_id, _)| wanted(*stream_id)).collect();
+        self.early_bytes -= taken.iter().map(|(_, http_datagram)| http_datagram.len()).sum::<usize>();
+        if self.early.is_empty() {
+            self.early = Vec::new();
+        }
+        taken.into_iter().map(|(_, http_datagram)| http_datagram)
+    }
+}

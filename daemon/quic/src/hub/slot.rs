@@ -1,0 +1,146 @@
+//! One stream that waits for its turns, as everybody sees it who holds the connection's lock.
+
+use std::{sync::Arc, task::Waker};
+
+use s2n_quic::application;
+use sched::stream::Service;
+
+use crate::{
+    class::{Since, Terms},
+    departure::Departure,
+    ledger::{Ledger, StreamLedger},
+    queue::Queue,
+};
+
+/// Why a stream takes no more bytes.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum Error {
+    /// The peer or the connection ended it.
+    #[error(transparent)]
+    Stream(#[from] s2n_quic::stream::Error),
+    /// Its deadline passed before all of it was handed over, and the schedule drops what is late.
+    #[error("the deadline passed")]
+    Expired,
+    /// We ended it.
+    #[error("the stream was reset")]
+    Cancelled,
+}
+
+pub(crate) struct Slot {
+    pub(crate) id: u64,
+    pub(crate) ledger: Arc<StreamLedger>,
+    pub(crate) terms: Terms,
+    pub(crate) queue: Queue,
+    /// When the message began that is being sent.
+    pub(crate) begun_ns: Option<u64>,
+    /// How many bytes the transport was given.
+    pub(crate) handed: u64,
+    /// Nothing more will be queued.
+    pub(crate) finished: bool,
+    /// Nobody holds the stream's writing end any more.
+    pub(crate) detached: bool,
+    pub(crate) error: Option<Error>,
+    /// With which code the driver has to reset it.
+    pub(crate) reset: Option<application::Error>,
+    /// Whether the transport knows of its end, which was proper or not.
+    pub(crate) ended: bool,
+    /// Whether it failed and what it had not sent was given back.
+    pub(crate) settled: bool,
+    /// Whether the driver waits for its last byte to leave.
+    pub(crate) leaving: bool,
+    /// Whom to wake once fewer bytes than this wait.
+    pub(crate) writer: Option<(Waker, usize)>,
+    /// Who asks whether all of it was acknowledged, and the answer.
+    pub(crate) asks_acknowledged: Option<Waker>,
+    pub(crate) acknowledged: Option<Result<(), Error>>,
+    pub(crate) departure: Departure,
+    /// Whether it waits aside until the transport has room for its bytes.
+    pub(crate) buffer_full: bool,
+}
+
+impl Slot {
+    pub(crate) fn new(id: u64, ledger: Arc<StreamLedger>, terms: Terms) -> Self {
+        ledger.set_class(&terms.class);
+        Self {
+            id,
+            ledger,
+            terms,
+            queue: Queue::default(),
+            begun_ns: None,
+            handed: 0,
+            finished: false,
+            detached: false,
+            error: None,
+            reset: None,
+            ended: false,
+            settled: false,
+            leaving: false,
+            writer: None,
+            asks_acknowledged: None,
+            acknowledged: None,
+            departure: Departure::default(),
+            buffer_full: false,
+        }
+    }
+
+    /// What the stream is to the scheduler now.
+    pub(crate) fn service(&self) -> Service {
+        let since_ns = self.queue.oldest_ns().or(self.begun_ns).unwrap_or_default();
+        self.terms.service_since(since_ns)
+    }
+
+    /// Whether its writer may queue more.
+    pub(crate) fn is_open(&self) -> bool {
+        self.error.is_none() && !self.finished
+    }
+
+    /// Whether it may take part in turns.
+    pub(crate) fn is_ready(&self) -> bool {
+        let held = self.departure.is_awaited() || self.buffer_full || self.error.is_some();
+        !held && !self.queue.is_empty()
+    }
+
+    /// Whether all of it was handed over, so that the transport may be told of its end.
+    pub(crate) fn ends(&self) -> bool {
+        self.finished && self.error.is_none() && !self.ended && self.queue.is_empty()
+    }
+
+    /// Whether everything was sent that ever will be.
+    pub(crate) fn has_left(&self) -> bool {
+        self.error.is_some() || (self.finished && self.queue.is_empty() && self.ledger.sent_bytes() >= self.handed)
+    }
+
+    /// How many bytes may be handed over for all that the peer allows.
+    pub(crate) fn credit(&self, ledger: &Ledger) -> u64 {
+        if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
+    }
+
+    /// Ends a turn in which so many bytes were handed over.
+    pub(crate) fn end_turn(&mut self, sent_bytes: u64) {
+        if sent_bytes > 0 {
+            self.terms.class.counters.sent_bytes.inc_by(sent_bytes);
+            self.departure.left();
+        }
+        if let Some((writer, _)) = self.writer.take_if(|(_, below)| self.queue.bytes() < *below) {
+            writer.wake();
+        }
+        if self.queue.is_empty() && self.terms.since == Since::Burst {
+            self.begun_ns = None;
+        }
+    }
+
+    /// Gives it up: what is queued is discarded, and nothing more is taken.
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+        self.queue.clear();
+        self.wake_all();
+    }
+
+    /// Wakes all who wait for something of it.
+    pub(crate) fn wake_all(&mut self) {
+        let (writer, asking) = (self.writer.take(), self.asks_acknowledged.take());
+        for waker in writer.map(|(writer, _)| writer).into_iter().chain(asking) {
+            waker.wake();
+        }
+    }
+}

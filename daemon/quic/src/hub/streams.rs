@@ -1,0 +1,323 @@
+//! The streams of one connection whose bytes wait for their turns.
+
+use std::{collections::HashMap, mem, sync::Arc};
+
+use bytes::Bytes;
+use s2n_quic::{application, stream::SendStream};
+use sched::stream::{Expiry, Rank};
+
+use super::{
+    State,
+    slot::{Error, Slot},
+};
+use crate::{
+    class::Terms,
+    departure::Departures,
+    ledger::{Ledger, StreamLedger},
+    turns::Kind,
+};
+
+/// How many bytes of a stream count as a packet where a class has so many of them a second.
+const STREAM_BYTES_PER_PACKET: u64 = 1200;
+
+/// The streams of a connection, by the names that its turns know them by.
+#[derive(Default)]
+pub(crate) struct Streams {
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    names: HashMap<u64, u32>,
+    /// Streams that the driver does not have yet.
+    arrived: Vec<(u32, SendStream)>,
+    /// Streams whose writers ask something of the driver.
+    asked: Vec<u32>,
+    /// Streams whose class may not send before a moment.
+    capped: Departures,
+    /// The driver is gone, and nothing will be sent any more.
+    abandoned: bool,
+}
+
+/// What may be done next with the transport.
+pub(crate) enum Begun {
+    /// A turn.
+    Turn(Turn),
+    /// A stream waits for the departure time of its class now.
+    Capped,
+    /// A stream is late, and has to be reset.
+    Expired(u32),
+}
+
+/// A turn of one stream.
+pub(crate) struct Turn {
+    pub(crate) name: u32,
+    rank: Rank,
+    expiry: Expiry,
+    now_ns: u64,
+    quantum: u64,
+    sent: u64,
+}
+
+/// How a turn ended.
+pub(crate) enum End {
+    /// As it should.
+    Turn,
+    /// The peer allows no more bytes for now.
+    Blocked,
+    /// The transport's buffer for the stream is full.
+    Full,
+    /// The stream has ended.
+    Failed(s2n_quic::stream::Error),
+}
+
+/// What the driver has to do for a stream.
+pub(crate) struct Asked {
+    pub(crate) reset: Option<application::Error>,
+    pub(crate) finish: bool,
+    /// To find out when all of it is acknowledged.
+    pub(crate) flush: bool,
+    /// To forget it once the last byte has left.
+    pub(crate) leave: bool,
+}
+
+impl Streams {
+    /// Returns a stream.
+    pub(crate) fn slot(&mut self, name: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(name as usize)?.as_mut()
+    }
+
+    /// Returns the name of a stream.
+    pub(crate) fn name(&self, stream_id: u64) -> Option<u32> {
+        self.names.get(&stream_id).copied()
+    }
+
+    /// How many there are, those included of which the last byte has not left.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    /// Up to which number there are names.
+    pub(crate) fn names(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Keeps a name for a stream.
+    pub(crate) fn reserve(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        })
+    }
+
+    /// Takes the streams that the driver does not have yet.
+    pub(crate) fn take_arrived(&mut self) -> Vec<(u32, SendStream)> {
+        mem::take(&mut self.arrived)
+    }
+
+    /// Takes the names of the streams whose writers ask for something.
+    pub(crate) fn take_asked(&mut self) -> Vec<u32> {
+        mem::take(&mut self.asked)
+    }
+
+    /// Notes that the driver has to look at a stream.
+    pub(crate) fn ask(&mut self, name: u32) {
+        if !self.abandoned {
+            self.asked.push(name);
+        }
+    }
+
+    /// Returns what is asked for a stream, each once.
+    pub(crate) fn answer(&mut self, name: u32) -> Option<Asked> {
+        let slot = self.slot(name)?;
+        let finish = slot.ends();
+        slot.ended |= finish;
+        let leave = !slot.leaving && (finish || (slot.detached && slot.has_left()));
+        slot.leaving |= leave;
+        Some(Asked { reset: slot.reset.take(), finish, flush: slot.asks_acknowledged.is_some(), leave })
+    }
+}
+
+impl State {
+    /// Makes a stream known under the name that was reserved for it. Returns the stream if there is no driver to
+    /// give it to, to be dropped once the lock is released.
+    pub(crate) fn attach(
+        &mut self,
+        name: u32,
+        stream: SendStream,
+        ledger: Arc<StreamLedger>,
+        terms: Terms,
+    ) -> Option<SendStream> {
+        if self.streams.abandoned {
+            return Some(stream);
+        }
+        self.turns.set(Kind::Stream, name, terms.service);
+        self.streams.names.insert(stream.id(), name);
+        if let Some(place) = self.streams.slots.get_mut(name as usize) {
+            *place = Some(Slot::new(stream.id(), ledger, terms));
+        }
+        self.streams.arrived.push((name, stream));
+        None
+    }
+
+    /// Changes the terms of a stream.
+    pub(crate) fn set_stream_terms(&mut self, name: u32, change: impl FnOnce(&Terms) -> Terms) {
+        if let Some(slot) = self.streams.slot(name) {
+            slot.terms = change(&slot.terms);
+            slot.ledger.set_class(&slot.terms.class);
+            let service = slot.service();
+            self.turns.set(Kind::Stream, name, service);
+        }
+    }
+
+    /// Makes a stream take part, if it may.
+    pub(crate) fn wake_stream(&mut self, name: u32) {
+        if let Some(slot) = self.streams.slot(name).filter(|slot| slot.is_ready()) {
+            let service = slot.terms.deadline_ns.map(|_| slot.service());
+            if let Some(service) = service {
+                self.turns.set(Kind::Stream, name, service);
+            }
+            self.turns.wake(Kind::Stream, name);
+        }
+    }
+
+    /// Wakes the streams whose departure time has come; returns the next one.
+    pub(super) fn release_streams(&mut self, now_ns: u64) -> Option<u64> {
+        while let Some((at_ns, name)) = self.streams.capped.pop_due(now_ns) {
+            if self.streams.slot(name).is_some_and(|slot| slot.departure.come(at_ns)) {
+                self.wake_stream(name);
+            }
+        }
+        self.streams.capped.next_ns()
+    }
+
+    /// Begins the next turn, of up to `quantum` bytes; `None` if no stream waits for one.
+    pub(crate) fn begin_turn(&mut self, quantum: u64, now_ns: u64) -> Option<Begun> {
+        loop {
+            let (name, rank) = self.turns.turn(Kind::Stream)?;
+            let (expiry, expired) = (self.turns.expiry(), self.turns.expired_stream(now_ns) == Some(name));
+            let Some(slot) = self.streams.slot(name) else {
+                self.turns.remove(Kind::Stream, name);
+                continue;
+            };
+            if expired && !slot.queue.is_tunnel() {
+                slot.terms.class.counters.expired_streams.inc();
+                return Some(Begun::Expired(name));
+            }
+            let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
+            let packets = waiting_bytes.div_ceil(STREAM_BYTES_PER_PACKET);
+            if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes, packets) {
+                self.turns.end_turn(Kind::Stream, name, 0, false);
+                self.streams.capped.push(at_ns, name);
+                return Some(Begun::Capped);
+            }
+            return Some(Begun::Turn(Turn { name, rank, expiry, now_ns, quantum, sent: 0 }));
+        }
+    }
+
+    /// Takes the next bytes of a turn, which are noted as handed over.
+    ///
+    /// # Errors
+    /// The turn is at its end.
+    pub(crate) fn take(&mut self, turn: &Turn, ledger: &Ledger) -> Result<Bytes, End> {
+        let Some(slot) = self.streams.slot(turn.name).filter(|slot| slot.error.is_none()) else {
+            return Err(End::Turn);
+        };
+        let credit = slot.credit(ledger);
+        let max = credit.min(turn.quantum.saturating_sub(turn.sent)) as usize;
+        if max == 0 {
+            return Err(if credit == 0 { End::Blocked } else { End::Turn });
+        }
+        let bytes = slot.queue.take(max, turn.now_ns, &slot.terms, turn.expiry).ok_or(End::Turn)?;
+        ledger.hand_over(bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    /// Notes that the transport took bytes.
+    pub(crate) fn took(&mut self, turn: &mut Turn, len: u64) {
+        turn.sent += len;
+        if let Some(slot) = self.streams.slot(turn.name) {
+            slot.handed += len;
+        }
+    }
+
+    /// Notes that the transport has no room for bytes that were taken.
+    pub(crate) fn put_back(&mut self, turn: &Turn, bytes: Bytes, ledger: &Ledger) {
+        ledger.give_back(bytes.len() as u64);
+        if let Some(slot) = self.streams.slot(turn.name) {
+            slot.buffer_full = true;
+            if slot.error.is_none() {
+                slot.queue.put_back(bytes);
+            }
+        }
+    }
+
+    /// Ends a turn. Returns whether the transport has to be told of the stream's end.
+    pub(crate) fn end_turn(&mut self, turn: &Turn, end: &End, ledger: &Ledger) -> bool {
+        let Some(slot) = self.streams.slot(turn.name) else { return false };
+        slot.end_turn(turn.sent);
+        if matches!(end, End::Failed(_)) {
+            return false;
+        }
+        let more = matches!(end, End::Turn) && slot.is_ready();
+        let service = slot.terms.deadline_ns.filter(|_| more).map(|_| slot.service());
+        let (id, class, ends) = (slot.id, slot.terms.class.key, slot.ends());
+        slot.ended |= ends;
+        slot.leaving |= ends;
+        self.turns.handed_over(turn.rank, ledger);
+        if let Some(service) = service {
+            self.turns.set(Kind::Stream, turn.name, service);
+        }
+        self.turns.end_turn(Kind::Stream, turn.name, turn.sent, more);
+        if turn.sent > 0
+            && let Some(log) = self.tap.log()
+        {
+            let waiting = [Kind::Stream, Kind::Flow].map(|kind| self.turns.waiting(kind));
+            log.stream_turn(id, class, turn.sent, waiting);
+        }
+        ends
+    }
+
+    /// Gives a stream up, of which the callbacks are told nothing any more. Returns whether it may be forgotten.
+    pub(crate) fn fail(&mut self, name: u32, error: Error, ledger: &Ledger) -> bool {
+        let Some(slot) = self.streams.slot(name) else { return false };
+        if !mem::replace(&mut slot.settled, true) {
+            slot.ended = true;
+            slot.fail(error);
+            ledger.give_back(slot.handed.saturating_sub(slot.ledger.sent_bytes()));
+        }
+        let detached = slot.detached;
+        self.turns.remove(Kind::Stream, name);
+        detached
+    }
+
+    /// Has the driver reset a stream; what is queued is discarded at once.
+    pub(crate) fn cancel(&mut self, name: u32, code: application::Error) {
+        if let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) {
+            slot.reset = Some(code);
+            slot.fail(Error::Cancelled);
+            self.turns.remove(Kind::Stream, name);
+            self.streams.ask(name);
+        }
+    }
+
+    /// Forgets a stream; returns whether there was one.
+    pub(crate) fn forget(&mut self, name: u32) -> bool {
+        let Some(slot) = self.streams.slots.get_mut(name as usize).and_then(Option::take) else { return false };
+        self.turns.remove(Kind::Stream, name);
+        self.streams.names.remove(&slot.id);
+        self.streams.free.push(name);
+        true
+    }
+
+    /// Forgets all streams, because the driver is gone: returns how many there were, and those to be dropped once the lock
+    /// is released.
+    pub(crate) fn abandon(&mut self) -> (usize, Vec<(u32, SendStream)>) {
+        self.streams.abandoned = true;
+        let mut count = 0;
+        for name in 0..self.streams.names() {
+            if let Some(slot) = self.streams.slot(name) {
+                slot.wake_all();
+                count += usize::from(self.forget(name));
+            }
+        }
+        (count, self.streams.take_arrived())
+    }
+}
