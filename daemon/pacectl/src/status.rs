@@ -82,7 +82,7 @@ fn people(status: v1::GetStatusResponse) {
             1 => "connected".to_owned(),
             many => format!("{many} connections"),
         };
-        say!("relay         {relay}: {open}; connected {connects} times, failed {failures} times");
+        say!("relay         {relay}: {open}; connected {}, failed {}", times(*connects), times(*failures));
     }
     say!("workers       {}", status.workers);
     say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
@@ -133,6 +133,10 @@ pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
     let Some(after) = stats.message().await? else { bail!("the daemon ended") };
     class_lines(&before.classes, after.classes).for_each(|line| say!("{line}"));
     Ok(())
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
 /// The table of classes, and what its columns mean.

@@ -252,7 +252,7 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
     };
     let (udp_sender, tcp_sender) = (of(0, "sender"), of(1, "sender"));
     assert!(udp_sender.starts_with("127.0.0.1:"), "{tunnels}");
-    shown("status", &["relay 10.0.1.2:443: connected; connected 1 times, failed 0 times"]);
+    shown("status", &["relay 10.0.1.2:443: connected; connected once, failed 0 times"]);
     shown("status", &["127.0.0.1:5001 udp 1 1 0 ", " KiB "]);
     shown("status", &["127.0.0.1:5002 tcp 1 1 0 8 B 0 B"]);
     shown("tunnels", &[&udp_sender, "udp 10.0.2.2:7", " KiB"]);
