@@ -2,6 +2,6 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=../bpf/src");
-    println!("cargo::rerun-if-changed=tests/edt_pace.c");
-    cc::Build::new().file("tests/edt_pace.c").include("../bpf/src").warnings_into_errors(true).compile("edt");
+    println!("cargo::rerun-if-changed=tests/pure/edt_pace.c");
+    cc::Build::new().file("tests/pure/edt_pace.c").include("../bpf/src").warnings_into_errors(true).compile("edt");
 }

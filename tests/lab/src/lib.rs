@@ -1,7 +1,7 @@
 //! What tests of the whole product and experiments share: the rings of tests, network namespaces, the simulated network.
 //!
-//! Tests that need neither root nor a kernel are the `sim_*` files of `tests`; tests that need root are `netns_*`, tests
-//! that need the lab's Debian kernel are `vm_*`. CONTRIBUTING.md says how to run and how to add them.
+//! Each ring is one executable of `tests`: `pure` needs neither root nor a kernel, `netns` needs root, `vm` the lab's Debian
+//! kernel. CONTRIBUTING.md says how to run and how to add tests.
 
 pub mod authority;
 pub mod capture;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use lab::site::{SOON, Site, Terms};
 
 /// The page of the manual that says what to set.
-const MANUAL: &str = include_str!("../../../docs/control.md");
+const MANUAL: &str = include_str!("../../../../docs/control.md");
 
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,14 @@
 //! A relay that works for long, in virtual time: tunnels of both forms that come and go, connections that are replaced, a
 //! policy every second and limits every minute, over a network that loses and reorders.
 //!
-//! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test sim_soak -- --nocapture` is a day.
+//! `PACED_SOAK_SECONDS=86400 cargo test --workspace --release --test pure soak:: -- --nocapture` is a day.
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,24 +34,27 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// How much more memory there may be in use at the end than after the first part: queues are full now and then.
 const GROWTH_BYTES: i64 = 1 << 20;
 
-/// The system's allocator, which knows how many bytes are in use.
-struct Counting;
+thread_local! {
+    /// What this thread has in use: a simulation is one thread, and other tests run beside it.
+    static IN_USE_BYTES: Cell<i64> = const { Cell::new(0) };
+}
 
-static IN_USE_BYTES: AtomicI64 = AtomicI64::new(0);
+/// The system's allocator, which knows how many bytes each thread has in use.
+struct Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is handed to the system's allocator as it is.
+// SAFETY: everything is handed to the system's allocator as it is, and the counter neither allocates nor is ever dropped.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE_BYTES.fetch_add(layout.size() as i64, Relaxed);
+        IN_USE_BYTES.set(IN_USE_BYTES.get() + layout.size() as i64);
         // SAFETY: the caller keeps to what the trait asks for.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        IN_USE_BYTES.fetch_sub(layout.size() as i64, Relaxed);
+        IN_USE_BYTES.set(IN_USE_BYTES.get() - layout.size() as i64);
         // SAFETY: as above.
         unsafe { System.dealloc(place, layout) }
     }
@@ -187,7 +191,7 @@ async fn soak(ends: Ends, seconds: u64) {
             ends.places.set_limits(config::relay::Limits { connections, ..config::relay::Limits::default() });
         }
         if second.is_multiple_of(seconds.div_ceil(24)) {
-            in_use.push(IN_USE_BYTES.load(Relaxed));
+            in_use.push(IN_USE_BYTES.get());
             println!("after {second} s: {} KiB in use, {:?}", in_use.last().unwrap() / 1024, shared.counts);
         }
     }

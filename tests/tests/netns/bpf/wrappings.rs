@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use bpf::ingress::{Guard, Ingress, Limits, Reason};
 use lab::frame::Frame;
 
-use crate::ingress::{GENEROUS, few, generous, id, judge, program, short};
+use super::ingress::{GENEROUS, few, generous, id, judge, program, short};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;

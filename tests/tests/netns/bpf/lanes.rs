@@ -10,7 +10,7 @@ use pacing::monotonic;
 use quic::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use socket2::{Domain, Socket, Type};
 
-use crate::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge, long, program, reason_of};
+use super::ingress::{GENEROUS, INITIAL, VERSION_1, few, id, initial_from, judge, long, program, reason_of};
 
 const STAMPS: StampKey = StampKey(*b"key of the stamp");
 const DAY_NS: u64 = 24 * 3_600 * 1_000_000_000;

@@ -1,6 +1,6 @@
 //! Which module uses which: in every crate, modules that lie beside each other use each other in one direction only.
 //!
-//! `cargo test -p tests --test arrows -- --nocapture` prints all arrows, as `A -> B`.
+//! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows, as `A -> B`.
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 

@@ -6,7 +6,7 @@ use lab::frame::Frame;
 use lab::site::{Family, SOON, Site, Terms};
 use quic::connection_id::Label;
 
-use crate::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
+use super::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 
 /// A packet of 40 bytes of a connection of a class.
 fn of_class(class: u8) -> Vec<u8> {

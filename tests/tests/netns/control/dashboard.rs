@@ -47,12 +47,12 @@ fn rules(text: &str) -> Vec<String> {
 #[test]
 fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has() {
     lab::ring!(Netns);
-    let dashboard = include_str!("../../../perf/grafana.json");
+    let dashboard = include_str!("../../../../perf/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);
     let mut wanted: Vec<_> = queries.iter().flat_map(|query| metrics(query)).collect();
     assert!(queries.len() > 20 && wanted.len() >= queries.len() - 1, "each but that for data sources: {queries:#?}");
-    let rules = rules(include_str!("../../../perf/alerts.yml"));
+    let rules = rules(include_str!("../../../../perf/alerts.yml"));
     assert!(rules.len() > 10, "{rules:#?}");
     for rule in &rules {
         assert!(metrics(rule).count() > 0 || rule.starts_with("up{"), "{rule}");

@@ -106,7 +106,7 @@ fn the_interface_is_the_one_whose_description_is_installed() {
     lab::ring!(Netns);
     let bus = Bus::new("interface");
     let found = bus.busctl(&["introspect", "--xml-interface", OBJECT[0], OBJECT[1]]).unwrap();
-    let installed = include_str!("../../../systemd/org.paced.Control1.xml");
+    let installed = include_str!("../../../../systemd/org.paced.Control1.xml");
     assert_eq!(interface(&found), interface(installed), "{found}");
 }
 

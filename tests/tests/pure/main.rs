@@ -1,0 +1,9 @@
+//! The pure ring of whole products: real QUIC endpoints over a simulated network in virtual time, and what sources say of
+//! themselves. Needs neither root nor a kernel.
+
+mod arrows;
+mod dispatch;
+mod edt_pace;
+mod soak;
+mod strangers;
+mod tunnels;
