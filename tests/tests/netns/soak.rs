@@ -1,7 +1,8 @@
 //! A relay with the kernel's help and an edge that work for long, as processes, while everything around them fails now and
 //! then: processes are killed, devices come and go, names stop resolving, configurations and policies change.
 //!
-//! `PACED_SOAK_SECONDS=86400 tests/vm/run --icount --timeout 36000 -- PATH-OF-THE-TEST soak::` is a day, with idle time skipped.
+//! `PACED_SOAK_SECONDS=86400 tests/vm/run --icount --timeout 36000 -- PATH-OF-THE-TEST soak::` is a day, with idle
+//! time skipped.
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 

@@ -13,7 +13,10 @@ pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]
     // Programs of a build lie where other users may not look.
     let copy = site.path("pacectl");
     if !copy.exists() {
-        std::fs::copy(lab::program("pacectl").unwrap(), &copy).unwrap();
+        // By another process: what this one has open for writing, a child that another test starts holds for a moment, too,
+        // and what somebody writes cannot be executed.
+        let copied = Command::new("cp").arg(lab::program("pacectl").unwrap()).arg(&copy).status().unwrap();
+        assert!(copied.success(), "{copied}");
     }
     let mut command = Command::new(&copy);
     command.arg("--socket").arg(site.path("control.sock")).args(arguments).uid(uid).gid(gid);
