@@ -105,7 +105,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
         let _echoes = (site.chain.target.echo(7).unwrap(), site.chain.target.echo(9).unwrap());
         let edge = edge(&site, mode);
         let urgent = application(&site, "127.0.0.1:5001");
-        assert_carries(&urgent, 1000);
+        assert_carries(&site, &urgent, 1000);
         for end in [&site.chain.access.near, &site.chain.access.far] {
             end.set_qdisc("tbf rate 5mbit burst 8kb latency 40ms").unwrap();
             end.segment().unwrap();

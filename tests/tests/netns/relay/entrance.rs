@@ -208,7 +208,7 @@ fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
          [[forward]]\nlisten = \"127.0.0.1:5002\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n\
          [[proxy]]\nlisten = \"127.0.0.1:1080\"\n$RELAY\n",
     );
-    assert_carries(&application(&site, "127.0.0.1:5001"), 100);
+    assert_carries(&site, &application(&site, "127.0.0.1:5001"), 100);
     let mut stream = edge.connect("127.0.0.1:5002");
     stream.write_all(b"eight by").unwrap();
     let (mut target, _) = listener.accept().unwrap();

@@ -67,18 +67,18 @@ fn forwards_come_go_and_change_while_senders_of_the_others_keep_their_tunnels() 
     let (stays, changes, comes) = (forward(&site, 5001, ""), forward(&site, 5002, ""), forward(&site, 5003, ""));
     let edge = Edge::new(&site, &format!("{CONTROL}{stays}{changes}"));
     let [one, two] = [5001, 5002].map(|port| application(&site, &format!("127.0.0.1:{port}")));
-    [&one, &two].into_iter().for_each(|sender| assert_carries(sender, 100));
+    [&one, &two].into_iter().for_each(|sender| assert_carries(&site, sender, 100));
     let opened = |count: i64| site.wait_for_counts("tunnels", |counts| counts.sum("tunnels_opened_total") == count);
     opened(2).unwrap();
 
     let changed = format!("{changes}mode = \"stream\"\n");
     let (is_done, said) = edge.reload(&format!("{CONTROL}{comes}{changed}{stays}"));
     assert!(is_done, "{said}");
-    assert_carries(&one, 100);
+    assert_carries(&site, &one, 100);
     assert_eq!(site.counts().unwrap().sum("tunnels_opened_total"), 2, "it is the same tunnel");
-    assert_carries(&two, 100);
+    assert_carries(&site, &two, 100);
     let three = application(&site, "127.0.0.1:5003");
-    assert_carries(&three, 100);
+    assert_carries(&site, &three, 100);
     opened(4).unwrap();
     let status = edge.pacectl(&["status"]).1;
     assert!(status.contains("127.0.0.1:5003") && status.contains("127.0.0.1:5002"), "{status}");
@@ -98,7 +98,7 @@ fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
     let stays = forward(&site, 5001, "");
     let edge = Edge::new(&site, &format!("{CONTROL}{stays}"));
     let one = application(&site, "127.0.0.1:5001");
-    assert_carries(&one, 100);
+    assert_carries(&site, &one, 100);
     let taken = site.chain.client.run(|| UdpSocket::bind("127.0.0.1:5009").unwrap()).unwrap();
     let nowhere = forward(&site, 5004, "").replace("authority.pem", "nowhere.pem");
     for (sections, why) in [
