@@ -1,0 +1,93 @@
+use s2n_quic_core::event::{IntoEvent as _, builder};
+
+use super::*;
+
+fn sent(id: u64, offset: u64, len: u16) -> Frame {
+    builder::Frame::Stream { id, offset, len, is_fin: false }.into_event()
+}
+
+fn max_stream_data(id: u64, value: u64) -> Frame {
+    builder::Frame::MaxStreamData { id, stream_type: builder::StreamType::Bidirectional, value }.into_event()
+}
+
+#[test]
+fn bytes_count_once_however_often_they_are_sent() {
+    let mut account = Account::new(true);
+    let (ledger, _) = account.join();
+    let stream = account.open(0, 7);
+    ledger.hand_over(3_000);
+    for (offset, len) in [(0, 1_000), (0, 1_000), (1_000, 500), (500, 500), (1_500, 1_500)] {
+        account.on_frame_sent(&sent(0, offset, len));
+    }
+    assert_eq!((stream.sent_bytes(), ledger.unsent_bytes()), (3_000, 0));
+    // Of streams that the dispatcher does not have.
+    account.on_frame_sent(&sent(4, 0, 100));
+    assert_eq!(ledger.gone_bytes(), 3_000);
+}
+
+#[test]
+fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
+    let mut account = Account::new(true);
+    account.on_frame_received(&max_stream_data(8, 5_000));
+    account.on_frame_received(&max_stream_data(8, 4_000));
+    assert_eq!(account.open(8, 0).max_data(0), 5_000);
+    // Streams that are gone, that are ours, or that only the peer sends on, leave nothing behind.
+    account.close(8);
+    for id in [8, 4, 1, 2] {
+        account.on_frame_received(&max_stream_data(id, 9_000));
+    }
+    assert_eq!(account.open_streams(), 0);
+}
+
+#[test]
+fn who_is_blocked_is_told_once_when_the_limit_grows() {
+    let mut account = Account::new(true);
+    let (_, told) = account.join();
+    let told = told.unwrap();
+    let stream = account.open(0, 7);
+    account.on_frame_received(&max_stream_data(0, 1_000));
+    assert!(told.try_recv().is_err(), "nobody asked");
+    assert_eq!(stream.max_data(1_000), 1_000);
+    account.on_frame_received(&max_stream_data(0, 2_000));
+    account.on_frame_received(&max_stream_data(0, 3_000));
+    assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+    for _ in 0..3 {
+        account.on_frame_received(&builder::Frame::StopSending { id: 0, error_code: 0 }.into_event());
+    }
+    assert_eq!((told.try_recv(), told.try_recv().is_err()), (Ok(7), true));
+}
+
+#[test]
+fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
+    let mut account = Account::new(false);
+    let (ledger, _) = account.join();
+    let rtt = Duration::from_millis(100);
+    account.on_recovery_metrics(250_000, 0, rtt);
+    let mark = || ledger.low_mark.load(Relaxed);
+    assert_eq!(mark(), 12 * 1_200);
+    let fixed = |packets| Binding::Late { floor_packets: Some(packets) };
+    for (binding, expected) in
+        [(fixed(2), 3_125), (fixed(40), 40 * 1_200), (Binding::Early, u64::MAX), (Binding::default(), 12 * 1_200)]
+    {
+        ledger.bind(binding);
+        assert_eq!((mark(), ledger.binding()), (expected, binding));
+        assert_eq!(ledger.binds_late(), binding != Binding::Early);
+        account.on_recovery_metrics(250_000, 0, rtt);
+        assert_eq!(mark(), expected, "{binding:?} stays");
+    }
+}
+
+#[test]
+fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
+    let mut account = Account::new(false);
+    let (ledger, _) = account.join();
+    account.open(0, 0);
+    let quantum = ledger.room().unwrap();
+    assert!(quantum >= 1_200);
+    ledger.hand_over(1 << 20);
+    assert_eq!(ledger.room(), None);
+    ledger.give_back(1 << 19);
+    assert_eq!(ledger.room(), None);
+    ledger.give_back(1 << 19);
+    assert_eq!(ledger.room(), Some(quantum));
+}
