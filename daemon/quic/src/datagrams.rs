@@ -1,4 +1,4 @@
-//! HTTP Datagrams over QUIC DATAGRAM frames: the provider of an endpoint. The transport asks ([`Sender::on_transmit`]) and the
+//! HTTP Datagrams over QUIC DATAGRAM frames: the provider of an endpoint. The transport asks [`Sender`] for datagrams and the
 //! connection's [`Hub`] answers, so the choice of what leaves next is made as late as it can be.
 
 use std::sync::Arc;

@@ -32,7 +32,7 @@ impl Flow {
         self.hub.counters.dropped_receive_queue.inc_by(dropped as u64);
     }
 
-    /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`Tunnel`]).
+    /// Notes whether datagrams may be sent, which settles the form of what leaves (see [`masque::tunnel::Tunnel`]).
     pub fn set_datagrams_usable(&self, usable: bool) {
         self.arrivals.lock().state.set_datagrams_usable(usable);
     }
