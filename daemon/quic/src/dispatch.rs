@@ -124,7 +124,7 @@ impl Dispatcher {
 
     /// Wakes the driver: something happened that the callbacks do not know of.
     fn wake(&self) {
-        self.ledger.dispatcher().wake();
+        self.ledger.driver().wake();
     }
 }
 
@@ -156,7 +156,7 @@ impl Driver {
 
     /// Hands over what may be handed over. The task is woken when there is more to do.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
-        self.of.ledger.dispatcher().register(cx.waker());
+        self.of.ledger.driver().register(cx.waker());
         let (arrived, asked, names) = {
             let streams = &mut self.of.hub.lock().streams;
             (streams.take_arrived(), streams.take_asked(), streams.names())

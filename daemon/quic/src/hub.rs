@@ -229,7 +229,7 @@ impl Hub {
             && let Some(ledger) = ledger
         {
             // Whose task has the timer.
-            ledger.dispatcher().wake();
+            ledger.driver().wake();
         }
         drop(state);
         self.counters.sent.inc_by(filled.sent);
@@ -314,7 +314,7 @@ impl State {
         if let Some(ledger) = &self.ledger {
             ledger.bind(schedule.binding);
             // There may be more room than before.
-            ledger.dispatcher().wake();
+            ledger.driver().wake();
         }
     }
 }

@@ -2,7 +2,7 @@
 //! allows.
 //!
 //! The transport reports by callbacks inside the connection's lock ([`Account`]). They only add to atomics, put stream
-//! names into a channel that never blocks, and wake; the dispatcher reads ([`Ledger`]). A byte counts as gone when it
+//! names into a channel that never blocks, and wake; the driver reads ([`Ledger`]). A byte counts as gone when it
 //! was put into a packet for the first time; what is sent again after a loss is the transport's affair.
 
 use std::{
@@ -39,10 +39,10 @@ pub struct Ledger {
     /// Whether most of the congestion window is in flight.
     window_used: AtomicBool,
     is_server: bool,
-    /// Whether the dispatcher waits for bytes to leave.
+    /// Whether the driver waits for bytes to leave.
     hungry: AtomicBool,
     closed: AtomicBool,
-    dispatcher: AtomicWaker,
+    driver: AtomicWaker,
 }
 
 /// The largest packet that every path of QUIC carries, in bytes of UDP payload (RFC 9000 §14.1, §14.3).
@@ -69,13 +69,13 @@ impl Ledger {
             is_server,
             hungry: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            dispatcher: AtomicWaker::new(),
+            driver: AtomicWaker::new(),
         };
         ledger.update_low_mark();
         ledger
     }
 
-    /// Changes how much may be handed over and not yet sent, from now on. Does not wake the dispatcher, for which there may
+    /// Changes how much may be handed over and not yet sent, from now on. Does not wake the driver, for which there may
     /// be room now.
     pub fn bind(&self, binding: Binding) {
         self.binding.store(binding.to_number(), Relaxed);
@@ -175,10 +175,10 @@ impl Ledger {
         self.closed.load(Relaxed)
     }
 
-    /// Returns the dispatcher's waker; woken when there may be something to do.
+    /// Returns the driver's waker; woken when there may be something to do.
     #[must_use]
-    pub fn dispatcher(&self) -> &AtomicWaker {
-        &self.dispatcher
+    pub fn driver(&self) -> &AtomicWaker {
+        &self.driver
     }
 }
 
@@ -192,9 +192,9 @@ pub struct StreamLedger {
     sent: AtomicU64,
     /// The stream's flow-control limit (RFC 9000 §4.1).
     max_data: AtomicU64,
-    /// Whether the dispatcher wants to be told when the limit grows.
+    /// Whether the driver wants to be told when the limit grows.
     blocked: AtomicBool,
-    /// Whether the dispatcher was told that the peer stopped reading.
+    /// Whether the driver was told that the peer stopped reading.
     stopped: AtomicBool,
 }
 
@@ -229,7 +229,7 @@ impl StreamLedger {
         self.sent.load(Relaxed)
     }
 
-    /// Up to which offset the peer allows bytes. Where there are none beyond `handed`, the dispatcher is told when
+    /// Up to which offset the peer allows bytes. Where there are none beyond `handed`, the driver is told when
     /// there are.
     #[must_use]
     pub fn max_data(&self, handed: u64) -> u64 {
@@ -343,7 +343,7 @@ impl Account {
         // Not earlier: a task that is woken in the middle of a burst finds the connection locked.
         if self.ledger.hungry.load(Relaxed) && self.ledger.runs_low() {
             self.ledger.hungry.store(false, Relaxed);
-            self.ledger.dispatcher.wake();
+            self.ledger.driver.wake();
         }
     }
 
@@ -376,9 +376,9 @@ impl Account {
     }
 
     fn tell(&self, name: u32) {
-        // Nobody listens any more once the dispatcher is gone.
+        // Nobody listens any more once the driver is gone.
         _ = self.told.send(name);
-        self.ledger.dispatcher.wake();
+        self.ledger.driver.wake();
     }
 
     /// The path's state after a burst.
@@ -405,7 +405,7 @@ impl Account {
     /// The connection ended.
     pub fn on_closed(&self) {
         self.ledger.closed.store(true, Relaxed);
-        self.ledger.dispatcher.wake();
+        self.ledger.driver.wake();
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) struct Entrance {
 pub(super) struct Arrivals {
     pub(super) payloads: Segments,
     pub(super) state: Tunnel,
-    /// Why the tunnel has to end, until its reader has been told.
+    /// The error that ends the tunnel, until its reader takes it.
     pub(super) violation: Option<TunnelError>,
     pub(super) reader: Option<Waker>,
     losses: Arc<Losses>,

@@ -20,7 +20,7 @@ fn bytes_count_once_however_often_they_are_sent() {
         account.on_frame_sent(&sent(0, offset, len));
     }
     assert_eq!((stream.sent_bytes(), ledger.unsent_bytes()), (3_000, 0));
-    // Of streams that the dispatcher does not have.
+    // Of streams that the driver does not have.
     account.on_frame_sent(&sent(4, 0, 100));
     assert_eq!(ledger.gone_bytes(), 3_000);
 }
