@@ -1,10 +1,10 @@
-use proptest::prelude::*;
 use sched::stream::{Clock, Expiry, Streams};
 
 use super::*;
 use crate::schema::tests::POLICY;
 use crate::tests::assert_refused;
 
+mod properties;
 mod schedules;
 
 /// Reads what the schema, too, has to take.
@@ -414,138 +414,4 @@ fn the_edge_asks_for_what_its_class_has() {
     let class = class_a("[class.a]\npriority = 200\ndeadline_ms = 1500\n");
     assert_eq!(class.signal().to_field_value(), "u=2, dl=1500");
     assert_eq!(Class::named("b").signal().to_field_value(), "u=3");
-}
-
-fn any_class() -> impl Strategy<Value = Class> {
-    let ends = (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(a, b, c)| {
-        let mut ends = [a, b, c];
-        ends.sort_unstable();
-        ends
-    });
-    let deadlines = prop_oneof![
-        Just((None, None)),
-        (1..5_000u64).prop_map(|shortest| (None, millis(shortest))),
-        (1..5_000u64, 0..5_000u64).prop_map(|(shortest, more)| (millis(shortest + more), millis(shortest))),
-    ];
-    (any::<bool>(), ends, 1..=u16::MAX, deadlines).prop_map(|(high, ends, weight, (deadline, shortest_deadline))| {
-        let [lowest, priority, highest] = ends;
-        let level = if high { Level::High } else { Level::Low };
-        let priorities = lowest..=highest;
-        Class { level, priority, priorities, weight, deadline, shortest_deadline, ..Class::named("any") }
-    })
-}
-
-fn any_policy() -> impl Strategy<Value = Policy> {
-    let drops = prop_oneof![
-        Just(DropRule::Oldest),
-        (1..60_000u64).prop_map(|wait| DropRule::Sojourn(Duration::from_millis(wait))),
-        (1..500u64, 500..60_000u64).prop_map(|(target, interval)| DropRule::CoDel {
-            target: Duration::from_millis(target),
-            interval: Duration::from_millis(interval),
-        }),
-    ];
-    // From 8 kbit/s, in bytes.
-    let rates = prop::option::of((8..1_000_000u64).prop_map(|kbit_s| kbit_s * 125));
-    let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8));
-    let class =
-        class.prop_map(|(class, drop, rate_up, rate_down, dscp)| Class { drop, rate_up, rate_down, dscp, ..class });
-    let disciplines = prop_oneof![
-        Just(Discipline::Rr),
-        Just(Discipline::Fcfs),
-        Just(Discipline::Abs),
-        Just(Discipline::Wfq),
-        Just(Discipline::Lottery),
-        prop::sample::select(vec![Expiry::Soft, Expiry::Hard]).prop_map(|expiry| Discipline::Edf { expiry }),
-        prop::sample::select(vec![Low::Rr, Low::Fcfs, Low::Edf, Low::Wfq]).prop_map(|low| Discipline::Ml { low }),
-    ];
-    let rule = (
-        0..4u16,
-        prop::option::of(prop::collection::vec("[ -~]{1,8}", 1..3)),
-        prop::option::of(Just(vec!["10.0.0.0/8".parse().unwrap(), "*.example.org".parse().unwrap()])),
-        prop::option::of((1..1_000u16, 1_000..u16::MAX).prop_map(|(first, last)| Ports(vec![first..=last, 7..=7]))),
-        prop::option::of(prop::sample::select(vec![Protocol::Udp, Protocol::Tcp])),
-        prop::option::of(Just(vec!["[2001:db8::1]:443".parse().unwrap()])),
-    );
-    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| {
-        let class = Some(ClassId(class));
-        Rule { class, schedule: None, users, to, ports, protocol, listeners }
-    });
-    let by_schedule = (rule.clone(), any::<bool>(), prop::sample::select(vec!["x", "y-2"]));
-    let by_schedule = by_schedule.prop_map(|(rule, has_class, name)| Rule {
-        class: rule.class.filter(|_| has_class),
-        schedule: Some(name.to_owned()),
-        to: None,
-        ports: None,
-        protocol: None,
-        ..rule
-    });
-    let rule = prop_oneof![rule, by_schedule];
-    let schedule = (disciplines, prop::option::of(1..=1_024u32));
-    let schedule = schedule.prop_map(|(discipline, low_mark_packets)| Schedule { discipline, low_mark_packets });
-    let named = [schedule.clone(), schedule.clone()];
-    (schedule, named, prop::collection::vec(class, 4), prop::collection::vec(rule, 0..4)).prop_map(
-        |(schedule, named, mut classes, rules)| {
-            for (class, name) in classes.iter_mut().zip([DEFAULT, "z", "b-2", "a"]) {
-                class.name = name.to_owned();
-            }
-            let schedules = ["x", "y-2"].map(str::to_owned).into_iter().zip(named).collect();
-            Policy { schedule, schedules, classes, rules }
-        },
-    )
-}
-
-fn any_signal() -> impl Strategy<Value = Option<Priority>> {
-    let members = (any::<Option<u8>>(), any::<Option<bool>>(), any::<Option<u64>>());
-    prop::option::of(members.prop_map(|(urgency, incremental, deadline_ms)| Priority {
-        urgency,
-        incremental,
-        deadline_ms,
-    }))
-}
-
-proptest! {
-    #[test]
-    fn whatever_the_signal_the_service_stays_within_the_bounds_of_its_class(
-        class in any_class(), signal in any_signal(), now_ns: u64,
-    ) {
-        let service = class.service(signal.as_ref(), now_ns);
-        prop_assert_eq!((service.level, service.weight), (class.level, class.weight));
-        prop_assert!(class.priorities.contains(&service.priority));
-        let earliest = |shortest: Duration| now_ns.saturating_add(shortest.as_nanos() as u64);
-        match (class.shortest_deadline, service.deadline_ns) {
-            (Some(shortest), Some(deadline_ns)) => prop_assert!(deadline_ns >= earliest(shortest)),
-            (None, deadline_ns) => prop_assert_eq!(deadline_ns, None),
-            (Some(_), None) => prop_assert_eq!(class.deadline, None),
-        }
-    }
-
-    #[test]
-    fn a_relay_with_the_edges_policy_grants_what_the_edge_asks_for(class in any_class()) {
-        let (asked, own) = (class.service(Some(&class.signal()), 0), class.service(None, 0));
-        prop_assert_eq!(Service { priority: own.priority, ..asked }, own);
-        prop_assert!(asked.priority <= own.priority.max(31));
-    }
-
-    #[test]
-    fn a_policy_that_is_written_reads_as_the_same(policy in any_policy()) {
-        let text = policy.to_toml();
-        prop_assert_eq!(valid(&text), policy, "{}", text);
-    }
-
-    #[test]
-    fn a_policy_cut_and_scrambled_is_answered_without_a_panic(
-        cuts in prop::collection::vec((0..200usize, prop::sample::select(vec!["", "=", "[class.a]", "like = \"lab\"", "\n"])), 1..6),
-    ) {
-        let mut lines: Vec<_> = OFFICE.lines().map(str::to_owned).collect();
-        for (at, with) in cuts {
-            let at = at % lines.len();
-            let half = lines[at].len() / 2;
-            lines[at].replace_range(half.., with);
-        }
-        if let Ok(policy) = Policy::from_toml(&lines.join("\n")) {
-            prop_assert_eq!(&policy.classes[0].name, DEFAULT);
-            let classes = policy.rules.iter().filter_map(|rule| rule.class);
-            prop_assert!(classes.into_iter().all(|class| usize::from(class.0) < policy.classes.len()));
-        }
-    }
 }
