@@ -1,15 +1,17 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+use serde_json::{Value as Json, json};
 
 use super::*;
 use crate::forward::Mode;
-use crate::sample::switched_on;
+use crate::sample::{entries, switched_on};
 use crate::schema::tests::CONFIG;
 use crate::uplink::Trust;
 
 mod parts;
 mod refusals;
+mod written;
 
 /// The smallest relay, on lines 1 to 5; what follows is still in its section.
 const RELAY: &str = r#"[relay]
@@ -112,6 +114,29 @@ fn the_sample_shows_every_key() {
     let words: BTreeSet<_> = whole.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
     let missing: Vec<_> = sections.into_iter().flatten().filter(|key| !words.contains(**key)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn a_key_that_the_sample_shows_switched_off_in_a_section_that_is_on_has_its_default() {
+    let schema: Json = serde_json::from_str(&Config::schema()).unwrap();
+    let (mut path, mut shown) = (None, 0);
+    for entry in entries() {
+        let is_on = SAMPLE.lines().any(|line| line == entry.setting);
+        if let Some(head) = entry.setting.strip_prefix('[') {
+            path = is_on.then(|| head.trim_matches(['[', ']']).replace("class.default", "class.NAME"));
+        } else if let (Some(path), Some((key, value)), false) = (&path, entry.setting.split_once(" = "), is_on) {
+            let described = &schema["$defs"][path]["properties"][key];
+            assert!(described.is_object(), "{path} has no {key}");
+            let default = &described["default"];
+            // Where there is no default, or an empty one, it is an example.
+            if !default.is_null() && *default != json!([]) {
+                let value: toml::Table = format!("_ = {value}").parse().unwrap();
+                assert_eq!(json!(value["_"]), *default, "{path}: {}", entry.setting);
+                shown += 1;
+            }
+        }
+    }
+    assert!(shown > 50, "{shown}");
 }
 
 #[test]
