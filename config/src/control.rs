@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 use toml::de::DeValue;
 
 use crate::section::{Section, Value, text};
+use crate::text::quoted;
 
 /// The doors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +70,10 @@ impl Value for Bus {
         }
     }
 
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
     fn schema() -> Json {
         text(r"^system$|:[\s\S]*=")
     }
@@ -81,25 +86,29 @@ impl Default for Control {
     }
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Control {
-    let default = Control::default();
-    let (enabled, socket) = (section.get("enabled").unwrap_or(true), section.get("socket"));
-    let writers = writers(section);
-    let tcp = section.optional_section("tcp", tcp).filter(|_| enabled);
-    let bus = section.get("bus").filter(|_| enabled);
-    Control { socket: if enabled { socket.or(default.socket) } else { None }, tcp, bus, writers }
+/// A writer has the section below behind all keys.
+pub(crate) fn walk(section: &mut Section<'_>, of: &Control) -> Control {
+    let enabled = section.value("enabled", of.socket.is_some());
+    let socket = section.optional("socket", of.socket.clone()).filter(|_| enabled);
+    let writers = writers(section, of.writers.clone());
+    let tcp = section.optional_section("tcp", |section| tcp(section, None)).filter(|_| enabled);
+    let bus = section.optional("bus", of.bus.clone()).filter(|_| enabled);
+    Control { socket, tcp, bus, writers }
 }
 
-fn writers(section: &mut Section<'_>) -> Vec<String> {
-    let writers: Vec<String> = section.list("writers").unwrap_or_default();
+fn writers(section: &mut Section<'_>, of: Vec<String>) -> Vec<String> {
+    let writers = section.list("writers", of);
     section.refuse_shared("writers", &writers, String::clone, "a writer is named twice");
     writers
 }
 
-fn tcp(section: &mut Section<'_>) -> Option<Tcp> {
-    let (address, client_ca) = (section.require("listen"), section.require("client_ca"));
-    let (certificate, private_key) = (section.require("certificate"), section.require("private_key"));
-    let (client_crl, writers) = (section.get("client_crl"), writers(section));
+pub(crate) fn tcp(section: &mut Section<'_>, of: Option<&Tcp>) -> Option<Tcp> {
+    let address = section.require("listen", of.map(|of| of.address));
+    let client_ca = section.require("client_ca", of.map(|of| of.client_ca.clone()));
+    let certificate = section.require("certificate", of.map(|of| of.certificate.clone()));
+    let private_key = section.require("private_key", of.map(|of| of.private_key.clone()));
+    let client_crl = section.optional("client_crl", of.and_then(|of| of.client_crl.clone()));
+    let writers = writers(section, of.map(|of| of.writers.clone()).unwrap_or_default());
     Some(Tcp {
         address: address?,
         certificate: certificate?,

@@ -58,23 +58,25 @@ pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
     if target.port < 1024 { idle.min(Duration::from_secs(10)) } else { idle }
 }
 
-/// Reads a forward whose class and schedule have to be of `policy`.
-pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Forward> {
-    let (listen, target) = (section.require("listen"), section.require("target"));
-    let uplink = uplink::read(section, policy);
-    let protocol = section.get("protocol").unwrap_or(Protocol::Udp);
+/// Walks through a forward whose class and schedule have to be of `policy`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, policy: &Policy) -> Option<Forward> {
+    let listen = section.require("listen", of.map(|of| of.listen));
+    let target = section.require("target", of.map(|of| of.target.clone()));
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let protocol = section.value("protocol", of.map_or(Protocol::Udp, |of| of.protocol));
     let (is_udp, is_tcp) = (protocol == Protocol::Udp, protocol == Protocol::Tcp);
-    let mode = section.get("mode").unwrap_or_default();
     section.refuse_unless(is_udp, "mode", "TCP connections always travel in streams", "remove it");
-    let class = policy.class_named_in(section);
+    let mode = section.value("mode", of.map_or(Mode::default(), |of| of.mode));
+    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let idle = if is_tcp { TCP_IDLE } else { Duration::from_secs(120) };
-    let idle = section.seconds("idle_seconds", 1..=86_400, idle);
-    let answered = section.optional_number("idle_answered_seconds", 1..=86_400).map(Duration::from_secs);
+    let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));
     section.refuse_unless(is_udp, "idle_answered_seconds", "TCP tells by itself when both are done", "remove it");
-    let max_connections = section.number("max_connections", 1..=65_536, 512);
+    let answered =
+        section.optional_number("idle_answered_seconds", 1..=86_400, of.map(|of| of.idle_answered.as_secs()));
     section.refuse_unless(is_tcp, "max_connections", "UDP has no connections", "remove it, or set protocol = \"tcp\"");
+    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(512, |of| of.max_connections));
     let target = target?;
-    let idle_answered = answered.unwrap_or_else(|| idle_answered(&target, idle));
+    let idle_answered = answered.map_or_else(|| idle_answered(&target, idle), Duration::from_secs);
     let (listen, uplink) = (listen?, uplink?);
     Some(Forward { listen, protocol, uplink, target, mode, class, idle, idle_answered, max_connections })
 }

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
 use crate::error::Problem;
 use crate::section::{Section, Value};
+use crate::text::quoted;
 
 /// The kernel's programs and queueing disciplines. The daemon loads nothing if no device is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,41 +81,38 @@ impl Value for Device {
         is_valid.then(|| Self(name.to_owned()))
     }
 
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
     fn schema() -> Json {
         json!({ "type": "string", "pattern": "^[!-.0-9;-~]{1,15}$", "not": { "enum": [".", ".."] } })
     }
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Kernel {
-    let defaults = Kernel::default();
-    let devices = section.list("devices").unwrap_or_default();
-    let switch = |section: &mut Section<'_>, key, default| section.get(key).unwrap_or(default);
-    let egress = switch(section, "egress", defaults.egress);
-    let ingress = switch(section, "ingress", defaults.ingress);
-    let manage_qdisc = switch(section, "manage_qdisc", defaults.manage_qdisc);
-    let mark_tag = section.number("mark_tag", 0..=u32::MAX.into(), defaults.mark_tag);
-    if mark_tag == 0 || mark_tag & 0xffff != 0 {
+pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
+    const PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
+    const ARRIVALS: RangeInclusive<u64> = 1_000..=100_000_000;
+    let (prefix, arrivals) = (of.initials_per_second_from_prefix, of.arrivals_per_second.map(NonZeroU32::get));
+    let kernel = Kernel {
+        devices: section.list("devices", of.devices.clone()),
+        egress: section.value("egress", of.egress),
+        ingress: section.value("ingress", of.ingress),
+        manage_qdisc: section.value("manage_qdisc", of.manage_qdisc),
+        mark_tag: section.hexadecimal("mark_tag", 0..=u32::MAX.into(), of.mark_tag),
+        initials_per_second_from_prefix: section.number("initials_per_second_from_prefix", PER_SECOND, prefix),
+        initials_per_second: section.number("initials_per_second", PER_SECOND, of.initials_per_second),
+        fragments_per_second: section.number("fragments_per_second", PER_SECOND, of.fragments_per_second),
+        arrivals_per_second: section
+            .optional_number("arrivals_per_second", ARRIVALS, arrivals)
+            .and_then(NonZeroU32::new),
+    };
+    if kernel.mark_tag == 0 || kernel.mark_tag & 0xffff != 0 {
         let cause = "a tag has upper bits only: the lower 16 are direction and class";
         section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
     }
-    let mut per_second = |key, default| section.number(key, 1..=1_000_000, default);
-    let initials_per_second_from_prefix =
-        per_second("initials_per_second_from_prefix", defaults.initials_per_second_from_prefix);
-    let initials_per_second = per_second("initials_per_second", defaults.initials_per_second);
-    let fragments_per_second = per_second("fragments_per_second", defaults.fragments_per_second);
-    let arrivals_per_second = section.optional_number("arrivals_per_second", 1_000..=100_000_000);
-    section.refuse_shared("devices", &devices, Device::clone, "a device is named twice");
-    Kernel {
-        devices,
-        egress,
-        ingress,
-        manage_qdisc,
-        mark_tag,
-        initials_per_second_from_prefix,
-        initials_per_second,
-        fragments_per_second,
-        arrivals_per_second: arrivals_per_second.and_then(NonZeroU32::new),
-    }
+    section.refuse_shared("devices", &kernel.devices, Device::clone, "a device is named twice");
+    kernel
 }
 
 #[cfg(test)]

@@ -216,24 +216,24 @@ impl Config {
     }
 
     fn read(root: &mut Section<'_>) -> Self {
-        let state_dir = root.get("state_dir").unwrap_or_else(|| PathBuf::from("/var/lib/paced"));
+        let state_dir = state_dir(root, PathBuf::from(STATE_DIR));
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
-        let forwards = root.sections("forward", |section| forward::read(section, &policy));
+        let forwards = root.sections("forward", |section| forward::walk(section, None, &policy));
         let place = |forward: &Forward| (forward.listen, forward.protocol.as_str());
         root.refuse_shared("forward", &forwards, place, "two forwards have the same address");
-        let proxies = root.sections("proxy", |section| proxy::read(section, &policy));
+        let proxies = root.sections("proxy", |section| proxy::walk(section, None, &policy));
         let by_tcp = forwards.iter().filter(|forward| forward.protocol == Protocol::Tcp).map(|forward| forward.listen);
         let taken: Vec<_> = by_tcp.chain(proxies.iter().map(|proxy| proxy.listen)).collect();
         if !proxies.is_empty() {
             let cause = "the address of a proxy is that of another proxy or forward";
             root.refuse_shared("proxy", &taken, SocketAddr::clone, cause);
         }
-        let transport = root.section("transport", transport);
-        let kernel = root.section("kernel", kernel::read);
-        let control = root.section("control", control::read);
-        let metrics = root.section("metrics", metrics::read);
-        let log = root.section("log", log::read);
+        let transport = root.section("transport", |section| transport(section, &Transport::default()));
+        let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
+        let control = root.section("control", |section| control::walk(section, &Control::default()));
+        let metrics = root.section("metrics", |section| metrics::walk(section, &Metrics::default()));
+        let log = root.section("log", |section| log::walk(section, &Log::default()));
         Self { state_dir, relay, forwards, proxies, policy, transport, kernel, control, metrics, log }
     }
 
@@ -331,20 +331,26 @@ impl Config {
     }
 }
 
-fn transport(section: &mut Section<'_>) -> Transport {
+/// Where paced keeps what has to survive a restart, unless it is told otherwise.
+const STATE_DIR: &str = "/var/lib/paced";
+
+fn state_dir(section: &mut Section<'_>, of: PathBuf) -> PathBuf {
+    section.value("state_dir", of)
+}
+
+fn transport(section: &mut Section<'_>, of: &Transport) -> Transport {
     // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
     const MTU: RangeInclusive<u64> = 1_280..=9_216;
-    let defaults = Transport::default();
-    let initial_mtu = section.number("initial_mtu", MTU, defaults.initial_mtu);
-    let max_mtu = section.number("max_mtu", MTU, defaults.max_mtu);
+    let initial_mtu = section.number("initial_mtu", MTU, of.initial_mtu);
+    let max_mtu = section.number("max_mtu", MTU, of.max_mtu);
     if initial_mtu > max_mtu {
         let cause = "packets cannot start larger than they may become";
         section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
     }
-    let congestion = section.get("congestion").unwrap_or_default();
-    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, defaults.keep_alive.unwrap_or_default());
-    let io = section.get("io").unwrap_or_default();
-    let quantum_us = section.number("quantum_us", 0..=1_000, defaults.quantum.as_micros() as u64);
-    let (keep_alive, quantum) = ((!keep_alive.is_zero()).then_some(keep_alive), Duration::from_micros(quantum_us));
+    let congestion = section.value("congestion", of.congestion);
+    let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, of.keep_alive.unwrap_or_default());
+    let io = section.value("io", of.io);
+    let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
+    let (keep_alive, quantum) = ((!keep_alive.is_zero()).then_some(keep_alive), Duration::from_micros(quantum));
     Transport { initial_mtu, max_mtu, congestion, keep_alive, io, quantum }
 }

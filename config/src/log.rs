@@ -1,5 +1,7 @@
 //! What is logged, and in which form.
 
+use std::ops::RangeInclusive;
+
 use crate::section::{Section, words};
 
 /// The log of what paced does, and the access log: what became of tunnels and requests.
@@ -61,16 +63,16 @@ words! {
     }
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Log {
-    let default = Log::default();
+pub(crate) fn walk(section: &mut Section<'_>, of: &Log) -> Log {
+    const REFUSALS: RangeInclusive<u64> = 1..=100_000;
     Log {
-        level: section.get("level").unwrap_or_default(),
-        access: section.get("access").unwrap_or_default(),
-        access_addresses: section.get("access_addresses").unwrap_or(default.access_addresses),
+        level: section.value("level", of.level),
+        access: section.value("access", of.access),
+        access_addresses: section.value("access_addresses", of.access_addresses),
         access_refusals_per_second: section.number(
             "access_refusals_per_second",
-            1..=100_000,
-            default.access_refusals_per_second,
+            REFUSALS,
+            of.access_refusals_per_second,
         ),
     }
 }

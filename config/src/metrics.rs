@@ -20,9 +20,8 @@ impl Default for Metrics {
     }
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Metrics {
-    let default = Metrics::default();
-    Metrics { listen: section.get("listen"), users: section.number("users", 0..=10_000, default.users) }
+pub(crate) fn walk(section: &mut Section<'_>, of: &Metrics) -> Metrics {
+    Metrics { listen: section.optional("listen", of.listen), users: section.number("users", 0..=10_000, of.users) }
 }
 
 #[cfg(test)]

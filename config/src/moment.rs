@@ -9,6 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use toml::de::DeValue;
 
 use crate::section::{Value, text};
+use crate::text::quoted;
 
 /// A moment, to the second or finer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +59,10 @@ impl Value for Moment {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         Self::parse(value.as_str()?)
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn schema() -> Json {

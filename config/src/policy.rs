@@ -21,7 +21,7 @@ mod read;
 mod tests;
 mod write;
 
-pub(crate) use read::{PACKETS, Rate, read};
+pub(crate) use read::{PACKETS, rate, read};
 
 /// The class of whatever no rule gives another one. Every policy has it.
 pub const DEFAULT: &str = "default";

@@ -47,27 +47,28 @@ words! {
     }
 }
 
-/// Reads a proxy whose class and schedule have to be of `policy`.
-pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Proxy> {
-    let listen: Option<SocketAddr> = section.require("listen");
-    let allow_remote = section.get("allow_remote").unwrap_or(false);
-    if !allow_remote && listen.is_some_and(|listen| !listen.ip().is_loopback()) {
+/// Walks through a proxy whose class and schedule have to be of `policy`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, policy: &Policy) -> Option<Proxy> {
+    let listen = section.require("listen", of.map(|of| of.listen));
+    let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();
+    let allow_remote = section.value("allow_remote", of.is_some_and(|of| is_remote(of.listen)));
+    if !allow_remote && listen.is_some_and(is_remote) {
         let cause = "other machines could use the relay through this address, without encryption";
-        section.refuse(
-            "listen",
-            Problem::Contradiction { cause, remedy: "listen on loopback, or add allow_remote = true" },
-        );
+        let remedy = "listen on loopback, or add allow_remote = true";
+        section.refuse("listen", Problem::Contradiction { cause, remedy });
     }
-    let protocols = protocols(section);
-    let uplink = uplink::read(section, policy);
-    let mode = section.get("mode").unwrap_or_default();
-    let class = policy.class_named_in(section);
-    let users_file = section.get("users_file");
-    let idle = section.seconds("idle_seconds", 1..=86_400, TCP_IDLE);
-    let udp_idle = section.seconds("udp_idle_seconds", 1..=86_400, Duration::from_secs(120));
-    let max_connections = section.number("max_connections", 1..=65_536, 512);
-    let max_connections_per_client = section.number("max_connections_per_client", 1..=65_536, 256);
-    let max_udp_tunnels = section.number("max_udp_tunnels", 0..=65_536, 256);
+    let protocols = protocols(section, of);
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let mode = section.value("mode", of.map_or(Mode::default(), |of| of.mode));
+    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
+    let users_file = section.optional("users_file", of.and_then(|of| of.users_file.clone()));
+    let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(TCP_IDLE, |of| of.idle));
+    let udp_idle = of.map_or(Duration::from_secs(120), |of| of.udp_idle);
+    let udp_idle = section.seconds("udp_idle_seconds", 1..=86_400, udp_idle);
+    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(512, |of| of.max_connections));
+    let per_client = of.map_or(256, |of| of.max_connections_per_client);
+    let max_connections_per_client = section.number("max_connections_per_client", 1..=65_536, per_client);
+    let max_udp_tunnels = section.number("max_udp_tunnels", 0..=65_536, of.map_or(256, |of| of.max_udp_tunnels));
     Some(Proxy {
         listen: listen?,
         protocols,
@@ -83,8 +84,9 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Proxy> 
     })
 }
 
-fn protocols(section: &mut Section<'_>) -> Vec<Protocol> {
-    let protocols = section.list("protocols").unwrap_or_else(|| vec![Protocol::Socks5, Protocol::Http]);
+fn protocols(section: &mut Section<'_>, of: Option<&Proxy>) -> Vec<Protocol> {
+    let both = || vec![Protocol::Socks5, Protocol::Http];
+    let protocols = section.list("protocols", of.map_or_else(both, |of| of.protocols.clone()));
     if protocols.is_empty() {
         let cause = "a proxy that understands nothing serves nobody";
         section.refuse("protocols", Problem::Contradiction { cause, remedy: "name \"socks5\", \"http\" or both" });

@@ -3,8 +3,9 @@
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
-use crate::policy::{PACKETS, Rate};
+use crate::policy::{PACKETS, rate};
 use crate::section::{Section, Value, text};
+use crate::text::quoted;
 
 /// How much a user may use; `None` where there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,13 +22,13 @@ pub struct Quota {
     pub packets_down: Option<u64>,
 }
 
-pub(crate) fn read(section: &mut Section<'_>) -> Quota {
+pub(crate) fn walk(section: &mut Section<'_>, of: Quota) -> Quota {
     Quota {
-        monthly_bytes: section.get("monthly_quota").map(|Volume(bytes)| bytes),
-        rate_up: section.get("rate_up").map(|Rate(rate)| rate),
-        rate_down: section.get("rate_down").map(|Rate(rate)| rate),
-        packets_up: section.optional_number("packets_up", PACKETS),
-        packets_down: section.optional_number("packets_down", PACKETS),
+        monthly_bytes: section.optional("monthly_quota", of.monthly_bytes.map(Volume)).map(|Volume(bytes)| bytes),
+        rate_up: rate(section, "rate_up", of.rate_up),
+        rate_down: rate(section, "rate_down", of.rate_down),
+        packets_up: section.optional_number("packets_up", PACKETS, of.packets_up),
+        packets_down: section.optional_number("packets_down", PACKETS, of.packets_down),
     }
 }
 
@@ -46,6 +47,10 @@ impl Value for Volume {
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
         let bytes = number.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit)?;
         (1_000_000..=1_000_000_000_000_000_000).contains(&bytes).then_some(Self(bytes))
+    }
+
+    fn write(&self) -> String {
+        quoted(&volume(self.0))
     }
 
     fn schema() -> Json {

@@ -3,13 +3,12 @@
 //! A section learns its schema from being read: what was never asked for is unknown. So no key is named twice. Reading
 //! goes on after an error, with the default in place of what was refused, so that one run finds as many as possible.
 //!
-//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for.
+//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for; [`write`] keeps
+//! what the reader is given for what is not there. See [`keys`].
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use serde_json::Value as Json;
 use toml::Spanned;
@@ -17,13 +16,16 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{Error, Errors, Problem};
 
+mod keys;
 mod merge;
 mod named;
 mod schema;
 mod value;
 
+use self::keys::Lines;
+pub(crate) use self::keys::write;
 pub use self::merge::Part;
-pub(crate) use self::named::{ClassName, ScheduleName};
+pub(crate) use self::named::{ClassName, Name, ScheduleName};
 pub(crate) use self::schema::Schema;
 pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
 use self::value::{shown, unfit};
@@ -45,6 +47,7 @@ pub(crate) struct Section<'a> {
 }
 
 /// Collects what is wrong, for all sections.
+#[derive(Default)]
 struct Report<'a> {
     /// All parts, one behind the other.
     text: &'a str,
@@ -54,13 +57,15 @@ struct Report<'a> {
     errors: RefCell<Vec<Error>>,
     /// What is asked for, if it is to be described.
     schema: Option<RefCell<Schema>>,
+    /// What is held, if it is to be written.
+    lines: Option<RefCell<Lines>>,
 }
 
 /// Reads a whole document with `read`, which returns `None` only after something was refused. Of several parts, the later
 /// have the last word.
 pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Errors> {
     let (text, starts) = merge::join(parts);
-    let report = Report { text: &text, starts: &starts, parts, errors: RefCell::default(), schema: None };
+    let report = Report { text: &text, starts: &starts, parts, ..Report::default() };
     let mut document = DeTable::new();
     for (part, start) in parts.iter().zip(&starts) {
         let (table, syntax) = DeTable::parse_recoverable(&part.text);
@@ -82,8 +87,7 @@ pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_
 
 /// Returns what `read` asks for: everything, as long as what a reader asks for does not depend on what it is told.
 pub(crate) fn describe<T>(read: impl FnOnce(&mut Section<'_>) -> T) -> Schema {
-    let schema = Some(RefCell::default());
-    let report = Report { text: "", starts: &[], parts: &[], errors: RefCell::default(), schema };
+    let report = Report { schema: Some(RefCell::default()), ..Report::default() };
     Section::open(&report, String::new(), 0, None, read);
     report.schema.map(RefCell::into_inner).unwrap_or_default()
 }
@@ -126,21 +130,6 @@ impl<'a> Section<'a> {
         value
     }
 
-    /// Reads an optional value.
-    pub(crate) fn get<T: Value>(&mut self, key: &'static str) -> Option<T> {
-        let value = self.value(key, schema::one::<T>)?;
-        self.read(key, value)
-    }
-
-    /// Reads a value without which the section means nothing.
-    pub(crate) fn require<T: Value>(&mut self, key: &'static str) -> Option<T> {
-        if self.value(key, schema::one::<T>).is_none() {
-            self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
-        }
-        self.demand(key);
-        self.get(key)
-    }
-
     /// Tells whether the section itself says anything about `key`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
@@ -156,100 +145,10 @@ impl<'a> Section<'a> {
         !self.has(key) && self.inherited.iter().any(|table| table.contains_key(key))
     }
 
-    /// Reads a list without which the section means nothing, and which has to have an element.
-    pub(crate) fn require_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        let value = self.value(key, schema::filled_list::<T>).and_then(|value| value.get_ref().as_array());
-        if !self.has(key) || value.is_some_and(|elements| elements.is_empty()) {
-            self.refuse(key, Problem::MissingList { key, expected: T::EXPECTED });
-        }
-        self.demand(key);
-        self.list(key)
-    }
-
-    /// Reads an optional list; elements that do not fit are refused one by one.
-    pub(crate) fn list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        self.elements(key, schema::list::<T>, |section, element| section.read(key, element))
-    }
-
-    /// Reads an optional value or a list of such, which has to have an element.
-    pub(crate) fn one_or_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        match self.value(key, schema::one_or_list::<T>)?.get_ref() {
-            DeValue::Array(_) => self.require_list(key),
-            _ => self.get(key).map(|one| vec![one]),
-        }
-    }
-
-    /// As [`one_or_list`](Self::one_or_list), where the section means nothing without.
-    pub(crate) fn require_one_or_list<T: Value>(&mut self, key: &'static str) -> Option<Vec<T>> {
-        if self.value(key, schema::one_or_list::<T>).is_none() {
-            self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
-        }
-        self.demand(key);
-        self.one_or_list(key)
-    }
-
-    /// Reads a list of tables, read by `detailed`, and of values that say the same in short.
-    pub(crate) fn list_or_tables<T, V: Value + Into<T>>(
-        &mut self,
-        key: &'static str,
-        mut detailed: impl FnMut(&mut Section<'_>) -> Option<T>,
-    ) -> Option<Vec<T>> {
-        let path = self.path_of(key);
-        self.rehearse(&path, &mut detailed);
-        let schema = || schema::list_or_tables::<V>(&path);
-        self.elements(key, schema, |section, element| match element.get_ref().as_table() {
-            Some(table) => {
-                Section::open(section.report, path.clone(), element.span().start, Some(table), &mut detailed)
-            }
-            None => section.read::<V>(key, element).map(V::into),
-        })
-    }
-
-    /// Reads a whole number within `range`, which must fit `N`.
-    pub(crate) fn number<N: TryFrom<u64>>(&mut self, key: &'static str, range: RangeInclusive<u64>, default: N) -> N {
-        self.optional_number(key, range).unwrap_or(default)
-    }
-
-    /// Reads a whole number within `range`, which must fit `N`, if the text has it.
-    pub(crate) fn optional_number<N: TryFrom<u64>>(
-        &mut self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-    ) -> Option<N> {
-        let value = self.value(key, || schema::number(&range))?;
-        let number = unsigned(value.get_ref()).filter(|number| range.contains(number));
-        let fitting = number.and_then(|number| N::try_from(number).ok());
-        if fitting.is_none() {
-            let (min, max) = (*range.start(), *range.end());
-            let found = shown(value.get_ref());
-            let problem = match value.get_ref() {
-                DeValue::Integer(_) => Problem::OutOfRange { found, min, max },
-                _ => Problem::NotANumber { found, min, max },
-            };
-            self.refuse(key, problem);
-        }
-        fitting
-    }
-
-    /// Reads a span of time in whole seconds.
-    pub(crate) fn seconds(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Duration) -> Duration {
-        Duration::from_secs(self.number(key, range, default.as_secs()))
-    }
-
-    /// Reads a span of time in whole milliseconds.
-    pub(crate) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>, default: Duration) -> Duration {
-        self.optional_millis(key, range).unwrap_or(default)
-    }
-
-    /// Reads a span of time in whole milliseconds if the text has it.
-    pub(crate) fn optional_millis(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
-        self.optional_number(key, range).map(Duration::from_millis)
-    }
-
     /// Reads a section below this one.
     pub(crate) fn section<T>(&mut self, key: &'static str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
         let path = self.path_of(key);
-        let value = self.value(key, || schema::table(&path));
+        let value = self.value_of(key, || schema::table(&path));
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "a section: its name in brackets on a line of its own"));
@@ -265,7 +164,7 @@ impl<'a> Section<'a> {
         read: impl FnOnce(&mut Section<'_>) -> Option<T>,
     ) -> Option<T> {
         let path = self.path_of(key);
-        let is_there = self.value(key, || schema::table(&path)).is_some();
+        let is_there = self.value_of(key, || schema::table(&path)).is_some();
         if is_there || self.report.schema.is_some() { self.section(key, read) } else { None }
     }
 
@@ -296,10 +195,13 @@ impl<'a> Section<'a> {
         self.report.add(value.map_or(self.offset, |value| value.span().start), self.path_of(key), problem);
     }
 
-    /// Refuses `key` where it means nothing.
+    /// Refuses `key` where it means nothing, and keeps it from being written there. To be called before it is asked for.
     pub(crate) fn refuse_unless(&self, means: bool, key: &'static str, cause: &'static str, remedy: &'static str) {
         if !means && self.has(key) {
             self.refuse(key, Problem::Contradiction { cause, remedy });
+        }
+        if let Some(lines) = self.report.lines.as_ref().filter(|_| !means) {
+            lines.borrow_mut().leave_out(key);
         }
     }
 
@@ -326,7 +228,7 @@ impl<'a> Section<'a> {
     }
 
     /// Asks for what `key` says, which `schema` describes.
-    fn value(&mut self, key: &'static str, schema: impl FnOnce() -> Json) -> Option<&'a Spanned<DeValue<'a>>> {
+    fn value_of(&mut self, key: &'static str, schema: impl FnOnce() -> Json) -> Option<&'a Spanned<DeValue<'a>>> {
         if !self.known.contains(&key) {
             self.known.push(key);
             if let Some(described) = &self.report.schema {
@@ -380,7 +282,7 @@ impl<'a> Section<'a> {
         schema: impl FnOnce() -> Json,
         mut read: impl FnMut(&Self, &'a Spanned<DeValue<'a>>) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let value = self.value(key, schema)?;
+        let value = self.value_of(key, schema)?;
         let Some(elements) = value.get_ref().as_array() else {
             self.refuse(key, unfit(value.get_ref(), "a list in brackets, its elements separated by commas"));
             return None;

@@ -1,13 +1,8 @@
-//! A configuration as text, key by key.
+//! A configuration as text.
 
 use std::fmt::{Display, Write as _};
-use std::time::Duration;
 
-use toml::Value;
-
-use crate::hash::hex;
-use crate::section::Word;
-use crate::targets::Ports;
+use crate::section::{self, Section};
 
 /// A text that is being written.
 pub(crate) struct Text {
@@ -35,91 +30,24 @@ impl Text {
         self.text
     }
 
-    /// Writes a section behind a header.
-    pub(crate) fn section(&mut self, header: &str, fill: impl FnOnce(&mut Keys<'_>)) {
+    /// Writes a section behind a header: what `walk` finds in it.
+    pub(crate) fn section<T>(&mut self, header: &str, walk: impl FnOnce(&mut Section<'_>) -> T) {
         let gap = if self.text.is_empty() { "" } else { "\n" };
         // Writing to a string cannot fail.
         _ = writeln!(self.text, "{gap}{header}");
-        self.keys(fill);
+        self.keys(walk);
     }
 
-    pub(crate) fn keys(&mut self, fill: impl FnOnce(&mut Keys<'_>)) {
-        fill(&mut Keys(self));
-    }
-}
-
-/// One table, key by key.
-pub(crate) struct Keys<'a>(&'a mut Text);
-
-impl Keys<'_> {
-    fn line(&mut self, key: &str, value: impl Display) {
-        _ = writeln!(self.0.text, "{key} = {value}");
-    }
-
-    /// Writes what a reader would take for granted only into a text that says everything.
-    pub(crate) fn unless(&mut self, is_granted: bool, write: impl FnOnce(&mut Self)) {
-        if !is_granted || self.0.is_whole {
-            write(self);
+    /// Writes keys: what `walk` finds.
+    pub(crate) fn keys<T>(&mut self, walk: impl FnOnce(&mut Section<'_>) -> T) {
+        for line in section::write(self.is_whole, walk) {
+            _ = writeln!(self.text, "{line}");
         }
     }
-
-    pub(crate) fn text(&mut self, key: &str, text: &(impl Display + ?Sized)) {
-        self.line(key, quoted(text));
-    }
-
-    pub(crate) fn optional_text(&mut self, key: &str, text: Option<impl Display>) {
-        if let Some(text) = text {
-            self.text(key, &text);
-        }
-    }
-
-    pub(crate) fn word(&mut self, key: &str, word: impl Word) {
-        self.text(key, word.word());
-    }
-
-    /// Writes what needs no quotes.
-    pub(crate) fn number(&mut self, key: &str, number: Option<impl Display>) {
-        if let Some(number) = number {
-            self.line(key, number);
-        }
-    }
-
-    pub(crate) fn seconds(&mut self, key: &str, time: Duration) {
-        self.line(key, time.as_secs());
-    }
-
-    pub(crate) fn millis(&mut self, key: &str, time: Option<Duration>) {
-        self.number(key, time.map(|time| time.as_millis()));
-    }
-
-    pub(crate) fn hash(&mut self, key: &str, hash: &[u8; 32]) {
-        self.text(key, &hex(hash));
-    }
-
-    pub(crate) fn rate(&mut self, key: &str, bytes_per_sec: Option<u64>) {
-        self.optional_text(key, bytes_per_sec.map(rate).as_ref());
-    }
-
-    pub(crate) fn list(&mut self, key: &str, items: Option<&Vec<impl Display>>) {
-        let of = |items: &Vec<_>| items.iter().map(quoted).collect::<Vec<_>>().join(", ");
-        self.number(key, items.map(|items| format!("[{}]", of(items))));
-    }
-
-    pub(crate) fn ports(&mut self, key: &str, ports: Option<&Ports>) {
-        self.number(key, ports.map(self::ports));
-    }
-}
-
-pub(crate) fn ports(Ports(ports): &Ports) -> String {
-    let range = |range: &std::ops::RangeInclusive<u16>| match (range.start(), range.end()) {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("\"{first}-{last}\""),
-    };
-    format!("[{}]", ports.iter().map(range).collect::<Vec<_>>().join(", "))
 }
 
 pub(crate) fn quoted(text: &(impl Display + ?Sized)) -> String {
-    Value::String(text.to_string()).to_string()
+    toml::Value::String(text.to_string()).to_string()
 }
 
 /// Writes a rate, which was read in one of these units, in the largest that it is a whole number of.

@@ -35,6 +35,9 @@ impl Uplink {
     }
 }
 
+/// The first and the longest wait unless the text says otherwise.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+
 /// How many relays a local address may choose from.
 const MAX_RELAYS: usize = 8;
 
@@ -58,15 +61,18 @@ pub enum Trust {
     Pinned([u8; 32]),
 }
 
-/// Reads the keys about the relay from the section of a local address; its schedule has to be one of `policy`.
-pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Uplink> {
-    let relays = section.require_one_or_list::<Template>("relay");
+/// Walks through the keys about the relay in the section of a local address; its schedule has to be one of `policy`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Uplink>, policy: &Policy) -> Option<Uplink> {
+    let relays = section.require_one_or_list("relay", of.map(|of| of.relays.clone()));
     if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
         let cause = "there are more than 8 relays";
         section.refuse("relay", Problem::Contradiction { cause, remedy: "leave some out" });
     }
-    let token_file = section.get("token_file");
-    let client = match (section.get("client_certificate"), section.get("client_key")) {
+    let token_file = section.optional("token_file", of.and_then(|of| of.token_file.clone()));
+    let client = of.and_then(|of| of.client.as_ref());
+    let certificate = section.optional("client_certificate", client.map(|client| client.certificate.clone()));
+    let private_key = section.optional("client_key", client.map(|client| client.private_key.clone()));
+    let client = match (certificate, private_key) {
         (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),
         (None, None) => None,
         _ => {
@@ -75,7 +81,12 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Uplink>
             None
         }
     };
-    let trust = match (section.get("ca"), section.get("certificate_sha256")) {
+    let (authority, hash) = match of.map(|of| &of.trust) {
+        Some(Trust::Authority(path)) => (Some(path.clone()), None),
+        Some(Trust::Pinned(hash)) => (None, Some(*hash)),
+        Some(Trust::System) | None => (None, None),
+    };
+    let trust = match (section.optional("ca", authority), section.optional("certificate_sha256", hash)) {
         (None, None) => Trust::System,
         (Some(authority), None) => Trust::Authority(authority),
         (None, Some(hash)) => Trust::Pinned(hash),
@@ -85,9 +96,10 @@ pub(crate) fn read(section: &mut Section<'_>, policy: &Policy) -> Option<Uplink>
             Trust::System
         }
     };
-    let schedule = policy.schedule_named_in(section);
-    let first = section.millis("backoff_first_ms", 10..=60_000, Duration::from_millis(250));
-    let longest = section.seconds("backoff_longest_seconds", 1..=3_600, Duration::from_secs(30));
+    let schedule = policy.schedule_named_in(section, of.and_then(|of| of.schedule.clone()));
+    let (first, longest) = of.map_or(BACKOFF, |of| of.backoff);
+    let first = section.millis("backoff_first_ms", 10..=60_000, first);
+    let longest = section.seconds("backoff_longest_seconds", 1..=3_600, longest);
     if first > longest {
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });

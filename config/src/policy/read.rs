@@ -1,4 +1,4 @@
-//! How a policy is read from text.
+//! How a policy is read from text, and what its tables hold.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,12 +13,14 @@ use super::{Class, ClassId, DEFAULT, DropRule, MAX_CLASSES, MAX_SCHEDULES, Polic
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
+use crate::text::quoted;
 
 /// Reads the sections of a policy, which may stand among others.
 pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let (schedule, mut schedules) = root.section("schedule", |section| {
-        let own = schedule(section);
-        let named = section.own_named_sections().read(|name, section| (name.to_owned(), schedule(section)));
+        let plain = Schedule::default();
+        let own = schedule(section, &plain);
+        let named = section.own_named_sections().read(|name, section| (name.to_owned(), schedule(section, &plain)));
         (own, named)
     });
     if schedules.len() > MAX_SCHEDULES {
@@ -35,23 +37,22 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     }
     let names = sections.names();
     let classes = sections.read_like("like", |name, section| {
-        section.place_in::<ClassName>(&names, "like");
-        class(name, section)
+        section.name::<ClassName>("like", &names, None);
+        class(section, &Class::named(name))
     });
-    let rules = root.sections("rule", |section| rule(section, &names, &schedules));
+    let rules = root.sections("rule", |section| rule(section, None, &names, &schedules));
     Policy { schedule, schedules, classes, rules }
 }
 
 impl Policy {
-    /// Reads the name of one of its classes.
-    pub(crate) fn class_named_in(&self, section: &mut Section<'_>) -> Option<String> {
-        let names: Vec<&str> = self.classes.iter().map(|class| &class.name[..]).collect();
-        section.place_in::<ClassName>(&names, "class").map(|place| names[place].to_owned())
+    /// Asks for the name of one of its classes.
+    pub(crate) fn class_named_in(&self, section: &mut Section<'_>, of: Option<String>) -> Option<String> {
+        section.name::<ClassName>("class", &self.names(), of)
     }
 
-    /// Reads the name of one of its schedules.
-    pub(crate) fn schedule_named_in(&self, section: &mut Section<'_>) -> Option<String> {
-        schedule_named_in(section, &self.schedules)
+    /// Asks for the name of one of its schedules.
+    pub(crate) fn schedule_named_in(&self, section: &mut Section<'_>, of: Option<String>) -> Option<String> {
+        schedule_named_in(section, of, &self.schedules)
     }
 }
 
@@ -77,23 +78,34 @@ words! {
     }
 }
 
-fn schedule_named_in(section: &mut Section<'_>, schedules: &BTreeMap<String, Schedule>) -> Option<String> {
+fn schedule_named_in(
+    section: &mut Section<'_>,
+    of: Option<String>,
+    schedules: &BTreeMap<String, Schedule>,
+) -> Option<String> {
     let names: Vec<&str> = schedules.keys().map(String::as_str).collect();
-    section.place_in::<ScheduleName>(&names, "schedule").map(|place| names[place].to_owned())
+    section.name::<ScheduleName>("schedule", &names, of)
 }
 
-fn schedule(section: &mut Section<'_>) -> Schedule {
-    let word = section.get("discipline").unwrap_or_default();
+/// Walks through a schedule.
+pub(super) fn schedule(section: &mut Section<'_>, of: &Schedule) -> Schedule {
+    let (word, low, expiry) = match of.discipline {
+        Discipline::Rr => (DisciplineWord::Rr, LOW, EXPIRY),
+        Discipline::Fcfs => (DisciplineWord::Fcfs, LOW, EXPIRY),
+        Discipline::Edf { expiry } => (DisciplineWord::Edf, LOW, expiry),
+        Discipline::Abs => (DisciplineWord::Abs, LOW, EXPIRY),
+        Discipline::Ml { low } => (DisciplineWord::Ml, low, EXPIRY),
+        Discipline::Wfq => (DisciplineWord::Wfq, LOW, EXPIRY),
+        Discipline::Lottery => (DisciplineWord::Lottery, LOW, EXPIRY),
+    };
+    let word = section.value("discipline", word);
     let remedy = "write discipline = \"ml\", or remove it";
     section.refuse_unless(word == DisciplineWord::Ml, "low", "only the discipline \"ml\" has a low level", remedy);
     let remedy = "write discipline = \"edf\", or remove it";
-    section.refuse_unless(
-        word == DisciplineWord::Edf,
-        "expiry",
-        "only the discipline \"edf\" lets streams expire",
-        remedy,
-    );
-    let (low, expiry) = (section.get("low").unwrap_or(Low::Rr), section.get("expiry").unwrap_or(Expiry::Soft));
+    let cause = "only the discipline \"edf\" lets streams expire";
+    section.refuse_unless(word == DisciplineWord::Edf, "expiry", cause, remedy);
+    let low = section.unless(low == LOW, |section| section.value("low", low));
+    let expiry = section.unless(expiry == EXPIRY, |section| section.value("expiry", expiry));
     let discipline = match word {
         DisciplineWord::Rr => Discipline::Rr,
         DisciplineWord::Fcfs => Discipline::Fcfs,
@@ -103,45 +115,58 @@ fn schedule(section: &mut Section<'_>) -> Schedule {
         DisciplineWord::Wfq => Discipline::Wfq,
         DisciplineWord::Lottery => Discipline::Lottery,
     };
-    Schedule { discipline, low_mark_packets: section.optional_number("low_mark_packets", 1..=1_024) }
+    let low_mark_packets = section.optional_number("low_mark_packets", 1..=1_024, of.low_mark_packets);
+    Schedule { discipline, low_mark_packets }
 }
+
+/// What `ml` and `edf` do unless they are told otherwise.
+const LOW: Low = Low::Rr;
+const EXPIRY: Expiry = Expiry::Soft;
 
 words! { for Low { Rr = "rr", Fcfs = "fcfs", Edf = "edf", Wfq = "wfq", } }
 words! { for Expiry { Soft = "soft", Hard = "hard", } }
 words! { for Level { High = "high", Low = "low", } }
 
-/// An hour: what may wait for longer is not in a hurry.
-const MAX_DEADLINE_MS: u64 = 3_600_000;
+/// Up to an hour: what may wait for longer is not in a hurry.
+const DEADLINE_MS: RangeInclusive<u64> = 1..=3_600_000;
+const WEIGHT: RangeInclusive<u64> = 1..=u16::MAX as u64;
 
-fn class(name: &str, section: &mut Section<'_>) -> Class {
-    let default = Class::named(name);
-    let priority = section.number("priority", 0..=255, default.priority);
-    let priorities = section.get("priorities").unwrap_or(0..=priority);
+/// Walks through a class. What follows from its other keys does so from those that are read.
+pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
+    let plain = Class::named(&of.name);
+    let priority =
+        section.unless(of.priority == plain.priority, |section| section.number("priority", 0..=255, of.priority));
+    let follows = of.priorities == (0..=of.priority);
+    let priorities = if follows { 0..=priority } else { of.priorities.clone() };
+    let priorities = section.unless(follows, |section| section.value("priorities", priorities));
     if !priorities.contains(&priority) {
         let cause = "the priority of the class is not within its priorities";
         section.refuse_pair(["priorities", "priority"], cause, "widen priorities, or move priority");
     }
-    let deadline = section.optional_millis("deadline_ms", 1..=MAX_DEADLINE_MS);
-    let shortest_deadline = section.optional_millis("shortest_deadline_ms", 1..=MAX_DEADLINE_MS).or(deadline);
+    let deadline = section.optional_millis("deadline_ms", DEADLINE_MS, of.deadline);
+    let follows = of.shortest_deadline == of.deadline;
+    let shortest = if follows { deadline } else { of.shortest_deadline };
+    let shortest_deadline =
+        section.unless(follows, |section| section.optional_millis("shortest_deadline_ms", DEADLINE_MS, shortest));
     if deadline.zip(shortest_deadline).is_some_and(|(own, shortest)| own < shortest) {
         let cause = "the deadline of the class is shorter than the shortest that it allows";
         let remedy = "lower shortest_deadline_ms, or raise deadline_ms";
         section.refuse_pair(["shortest_deadline_ms", "deadline_ms"], cause, remedy);
     }
     Class {
-        level: section.get("level").unwrap_or(default.level),
+        name: of.name.clone(),
+        level: section.unless(of.level == plain.level, |section| section.value("level", of.level)),
         priority,
         priorities,
-        weight: section.number("weight", 1..=u64::from(u16::MAX), default.weight),
+        weight: section.unless(of.weight == plain.weight, |section| section.number("weight", WEIGHT, of.weight)),
         deadline,
         shortest_deadline,
-        drop: drop_rule(section),
-        rate_up: section.get("rate_up").map(|Rate(rate)| rate),
-        rate_down: section.get("rate_down").map(|Rate(rate)| rate),
-        packets_up: section.optional_number("packets_up", PACKETS),
-        packets_down: section.optional_number("packets_down", PACKETS),
-        dscp: section.optional_number("dscp", 0..=63),
-        ..default
+        drop: drop_rule(section, of.drop),
+        rate_up: rate(section, "rate_up", of.rate_up),
+        rate_down: rate(section, "rate_down", of.rate_down),
+        packets_up: section.optional_number("packets_up", PACKETS, of.packets_up),
+        packets_down: section.optional_number("packets_down", PACKETS, of.packets_down),
+        dscp: section.optional_number("dscp", 0..=63, of.dscp),
     }
 }
 
@@ -159,37 +184,48 @@ words! {
     }
 }
 
-fn drop_rule(section: &mut Section<'_>) -> DropRule {
+fn drop_rule(section: &mut Section<'_>, of: DropRule) -> DropRule {
     const WAIT_MS: RangeInclusive<u64> = 1..=60_000;
-    let rule = section.get("drop").unwrap_or_default();
+    // RFC 8289 §4.3 recommends both.
+    let codel = (Duration::from_millis(5), Duration::from_millis(100));
+    let (word, sojourn, (target, interval)) = match of {
+        DropRule::Oldest => (DropWord::Oldest, None, codel),
+        DropRule::Sojourn(wait) => (DropWord::Sojourn, Some(wait), codel),
+        DropRule::CoDel { target, interval } => (DropWord::CoDel, None, (target, interval)),
+    };
+    let word = section.unless(of == DropRule::Oldest, |section| section.value("drop", word));
     let (cause, remedy) = ("only drop = \"sojourn\" drops after a wait", "write drop = \"sojourn\", or remove it");
-    section.refuse_unless(rule == DropWord::Sojourn, "sojourn_ms", cause, remedy);
+    section.refuse_unless(word == DropWord::Sojourn, "sojourn_ms", cause, remedy);
     let (cause, remedy) = ("only drop = \"codel\" has it", "write drop = \"codel\", or remove it");
-    section.refuse_unless(rule == DropWord::CoDel, "target_ms", cause, remedy);
-    section.refuse_unless(rule == DropWord::CoDel, "interval_ms", cause, remedy);
-    let sojourn = section.optional_millis("sojourn_ms", WAIT_MS).unwrap_or_default();
-    if rule == DropWord::Sojourn && section.lacks("sojourn_ms") {
+    section.refuse_unless(word == DropWord::CoDel, "target_ms", cause, remedy);
+    section.refuse_unless(word == DropWord::CoDel, "interval_ms", cause, remedy);
+    let sojourn = section.optional_millis("sojourn_ms", WAIT_MS, sojourn).unwrap_or_default();
+    if word == DropWord::Sojourn && section.lacks("sojourn_ms") {
         section.refuse("drop", Problem::Missing { key: "sojourn_ms", expected: "a whole number of milliseconds" });
     }
-    // RFC 8289 §4.3 recommends both.
-    let target = section.millis("target_ms", WAIT_MS, Duration::from_millis(5));
-    let interval = section.millis("interval_ms", WAIT_MS, Duration::from_millis(100));
-    if rule == DropWord::CoDel && target >= interval {
+    let target = section.millis("target_ms", WAIT_MS, target);
+    let interval = section.millis("interval_ms", WAIT_MS, interval);
+    if word == DropWord::CoDel && target >= interval {
         let cause = "a wait that is acceptable for ever cannot be longer than one that is acceptable for a while";
         section.refuse_pair(["target_ms", "interval_ms"], cause, "lower target_ms, or raise interval_ms");
     }
-    match rule {
+    match word {
         DropWord::Oldest => DropRule::Oldest,
         DropWord::Sojourn => DropRule::Sojourn(sojourn),
         DropWord::CoDel => DropRule::CoDel { target, interval },
     }
 }
 
+/// Asks for a rate in bytes per second.
+pub(crate) fn rate(section: &mut Section<'_>, key: &'static str, of: Option<u64>) -> Option<u64> {
+    section.optional(key, of.map(Rate)).map(|Rate(rate)| rate)
+}
+
 /// How many packets a second may be the most.
 pub(crate) const PACKETS: RangeInclusive<u64> = 1..=1_000_000_000;
 
 /// A rate in bytes per second.
-pub(crate) struct Rate(pub(crate) u64);
+struct Rate(u64);
 
 impl Value for Rate {
     const EXPECTED: &'static str = "a rate as a whole number, a space and kbit/s, Mbit/s or Gbit/s, such as \"5 Mbit/s\", \
@@ -206,6 +242,10 @@ impl Value for Rate {
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
         let bits = number.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit)?;
         (8_000..=1_000_000_000_000).contains(&bits).then_some(Self(bits / 8))
+    }
+
+    fn write(&self) -> String {
+        quoted(&crate::text::rate(self.0))
     }
 
     fn schema() -> Json {
@@ -226,20 +266,34 @@ impl Value for RangeInclusive<u8> {
         }
     }
 
+    fn write(&self) -> String {
+        format!("[{}, {}]", self.start(), self.end())
+    }
+
     fn schema() -> Json {
         json!({ "type": "array", "items": whole_number(&(0..=255)), "minItems": 2, "maxItems": 2 })
     }
 }
 
-fn rule(section: &mut Section<'_>, names: &[&str], schedules: &BTreeMap<String, Schedule>) -> Option<Rule> {
-    let class = section.place_in::<ClassName>(names, "class").and_then(|place| u16::try_from(place).ok()).map(ClassId);
-    let schedule = schedule_named_in(section, schedules);
+/// Walks through a rule that gives one of the classes called `names`, one of `schedules`, or both.
+pub(super) fn rule(
+    section: &mut Section<'_>,
+    of: Option<&Rule>,
+    names: &[&str],
+    schedules: &BTreeMap<String, Schedule>,
+) -> Option<Rule> {
+    let class = of.and_then(|of| of.class).and_then(|ClassId(id)| names.get(usize::from(id)));
+    let class = section.name::<ClassName>("class", names, class.map(|&name| name.to_owned()));
+    let class = class.and_then(|class| names.iter().position(|name| *name == class));
+    let class = class.and_then(|place| u16::try_from(place).ok()).map(ClassId);
+    let schedule = schedule_named_in(section, of.and_then(|of| of.schedule.clone()), schedules);
     section.require_one_of(["class", "schedule"], ClassName::EXPECTED);
-    let users = section.one_or_list("user");
-    let to = section.one_or_list("to");
-    let ports = section.one_or_list("ports").map(Ports);
-    let protocol = section.get("protocol");
-    let listeners = section.one_or_list("listener");
+    let users = section.one_or_list("user", of.and_then(|of| of.users.clone()));
+    let to = section.one_or_list("to", of.and_then(|of| of.to.clone()));
+    let ports = of.and_then(|of| of.ports.as_ref()).map(|Ports(ports)| ports.clone());
+    let ports = section.one_or_list("ports", ports).map(Ports);
+    let protocol = section.optional("protocol", of.and_then(|of| of.protocol));
+    let listeners = section.one_or_list("listener", of.and_then(|of| of.listeners.clone()));
     for key in ["to", "ports", "protocol"] {
         let cause = "a schedule is for all of a connection, and this is about single tunnels";
         section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without it");

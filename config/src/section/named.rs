@@ -7,13 +7,11 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::schema::{self, ANY, NAME};
-use super::{Report, Section, Value, closest, text, unfit};
+use super::{Report, Section, Value, text, unfit};
 use crate::error::Problem;
+use crate::text::quoted;
 
 const MAX_NAME_BYTES: usize = 32;
-
-/// How many names a message lists.
-const SHOWN_NAMES: usize = 8;
 
 /// The sections `[key.NAME]` below another section, in the order of the text.
 pub(crate) struct NamedSections<'a> {
@@ -34,7 +32,7 @@ impl<'a> Section<'a> {
     /// without keys if the text does not have it.
     pub(crate) fn named_sections(&mut self, key: &'static str, first: &'static str) -> NamedSections<'a> {
         let path = self.path_of(key);
-        let value = self.value(key, || schema::named_tables(&format!("{path}.{ANY}")));
+        let value = self.value_of(key, || schema::named_tables(&format!("{path}.{ANY}")));
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
@@ -81,23 +79,10 @@ impl<'a> Section<'a> {
         sections.sort_by_key(|section| (Some(section.name) != first, section.offset));
         NamedSections { report: self.report, path, sections }
     }
-
-    /// Reads the name of one of several sections and returns its place among them.
-    pub(crate) fn place_in<N: Name>(&mut self, names: &[&str], key: &'static str) -> Option<usize> {
-        let name: String = self.get::<N>(key)?.into();
-        let place = names.iter().position(|known| *known == name);
-        if place.is_none() {
-            let suggestion = closest(&name, names).map(str::to_owned);
-            let more = (names.len() > SHOWN_NAMES).then_some("...");
-            let known = names.iter().copied().take(SHOWN_NAMES).chain(more).map(str::to_owned).collect();
-            self.refuse(key, Problem::UnknownName { name, suggestion, known });
-        }
-        place
-    }
 }
 
 /// The name of a section of some kind, which may be that of none.
-pub(crate) trait Name: Value + Into<String> {}
+pub(crate) trait Name: Value + From<String> + Into<String> {}
 
 macro_rules! names {
     ($($(#[$doc:meta])* $name:ident: $expected:literal,)+) => {$(
@@ -105,6 +90,12 @@ macro_rules! names {
         pub(crate) struct $name(String);
 
         impl Name for $name {}
+
+        impl From<String> for $name {
+            fn from(name: String) -> Self {
+                Self(name)
+            }
+        }
 
         impl From<$name> for String {
             fn from(name: $name) -> Self {
@@ -117,6 +108,10 @@ macro_rules! names {
 
             fn read(value: &DeValue<'_>) -> Option<Self> {
                 String::read(value).map(Self)
+            }
+
+            fn write(&self) -> String {
+                quoted(&self.0)
             }
 
             /// That of names that a section may have.

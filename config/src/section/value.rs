@@ -14,6 +14,7 @@ use crate::error::Problem;
 use crate::hash;
 use crate::nat64::Nat64Prefix;
 use crate::pattern::{NotAPattern, Pattern};
+use crate::text::quoted;
 
 /// Something that one word of the configuration says.
 pub(crate) trait Word {
@@ -36,6 +37,10 @@ macro_rules! words {
 
             fn read(value: &toml::de::DeValue<'_>) -> Option<Self> {
                 match value.as_str()? { $($word => Some(Self::$variant),)+ _ => None }
+            }
+
+            fn write(&self) -> String {
+                $crate::text::quoted($crate::section::Word::word(self))
             }
 
             fn schema() -> serde_json::Value {
@@ -74,6 +79,9 @@ pub(crate) trait Value: Sized {
 
     fn read(value: &DeValue<'_>) -> Option<Self>;
 
+    /// Returns, as TOML, what [`read`](Self::read) takes for the same.
+    fn write(&self) -> String;
+
     /// Returns a JSON Schema of all that [`read`](Self::read) takes, and of as little else as can be said without
     /// parsing.
     fn schema() -> Json;
@@ -110,6 +118,10 @@ impl Value for bool {
         value.as_bool()
     }
 
+    fn write(&self) -> String {
+        self.to_string()
+    }
+
     fn schema() -> Json {
         json!({ "type": "boolean" })
     }
@@ -120,6 +132,10 @@ impl Value for SocketAddr {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str()?.parse().ok().filter(|address: &Self| address.port() != 0)
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn schema() -> Json {
@@ -133,6 +149,10 @@ impl Value for Pattern {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str()?.parse().ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn problem(value: &DeValue<'_>) -> Problem {
@@ -159,6 +179,10 @@ impl Value for IpAddr {
         value.as_str()?.parse().ok()
     }
 
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
     fn schema() -> Json {
         text(&format!("^({V4}|{V6})$"))
     }
@@ -173,6 +197,10 @@ impl Value for IpNet {
             Pattern::Network(network) => Some(network),
             Pattern::Name(_) | Pattern::Suffix(_) => None,
         }
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn problem(value: &DeValue<'_>) -> Problem {
@@ -191,6 +219,10 @@ impl Value for Nat64Prefix {
         value.as_str()?.parse().ok()
     }
 
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
     fn schema() -> Json {
         text(&format!("^{V6}/(32|40|48|56|64|96)$"))
     }
@@ -201,6 +233,10 @@ impl Value for Target {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         Self::from_authority(value.as_str()?).ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn schema() -> Json {
@@ -214,6 +250,10 @@ impl Value for Template {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         Self::parse(value.as_str()?).ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
     }
 
     fn schema() -> Json {
@@ -248,6 +288,13 @@ impl Value for RangeInclusive<u16> {
         (1 <= first && first <= last).then_some(first..=last)
     }
 
+    fn write(&self) -> String {
+        match (self.start(), self.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => quoted(&format_args!("{first}-{last}")),
+        }
+    }
+
     fn schema() -> Json {
         json!({ "anyOf": [whole_number(&(1..=65_535)), text(&format!("^{PORT}(-{PORT})?$"))] })
     }
@@ -259,6 +306,10 @@ impl Value for [u8; 32] {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         hash::read(value.as_str()?)
+    }
+
+    fn write(&self) -> String {
+        quoted(&hash::hex(self))
     }
 
     fn schema() -> Json {
@@ -275,6 +326,10 @@ impl Value for String {
         fits.then(|| text.to_owned())
     }
 
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
     fn schema() -> Json {
         text("^[ -~]{1,255}$")
     }
@@ -285,6 +340,10 @@ impl Value for PathBuf {
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str().map(Self::from).filter(|path| path.is_absolute())
+    }
+
+    fn write(&self) -> String {
+        quoted(&self.display())
     }
 
     fn schema() -> Json {

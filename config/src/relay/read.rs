@@ -1,0 +1,270 @@
+//! How a relay is read from text, and what its tables hold.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Auth, ClientCertificate, Identity, Limits, Listener, NAME, Relay, Strangers, Token, quotas};
+use crate::error::Problem;
+use crate::policy::Policy;
+use crate::quota;
+use crate::section::{Section, Value};
+use crate::targets::{Pattern, Ports, Rule, TargetRules};
+
+/// Where a relay listens unless it is told otherwise: the HTTPS port of every address.
+const EVERYWHERE: [SocketAddr; 2] =
+    [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
+
+/// Reads a relay whose listeners' classes and schedules have to be of `policy`.
+pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
+    let limits = relay.section("limits", |section| limits(section, &Limits::default()));
+    let targets = relay.section("targets", |section| targets(section, &TargetRules::default()));
+    let tokens = relay.sections("token", |section| token(section, None, &limits));
+    let certificates = relay.sections("client_certificate", |section| client_certificate(section, None, &limits));
+    relay.refuse_shared("token", &tokens, |token| token.sha256, "two entries have the same sha256");
+    relay.refuse_shared("client_certificate", &certificates, |user| user.san.clone(), "two entries have the same san");
+    let disagree = |certificates: &[ClientCertificate]| quotas(&tokens, certificates).is_none();
+    let wrong = if disagree(&[]) { Some("token") } else { disagree(&certificates).then_some("client_certificate") };
+    if let Some(key) = wrong {
+        let cause = "two entries of one user have different quotas or rates, which the user has as a whole";
+        relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
+    }
+    // Not whether `tokens` is empty: an entry that was refused has been reported already.
+    let listeners = listeners(relay, relay.has("token"), policy);
+    let others = Relay {
+        listeners,
+        templates: Vec::new(),
+        proxy_status_name: NAME.to_owned(),
+        drain: Duration::from_secs(30),
+        workers: 1,
+        source_addresses: Vec::new(),
+        tokens,
+        certificates,
+        targets,
+        limits,
+    };
+    Some(own(relay, others))
+}
+
+/// Walks through the keys of the relay itself, and leaves the sections below as they are.
+pub(crate) fn own(section: &mut Section<'_>, of: Relay) -> Relay {
+    let relay = Relay {
+        templates: section.require_list("templates", Some(of.templates)).unwrap_or_default(),
+        proxy_status_name: section.value("proxy_status_name", of.proxy_status_name),
+        drain: section.seconds("drain_seconds", 0..=3_600, of.drain),
+        workers: section.number("workers", 1..=64, of.workers),
+        source_addresses: section.list("source_addresses", of.source_addresses),
+        ..of
+    };
+    let addresses = &relay.source_addresses;
+    section.refuse_shared("source_addresses", addresses, |address| *address, "an address occurs twice");
+    relay
+}
+
+/// Walks through the entry of a token. It takes from `limits` what it leaves out.
+pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &Limits) -> Option<Token> {
+    let name = section.require("name", of.map(|of| of.name.clone()));
+    let sha256 = section.require("sha256", of.map(|of| of.sha256));
+    let max_tunnels = of.map_or(limits.tunnels_per_user, |of| of.max_tunnels);
+    let max_tunnels = section.number("max_tunnels", TUNNELS, max_tunnels);
+    let quota = quota::walk(section, of.map(|of| of.quota).unwrap_or_default());
+    let expires = section.optional("expires", of.and_then(|of| of.expires));
+    Some(Token { name: name?, sha256: sha256?, max_tunnels, quota, expires })
+}
+
+/// Walks through the entry of a user with a certificate, as [`token`].
+pub(crate) fn client_certificate(
+    section: &mut Section<'_>,
+    of: Option<&ClientCertificate>,
+    limits: &Limits,
+) -> Option<ClientCertificate> {
+    let name = section.require("name", of.map(|of| of.name.clone()));
+    let san = section.require("san", of.map(|of| of.san.clone()));
+    let max_tunnels = of.map_or(limits.tunnels_per_user, |of| of.max_tunnels);
+    let max_tunnels = section.number("max_tunnels", TUNNELS, max_tunnels);
+    let quota = quota::walk(section, of.map(|of| of.quota).unwrap_or_default());
+    Some(ClientCertificate { name: name?, san: san?, max_tunnels, quota })
+}
+
+/// What every listener needs; each may have its own instead of the relay's.
+#[derive(Clone, Default)]
+struct Terms {
+    certificate: Option<PathBuf>,
+    private_key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+    client_crl: Option<PathBuf>,
+    auth: Option<Auth>,
+    class: Option<String>,
+    schedule: Option<String>,
+}
+
+impl Terms {
+    fn walk(section: &mut Section<'_>, of: Self, policy: &Policy) -> Self {
+        Self {
+            certificate: section.optional("certificate", of.certificate),
+            private_key: section.optional("private_key", of.private_key),
+            client_ca: section.optional("client_ca", of.client_ca),
+            client_crl: section.optional("client_crl", of.client_crl),
+            auth: section.optional("auth", of.auth),
+            class: policy.class_named_in(section, of.class),
+            schedule: policy.schedule_named_in(section, of.schedule),
+        }
+    }
+
+    /// Returns what a listener got from its own section and the relay's.
+    fn of(listener: &Listener) -> Self {
+        let Listener { address: _, identity, client_ca, client_crl, auth, class, schedule } = listener.clone();
+        let (certificate, private_key) = match identity {
+            Identity::SelfSigned => (None, None),
+            Identity::Files { certificate, private_key } => (Some(certificate), Some(private_key)),
+        };
+        Self { certificate, private_key, client_ca, client_crl, auth: Some(auth), class, schedule }
+    }
+
+    fn or(self, relay: &Self) -> Self {
+        // A certificate and a key of different origin never fit together.
+        let own_identity = self.certificate.is_some() || self.private_key.is_some();
+        let identity = if own_identity { &self } else { relay };
+        Self {
+            certificate: identity.certificate.clone(),
+            private_key: identity.private_key.clone(),
+            // Nor do an authority and what another one has revoked.
+            client_crl: match (&self.client_ca, self.client_crl) {
+                (None, None) => relay.client_crl.clone(),
+                (_, own) => own,
+            },
+            client_ca: self.client_ca.or_else(|| relay.client_ca.clone()),
+            auth: self.auth.or(relay.auth),
+            class: self.class.or_else(|| relay.class.clone()),
+            schedule: self.schedule.or_else(|| relay.schedule.clone()),
+        }
+    }
+
+    /// Refuses at `section` what a listener on these terms could not do.
+    fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<Listener> {
+        let auth = self.auth.unwrap_or_default();
+        if auth.accepts_tokens() && !has_tokens {
+            let cause = "clients are to show a token, but there is no [[relay.token]]";
+            let remedy = "make one with `pacectl token new`, or set auth to \"certificate\" or \"none\"";
+            section.refuse("auth", Problem::Contradiction { cause, remedy });
+        }
+        if auth.accepts_certificates() && self.client_ca.is_none() {
+            let cause = "clients are to show a certificate, but nothing says who signs them";
+            let remedy = "add client_ca, the PEM file of that authority";
+            section.refuse("auth", Problem::Contradiction { cause, remedy });
+        }
+        if self.client_crl.is_some() && self.client_ca.is_none() {
+            let cause = "a list of revoked certificates, of which none admits";
+            let remedy = "add client_ca, the PEM file of the authority whose list it is";
+            section.refuse("client_crl", Problem::Contradiction { cause, remedy });
+        }
+        for (key, value) in [("certificate", &self.certificate), ("private_key", &self.private_key)] {
+            if value.is_none() {
+                section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
+            }
+        }
+        let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
+        let Self { client_ca, client_crl, class, schedule, .. } = self;
+        Some(Listener { address, identity, client_ca, client_crl, auth, class, schedule })
+    }
+}
+
+fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<Listener> {
+    let terms = Terms::walk(relay, Terms::default(), policy);
+    let plain: Option<Vec<SocketAddr>> = relay.optional_list("listen", None);
+    let mut listeners = relay.sections("listener", |listener| {
+        let (own, address) = (Terms::walk(listener, Terms::default(), policy), listener.require("address", None));
+        own.or(&terms).listener(listener, address?, has_tokens)
+    });
+    let plain = plain.unwrap_or_else(|| if relay.has("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
+    if let Some((first, others)) = plain.split_first() {
+        // The same terms for all: what is wrong with them is said once.
+        let listener = terms.listener(relay, *first, has_tokens);
+        let at = |address| listener.clone().map(|listener| Listener { address, ..listener });
+        listeners.extend(others.iter().copied().filter_map(at));
+        listeners.extend(listener);
+    } else if !relay.has("listener") {
+        let cause = "a relay that listens nowhere";
+        relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or leave the section out" });
+    }
+    relay.refuse_shared("listen", &listeners, |listener| listener.address, "two listeners have the same address");
+    listeners.sort_by_key(|listener| listener.address);
+    listeners
+}
+
+/// Writes a listener with all that it takes from elsewhere; a certificate that paced makes itself cannot be named.
+pub(crate) fn write_listener(listener: &Listener, section: &mut Section<'_>, policy: &Policy) {
+    section.value("address", listener.address);
+    Terms::walk(section, Terms::of(listener), policy);
+}
+
+/// Walks through the rules about targets.
+pub(crate) fn targets(section: &mut Section<'_>, of: &TargetRules) -> TargetRules {
+    let rules = TargetRules {
+        allow: section.list_or_tables::<Rule, Pattern>("allow", of.allow.clone(), rule),
+        deny: section.list_or_tables::<Rule, Pattern>("deny", of.deny.clone(), rule),
+        own: section.list("own", of.own.clone()),
+        nat64_prefixes: section.list("nat64_prefixes", of.nat64_prefixes.clone()),
+        unlisted: section.value("unlisted", of.unlisted),
+        udp_ports: Ports(section.list("udp_ports", of.udp_ports.0.clone())),
+        tcp_ports: Ports(section.list("tcp_ports", of.tcp_ports.0.clone())),
+    };
+    if rules.allow.iter().any(|rule| rules.only_embeds(&rule.to)) {
+        let cause = "an IPv6 network that embeds IPv4 addresses opens nothing, for targets in it are judged by those";
+        section.refuse("allow", Problem::Contradiction { cause, remedy: "write the IPv4 network instead" });
+    }
+    rules
+}
+
+fn rule(section: &mut Section<'_>, of: Option<&Rule>) -> Option<Rule> {
+    let to = section.require("to", of.map(|of| of.to.clone()));
+    let protocol = section.optional("protocol", of.and_then(|of| of.protocol));
+    let ports = section.optional_list("ports", of.and_then(|of| of.ports.as_ref()).map(|Ports(ports)| ports.clone()));
+    Some(Rule { to: to?, protocol, ports: ports.map(Ports) })
+}
+
+fn strangers(section: &mut Section<'_>, of: &Strangers) -> Strangers {
+    Strangers {
+        percent: section.number("strangers_percent", 1..=100, of.percent),
+        per_prefix: section.number("strangers_per_prefix", 1..=1 << 24, of.per_prefix),
+        time: section.seconds("stranger_seconds", 1..=3_600, of.time),
+        packets: section.number("stranger_packets", 64..=1 << 24, of.packets),
+        bytes: section.number("stranger_bytes", 1 << 16..=1 << 30, of.bytes),
+        requests: section.number("stranger_requests", 1..=1 << 20, of.requests),
+        refusals: section.number("stranger_refusals", 0..=1 << 20, of.refusals),
+    }
+}
+
+const TUNNELS: RangeInclusive<u64> = 1..=1 << 20;
+const QUEUE_BYTES: RangeInclusive<u64> = 1 << 12..=1 << 30;
+
+/// Walks through the limits.
+pub(crate) fn limits(section: &mut Section<'_>, of: &Limits) -> Limits {
+    let limits = Limits {
+        connections: section.number("connections", 1..=1 << 24, of.connections),
+        strangers: strangers(section, &of.strangers),
+        handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, of.handshakes_in_flight),
+        tunnels_per_connection: section.number("tunnels_per_connection", TUNNELS, of.tunnels_per_connection),
+        tunnels_per_user: section.number("tunnels_per_user", TUNNELS, of.tunnels_per_user),
+        queue_bytes_per_tunnel: section.number("queue_bytes_per_tunnel", QUEUE_BYTES, of.queue_bytes_per_tunnel),
+        queue_bytes_per_connection: section.number(
+            "queue_bytes_per_connection",
+            QUEUE_BYTES,
+            of.queue_bytes_per_connection,
+        ),
+        tunnel_idle: section.seconds("tunnel_idle_seconds", 1..=86_400, of.tunnel_idle),
+        connection_idle: section.seconds("connection_idle_seconds", 1..=3_600, of.connection_idle),
+        dns_lookups_in_flight: section.number("dns_lookups_in_flight", 1..=1 << 16, of.dns_lookups_in_flight),
+        dns_timeout: section.millis("dns_timeout_ms", 1..=60_000, of.dns_timeout),
+        connect_timeout: section.millis("connect_timeout_ms", 1..=120_000, of.connect_timeout),
+        field_section_bytes: section.number("field_section_bytes", 1 << 10..=1 << 20, of.field_section_bytes),
+        udp_buffer_bytes: section.number("udp_buffer_bytes", 1 << 12..=1 << 30, of.udp_buffer_bytes),
+    };
+    if limits.queue_bytes_per_tunnel > limits.queue_bytes_per_connection {
+        let cause = "a tunnel may not queue more than its whole connection";
+        let remedy = "lower it, or raise queue_bytes_per_connection";
+        section.refuse("queue_bytes_per_tunnel", Problem::Contradiction { cause, remedy });
+    }
+    limits
+}

@@ -1,0 +1,238 @@
+//! The keys of a table, each described once: its name, its range, its unit and its field.
+//!
+//! A function walks through the keys of a section and is given what holds where the text says nothing: defaults, as long as a
+//! text is read, and the values themselves when they are written. It returns what there is then, in a struct: where that
+//! names all fields, one without a key does not compile. So reading, schema and writing cannot disagree.
+//!
+//! A writer refuses what is not there, as [`describe`](super::describe) does, and nobody hears of it.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::{Name, Report, Section, Value, closest, schema, shown, unsigned};
+use crate::error::Problem;
+
+/// How many names a message lists.
+const SHOWN_NAMES: usize = 8;
+
+/// The lines of a table that is being written.
+#[derive(Default)]
+pub(super) struct Lines {
+    lines: Vec<String>,
+    is_whole: bool,
+    /// Keys that mean nothing here.
+    left_out: Vec<&'static str>,
+    /// Whether what is asked for goes without saying.
+    is_tacit: bool,
+}
+
+impl Lines {
+    /// Does not write `key`.
+    pub(super) fn leave_out(&mut self, key: &'static str) {
+        self.left_out.push(key);
+    }
+}
+
+/// Returns a table that `walk` goes through as lines, with what goes without saying if it is to be `is_whole`.
+pub(crate) fn write<T>(is_whole: bool, walk: impl FnOnce(&mut Section<'_>) -> T) -> Vec<String> {
+    let lines = Some(RefCell::new(Lines { is_whole, ..Lines::default() }));
+    let report = Report { lines, ..Report::default() };
+    Section::open(&report, String::new(), 0, None, walk);
+    report.lines.map(|lines| lines.into_inner().lines).unwrap_or_default()
+}
+
+impl Section<'_> {
+    /// Asks for a value.
+    pub(crate) fn value<T: Value>(&mut self, key: &'static str, held: T) -> T {
+        self.ask(key, Some(&held)).unwrap_or(held)
+    }
+
+    /// Asks for an optional value.
+    pub(crate) fn optional<T: Value>(&mut self, key: &'static str, held: Option<T>) -> Option<T> {
+        self.ask(key, held.as_ref()).or(held)
+    }
+
+    /// Asks for a value without which the section means nothing.
+    pub(crate) fn require<T: Value>(&mut self, key: &'static str, held: Option<T>) -> Option<T> {
+        if self.value_of(key, schema::one::<T>).is_none() {
+            self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
+        }
+        self.demand(key);
+        self.optional(key, held)
+    }
+
+    /// Asks for a list; elements that do not fit are refused one by one.
+    pub(crate) fn list<T: Value>(&mut self, key: &'static str, held: Vec<T>) -> Vec<T> {
+        self.optional_list(key, Some(held)).unwrap_or_default()
+    }
+
+    /// Asks for an optional list, as [`list`](Self::list).
+    pub(crate) fn optional_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
+        self.say(key, || held.as_ref().map(|held| list(held.iter().map(T::write))));
+        self.elements(key, schema::list::<T>, |section, element| section.read(key, element)).or(held)
+    }
+
+    /// Asks for a list without which the section means nothing, and which has to have an element.
+    pub(crate) fn require_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
+        let value = self.value_of(key, schema::filled_list::<T>).and_then(|value| value.get_ref().as_array());
+        if !self.has(key) || value.is_some_and(|elements| elements.is_empty()) {
+            self.refuse(key, Problem::MissingList { key, expected: T::EXPECTED });
+        }
+        self.demand(key);
+        self.optional_list(key, held)
+    }
+
+    /// Asks for an optional value or a list of such, which has to have an element.
+    pub(crate) fn one_or_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
+        match self.value_of(key, schema::one_or_list::<T>).map(Spanned::get_ref) {
+            None => self.optional_list(key, held),
+            Some(DeValue::Array(_)) => self.require_list(key, held),
+            Some(_) => self.optional(key, None).map(|one| vec![one]),
+        }
+    }
+
+    /// As [`one_or_list`](Self::one_or_list), where the section means nothing without.
+    pub(crate) fn require_one_or_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
+        if self.value_of(key, schema::one_or_list::<T>).is_none() {
+            self.refuse(key, Problem::Missing { key, expected: T::EXPECTED });
+        }
+        self.demand(key);
+        self.one_or_list(key, held)
+    }
+
+    /// Walks through each of a list of tables by `walk`; values in the list say the same in short.
+    pub(crate) fn list_or_tables<T, V: Value + Into<T>>(
+        &mut self,
+        key: &'static str,
+        held: Vec<T>,
+        walk: impl Fn(&mut Section<'_>, Option<&T>) -> Option<T>,
+    ) -> Vec<T> {
+        let path = self.path_of(key);
+        let read = |section: &mut Section<'_>| walk(section, None);
+        self.rehearse(&path, read);
+        let table = |of| format!("{{ {} }}", write(true, |section| walk(section, Some(of))).join(", "));
+        self.say(key, || Some(list(held.iter().map(table))));
+        let schema = || schema::list_or_tables::<V>(&path);
+        let elements = self.elements(key, schema, |section, element| match element.get_ref().as_table() {
+            Some(table) => Section::open(section.report, path.clone(), element.span().start, Some(table), read),
+            None => section.read::<V>(key, element).map(V::into),
+        });
+        elements.unwrap_or(held)
+    }
+
+    /// Asks for the name of one of several sections.
+    pub(crate) fn name<N: Name>(&mut self, key: &'static str, names: &[&str], held: Option<String>) -> Option<String> {
+        let name: String = self.optional(key, held.map(N::from))?.into();
+        if names.contains(&&name[..]) {
+            return Some(name);
+        }
+        let suggestion = closest(&name, names).map(str::to_owned);
+        let more = (names.len() > SHOWN_NAMES).then_some("...");
+        let known = names.iter().copied().take(SHOWN_NAMES).chain(more).map(str::to_owned).collect();
+        self.refuse(key, Problem::UnknownName { name, suggestion, known });
+        None
+    }
+
+    /// Asks for a whole number within `range`, which must fit `N`.
+    pub(crate) fn number<N>(&mut self, key: &'static str, range: RangeInclusive<u64>, held: N) -> N
+    where
+        N: TryFrom<u64> + Display + Copy,
+    {
+        self.optional_number(key, range, Some(held)).unwrap_or(held)
+    }
+
+    /// Asks for an optional whole number within `range`, which must fit `N`.
+    pub(crate) fn optional_number<N>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        held: Option<N>,
+    ) -> Option<N>
+    where
+        N: TryFrom<u64> + Display,
+    {
+        self.say(key, || held.as_ref().map(N::to_string));
+        self.ask_number(key, &range).or(held)
+    }
+
+    /// As [`number`](Self::number), of one whose digits are written in base 16.
+    pub(crate) fn hexadecimal(&mut self, key: &'static str, range: RangeInclusive<u64>, held: u32) -> u32 {
+        self.say(key, || Some(format!("{held:#x}")));
+        self.ask_number(key, &range).unwrap_or(held)
+    }
+
+    /// Asks for a span of time in whole seconds.
+    pub(crate) fn seconds(&mut self, key: &'static str, range: RangeInclusive<u64>, held: Duration) -> Duration {
+        Duration::from_secs(self.number(key, range, held.as_secs()))
+    }
+
+    /// Asks for a span of time in whole milliseconds.
+    pub(crate) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>, held: Duration) -> Duration {
+        self.optional_millis(key, range, Some(held)).unwrap_or(held)
+    }
+
+    /// Asks for an optional span of time in whole milliseconds.
+    pub(crate) fn optional_millis(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        held: Option<Duration>,
+    ) -> Option<Duration> {
+        self.optional_number(key, range, held.map(|held| held.as_millis() as u64)).map(Duration::from_millis)
+    }
+
+    /// Asks by `ask` for what goes without saying if `is_granted`: only a text that says everything has it then.
+    pub(crate) fn unless<T>(&mut self, is_granted: bool, ask: impl FnOnce(&mut Self) -> T) -> T {
+        self.set_tacit(is_granted);
+        let asked = ask(self);
+        self.set_tacit(false);
+        asked
+    }
+
+    fn set_tacit(&self, is_tacit: bool) {
+        if let Some(lines) = &self.report.lines {
+            lines.borrow_mut().is_tacit = is_tacit;
+        }
+    }
+
+    fn ask<T: Value>(&mut self, key: &'static str, held: Option<&T>) -> Option<T> {
+        self.say(key, || held.map(T::write));
+        let value = self.value_of(key, schema::one::<T>)?;
+        self.read(key, value)
+    }
+
+    fn ask_number<N: TryFrom<u64>>(&mut self, key: &'static str, range: &RangeInclusive<u64>) -> Option<N> {
+        let value = self.value_of(key, || schema::number(range))?;
+        let number = unsigned(value.get_ref()).filter(|number| range.contains(number));
+        let fitting = number.and_then(|number| N::try_from(number).ok());
+        if fitting.is_none() {
+            let (min, max) = (*range.start(), *range.end());
+            let found = shown(value.get_ref());
+            let problem = match value.get_ref() {
+                DeValue::Integer(_) => Problem::OutOfRange { found, min, max },
+                _ => Problem::NotANumber { found, min, max },
+            };
+            self.refuse(key, problem);
+        }
+        fitting
+    }
+
+    /// Writes what `held` returns, if this is a writer and that is to be said.
+    fn say(&self, key: &'static str, held: impl FnOnce() -> Option<String>) {
+        let Some(lines) = &self.report.lines else { return };
+        let mut lines = lines.borrow_mut();
+        let is_said = (lines.is_whole || !lines.is_tacit) && !lines.left_out.contains(&key);
+        if let Some(value) = is_said.then(held).flatten() {
+            lines.lines.push(format!("{key} = {value}"));
+        }
+    }
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
