@@ -86,7 +86,7 @@ impl Default for Control {
     }
 }
 
-/// A writer has the section below behind all keys.
+/// Walks through the keys of the control plane. A writer walks through the section below by itself, behind all keys.
 pub(crate) fn walk(section: &mut Section<'_>, of: &Control) -> Control {
     let enabled = section.value("enabled", of.socket.is_some());
     let socket = section.optional("socket", of.socket.clone()).filter(|_| enabled);
@@ -102,6 +102,7 @@ fn writers(section: &mut Section<'_>, of: Vec<String>) -> Vec<String> {
     writers
 }
 
+/// Walks through the door over TCP.
 pub(crate) fn tcp(section: &mut Section<'_>, of: Option<&Tcp>) -> Option<Tcp> {
     let address = section.require("listen", of.map(|of| of.address));
     let client_ca = section.require("client_ca", of.map(|of| of.client_ca.clone()));

@@ -90,6 +90,7 @@ impl Value for Device {
     }
 }
 
+/// Walks through what the kernel is asked for.
 pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
     const PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
     const ARRIVALS: RangeInclusive<u64> = 1_000..=100_000_000;

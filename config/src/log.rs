@@ -63,6 +63,7 @@ words! {
     }
 }
 
+/// Walks through what is logged.
 pub(crate) fn walk(section: &mut Section<'_>, of: &Log) -> Log {
     const REFUSALS: RangeInclusive<u64> = 1..=100_000;
     Log {

@@ -20,6 +20,7 @@ impl Default for Metrics {
     }
 }
 
+/// Walks through where metrics are served.
 pub(crate) fn walk(section: &mut Section<'_>, of: &Metrics) -> Metrics {
     Metrics { listen: section.optional("listen", of.listen), users: section.number("users", 0..=10_000, of.users) }
 }

@@ -22,6 +22,7 @@ pub struct Quota {
     pub packets_down: Option<u64>,
 }
 
+/// Walks through what a user may use.
 pub(crate) fn walk(section: &mut Section<'_>, of: Quota) -> Quota {
     Quota {
         monthly_bytes: section.optional("monthly_quota", of.monthly_bytes.map(Volume)).map(|Volume(bytes)| bytes),

@@ -3,8 +3,8 @@
 //! A section learns its schema from being read: what was never asked for is unknown. So no key is named twice. Reading
 //! goes on after an error, with the default in place of what was refused, so that one run finds as many as possible.
 //!
-//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for; [`write`] keeps
-//! what the reader is given for what is not there. See [`keys`].
+//! [`describe`] has a reader read nothing, as if every section were there once, and keeps what it asks for. [`write()`] has it
+//! read nothing, either, and keeps what it is given to hold for what is not there; see [`keys`].
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ use self::value::{shown, unfit};
 /// Names that are further than this from every known key, as Jaro-Winkler similarity, get no suggestion.
 const SIMILAR: f64 = 0.8;
 
-/// A table that is being read; an absent one reads as empty.
+/// A table that is being read, described or written; an absent one reads as empty.
 pub(crate) struct Section<'a> {
     report: &'a Report<'a>,
     path: String,

@@ -4,7 +4,8 @@
 //! text is read, and the values themselves when they are written. It returns what there is then, in a struct: where that
 //! names all fields, one without a key does not compile. So reading, schema and writing cannot disagree.
 //!
-//! A writer refuses what is not there, as [`describe`](super::describe) does, and nobody hears of it.
+//! A writer goes through each section by itself, for it decides about their order. It refuses what is not there, as
+//! [`describe`](super::describe) does, and nobody hears of it.
 
 use std::cell::RefCell;
 use std::fmt::Display;
