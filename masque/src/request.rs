@@ -231,8 +231,9 @@ fn capsule_protocol() -> Field {
     Field::new("capsule-protocol", "?1")
 }
 
-/// The caller vouches for the token: it has to be one (RFC 6750 §2.1).
-fn proxy_authorization(bearer: &str) -> Field {
+/// Returns the field that shows a proxy the token `bearer`. The caller vouches for it being one (RFC 6750 §2.1).
+#[must_use]
+pub fn proxy_authorization(bearer: &str) -> Field {
     Field::new("proxy-authorization", format!("Bearer {bearer}"))
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes};
 use masque::h3::{self, Code, Part};
 use quic::{
     class::{Class, Role},
@@ -118,7 +118,7 @@ impl TcpPump {
     pub fn behind(mut self, bytes: &[u8], wanted: u64) -> Self {
         if !bytes.is_empty() {
             self.count_from_socket(bytes.len());
-            self.request.send.push(frame(bytes));
+            self.request.send.push(h3::data_frame(bytes));
         }
         self.wanted = wanted;
         self
@@ -218,7 +218,7 @@ impl TcpPump {
             }
             if len > 0 {
                 self.count_from_socket(len);
-                return Poll::Ready(Ok(Some(frame(&bytes[..len]))));
+                return Poll::Ready(Ok(Some(h3::data_frame(&bytes[..len]))));
             }
         }
     }
@@ -230,13 +230,4 @@ impl TcpPump {
         }
         self.gate.received(Load::of_tcp(bytes));
     }
-}
-
-/// Puts a DATA frame around bytes (RFC 9114 §7.2.1).
-fn frame(bytes: &[u8]) -> Bytes {
-    let (header, header_len) = h3::data_frame_header(bytes.len() as u64);
-    let mut frame = BytesMut::with_capacity(header_len + bytes.len());
-    frame.put_slice(&header[..header_len]);
-    frame.put_slice(bytes);
-    frame.freeze()
 }

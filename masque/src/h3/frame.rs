@@ -2,7 +2,7 @@
 
 use super::error::{Code, Error};
 use crate::varint;
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 pub(super) const DATA: u64 = 0x00;
 pub(super) const HEADERS: u64 = 0x01;
@@ -132,6 +132,16 @@ pub fn data_frame_header(payload_len: u64) -> ([u8; 9], usize) {
     write_header(DATA, payload_len, &mut rest);
     let unused = rest.len();
     (bytes, 9 - unused)
+}
+
+/// Puts a DATA frame around a payload, which is copied (RFC 9114 §7.2.1).
+#[must_use]
+pub fn data_frame(payload: &[u8]) -> Bytes {
+    let (header, header_len) = data_frame_header(payload.len() as u64);
+    let mut frame = BytesMut::with_capacity(header_len + payload.len());
+    frame.put_slice(&header[..header_len]);
+    frame.put_slice(payload);
+    frame.freeze()
 }
 
 /// Reads a payload that is exactly one integer (GOAWAY, MAX_PUSH_ID, CANCEL_PUSH).

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Control`] | what a connection knows: the unidirectional streams of the peer, its settings, GOAWAY |
 //! | [`RequestStream`] | the receiving side of one request stream: frames to [`Part`]s, the rules of messages |
-//! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame_header`] | the sending side |
+//! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame`] | the sending side |
 //! | `qpack` | field sections by the static table, no dynamic one (RFC 9204) |
 //!
 //! It is what a proxy needs and no more: it sends no push and accepts none, announces a QPACK table of capacity 0, and
@@ -29,7 +29,7 @@ mod settings;
 pub use control::{Control, ControlEvent, UniStream, UniVerdict};
 pub use error::{Code, Error};
 pub use field::Field;
-pub use frame::data_frame_header;
+pub use frame::{data_frame, data_frame_header};
 pub use message::{RequestHead, ResponseHead, encode_request, encode_response, encode_trailers};
 pub use request_stream::{Part, RequestStream};
 pub use settings::Settings;
