@@ -7,6 +7,7 @@ use sched::stream::{Discipline, Expiry, Low};
 
 use crate::control::Control;
 use crate::forward::Forward;
+use crate::gateway::{Gateway, Model};
 use crate::kernel::{Device, Kernel};
 use crate::log::{Access, Log};
 use crate::metrics::Metrics;
@@ -16,6 +17,7 @@ use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::Word as _;
+use crate::serve::Serve;
 use crate::targets::{Protocol, TargetRules, Unlisted};
 use crate::uplink::{Trust, Uplink};
 use crate::{Config, Io};
@@ -27,7 +29,9 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
     lines.extend(config.relay.iter().flat_map(|config| relay(config, now)));
     lines.extend(config.forwards.iter().map(forward));
+    lines.extend(config.gateway.iter().flat_map(gateway));
     lines.extend(config.proxies.iter().map(proxy));
+    lines.extend(config.serves.iter().map(serve));
     lines.extend(policy(&config.policy));
     let transport = &config.transport;
     lines.push(format!(
@@ -236,6 +240,35 @@ fn kernel(kernel: &Kernel) -> String {
     let shed = arrivals.map(|most| format!("; of more than {most} arrivals a second, lower classes are shed"));
     let (devices, parts) = (devices.join(", "), parts.join(", "));
     format!("kernel: on {devices}: {parts}; marks {:#x}{}", kernel.mark_tag, shed.unwrap_or_default())
+}
+
+fn gateway(gateway: &Gateway) -> Vec<String> {
+    let Gateway { models, aliases, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout } = gateway;
+    let mut lines = vec![format!(
+        "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines begin within \
+         {answer_timeout:?} and are silent for {stall_timeout:?} at most"
+    )];
+    lines.extend(models.iter().map(|model| {
+        let Model { name, engine_name, engines, key_file, max_in_flight, max_waiting } = model;
+        let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
+        format!(
+            "  model {name}: {engine_name} at {}{key}, {max_in_flight} requests each, {max_waiting} may wait",
+            joined(engines)
+        )
+    }));
+    lines.extend(aliases.iter().map(|alias| format!("  model {}: the best of {}", alias.name, joined(&alias.models))));
+    lines
+}
+
+fn serve(serve: &Serve) -> String {
+    let terms = of_class(serve.class.as_deref()) + &by_schedule(serve.uplink.schedule.as_deref());
+    format!(
+        "serve {}: HTTP for models, through {}{terms}; bodies of up to {} bytes, {} connections",
+        serve.listen,
+        serve.uplink.through(),
+        serve.max_body_bytes,
+        serve.max_connections
+    )
 }
 
 fn control(control: &Control) -> String {

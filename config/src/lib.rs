@@ -4,7 +4,9 @@
 //! |---|---|
 //! | [`relay`] | the relay role: listeners, users, limits |
 //! | [`targets`] | which targets may be reached: the rules and their decision |
+//! | [`gateway`], [`engine`] | the gateway role: models, and the engines that run them |
 //! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
+//! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
 //! | [`quota`] | what one user may use |
@@ -28,6 +30,7 @@ use masque::template::Template;
 use crate::control::Control;
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
+use crate::gateway::Gateway;
 use crate::kernel::Kernel;
 use crate::log::Log;
 use crate::metrics::Metrics;
@@ -35,13 +38,17 @@ use crate::policy::Policy;
 use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
 use crate::section::{Section, read_document, words};
+use crate::serve::Serve;
 use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
 
 pub mod change;
 pub mod control;
+mod document;
+pub mod engine;
 pub mod error;
 mod explain;
 pub mod forward;
+pub mod gateway;
 pub mod hash;
 pub mod kernel;
 pub mod log;
@@ -58,6 +65,7 @@ pub mod relay;
 mod sample;
 mod schema;
 mod section;
+pub mod serve;
 pub mod targets;
 #[cfg(test)]
 mod tests;
@@ -78,10 +86,14 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The relay role, if it is wanted.
     pub relay: Option<Relay>,
+    /// The gateway role, on the listeners of the relay role, if it is wanted.
+    pub gateway: Option<Gateway>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
     /// Further local addresses of the edge role, none of which is that of a forward for TCP.
     pub proxies: Vec<Proxy>,
+    /// Further local addresses of the edge role, none of which is another's.
+    pub serves: Vec<Serve>,
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
@@ -173,6 +185,9 @@ pub enum Warning {
         "passwords and targets reach the proxy on {0} without encryption; listen on loopback, or trust the network"
     )]
     PlainProxy(SocketAddr),
+    /// Strangers can use the gateway, and prompts cross a network as they are.
+    #[error("everybody who can reach {0} can use its gateway, without encryption; listen on loopback")]
+    PublicServe(SocketAddr),
     /// Rules behind one that matches everything. Both are counted from 1.
     #[error("rule {rule} is never reached, for rule {behind} has no conditions; move that one to the end")]
     UnreachedRule {
@@ -192,7 +207,7 @@ pub enum Warning {
         user: String,
     },
     /// Neither role is configured.
-    #[error("there is neither a [relay] nor a [[forward]] nor a [[proxy]]: paced has nothing to do")]
+    #[error("there is neither a [relay] nor a [[forward]], a [[proxy]] or a [[serve]]: paced has nothing to do")]
     NothingToDo,
 }
 
@@ -219,6 +234,11 @@ impl Config {
         let state_dir = state_dir(root, PathBuf::from(STATE_DIR));
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
+        let gateway = root.optional_section("gateway", gateway::read);
+        if gateway.is_some() && !root.has("relay") {
+            let cause = "a gateway is served on the listeners of a relay, and there is none";
+            root.refuse("gateway", Problem::Contradiction { cause, remedy: "add a [relay]" });
+        }
         let forwards = root.sections("forward", |section| forward::walk(section, None, &policy));
         let place = |forward: &Forward| (forward.listen, forward.protocol.as_str());
         root.refuse_shared("forward", &forwards, place, "two forwards have the same address");
@@ -229,12 +249,18 @@ impl Config {
             let cause = "the address of a proxy is that of another proxy or forward";
             root.refuse_shared("proxy", &taken, SocketAddr::clone, cause);
         }
+        let serves = root.sections("serve", |section| serve::walk(section, None, &policy));
+        let taken: Vec<_> = taken.into_iter().chain(serves.iter().map(|serve| serve.listen)).collect();
+        if !serves.is_empty() {
+            let cause = "the address is that of another [[serve]], proxy or forward";
+            root.refuse_shared("serve", &taken, SocketAddr::clone, cause);
+        }
         let transport = root.section("transport", |section| transport(section, &Transport::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
         let control = root.section("control", |section| control::walk(section, &Control::default()));
         let metrics = root.section("metrics", |section| metrics::walk(section, &Metrics::default()));
         let log = root.section("log", |section| log::walk(section, &Log::default()));
-        Self { state_dir, relay, forwards, proxies, policy, transport, kernel, control, metrics, log }
+        Self { state_dir, relay, gateway, forwards, proxies, serves, policy, transport, kernel, control, metrics, log }
     }
 
     /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,
@@ -272,8 +298,10 @@ impl Config {
             control: Control { socket: Some(state_dir.join("control.sock")), ..Control::default() },
             state_dir,
             relay: Some(relay),
+            gateway: None,
             forwards: Vec::new(),
             proxies: Vec::new(),
+            serves: Vec::new(),
             policy: Policy::default(),
             transport: Transport::default(),
             kernel: Kernel::default(),
@@ -285,7 +313,9 @@ impl Config {
     /// Returns the relays that the edge role uses: in which section, at which local address, and how.
     pub fn uplinks(&self) -> impl Iterator<Item = (&'static str, SocketAddr, &uplink::Uplink)> {
         let forwards = self.forwards.iter().map(|forward| ("forward", forward.listen, &forward.uplink));
-        forwards.chain(self.proxies.iter().map(|proxy| ("proxy", proxy.listen, &proxy.uplink)))
+        let proxies = self.proxies.iter().map(|proxy| ("proxy", proxy.listen, &proxy.uplink));
+        let serves = self.serves.iter().map(|serve| ("serve", serve.listen, &serve.uplink));
+        forwards.chain(proxies).chain(serves)
     }
 
     /// Returns what is valid but may not be meant.
@@ -302,12 +332,14 @@ impl Config {
                 None => Warning::OpenProxy(proxy.listen),
                 Some(_) => Warning::PlainProxy(proxy.listen),
             });
-        let idle = self.relay.is_none() && self.forwards.is_empty() && self.proxies.is_empty();
+        let serves = self.serves.iter().map(|serve| serve.listen);
+        let idle = self.relay.is_none() && self.uplinks().next().is_none();
         open.filter(is_public)
             .map(Warning::OpenRelay)
             .chain((has_ca && !asks).then_some(Warning::UnusedClientCa))
             .chain(forwards.filter(is_public).map(Warning::PublicForward))
             .chain(proxies)
+            .chain(serves.filter(is_public).map(Warning::PublicServe))
             .chain(self.policy.warnings())
             .chain(self.unknown_users())
             .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))

@@ -170,6 +170,14 @@ impl Policy {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches(subject))).unwrap_or_default()
     }
 
+    /// Returns the class of a request for a model: that of the first rule that gives one and has no conditions but users and
+    /// listeners, otherwise [`DEFAULT`]'s. Takes time proportional to the number of rules.
+    #[must_use]
+    pub fn class_of_request(&self, user: Option<&str>, listener: SocketAddr) -> ClassId {
+        let matches = |rule: &&Rule| !rule.is_about_targets() && rule.matches_connection(user, listener);
+        self.rules.iter().filter(matches).find_map(|rule| rule.class).unwrap_or_default()
+    }
+
     /// Returns the name of the schedule of a client's connection: that of the first rule that gives one and matches,
     /// otherwise the one that its listener names; `None` for [`Policy::schedule`], and where the policy has none of that
     /// name. `user` is who the connection belongs to, once that is known. Takes time proportional to the number of rules.
@@ -318,6 +326,11 @@ impl Rule {
             && self.to.as_ref().is_none_or(|to| to.iter().any(is_target))
             && self.ports.as_ref().is_none_or(|ports| ports.contains(subject.address.port()))
             && self.protocol.is_none_or(|protocol| protocol == subject.protocol)
+    }
+
+    /// Tells whether any condition is about a target.
+    const fn is_about_targets(&self) -> bool {
+        self.to.is_some() || self.ports.is_some() || self.protocol.is_some()
     }
 
     /// Tells whether the conditions that are about connections hold.

@@ -135,6 +135,12 @@ impl<'a> Section<'a> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
+    /// Tells whether there is any section in double brackets of this name, whether or not it can be read.
+    pub(crate) fn has_any(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| value.get_ref().as_array().is_none_or(|sections| !sections.is_empty()))
+    }
+
     /// Tells whether `key` has no value.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         !self.has(key) && !self.inherits(key)

@@ -1,7 +1,7 @@
 //! How a configuration is written as text that reads back as the same.
 
-use crate::text::Text;
-use crate::{Config, control, forward, kernel, log, metrics, proxy, relay, state_dir, transport};
+use crate::document::Text;
+use crate::{Config, control, forward, gateway, kernel, log, metrics, proxy, relay, serve, state_dir, transport};
 
 impl Config {
     /// Writes the whole configuration as TOML: every key that has a value, defaults included, and listeners and classes with
@@ -13,6 +13,15 @@ impl Config {
         if let Some(of) = &self.relay {
             self.write_relay(of, &mut text);
         }
+        if let Some(of) = &self.gateway {
+            text.section("[gateway]", |section| gateway::own(section, of.clone()));
+            for of in &of.models {
+                text.section("[[gateway.model]]", |section| gateway::model(section, Some(of)));
+            }
+            for alias in &of.aliases {
+                text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), &of.models));
+            }
+        }
         text.section("[transport]", |section| transport(section, &self.transport));
         text.section("[kernel]", |section| kernel::walk(section, &self.kernel));
         for of in &self.forwards {
@@ -20,6 +29,9 @@ impl Config {
         }
         for of in &self.proxies {
             text.section("[[proxy]]", |section| proxy::walk(section, Some(of), &self.policy));
+        }
+        for of in &self.serves {
+            text.section("[[serve]]", |section| serve::walk(section, Some(of), &self.policy));
         }
         self.policy.write(&mut text);
         text.section("[control]", |section| control::walk(section, &self.control));

@@ -16,7 +16,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use config::{Config, forward::Forward, proxy::Proxy};
+use config::{Config, forward::Forward, proxy::Proxy, serve::Serve};
 use relay::Relay;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
@@ -81,9 +81,11 @@ impl Facts {
             format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
         };
         let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.through());
+        let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.uplink.through());
+        let proxies = config.proxies.iter().map(proxy).chain(config.serves.iter().map(serve));
         Self {
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),
-            forwards: config.forwards.iter().map(forward).chain(config.proxies.iter().map(proxy)).collect(),
+            forwards: config.forwards.iter().map(forward).chain(proxies).collect(),
             workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
             ..self.clone()
         }

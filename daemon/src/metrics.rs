@@ -52,6 +52,7 @@ impl Metrics {
         metrics.register_own();
         let registry = &mut metrics.registry;
         parts.relay.register(registry);
+        parts.gateway.register(registry);
         parts.edge.register(registry);
         let help = "Packets filled up to prove that the path still carries full ones";
         let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];

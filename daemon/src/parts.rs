@@ -7,6 +7,7 @@ use pacing::io::qdisc;
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, access::AccessLog};
 use role::{accept, ready::Readiness};
+use serving::metrics::GatewayMetrics;
 
 use crate::enforcement::Tables;
 
@@ -18,6 +19,8 @@ pub struct Parts {
     pub doors: accept::Counters,
     /// What the relay role counts.
     pub relay: Arc<RelayMetrics>,
+    /// What the gateway role counts.
+    pub gateway: GatewayMetrics,
     /// What the edge role counts.
     pub edge: Arc<EdgeMetrics>,
     /// What became of each class's traffic.
@@ -40,6 +43,7 @@ impl Default for Parts {
             ready,
             doors: accept::Counters::default(),
             relay: Arc::default(),
+            gateway: GatewayMetrics::default(),
             classes: ClassMetrics::default(),
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),

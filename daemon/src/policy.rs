@@ -456,6 +456,8 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
     let forwards = forwards.map(|of| (&of.class, &of.uplink.schedule, format!("forward on {}", of.listen)));
     let proxies = config.proxies.iter();
     let proxies = proxies.map(|of| (&of.class, &of.uplink.schedule, format!("proxy on {}", of.listen)));
+    let serves = config.serves.iter();
+    let serves = serves.map(|of| (&of.class, &of.uplink.schedule, format!("serve on {}", of.listen)));
     let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
     let listeners = listeners.map(|of| (&of.class, &of.schedule, format!("listener on {}", of.address)));
     let named = |(class, schedule, namer): (&Option<String>, &Option<String>, String)| {
@@ -464,7 +466,7 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
         };
         [of(NeededKind::Class, class), of(NeededKind::Schedule, schedule)].into_iter().flatten()
     };
-    forwards.chain(proxies).chain(listeners).flat_map(named).collect()
+    forwards.chain(proxies).chain(serves).chain(listeners).flat_map(named).collect()
 }
 
 /// Reads a policy, and looks whether everything is in it that is `needed`.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs one of the programs here: run.sh connect_udp|strictness|hostile|strangers|udp_echo [OPTION...]
+# Runs one of the programs here: run.sh connect_udp|strictness|hostile|strangers|udp_echo|openai_client|ask_gateway [OPTION...]
 # The first run makes their virtual environment in target/interop-venv, as does every run after requirements.txt
 # changed. Ends with 3 where that is impossible (no python3 with venv, or no package index to be reached).
 set -eu

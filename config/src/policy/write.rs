@@ -2,7 +2,7 @@
 
 use super::read::{class, rule, schedule};
 use super::{Class, DEFAULT, Policy};
-use crate::text::Text;
+use crate::document::Text;
 
 impl Policy {
     /// Writes the policy as TOML, without what goes without saying: keys that have their default, and what a class took

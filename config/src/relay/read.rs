@@ -31,7 +31,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
         relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
     }
     // Not whether `tokens` is empty: an entry that was refused has been reported already.
-    let listeners = listeners(relay, relay.has("token"), policy);
+    let listeners = listeners(relay, relay.has_any("token"), policy);
     let others = Relay {
         listeners,
         templates: Vec::new(),
@@ -177,14 +177,14 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
         let (own, address) = (Terms::walk(listener, Terms::default(), policy), listener.require("address", None));
         own.or(&terms).listener(listener, address?, has_tokens)
     });
-    let plain = plain.unwrap_or_else(|| if relay.has("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
+    let plain = plain.unwrap_or_else(|| if relay.has_any("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
     if let Some((first, others)) = plain.split_first() {
         // The same terms for all: what is wrong with them is said once.
         let listener = terms.listener(relay, *first, has_tokens);
         let at = |address| listener.clone().map(|listener| Listener { address, ..listener });
         listeners.extend(others.iter().copied().filter_map(at));
         listeners.extend(listener);
-    } else if !relay.has("listener") {
+    } else if !relay.has_any("listener") {
         let cause = "a relay that listens nowhere";
         relay.refuse("listen", Problem::Contradiction { cause, remedy: "name an address, or leave the section out" });
     }

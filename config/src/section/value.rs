@@ -10,6 +10,7 @@ use masque::template::Template;
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
+use crate::engine::Engine;
 use crate::error::Problem;
 use crate::hash;
 use crate::nat64::Nat64Prefix;
@@ -241,6 +242,22 @@ impl Value for Target {
 
     fn schema() -> Json {
         text(&format!(r"^({NAME}|{V4}|\[{V6}\]):{PORT}$"))
+    }
+}
+
+impl Value for Engine {
+    const EXPECTED: &'static str = "the URL of an engine, such as \"http://127.0.0.1:8000\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
+    fn schema() -> Json {
+        text(&format!(r"^http://({NAME}|{V4}|\[{V6}\])(:{PORT})?(/[0-9A-Za-z/._~%-]*)?$"))
     }
 }
 

@@ -7,6 +7,8 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
     let relay = |more: &str| format!("{RELAY}{more}");
     let forward = |more: &str| format!("{FORWARD}{more}");
     let proxy = |more: &str| format!("{PROXY}{more}");
+    let gateway = |more: &str| format!("{RELAY}[gateway]\n{more}");
+    const MODEL: &str = "[[gateway.model]]\nname = \"a\"\nengines = [\"http://127.0.0.1:8000\"]\n";
     let rows = [
         ("state_dir = ", "line 1, column 1", "not TOML", "see https://toml.io"),
         ("a = 1\na = 2", "line 2, column 1: ", "not TOML", "see"),
@@ -33,6 +35,44 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "line 5, column 8: relay.auth: ",
             "does not fit",
             "\"token-or-certificate\"",
+        ),
+        (
+            &format!("{}token = []", RELAY.replace("\"none\"", "\"token\"")),
+            "line 5, column 8: relay.auth: ",
+            "no [[relay.token]]",
+            "pacectl token new",
+        ),
+        ("[gateway]", "line 1, column 1: gateway: ", "listeners of a relay", "add a [relay]"),
+        (&gateway(""), "line 6, column 1: gateway.model: ", "without models", "add a [[gateway.model]]"),
+        (
+            &gateway("[[gateway.model]]\nname = \"a\"\nengines = [\"gpu:8000\"]"),
+            "line 9, column 12: gateway.model.engines: ",
+            "does not fit",
+            "http://127.0.0.1:8000",
+        ),
+        (
+            &gateway(&format!("{MODEL}[[gateway.alias]]\nname = \"a\"\nmodels = [\"a\"]")),
+            "line 10, column 1: gateway.alias: ",
+            "the name of a model",
+            "change one",
+        ),
+        (
+            &gateway(&format!("{MODEL}[[gateway.alias]]\nname = \"auto\"\nmodels = [\"b\"]")),
+            "line 12, column 10: gateway.alias.models: ",
+            "no [[gateway.model]] has",
+            "add the model",
+        ),
+        (
+            &gateway(&format!("max_body_bytes = 4096\nbodies_bytes = 2048\n{MODEL}")),
+            "line 7, column 18: gateway.max_body_bytes: ",
+            "exceeds what all",
+            "raise bodies_bytes",
+        ),
+        (
+            &PROXY.replace("[[proxy]]", "[[serve]]").replace("127.0.0.1", "192.0.2.1"),
+            "line 2, column 10: serve.listen: ",
+            "without encryption",
+            "allow_remote = true",
         ),
         (&relay("listen = []"), "line 6, column 10: relay.listen: ", "nowhere", "name an address"),
         (&relay("listen = [\"[::1]\"]"), "line 6, column 11: relay.listen: ", "does not fit", "\"[2001:db8::1]:443\""),

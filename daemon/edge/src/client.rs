@@ -6,6 +6,7 @@ pub mod endpoint;
 
 use std::{net::SocketAddr, sync::Arc};
 
+use bytes::Bytes;
 use masque::{
     h3::{Part, RequestHead, ResponseHead, Role},
     priority::Priority,
@@ -15,7 +16,7 @@ use masque::{
 };
 use quic::h3::{self, Connection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Why no tunnel came to be.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,11 @@ const FIRST_REQUESTS: usize = 16;
 
 /// How many may wait from then on: all.
 const LATER_REQUESTS: usize = 1 << 24;
+
+/// One of the requests that may wait for the relay's first yes at once.
+pub struct FirstRequest {
+    _waiting: Option<OwnedSemaphorePermit>,
+}
 
 /// A tunnel that the relay has opened.
 pub struct Opened {
@@ -160,6 +166,29 @@ impl Relay {
         Ok(request)
     }
 
+    /// Sends the head of a request to the relay itself, with what it has to be shown. Its answer is still to be read, and its
+    /// end to be told by dropping what comes with it.
+    ///
+    /// # Errors
+    /// The connection ended, or the relay goes away.
+    pub async fn ask_itself(&self, mut head: RequestHead) -> Result<(Request, FirstRequest), h3::Error> {
+        // Not on a stream that nothing may be sent on.
+        self.client.wait_for_settings().await?;
+        head.authority = Some(Bytes::copy_from_slice(self.template.authority().as_bytes()));
+        head.fields.extend(self.bearer.as_deref().map(request::proxy_authorization));
+        // Never closed, so that there is always one.
+        let waiting = self.first.clone().acquire_owned().await.ok();
+        let request = self.client.request(&head).await?;
+        Ok((request, FirstRequest { _waiting: waiting }))
+    }
+
+    /// Notes that the relay has said yes: it takes us for a stranger no longer.
+    pub fn let_in(&self) {
+        if self.first.available_permits() < FIRST_REQUESTS {
+            self.first.add_permits(LATER_REQUESTS);
+        }
+    }
+
     /// Sends a request, on a stream that was reserved for it if there is one, and waits for its answer.
     async fn ask(
         &self,
@@ -174,9 +203,7 @@ impl Relay {
             None => self.client.request(head).await?,
         };
         let accepted = self.answer(&mut request, check).await?;
-        if self.first.available_permits() < FIRST_REQUESTS {
-            self.first.add_permits(LATER_REQUESTS);
-        }
+        self.let_in();
         Ok((request, accepted))
     }
 

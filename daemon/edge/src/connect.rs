@@ -243,16 +243,22 @@ impl Way {
         });
         match &opened {
             Ok(_) => _ = self.counters.tunnels_opened.inc(),
-            Err(error) => {
-                self.counters.refuse(error.reason());
-                self.tell(error);
-            }
+            Err(error) => self.refused(error),
         }
         opened
     }
 
+    /// Counts that something was not opened, and logs why.
+    pub fn refused(&self, error: &NoConnection) {
+        self.counters.refuse(error.reason());
+        self.tell(error);
+    }
+
     /// Waits for a place on a connection to the relay.
-    async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
+    ///
+    /// # Errors
+    /// There is no connection.
+    pub async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
         if self.uplink.is_full() {
             self.counters.place_waits.inc();
         }
@@ -261,7 +267,8 @@ impl Way {
     }
 
     /// What the relay is told about what comes back.
-    fn signal(&self, class: &Class) -> Option<Priority> {
+    #[must_use]
+    pub fn signal(&self, class: &Class) -> Option<Priority> {
         self.is_chosen.then(|| class.policy().signal())
     }
 

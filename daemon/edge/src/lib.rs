@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! application → local UDP address → a tunnel per sender ────┐
-//! application → local TCP address → a CONNECT per connection ┴ one connection per relay, credentials, schedule → relay → target
+//! application → local TCP address → a CONNECT per connection ┼ one connection per relay, credentials, schedule → relay → target
+//! application → local HTTP address → a stream per request ──┘                                             or gateway → engine
 //! ```
 //!
 //! | module | what it holds |
@@ -10,6 +11,7 @@
 //! | [`local`] | a local UDP address and the tunnels of its senders |
 //! | [`tcp`] | a local TCP address and its connections |
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
+//! | [`serve`] | a local address for clients of the OpenAI API |
 //! | [`connect`] | how what enters gets to its target: CONNECT, and what becomes of refusals |
 //! | [`classes`] | which class each local address is of |
 //! | [`schedules`] | which schedule each connection to a relay goes by |
@@ -33,7 +35,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, proxy::Proxy, targets::Protocol};
+use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol};
 use quic::{class::Membership, endpoint::Transport};
 use sha2::{Digest as _, Sha256};
 use tokio::{
@@ -58,6 +60,7 @@ pub mod places;
 pub mod proxy;
 pub mod roster;
 pub mod schedules;
+pub mod serve;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]
@@ -94,25 +97,28 @@ pub struct Edge {
 enum Wanted {
     Forward(Forward),
     Proxy(Proxy),
+    Serve(Serve),
 }
 
 impl Wanted {
     fn all(config: &Config) -> impl Iterator<Item = Self> {
         let forwards = config.forwards.iter().cloned().map(Self::Forward);
-        forwards.chain(config.proxies.iter().cloned().map(Self::Proxy))
+        let proxies = config.proxies.iter().cloned().map(Self::Proxy);
+        forwards.chain(proxies).chain(config.serves.iter().cloned().map(Self::Serve))
     }
 
     fn listen(&self) -> SocketAddr {
         match self {
             Self::Forward(forward) => forward.listen,
             Self::Proxy(proxy) => proxy.listen,
+            Self::Serve(serve) => serve.listen,
         }
     }
 
     fn protocol(&self) -> Protocol {
         match self {
             Self::Forward(forward) => forward.protocol,
-            Self::Proxy(_) => Protocol::Tcp,
+            Self::Proxy(_) | Self::Serve(_) => Protocol::Tcp,
         }
     }
 
@@ -121,6 +127,7 @@ impl Wanted {
         match self {
             Self::Forward(forward) => forward.protocol.as_str(),
             Self::Proxy(_) => "proxy",
+            Self::Serve(_) => "serve",
         }
     }
 
@@ -128,6 +135,7 @@ impl Wanted {
         match self {
             Self::Forward(forward) => &forward.uplink,
             Self::Proxy(proxy) => &proxy.uplink,
+            Self::Serve(serve) => &serve.uplink,
         }
     }
 
@@ -135,13 +143,14 @@ impl Wanted {
         match self {
             Self::Forward(forward) => forward.class.as_deref(),
             Self::Proxy(proxy) => proxy.class.as_deref(),
+            Self::Serve(serve) => serve.class.as_deref(),
         }
     }
 
     /// The SHA-256 of what its own files have in them.
     fn contents(&self) -> [u8; 32] {
         match self {
-            Self::Forward(_) => [0; 32],
+            Self::Forward(_) | Self::Serve(_) => [0; 32],
             Self::Proxy(proxy) => {
                 let users = proxy.users_file.as_ref().and_then(|file| std::fs::read(file).ok());
                 Sha256::digest(users.unwrap_or_default()).into()
@@ -333,7 +342,14 @@ impl Edge {
                     Ok(())
                 })
             }
-            (Socket::Udp(_), Wanted::Proxy(_)) => anyhow::bail!("a proxy listens to TCP"),
+            (Socket::Tcp(socket), Wanted::Serve(serve)) => {
+                let clients = serve::Clients::new(socket, serve, member, uplink, counters)?;
+                Box::pin(async move {
+                    clients.run().await;
+                    Ok(())
+                })
+            }
+            (Socket::Udp(_), Wanted::Proxy(_) | Wanted::Serve(_)) => anyhow::bail!("it listens to TCP"),
         })
     }
 
@@ -367,6 +383,7 @@ impl Edge {
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
                 Wanted::Proxy(_) => info!(%listen, %relay, "serving as a proxy"),
+                Wanted::Serve(_) => info!(%listen, gateway = %relay, "serving models"),
             }
             let task = self.locals.spawn(serving);
             self.served.push(Served { wanted, contents, way, socket, task });

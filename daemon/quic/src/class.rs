@@ -69,6 +69,12 @@ impl Classes {
         self.class(self.policy.classify(subject))
     }
 
+    /// The class of a request for a model.
+    #[must_use]
+    pub fn class_of_request(&self, user: Option<&str>, listener: std::net::SocketAddr) -> &Arc<Class> {
+        self.class(self.policy.class_of_request(user, listener))
+    }
+
     /// The class of a name, or the default class if there is none of that name.
     #[must_use]
     pub fn named(&self, name: Option<&str>) -> &Arc<Class> {

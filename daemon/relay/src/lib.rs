@@ -34,7 +34,7 @@ use std::{
     time::SystemTime,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use config::{
     quota::Quota,
     relay::{Auth, Limits, Listener},
@@ -49,6 +49,7 @@ use quic::{
     strangers::{Places, Standing},
 };
 use role::{limits::Gauge, seldom::Seldom, table::Table};
+use serving::gateway::Gateway;
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
@@ -121,6 +122,8 @@ pub struct Resources {
 /// What all connections of the relay share.
 pub struct Relay {
     rules: RwLock<Arc<Rules>>,
+    /// What answers requests that ask for no tunnel, if anything does.
+    gateway: ArcSwapOption<Gateway>,
     /// Which class of traffic a tunnel is of.
     classes: ArcSwap<Classes>,
     /// How connections of each listener order what they send, until their user is known. Locked while schedules are given
@@ -201,6 +204,7 @@ impl Relay {
         let places = Places::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
+            gateway: ArcSwapOption::default(),
             schedules: Mutex::default(),
             classes: ArcSwap::new(classes),
             connections: Table::counting(connection_ids),
@@ -270,7 +274,19 @@ impl Relay {
     pub fn replace_classes(&self, classes: Arc<Classes>) {
         self.classes.store(classes.clone());
         self.schedule_all();
+        self.gateway.load().iter().for_each(|gateway| gateway.follow(&classes));
         self.tunnels.all().iter().for_each(|tunnel| tunnel.follow(&classes));
+    }
+
+    /// What answers requests that ask for no tunnel.
+    #[must_use]
+    pub fn gateway(&self) -> Option<Arc<Gateway>> {
+        self.gateway.load_full()
+    }
+
+    /// Has another gateway answer requests to come; those that are answered already keep the one that they have.
+    pub fn replace_gateway(&self, gateway: Option<Arc<Gateway>>) {
+        self.gateway.store(gateway);
     }
 
     /// Puts `rules` in force for requests to come; tunnels that are open keep what they have, but are held to the quotas

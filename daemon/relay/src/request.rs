@@ -74,9 +74,47 @@ impl Target {
     }
 }
 
-/// Decides about a request and connects to its target.
+/// Finds out who asks, before anything else, so that a stranger learns nothing from how a request is refused. `attempt` is
+/// told what is known. There is no user where nobody has to show credentials.
 ///
-/// Authenticates the client before anything else, so that a stranger learns nothing from how a request is refused.
+/// # Errors
+/// The refusal to answer with.
+pub fn identify(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    head: &RequestHead,
+    attempt: &mut Attempt,
+) -> Result<Option<User>, Refusal> {
+    let user = authenticate(rules, caller, head, SystemTime::now())?;
+    attempt.user = user.as_ref().map(|user| user.name.clone());
+    if let Some(user) = &user {
+        if caller.user.set(user.name.clone()).is_ok() {
+            relay.schedule(caller);
+        }
+        caller.standing.admit();
+    }
+    Ok(user)
+}
+
+/// Takes the places of a request for a model, as a tunnel of the same user has them.
+///
+/// # Errors
+/// The refusal to answer with.
+pub fn admit_model(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<Places, Refusal> {
+    let holder = Holder::of(user.map(|user| &user.name), caller.address);
+    let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
+    // Where nobody shows credentials, every client that asks for something that is allowed is a user.
+    caller.standing.admit();
+    Ok(places)
+}
+
+fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
+    user.map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels)
+}
+
+/// Decides about a request for a tunnel and connects to its target.
+///
 /// `signal` is where the client wanted the request to be moved since it sent it; `attempt` is told what is known
 /// meanwhile.
 ///
@@ -86,19 +124,11 @@ pub async fn admit(
     relay: &Relay,
     rules: &Rules,
     caller: &Caller,
-    head: &RequestHead,
+    (head, user): (&RequestHead, Option<User>),
     signal: Option<Priority>,
     attempt: &mut Attempt,
 ) -> Result<Admitted, Refusal> {
     let now = SystemTime::now();
-    let user = authenticate(rules, caller, head, now)?;
-    attempt.user = user.as_ref().map(|user| user.name.clone());
-    if let Some(user) = &user {
-        if caller.user.set(user.name.clone()).is_ok() {
-            relay.schedule(caller);
-        }
-        caller.standing.admit();
-    }
     let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);
     let request = request::parse(head, &rules.templates)?;
     let target = request.target();
@@ -107,8 +137,7 @@ pub async fn admit(
         Request::ConnectTcp(_) => Protocol::Tcp,
     };
     attempt.target = Some((protocol, target.clone()));
-    let max_tunnels = user.as_ref().map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels);
-    let places = take_places(relay, rules, caller, (&holder, max_tunnels), now)?;
+    let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {

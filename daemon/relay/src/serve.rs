@@ -9,7 +9,8 @@ use std::{
 };
 
 use masque::{
-    h3::{Code, Part, ResponseHead, Role},
+    h3::{Code, Part, RequestHead, ResponseHead, Role},
+    priority::Priority,
     request::{Protocol, Refusal, accepted},
 };
 use quic::{
@@ -20,13 +21,14 @@ use quic::{
 };
 use role::{gate::Gate, limits::Gauge, tcp::TcpPump, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
+use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use crate::{
     Caller, Phase, Relay, Resources, Rules,
     access::record::{self, Refused},
-    request::{self, Admitted, Attempt, Target, mark},
+    request::{self, Admitted, Attempt, Places, Target, mark},
     tunnels::Tunnel,
     udp::UdpPump,
 };
@@ -167,7 +169,14 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     let waiting = request.waiting.take();
     // In a box, so that what admission needs is not kept for as long as the tunnel lives.
     let admitted = match Box::pin(admit(&relay, &rules, &caller, &mut request)).await {
-        Ok(admitted) => admitted,
+        Ok(Decision::Tunnel(admitted)) => *admitted,
+        Ok(Decision::Model(of)) => {
+            let ForModel { gateway, head, asker, places } = *of;
+            drop((waiting, rules));
+            // In a box, so that a tunnel does not have the size of a request for a model.
+            Box::pin(gateway.serve(request, &head, &relay.classes(), &asker)).await;
+            return drop(places);
+        }
         Err(rejected) => {
             drop(waiting);
             caller.standing.note_refusal();
@@ -283,8 +292,24 @@ enum Rejected {
     Unanswered(Code),
 }
 
+/// What is done for a request.
+enum Decision {
+    /// It gets a tunnel.
+    Tunnel(Box<Admitted>),
+    /// A model answers it.
+    Model(Box<ForModel>),
+}
+
+/// A request that a model answers.
+struct ForModel {
+    gateway: Arc<Gateway>,
+    head: RequestHead,
+    asker: Asker,
+    places: Places,
+}
+
 /// Reads the head of a request and decides about it; answers it if the decision is no.
-async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Request) -> Result<Admitted, Rejected> {
+async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Request) -> Result<Decision, Rejected> {
     let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
         Ok(Ok(Some(Part::Request(head)))) => head,
         Ok(Err(Error::Protocol(error))) => {
@@ -303,8 +328,8 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
         }
     };
     let mut attempt = Attempt::default();
-    match request::admit(relay, rules, caller, &head, request.signal, &mut attempt).await {
-        Ok(admitted) => Ok(admitted),
+    match decide(relay, rules, caller, head, request.signal, &mut attempt).await {
+        Ok(decision) => Ok(decision),
         Err(refusal) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
             note_refusal(relay, caller, attempt, Refused { status, error, reason: refusal.label() });
@@ -316,6 +341,24 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
             Err(answer(request, &refusal.response(&rules.name), code).await)
         }
     }
+}
+
+async fn decide(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &Caller,
+    head: RequestHead,
+    signal: Option<Priority>,
+    attempt: &mut Attempt,
+) -> Result<Decision, Refusal> {
+    let user = request::identify(relay, rules, caller, &head, attempt)?;
+    if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
+        let places = request::admit_model(relay, rules, caller, user.as_ref())?;
+        let asker = Asker { user: user.map(|user| user.name), listener: caller.listener };
+        return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
+    }
+    let admitted = request::admit(relay, rules, caller, (&head, user), signal, attempt).await?;
+    Ok(Decision::Tunnel(Box::new(admitted)))
 }
 
 /// Counts a request that was refused, and records it.

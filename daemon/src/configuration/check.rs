@@ -86,6 +86,10 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     for file in config.proxies.iter().filter_map(|proxy| proxy.users_file.as_ref()) {
         look(vec![("users_file", file.clone())], Users::read(file).map(drop));
     }
+    let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
+    for file in models.filter_map(|model| model.key_file.as_ref()) {
+        look(vec![("key_file", file.clone())], serving::gateway::read_key(file).map(drop));
+    }
     faults
 }
 

@@ -26,6 +26,7 @@ use relay::{
     ledger::QuotaLedger,
     resolve::{Resolver, ResolverSettings},
 };
+use serving::gateway::Gateway;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use super::{CLOSING, classes};
@@ -84,6 +85,7 @@ impl RelayRole {
             proven: Box::new(move |client| kernel.know(client)),
         };
         let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), Role::Relay, parts), resources);
+        relay.replace_gateway(prepare_gateway(config, &relay, parts)?);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         let listener = |listener: &Listener| -> Result<_> {
@@ -150,7 +152,12 @@ impl RelayRole {
     }
 
     /// Goes by other settings from now on, whose listeners are at the same addresses and have these `identities`.
-    pub(super) fn replace(&mut self, settings: &Settings, identities: Vec<tls::Prepared>, kernel: &Tables) {
+    pub(super) fn replace(
+        &mut self,
+        settings: &Settings,
+        (identities, gateway): (Vec<tls::Prepared>, Option<Arc<Gateway>>),
+        kernel: &Tables,
+    ) {
         for ((_, tls), identity) in self.listeners.iter().zip(identities) {
             tls.replace(identity);
         }
@@ -160,6 +167,7 @@ impl RelayRole {
         }
         self.number_classes(kernel);
         self.relay.replace_rules(Rules::new(settings));
+        self.relay.replace_gateway(gateway);
         self.drain = settings.drain;
     }
 
@@ -179,4 +187,14 @@ impl RelayRole {
         let listeners = self.listeners.iter().map(|(listener, _)| (listener.address, listener.class.as_deref()));
         kernel.guard(listeners, &self.host_addresses, &self.secret);
     }
+}
+
+/// Returns the gateway that a configuration wants: the one that `relay` has, if nothing about it is different.
+///
+/// # Errors
+/// A file with a key cannot be used.
+pub(super) fn prepare_gateway(config: &Config, relay: &Relay, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
+    let Some(settings) = &config.gateway else { return Ok(None) };
+    let gateway = Gateway::new(settings, &relay.classes(), parts.gateway.clone())?;
+    Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
 }

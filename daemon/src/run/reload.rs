@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result};
 use config::{Config, change, relay::Listener};
 use quic::tls;
 use role::bind_error::BindError;
+use serving::gateway::Gateway;
 
-use super::{Daemon, Open};
+use super::{Daemon, Open, relay_role::prepare_gateway};
 use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::Files, identity},
@@ -23,6 +24,7 @@ struct Prepared {
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
     identities: Vec<tls::Prepared>,
+    gateway: Option<Arc<Gateway>>,
     entrances: edge::Prepared,
     doors: doors::Prepared,
     /// Another page, or none; `None` for the one that is served already.
@@ -83,6 +85,10 @@ impl Daemon {
             files: Files::of(config),
             certificates: certificates::shown(config)?,
             identities: listeners.map(prepare).collect::<Result<_>>()?,
+            gateway: match &self.relay {
+                Some(role) => prepare_gateway(config, &role.relay, &self.parts)?,
+                None => None,
+            },
             entrances: self.edge.prepare(config)?,
             doors: open.doors.prepare(&self.config.control, &config.control)?,
             page: self.prepare_page(config.metrics.listen)?,
@@ -107,9 +113,12 @@ impl Daemon {
         let Config {
             state_dir: _,
             relay,
+            // With the relay role, below.
+            gateway: _,
             // By `edge`, below.
             forwards: _,
             proxies: _,
+            serves: _,
             // By `Policies`, before.
             policy: _,
             transport: _,
@@ -119,14 +128,14 @@ impl Daemon {
             metrics,
             log,
         } = &*config;
-        let Prepared { files, certificates, identities, entrances, doors, page } = prepared;
+        let Prepared { files, certificates, identities, gateway, entrances, doors, page } = prepared;
         self.log.set_level(log.level);
         self.parts.access.set(log);
         self.parts.relay.users.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
-            role.replace(settings, identities, &self.parts.kernel);
+            role.replace(settings, (identities, gateway), &self.parts.kernel);
         }
         self.refresh_guard();
         open.doors.open(doors);

@@ -6,6 +6,7 @@
 pub mod authority;
 pub mod capture;
 pub mod client;
+pub mod engine;
 pub mod frame;
 pub mod name_server;
 pub mod netns;

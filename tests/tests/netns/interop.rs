@@ -17,7 +17,7 @@ use lab::site::{SOON, Site, Terms};
 const INSTALLATION: Duration = Duration::from_secs(300);
 
 /// The script that runs the clients, ready to be run without a network.
-fn script() -> PathBuf {
+pub fn script() -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/run.sh");
     let mut command = Command::new(&script);
     command.args(["strictness", "--help"]);
@@ -27,7 +27,7 @@ fn script() -> PathBuf {
     script
 }
 
-fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus, String) {
+pub fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus, String) {
     let mut client = namespace.start(script, arguments).unwrap();
     let status = client.wait(Duration::from_secs(100)).unwrap();
     (status, client.output())

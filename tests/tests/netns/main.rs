@@ -6,4 +6,5 @@ mod interop;
 mod relay;
 mod rights;
 mod ring;
+mod serving;
 mod soak;

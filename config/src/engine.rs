@@ -1,0 +1,70 @@
+//! Where an engine listens.
+
+use std::fmt;
+use std::str::FromStr;
+
+use masque::target::Target;
+
+/// Where an engine listens: the URL below which its API has `/v1`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Engine {
+    /// Its host and port.
+    pub authority: String,
+    /// What comes before `/v1` in its paths; empty, or begins with a slash and ends without.
+    pub prefix: String,
+}
+
+/// What is no URL of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not the URL of an engine, such as \"http://127.0.0.1:8000\"")]
+pub struct NotAnEngine;
+
+impl FromStr for Engine {
+    type Err = NotAnEngine;
+
+    /// Reads a URL. Without a port it is 80; a `/v1` at the end, which clients of the API are used to, is left out.
+    fn from_str(text: &str) -> Result<Self, NotAnEngine> {
+        let rest = text.strip_prefix("http://").ok_or(NotAnEngine)?;
+        let (host, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+        let has_port =
+            host.rsplit_once(':').is_some_and(|(before, _)| !before.starts_with('[') || before.ends_with(']'));
+        let authority = if has_port { host.to_owned() } else { format!("{host}:80") };
+        Target::from_authority(&authority).map_err(|_| NotAnEngine)?;
+        let prefix = path.trim_end_matches('/');
+        let prefix = prefix.strip_suffix("/v1").unwrap_or(prefix);
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~%".contains(&byte);
+        if !prefix.bytes().all(is_plain) {
+            return Err(NotAnEngine);
+        }
+        Ok(Self { authority, prefix: prefix.to_owned() })
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority, self.prefix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_where_its_api_begins() {
+        for (text, shown) in [
+            ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+            ("http://gpu.example/v1", "http://gpu.example:80"),
+            ("http://[2001:db8::1]/a/b/v1/", "http://[2001:db8::1]:80/a/b"),
+            ("http://[2001:db8::1]:9", "http://[2001:db8::1]:9"),
+        ] {
+            assert_eq!(text.parse::<Engine>().map(|engine| engine.to_string()), Ok(shown.to_owned()), "{text}");
+        }
+        for text in
+            ["", "127.0.0.1:8000", "ftp://a:1", "http://", "http://a:0", "http://a:b", "http://a/?x", "http://a b:1"]
+        {
+            assert_eq!(text.parse::<Engine>(), Err(NotAnEngine), "{text}");
+        }
+    }
+}

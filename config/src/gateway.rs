@@ -1,0 +1,125 @@
+//! The gateway role: which models are served to clients of the OpenAI API, and by which engines.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::engine::Engine;
+use crate::error::Problem;
+use crate::section::Section;
+
+/// A gateway with at least one model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// The models, no two of the same name.
+    pub models: Vec<Model>,
+    /// Names that stand for one of several models, none of them a model's.
+    pub aliases: Vec<Alias>,
+    /// The largest body of a request, in bytes.
+    pub max_body_bytes: u32,
+    /// How many bytes the bodies of all requests may have together, in bytes.
+    pub bodies_bytes: u32,
+    /// How long an engine may take to begin its answer; one without streaming begins when all tokens are made.
+    pub answer_timeout: Duration,
+    /// How long an engine that has begun may be silent.
+    pub stall_timeout: Duration,
+}
+
+/// A model and the engines that run it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// What clients call it.
+    pub name: String,
+    /// What its engines call it.
+    pub engine_name: String,
+    /// The engines. At least one, none twice.
+    pub engines: Vec<Engine>,
+    /// File with the key that engines are shown.
+    pub key_file: Option<PathBuf>,
+    /// Requests that each engine works on at once.
+    pub max_in_flight: u32,
+    /// Requests that may wait for an engine.
+    pub max_waiting: u32,
+}
+
+/// A name that stands for the best of several models that has room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// What clients call it.
+    pub name: String,
+    /// The names of the models, the best first. At least one, none twice.
+    pub models: Vec<String>,
+}
+
+impl Default for Gateway {
+    fn default() -> Self {
+        Self {
+            models: Vec::new(),
+            aliases: Vec::new(),
+            max_body_bytes: 4 << 20,
+            bodies_bytes: 256 << 20,
+            answer_timeout: Duration::from_secs(120),
+            stall_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Reads a gateway.
+pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
+    let models = section.sections("model", |section| model(section, None));
+    section.refuse_shared("model", &models, |model| model.name.clone(), "two models have the same name");
+    let aliases = section.sections("alias", |section| alias(section, None, &models));
+    let names = models.iter().map(|model| &model.name).chain(aliases.iter().map(|alias| &alias.name));
+    if !aliases.is_empty() {
+        let cause = "an alias has the name of a model or of another alias";
+        section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
+    }
+    if !section.has_any("model") {
+        let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
+        section.refuse("model", Problem::Contradiction { cause, remedy });
+    }
+    Some(own(section, Gateway { models, aliases, ..Gateway::default() }))
+}
+
+/// Walks through the keys of the gateway itself, and leaves the sections below as they are.
+pub(crate) fn own(section: &mut Section<'_>, of: Gateway) -> Gateway {
+    let gateway = Gateway {
+        max_body_bytes: section.number("max_body_bytes", 1 << 10..=1 << 28, of.max_body_bytes),
+        bodies_bytes: section.number("bodies_bytes", 1 << 10..=1 << 31, of.bodies_bytes),
+        answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
+        stall_timeout: section.seconds("stall_timeout_seconds", 1..=3_600, of.stall_timeout),
+        ..of
+    };
+    if gateway.max_body_bytes > gateway.bodies_bytes {
+        let cause = "the largest body exceeds what all may have together";
+        section.refuse("max_body_bytes", Problem::Contradiction { cause, remedy: "lower it, or raise bodies_bytes" });
+    }
+    gateway
+}
+
+/// Walks through the section of a model.
+pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Model> {
+    let name: Option<String> = section.require("name", of.map(|of| of.name.clone()));
+    let engine_name = of.map(|of| of.engine_name.clone());
+    let engine_name = section.optional("engine_name", engine_name).or_else(|| name.clone());
+    let engines = section.require_list("engines", of.map(|of| of.engines.clone()));
+    section.refuse_shared("engines", engines.as_deref().unwrap_or_default(), Engine::clone, "an engine is named twice");
+    let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
+    let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
+    let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
+    Some(Model { name: name?, engine_name: engine_name?, engines: engines?, key_file, max_in_flight, max_waiting })
+}
+
+/// Walks through the section of an alias for some of `models`.
+pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Model]) -> Option<Alias> {
+    let name = section.require("name", of.map(|of| of.name.clone()));
+    let members = section.require_list("models", of.map(|of| of.models.clone()));
+    let known: BTreeSet<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let named = members.as_deref().unwrap_or_default();
+    if named.iter().any(|member: &String| !known.contains(member.as_str())) {
+        let cause = "an alias stands for a model that no [[gateway.model]] has";
+        section.refuse("models", Problem::Contradiction { cause, remedy: "correct the name, or add the model" });
+    }
+    section.refuse_shared("models", named, String::clone, "a model is named twice");
+    Some(Alias { name: name?, models: members? })
+}

@@ -1,0 +1,45 @@
+//! The edge role: local addresses for clients of the OpenAI API, whose requests a gateway answers.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::error::Problem;
+use crate::policy::Policy;
+use crate::section::Section;
+use crate::uplink::{self, Uplink};
+
+/// One local address that speaks HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Serve {
+    /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
+    pub listen: SocketAddr,
+    /// The gateway.
+    pub uplink: Uplink,
+    /// The class of requests, as [`Forward::class`](crate::forward::Forward::class).
+    pub class: Option<String>,
+    /// The largest body of a request, in bytes.
+    pub max_body_bytes: u32,
+    /// How many connections of clients there may be at once.
+    pub max_connections: u32,
+    /// How long a client's connection may be without a request.
+    pub idle: Duration,
+}
+
+/// Walks through such an address, whose class and schedule have to be of `policy`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, policy: &Policy) -> Option<Serve> {
+    let listen = section.require("listen", of.map(|of| of.listen));
+    let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();
+    let allow_remote = section.value("allow_remote", of.is_some_and(|of| is_remote(of.listen)));
+    if !allow_remote && listen.is_some_and(is_remote) {
+        let cause = "prompts would cross the network without encryption, and other machines could use the gateway";
+        let remedy = "listen on loopback, or add allow_remote = true";
+        section.refuse("listen", Problem::Contradiction { cause, remedy });
+    }
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
+    let max_body_bytes = of.map_or(4 << 20, |of| of.max_body_bytes);
+    let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
+    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
+    let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
+    Some(Serve { listen: listen?, uplink: uplink?, class, max_body_bytes, max_connections, idle })
+}

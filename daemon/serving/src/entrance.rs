@@ -1,0 +1,248 @@
+//! A client's connection to an edge: HTTP/1.1 in, a HTTP/3 request to the gateway for each of its requests.
+//!
+//! The edge reads a body whole, so that it can be sent again where the gateway has not begun with it, and passes the answer
+//! on as it comes. What the gateway says no to is passed on as well; what the edge says itself has the form of the API's
+//! errors.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
+use hyper::{
+    Response, StatusCode,
+    body::{Body, Frame, Incoming},
+    header::{HeaderName, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use masque::h3::{self, Code, Field, Part, RequestHead, ResponseHead};
+use quic::h3::{RecvStream, Request, SendStream};
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::openai::{RETRY_AFTER_S, Refusal};
+
+/// How long a client may take to send its request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How many bytes go into one DATA frame.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// How often a request is sent at most: once more than the gateway was lost.
+const MOST_TRIES: usize = 2;
+
+/// What is granted to clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The largest body of a request.
+    pub max_body_bytes: usize,
+    /// How long a connection may be without a request.
+    pub idle: Duration,
+}
+
+/// How requests get to a gateway.
+pub trait Way: Send + Sync + 'static {
+    /// What is kept as long as the request lives.
+    type Place: Send + Unpin + 'static;
+
+    /// Sends a request's head to the gateway, with what the gateway has to be shown, and on the terms that are the way's.
+    ///
+    /// # Errors
+    /// There is no gateway within reach, and why.
+    fn ask(&self, head: RequestHead) -> impl Future<Output = Result<(Request, Self::Place), String>> + Send;
+
+    /// Notes what became of a request: the gateway's status, or none.
+    fn answered(&self, place: &Self::Place, status: Option<u16>);
+}
+
+/// Serves a client's connection to its end.
+pub async fn serve<W: Way>(stream: TcpStream, way: &W, limits: Limits) {
+    let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, way, limits).await);
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.idle)
+        .serve_connection(TokioIo::new(stream), service_fn(answer));
+    if let Err(error) = served.await {
+        tracing::debug!("client left: {error}");
+    }
+}
+
+type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
+
+async fn answer<W: Way>(request: hyper::Request<Incoming>, way: &W, limits: Limits) -> Answered<W::Place> {
+    match pass(request, way, limits).await {
+        Ok(response) => response.map(Either::Right),
+        Err(refusal) => {
+            tracing::debug!(%refusal, "request refused");
+            let mut response = Response::new(Either::Left(Full::new(refusal.body())));
+            *response.status_mut() = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_GATEWAY);
+            let fields = response.headers_mut();
+            fields.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            if refusal.is_temporary() {
+                fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+            }
+            response
+        }
+    }
+}
+
+async fn pass<W: Way>(
+    request: hyper::Request<Incoming>,
+    way: &W,
+    limits: Limits,
+) -> Result<Response<Answer<W::Place>>, Refusal> {
+    let (parts, body) = request.into_parts();
+    let body = read(body, limits.max_body_bytes).await?;
+    let mut head = RequestHead {
+        method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
+        scheme: Some(Bytes::from_static(b"https")),
+        // The way knows the gateway's.
+        authority: None,
+        path: Some(Bytes::copy_from_slice(parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes())),
+        protocol: None,
+        fields: parts.headers.iter().filter(|(name, _)| is_end_to_end(name)).map(to_field).collect(),
+    };
+    if !body.is_empty() {
+        head.fields.push(Field::new("content-length", body.len().to_string()));
+    }
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let (request, place) = way.ask(head.clone()).await.map_err(Refusal::NoGateway)?;
+        let mut answer = Answer::new(request, place);
+        let response = answer.begin(&body).await;
+        way.answered(&answer.place, response.as_ref().map(|head| head.status));
+        match response {
+            // A proxy's word for credentials, which are the edge's and not the client's.
+            Some(head) if head.status == 407 => {
+                return Err(Refusal::NoGateway("it does not take this edge's credentials".into()));
+            }
+            Some(head) => return Ok(answer.into_response(head)),
+            // Nothing of an answer came, so that nobody takes two for one.
+            None if tries < MOST_TRIES => {}
+            None => return Err(Refusal::NoGateway("the gateway was lost before it answered".into())),
+        }
+    }
+}
+
+/// Reads a client's body.
+async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, Refusal> {
+    let collected = timeout(BODY_TIMEOUT, Limited::new(body, max_bytes).collect()).await;
+    match collected.map_err(|_| Refusal::BodyTimeout)? {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_bytes }),
+        Err(_) => Err(Refusal::Json("it broke off".into())),
+    }
+}
+
+/// Whether a field of HTTP/1.1 is about the request and not about the connection that it came by (RFC 9110 §7.6.1, RFC 9114
+/// §4.2). The length is set by the edge, which has read the whole.
+fn is_end_to_end(name: &HeaderName) -> bool {
+    const OWN: [&str; 10] = [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+    ];
+    !OWN.contains(&name.as_str()) && name != "expect"
+}
+
+fn to_field((name, value): (&HeaderName, &HeaderValue)) -> Field {
+    Field::new(Bytes::copy_from_slice(name.as_str().as_bytes()), Bytes::copy_from_slice(value.as_bytes()))
+}
+
+/// A gateway's answer on its way to a client. Dropped before its end, it ends the request at the gateway as well.
+struct Answer<P> {
+    streams: Option<(RecvStream, SendStream)>,
+    place: P,
+}
+
+impl<P> Answer<P> {
+    fn new(Request { recv, send, .. }: Request, place: P) -> Self {
+        Self { streams: Some((recv, send)), place }
+    }
+
+    /// Sends the body and waits for the head of the answer; `None` if none comes.
+    async fn begin(&mut self, body: &Bytes) -> Option<ResponseHead> {
+        let (recv, send) = self.streams.as_mut()?;
+        let sending = async {
+            for chunk in body.chunks(CHUNK_BYTES) {
+                send.send(h3::data_frame(chunk)).await.ok()?;
+            }
+            send.finish();
+            Some(())
+        };
+        // An answer may come before the body has left, where it is a refusal.
+        let receiving = async {
+            loop {
+                match recv.part().await.ok()?? {
+                    Part::Response(head) if head.status >= 200 => return Some(head),
+                    _ => {}
+                }
+            }
+        };
+        let (mut sending, mut receiving) = (std::pin::pin!(sending), std::pin::pin!(receiving));
+        tokio::select! {
+            biased;
+            head = &mut receiving => head,
+            _ = &mut sending => receiving.await,
+        }
+    }
+
+    fn into_response(self, head: ResponseHead) -> Response<Self> {
+        let mut response = Response::new(self);
+        *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        for field in head.fields {
+            let (name, value) = (HeaderName::from_bytes(&field.name), HeaderValue::from_bytes(&field.value));
+            if let (Ok(name), Ok(value)) = (name, value)
+                && (is_end_to_end(&name) || name == hyper::header::CONTENT_LENGTH)
+            {
+                response.headers_mut().append(name, value);
+            }
+        }
+        response
+    }
+}
+
+impl<P: Unpin> Body for Answer<P> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            let Some((recv, _)) = &mut self.streams else { return Poll::Ready(None) };
+            match std::task::ready!(recv.poll_part(cx)) {
+                Ok(Some(Part::Data(bytes))) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    self.streams = None;
+                    return Poll::Ready(None);
+                }
+                // hyper then closes the client's connection, so that nobody takes a part for the whole.
+                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            }
+        }
+    }
+}
+
+impl<P> Drop for Answer<P> {
+    fn drop(&mut self) {
+        if let Some((recv, send)) = self.streams.take() {
+            recv.stop(Code::RequestCancelled);
+            send.reset(Code::RequestCancelled);
+        }
+    }
+}

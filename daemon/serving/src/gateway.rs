@@ -1,0 +1,363 @@
+//! Requests that arrive as HTTP/3 streams, and what becomes of them: each is read, gets a place at an engine of its model,
+//! and its answer is passed on as it comes.
+//!
+//! | what may go wrong | what the client gets |
+//! |---|---|
+//! | the request cannot be read, or names no model there is | an error of the API, 400 to 415 |
+//! | the client goes away | nothing; the engine's request ends as well |
+//! | an engine fails before its answer begins | the answer of another engine; if there is none, 502 or 504 |
+//! | an engine fails while it answers | an event that says so, where events are streamed, or else 502 |
+//! | there is more to do than engines do, and may wait | 429 and `retry-after` |
+
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use masque::{
+    h3::{self, Code, Field, RequestHead, ResponseHead},
+    priority::Priority,
+};
+use quic::{
+    class::{Classes, Since, Terms},
+    clock::Clock,
+    h3::{Error, Request},
+};
+use serde_json::json;
+use tokio::{sync::Semaphore, time::timeout};
+
+use crate::{
+    metrics::GatewayMetrics,
+    openai::{Ask, Operation, RETRY_AFTER_S, Refusal},
+    places::{Engines, NoPlace, Place, Turn},
+};
+
+mod answer;
+mod body;
+
+/// How long a client may take to take an answer that refuses its request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A gateway: its models, and the connections to their engines. A changed configuration makes another.
+pub struct Gateway {
+    settings: config::gateway::Gateway,
+    models: Vec<Model>,
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// What bodies may still take, in KiB.
+    bodies: Arc<Semaphore>,
+    metrics: GatewayMetrics,
+    clock: Clock,
+}
+
+/// A model, and what its engines do.
+struct Model {
+    name: Arc<str>,
+    /// What its engines call it.
+    engine_name: String,
+    urls: Vec<config::engine::Engine>,
+    /// What engines are shown in `authorization`.
+    key: Option<hyper::header::HeaderValue>,
+    engines: Arc<Engines>,
+}
+
+/// Who asks, and where.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    /// The authenticated user, if there is one.
+    pub user: Option<Arc<str>>,
+    /// The address of the listener, as configured.
+    pub listener: SocketAddr,
+}
+
+/// Why a request ended without a whole answer.
+enum Failure {
+    /// The client is gone.
+    Gone,
+    /// It is refused.
+    Refused(Refusal),
+    /// It broke off after a part of the answer had passed, in the middle of something or not.
+    Broken(Refusal, Ended),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(_: Error) -> Self {
+        Self::Gone
+    }
+}
+
+impl Gateway {
+    /// Makes a gateway ready, whose engines have nothing to do.
+    ///
+    /// # Errors
+    /// A file with a key cannot be read, or holds what no field can carry.
+    pub fn new(settings: &config::gateway::Gateway, classes: &Classes, metrics: GatewayMetrics) -> Result<Arc<Self>> {
+        let clock = Clock::system();
+        let discipline = classes.policy().schedule.discipline;
+        let model = |model: &config::gateway::Model| -> Result<Model> {
+            let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
+            Ok(Model {
+                name: model.name.as_str().into(),
+                engine_name: model.engine_name.clone(),
+                key: model.key_file.as_deref().map(read_key).transpose()?,
+                engines: Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns),
+                urls: model.engines.clone(),
+            })
+        };
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(Duration::from_secs(5)));
+        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
+        Ok(Arc::new(Self {
+            models: settings.models.iter().map(model).collect::<Result<_>>()?,
+            client,
+            bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
+            settings: settings.clone(),
+            metrics,
+            clock,
+        }))
+    }
+
+    /// Whether another gateway would do the same with requests.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let keys = |of: &Self| of.models.iter().map(|model| model.key.clone()).collect::<Vec<_>>();
+        self.settings == other.settings && keys(self) == keys(other)
+    }
+
+    /// Whether a request is one for a gateway and not for a proxy: it asks for no tunnel.
+    #[must_use]
+    pub fn takes(head: &RequestHead) -> bool {
+        head.method != b"CONNECT"[..]
+    }
+
+    /// Orders what waits as the schedule of a policy says, from now on.
+    pub fn follow(&self, classes: &Classes) {
+        let discipline = classes.policy().schedule.discipline;
+        self.models.iter().for_each(|model| model.engines.reorder(discipline));
+    }
+
+    /// Serves a request whose head was read, to its end; a client that is known has asked for it. What leaves is of the class
+    /// that the policy gives it, moved as the request's signals ask.
+    pub async fn serve(&self, mut request: Request, head: &RequestHead, classes: &Classes, asker: &Asker) {
+        let in_flight = self.metrics.begin();
+        let signal = request.signal.or_else(|| Priority::from_fields(&head.fields));
+        let class = classes.class_of_request(asker.user.as_deref(), asker.listener);
+        let terms = Terms { since: Since::Burst, ..class.terms(signal.as_ref()) };
+        request.set_terms(&terms);
+        let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
+        let mut model = Arc::from("");
+        let ended = match operation.clone() {
+            Ok(Operation::Health) => respond(&mut request, 200, "text/plain", b"ok\n", Vec::new()).await,
+            Ok(Operation::Models) => {
+                let list = self.list();
+                respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
+            }
+            Ok(operation) => self.answer(&mut request, operation, head, &terms, &mut model).await,
+            Err(refusal) => Err(refusal.into()),
+        };
+        let (outcome, ended) = match ended {
+            Ok(()) => ("answered", Ended::Whole),
+            Err(Failure::Gone) => ("cancelled", Ended::Cut),
+            Err(Failure::Refused(refusal)) => (refusal.code(), refuse(&mut request, &refusal).await),
+            Err(Failure::Broken(refusal, ended)) => {
+                tracing::debug!(%refusal, "answer broke off");
+                (refusal.code(), ended)
+            }
+        };
+        self.metrics.ended(operation.ok(), &model, outcome);
+        drop(in_flight);
+        end(request, ended).await;
+    }
+
+    /// Serves a request with a body. `served_by` is told the model that answers.
+    async fn answer(
+        &self,
+        request: &mut Request,
+        operation: Operation,
+        head: &RequestHead,
+        terms: &Terms,
+        served_by: &mut Arc<str>,
+    ) -> Result<(), Failure> {
+        if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
+            return Err(Refusal::ContentType.into());
+        }
+        let body = body::read(&mut request.recv, self.settings.max_body_bytes as usize, &self.bodies).await?;
+        let ask = Ask::read(&body.bytes)?;
+        let began = Instant::now();
+        let (model, reason) = self.choose(&ask.model)?;
+        *served_by = model.name.clone();
+        let sent = ask.with_model(&body.bytes, &model.engine_name);
+        let service = terms.service_since((self.clock.now_ns)());
+        let mut tried = Vec::new();
+        loop {
+            let place = self.place(request, model, service, &tried).await?;
+            if tried.is_empty() {
+                self.metrics.waited(&model.name, began.elapsed().as_secs_f64());
+            }
+            let pass = answer::Pass { gateway: self, model, place: &place, operation, began, reason };
+            let failure = match pass.run(request, &sent).await {
+                Err(Failure::Refused(failure @ (Refusal::Engine(_) | Refusal::EngineTimeout))) => failure,
+                ended => return ended,
+            };
+            model.engines.failed(place.replica);
+            tracing::info!(model = &*model.name, engine = %model.urls[place.replica], "engine failed: {failure}");
+            tried.push(place.replica);
+            // A request that took too long once would do so again, and longer.
+            if failure == Refusal::EngineTimeout || tried.len() == model.urls.len() {
+                return Err(failure.into());
+            }
+            self.metrics.retried(&model.name);
+        }
+    }
+
+    /// Waits for a place at an engine of the model.
+    async fn place(
+        &self,
+        request: &mut Request,
+        model: &Model,
+        service: sched::stream::Service,
+        tried: &[usize],
+    ) -> Result<Place, Failure> {
+        let refuse = |reason| match reason {
+            NoPlace::Crowded => Refusal::Crowded,
+            NoPlace::NoEngine => Refusal::NoEngine,
+        };
+        match model.engines.take(service, tried).map_err(refuse)? {
+            Turn::Now(place) => Ok(place),
+            Turn::Later(waiting) => unless_gone(request, waiting).await?.map_err(|reason| refuse(reason).into()),
+        }
+    }
+
+    /// Returns the model that a request gets that asks for `name`, and why.
+    fn choose(&self, name: &str) -> Result<(&Model, &'static str), Refusal> {
+        let named = |name: &str| self.models.iter().find(|model| &*model.name == name);
+        if let Some(model) = named(name) {
+            return Ok((model, "named"));
+        }
+        let alias = self.settings.aliases.iter().find(|alias| alias.name == name);
+        let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
+        let models: Vec<&Model> = alias.models.iter().filter_map(|name| named(name)).collect();
+        if let Some(model) = models.iter().find(|model| model.engines.has_room()) {
+            return Ok((model, "best-with-room"));
+        }
+        let alive = models.iter().filter(|model| model.engines.is_alive());
+        let shortest = alive.min_by_key(|model| model.engines.waiting());
+        shortest.map(|model| (*model, "shortest-queue")).ok_or(Refusal::NoEngine)
+    }
+
+    /// Returns what `GET /v1/models` answers.
+    fn list(&self) -> String {
+        let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
+        let models = self.models.iter().map(|model| entry(&model.name));
+        let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
+        json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
+    }
+}
+
+/// Whether a `content-type` says JSON, whatever its parameters.
+fn is_json(kind: &[u8]) -> bool {
+    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
+    kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
+}
+
+/// Reads the key that engines are shown, as the value of `authorization`.
+///
+/// # Errors
+/// The file cannot be read, or holds what no field can carry.
+pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("failed to read the key in {}", file.display()))?;
+    let value = hyper::header::HeaderValue::try_from(format!("Bearer {}", text.trim()));
+    let mut value = value.with_context(|| format!("{} holds no key", file.display()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Answers with a whole body.
+async fn respond(
+    request: &mut Request,
+    status: u16,
+    kind: &'static str,
+    body: &[u8],
+    mut fields: Vec<Field>,
+) -> Result<(), Failure> {
+    fields.push(Field::new("content-type", kind));
+    fields.push(Field::new("content-length", body.len().to_string()));
+    request.send.respond(&ResponseHead { status, fields }).await?;
+    if !body.is_empty() {
+        request.send.push(h3::data_frame(body));
+    }
+    Ok(())
+}
+
+/// Answers with an error of the API.
+async fn refuse(request: &mut Request, refusal: &Refusal) -> Ended {
+    tracing::debug!(%refusal, "request refused");
+    let retry = refusal.is_temporary().then(|| Field::new("retry-after", RETRY_AFTER_S.to_string()));
+    let allow = match refusal {
+        Refusal::Method(operation) => Some(Field::new("allow", operation.method())),
+        _ => None,
+    };
+    let fields = retry.into_iter().chain(allow).collect();
+    match respond(request, refusal.status(), "application/json", &refusal.body(), fields).await {
+        Ok(()) => Ended::Whole,
+        Err(_) => Ended::Cut,
+    }
+}
+
+/// Waits for something as long as the client wants its answer.
+async fn unless_gone<T>(request: &mut Request, wanted: impl Future<Output = T>) -> Result<T, Failure> {
+    let mut wanted = std::pin::pin!(wanted);
+    poll_fn(|cx| match wanted.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Ok(done)),
+        Poll::Pending => match request.send.poll_stopped(cx) {
+            Ok(()) => Poll::Pending,
+            Err(_) => Poll::Ready(Err(Failure::Gone)),
+        },
+    })
+    .await
+}
+
+/// Ends the stream of a request.
+async fn end(request: Request, ended: Ended) {
+    let Request { recv, mut send, .. } = request;
+    match ended {
+        Ended::Whole => {
+            // Nothing more is read: where the answer came early, the rest of the body has no use.
+            recv.stop(Code::NoError);
+            send.finish();
+            // A reset may overtake what was not acknowledged, or discard it at the client.
+            _ = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+        }
+        Ended::Cut => {
+            recv.stop(Code::RequestCancelled);
+            send.reset(Code::InternalError);
+        }
+    }
+}
+
+/// How a request's stream ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// With all that there was to say.
+    Whole,
+    /// In the middle of something.
+    Cut,
+}

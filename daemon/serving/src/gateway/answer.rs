@@ -1,0 +1,206 @@
+//! One engine's answer on its way to the client.
+
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    Method, Response,
+    body::{Body as _, Incoming},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+};
+use masque::h3::{self, Field, ResponseHead};
+use quic::h3::Request;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::{Ended, Failure, Gateway, Model, Place, unless_gone};
+use crate::{
+    openai::{Operation, Refusal},
+    sse::{Events, Usage},
+};
+
+/// An answer that is no stream of events is held back up to this size until it is whole, so that a failure of its engine is
+/// told by a status.
+const HELD_BYTES: usize = 1 << 20;
+
+/// Fields of an engine's answer that the client gets as well.
+const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
+
+/// One attempt to have a request answered.
+pub(super) struct Pass<'a> {
+    pub(super) gateway: &'a Gateway,
+    pub(super) model: &'a Model,
+    pub(super) place: &'a Place,
+    pub(super) operation: Operation,
+    /// When the request was whole.
+    pub(super) began: Instant,
+    /// Why the model was chosen.
+    pub(super) reason: &'static str,
+}
+
+/// The keys of an answer that are looked at.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    usage: Option<Usage>,
+}
+
+impl Pass<'_> {
+    /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
+    pub(super) async fn run(&self, request: &mut Request, body: &Bytes) -> Result<(), Failure> {
+        let answer = self.ask(request, body).await?;
+        let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
+        let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
+        let usage = match is_events {
+            true => self.pass_events(request, answer).await?,
+            false => self.pass_whole(request, answer).await?,
+        };
+        if let Some(usage) = usage {
+            self.gateway.metrics.billed(&self.model.name, usage);
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, request: &mut Request, body: &Bytes) -> Result<Response<Incoming>, Failure> {
+        let url = self.model.urls.get(self.place.replica).ok_or(Refusal::NoEngine)?;
+        let asked = hyper::Request::builder()
+            .method(Method::POST)
+            .uri(format!("{url}{}", self.operation.path()))
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, text/event-stream");
+        let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
+        let asked = asked.body(Full::new(body.clone())).map_err(|_| Refusal::NoEngine)?;
+        let answered = timeout(self.gateway.settings.answer_timeout, self.gateway.client.request(asked));
+        let answer = match unless_gone(request, answered).await? {
+            Err(_) => return Err(Refusal::EngineTimeout.into()),
+            Ok(Err(_)) => return Err(Refusal::Engine("it closed the connection, or there was none").into()),
+            Ok(Ok(answer)) => answer,
+        };
+        if answer.status().is_server_error() {
+            return Err(Refusal::Engine("it answered with an error of its own").into());
+        }
+        self.model.engines.succeeded(self.place.replica);
+        Ok(answer)
+    }
+
+    fn head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
+        let passed = PASSED.iter().filter_map(|name| Some((*name, answer.headers().get(*name)?)));
+        let mut fields: Vec<Field> =
+            passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
+        fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
+        fields.push(Field::new("x-paced-model", self.model.name.to_string()));
+        fields.push(Field::new("x-paced-reason", self.reason));
+        ResponseHead { status: answer.status().as_u16(), fields }
+    }
+
+    /// Passes events on as they come. What breaks off ends with an event that says so.
+    async fn pass_events(&self, request: &mut Request, answer: Response<Incoming>) -> Result<Option<Usage>, Failure> {
+        let head = self.head(&answer, None);
+        let (mut answer, mut events, mut has_begun) = (answer.into_body(), Events::default(), false);
+        let broken = loop {
+            let bytes = match self.piece(request, &mut answer).await? {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) if events.is_done() => break None,
+                Ok(None) => break Some(Refusal::Engine("it ended its answer early")),
+                Err(refusal) => break Some(refusal),
+            };
+            let had_content = events.has_content();
+            let whole = match events.push(bytes) {
+                Ok(whole) => whole,
+                Err(malformed) => break Some(Refusal::Engine(malformed.as_str())),
+            };
+            if whole.is_empty() {
+                continue;
+            }
+            if !std::mem::replace(&mut has_begun, true) {
+                request.send.respond(&head).await?;
+            }
+            if events.has_content() && !had_content {
+                self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
+            }
+            self.send(request, &whole).await?;
+        };
+        match broken {
+            None => Ok(events.usage()),
+            Some(refusal) if !has_begun => Err(refusal.into()),
+            Some(refusal) => {
+                self.model.engines.failed(self.place.replica);
+                // The line end of its own closes an event that broke off.
+                self.send(request, &[b"\n", &refusal.event()[..]].concat()).await?;
+                Err(Failure::Broken(refusal, Ended::Whole))
+            }
+        }
+    }
+
+    /// Passes an answer on that is one piece: held until it is whole, unless it is large.
+    async fn pass_whole(&self, request: &mut Request, answer: Response<Incoming>) -> Result<Option<Usage>, Failure> {
+        let length = answer.body().size_hint().exact();
+        let status = answer.status();
+        let head = |length| self.head(&answer, length);
+        let (known, unknown) = (head(length), head(None));
+        let (mut answer, mut held, mut has_begun) = (answer.into_body(), BytesMut::new(), false);
+        loop {
+            match self.piece(request, &mut answer).await? {
+                Ok(Some(bytes)) => held.extend_from_slice(&bytes),
+                Ok(None) => break,
+                Err(refusal) if !has_begun => return Err(refusal.into()),
+                Err(refusal) => {
+                    self.model.engines.failed(self.place.replica);
+                    return Err(Failure::Broken(refusal, Ended::Cut));
+                }
+            }
+            if held.len() > HELD_BYTES {
+                if !std::mem::replace(&mut has_begun, true) {
+                    request.send.respond(if length.is_some() { &known } else { &unknown }).await?;
+                }
+                self.send(request, &held.split()).await?;
+            }
+        }
+        // The answer's last pieces may be too late for its usage, which then goes unbilled: only large embeddings are so long.
+        let usage = serde_json::from_slice::<Answer>(&held).ok().and_then(|answer| answer.usage);
+        if !has_begun {
+            if status.is_success() {
+                self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
+            }
+            request.send.respond(&self.with_length(known, held.len())).await?;
+        }
+        if !held.is_empty() {
+            self.send(request, &held).await?;
+        }
+        Ok(usage)
+    }
+
+    fn with_length(&self, mut head: ResponseHead, length: usize) -> ResponseHead {
+        head.fields.retain(|field| field.name != "content-length");
+        head.fields.push(Field::new("content-length", length.to_string()));
+        head
+    }
+
+    /// Returns the next piece of an engine's answer; `None` at its end.
+    async fn piece(
+        &self,
+        request: &mut Request,
+        answer: &mut Incoming,
+    ) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
+        let settings = &self.gateway.settings;
+        loop {
+            return Ok(match unless_gone(request, timeout(settings.stall_timeout, answer.frame())).await? {
+                Err(_) => Err(Refusal::EngineTimeout),
+                Ok(None) => Ok(None),
+                Ok(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
+                Ok(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) => Ok(Some(bytes)),
+                    Err(_) => continue,
+                },
+            });
+        }
+    }
+
+    /// Sends content to the client, which has as long to take some as an engine has to make some: its place at the engine is
+    /// of use to others.
+    async fn send(&self, request: &mut Request, content: &[u8]) -> Result<(), Failure> {
+        let sending = request.send.send(h3::data_frame(content));
+        Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Gone)??)
+    }
+}

@@ -1,0 +1,55 @@
+//! Bodies of requests, of which all together have a bound.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use masque::h3::Part;
+use quic::h3::{Error, RecvStream};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::Failure;
+use crate::openai::Refusal;
+
+/// What a permit of the bound stands for.
+pub(super) const UNIT_BYTES: usize = 1 << 10;
+
+/// How long a client may take for the next piece of its body.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A whole body, which counts against the bound for as long as it lives.
+pub(super) struct Body {
+    pub(super) bytes: Bytes,
+    _held: OwnedSemaphorePermit,
+}
+
+/// Reads a body of up to `max_bytes`, of which `bound` has to have as many.
+pub(super) async fn read(recv: &mut RecvStream, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
+    let (mut body, mut held) = (BytesMut::new(), take(bound, 0)?);
+    loop {
+        let part = timeout(PIECE_TIMEOUT, recv.part()).await.map_err(|_| Refusal::BodyTimeout)?;
+        match part {
+            Ok(Some(Part::Data(piece))) => {
+                if body.len() + piece.len() > max_bytes {
+                    return Err(Refusal::TooLarge { max_bytes }.into());
+                }
+                let units = (body.len() + piece.len()).div_ceil(UNIT_BYTES) - body.len().div_ceil(UNIT_BYTES);
+                held.merge(take(bound, units)?);
+                body.extend_from_slice(&piece);
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(Body { bytes: body.freeze(), _held: held }),
+            // Of a stream's own error the client still hears.
+            Err(Error::Protocol(error)) if error.answer().is_some() => {
+                return Err(Refusal::Json("its content is not what its head says".into()).into());
+            }
+            Err(_) => return Err(Failure::Gone),
+        }
+    }
+}
+
+fn take(bound: &Arc<Semaphore>, units: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+    bound.clone().try_acquire_many_owned(units as u32).map_err(|_| Refusal::Crowded)
+}

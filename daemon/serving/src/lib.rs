@@ -1,0 +1,26 @@
+//! HTTP for models: what a gateway and an edge do with requests of the OpenAI API.
+//!
+//! ```text
+//! client ─HTTP/1.1, SSE→ edge ([`entrance`]) ─a HTTP/3 stream of its class→ gateway ([`gateway`]) ─HTTP/1.1, SSE→ engine
+//! ```
+//!
+//! Between edge and gateway there is HTTP/3 and nothing of our own, so any HTTP/3 client reaches a gateway, and any HTTP
+//! client an edge.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`entrance`] | a client's connection to an edge |
+//! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
+//! | [`places`] | the engines of a model, the requests that they work on, and the order of those that wait |
+//! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
+//! | [`openai`] | the paths, keys and errors of the API |
+//! | [`metrics`] | what is counted |
+//!
+//! **Invariant:** a body passes as it came but for the model's name, and neither prompts nor answers nor keys are logged.
+
+pub mod entrance;
+pub mod gateway;
+pub mod metrics;
+pub mod openai;
+pub mod places;
+pub mod sse;

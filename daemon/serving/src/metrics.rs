@@ -1,0 +1,131 @@
+//! What a gateway counts.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering::Relaxed},
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use crate::{openai::Operation, sse::Usage};
+
+/// What a request was for, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    operation: &'static str,
+    model: Arc<str>,
+    /// "answered", "cancelled", or the code of a refusal.
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfModel {
+    model: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Tokens {
+    model: Arc<str>,
+    /// "input" or "output", as OpenTelemetry's `gen_ai.token.type`.
+    kind: &'static str,
+}
+
+/// The counters of a gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayMetrics {
+    ended: Family<Ended, Counter>,
+    in_flight: Gauge<i64, AtomicI64>,
+    waited: Family<OfModel, Histogram>,
+    first_token: Family<OfModel, Histogram>,
+    tokens: Family<Tokens, Counter>,
+    retries: Family<OfModel, Counter>,
+}
+
+/// A request that is served, counted for as long.
+#[derive(Debug)]
+pub struct InFlight(Gauge<i64, AtomicI64>);
+
+impl Default for GatewayMetrics {
+    fn default() -> Self {
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 16));
+        Self {
+            ended: Family::default(),
+            in_flight: Gauge::default(),
+            waited: Family::new_with_constructor(seconds),
+            first_token: Family::new_with_constructor(seconds),
+            tokens: Family::default(),
+            retries: Family::default(),
+        }
+    }
+}
+
+impl GatewayMetrics {
+    /// Registers the counters.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("gateway_requests", "Requests for models that ended", self.ended.clone());
+        registry.register("gateway_in_flight", "Requests for models that are served or wait", self.in_flight.clone());
+        let help = "How long requests waited for a place at an engine, in seconds";
+        registry.register("gateway_wait_seconds", help, self.waited.clone());
+        let help = "From a request's last byte to the first token that passed, in seconds";
+        registry.register("gateway_first_token_seconds", help, self.first_token.clone());
+        registry.register("gateway_tokens", "Tokens that engines billed", self.tokens.clone());
+        let help = "Requests that another engine of the model got, as one had failed before its first token";
+        registry.register("gateway_retries", help, self.retries.clone());
+    }
+
+    /// Counts a request for as long as what is returned lives.
+    #[must_use]
+    pub fn begin(&self) -> InFlight {
+        self.in_flight.inc();
+        InFlight(self.in_flight.clone())
+    }
+
+    /// Counts the end of a request. `model` is one of the configuration, or empty.
+    pub fn ended(&self, operation: Option<Operation>, model: &Arc<str>, outcome: &'static str) {
+        let operation = operation.map_or("unknown", Operation::label);
+        self.ended.get_or_create(&Ended { operation, model: model.clone(), outcome }).inc();
+    }
+
+    /// Notes how long a request waited for a place.
+    pub fn waited(&self, model: &Arc<str>, seconds: f64) {
+        self.waited.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
+    }
+
+    /// Notes when the first token passed.
+    pub fn first_token(&self, model: &Arc<str>, seconds: f64) {
+        self.first_token.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
+    }
+
+    /// Counts what an engine billed.
+    pub fn billed(&self, model: &Arc<str>, usage: Usage) {
+        for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
+            self.tokens.get_or_create(&Tokens { model: model.clone(), kind }).inc_by(tokens);
+        }
+    }
+
+    /// Counts a request that another engine got.
+    pub fn retried(&self, model: &Arc<str>) {
+        self.retries.get_or_create(&OfModel { model: model.clone() }).inc();
+    }
+
+    /// How many requests are served or wait.
+    #[must_use]
+    pub fn in_flight(&self) -> i64 {
+        self.in_flight.inner().load(Relaxed)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,0 +1,330 @@
+//! What paced has to know of the OpenAI API: which paths there are, what of a request decides where it goes, and how an
+//! error looks. All else in a body passes as it is.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
+
+/// The requests that are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// `POST /v1/chat/completions`.
+    ChatCompletions,
+    /// `POST /v1/completions`.
+    Completions,
+    /// `POST /v1/embeddings`.
+    Embeddings,
+    /// `GET /v1/models`.
+    Models,
+    /// `GET /health`.
+    Health,
+}
+
+impl Operation {
+    const ALL: [Self; 5] = [Self::ChatCompletions, Self::Completions, Self::Embeddings, Self::Models, Self::Health];
+
+    /// Returns the operation that a request's method and path name; the query does not count.
+    ///
+    /// # Errors
+    /// Nothing has that path, or what has it takes another method.
+    pub fn of(method: &[u8], path: &[u8]) -> Result<Self, Refusal> {
+        let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
+        let operation = Self::ALL.into_iter().find(|operation| operation.path().as_bytes() == path);
+        let operation = operation.ok_or(Refusal::NotFound)?;
+        if operation.method().as_bytes() == method { Ok(operation) } else { Err(Refusal::Method(operation)) }
+    }
+
+    /// The path.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Models => "/v1/models",
+            Self::Health => "/health",
+        }
+    }
+
+    /// The one method that it takes.
+    #[must_use]
+    pub const fn method(self) -> &'static str {
+        match self {
+            Self::Models | Self::Health => "GET",
+            _ => "POST",
+        }
+    }
+
+    /// A word for metrics, as OpenTelemetry's conventions for generative AI name operations (`gen_ai.operation.name`).
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "chat",
+            Self::Completions => "text_completion",
+            Self::Embeddings => "embeddings",
+            Self::Models => "models",
+            Self::Health => "health",
+        }
+    }
+}
+
+/// What of a request's body decides where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The model, as the client names it.
+    pub model: String,
+    /// Where its name stands in the body, quotes included.
+    model_at: Range<usize>,
+    /// Whether tokens are to come as they are made.
+    pub is_stream: bool,
+    /// How many tokens the answer may have, where the client says so.
+    pub max_tokens: Option<u32>,
+}
+
+/// The keys of a body that are looked at.
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(default)]
+    stream: Option<bool>,
+    #[serde(default)]
+    max_tokens: Option<u32>,
+    #[serde(default)]
+    max_completion_tokens: Option<u32>,
+}
+
+impl Ask {
+    /// Reads a request's body.
+    ///
+    /// # Errors
+    /// The body is no JSON object, names no model, or says one of the keys that count here twice or as another type.
+    pub fn read(body: &[u8]) -> Result<Self, Refusal> {
+        let text = std::str::from_utf8(body).map_err(|_| Refusal::Json("the body is not UTF-8".into()))?;
+        let read: Body<'_> = serde_json::from_str(text).map_err(|error| Refusal::Json(error.to_string()))?;
+        let raw = read.model.ok_or(Refusal::NoModel)?.get();
+        let model: String = serde_json::from_str(raw).map_err(|_| Refusal::NoModel)?;
+        // A raw value is a part of the text that it was read from.
+        let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize).ok_or(Refusal::NoModel)?;
+        Ok(Self {
+            model,
+            model_at: start..start + raw.len(),
+            is_stream: read.stream.unwrap_or(false),
+            max_tokens: read.max_completion_tokens.or(read.max_tokens),
+        })
+    }
+
+    /// Returns `body`, from which this was read, with another model's name and otherwise byte for byte.
+    #[must_use]
+    pub fn with_model(&self, body: &Bytes, model: &str) -> Bytes {
+        let (Some(before), Some(after)) = (body.get(..self.model_at.start), body.get(self.model_at.end..)) else {
+            return body.clone();
+        };
+        if self.model == model {
+            return body.clone();
+        }
+        let name = serde_json::Value::from(model).to_string();
+        let mut rewritten = BytesMut::with_capacity(before.len() + name.len() + after.len());
+        for part in [before, name.as_bytes(), after] {
+            rewritten.extend_from_slice(part);
+        }
+        rewritten.freeze()
+    }
+}
+
+/// Why a request is not answered by an engine; each is told to the client as an error of the API's own form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Nothing has that path.
+    #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
+    NotFound,
+    /// What has that path takes another method.
+    #[error("use {}", .0.method())]
+    Method(Operation),
+    /// The content is no JSON.
+    #[error("the content-type has to be application/json")]
+    ContentType,
+    /// The body is larger than allowed.
+    #[error("the body is larger than {max_bytes} bytes")]
+    TooLarge {
+        /// How large it may be.
+        max_bytes: usize,
+    },
+    /// The body did not come in time.
+    #[error("the body did not arrive in time")]
+    BodyTimeout,
+    /// The body cannot be read.
+    #[error("the body is not a valid request: {0}")]
+    Json(String),
+    /// The body names no model.
+    #[error("the body names no model")]
+    NoModel,
+    /// The client's key is missing or unknown.
+    #[error("the API key is missing or unknown")]
+    Key,
+    /// There is no such model.
+    #[error("there is no model called {0:?}; GET /v1/models lists them")]
+    UnknownModel(String),
+    /// More requests wait than may.
+    #[error("too many requests are waiting; try again later")]
+    Crowded,
+    /// No engine answers.
+    #[error("no engine of the model answers; try again later")]
+    NoEngine,
+    /// No gateway is within reach, and why.
+    #[error("no gateway is within reach: {0}")]
+    NoGateway(String),
+    /// No model can meet the deadline.
+    #[error("no model can answer within the deadline; allow more time, or try again later")]
+    Late,
+    /// The engine did not answer properly.
+    #[error("the engine failed: {0}")]
+    Engine(&'static str),
+    /// The engine did not answer in time.
+    #[error("the engine did not answer in time")]
+    EngineTimeout,
+}
+
+/// After how many seconds a client may try again that was told so.
+pub const RETRY_AFTER_S: u32 = 1;
+
+impl Refusal {
+    /// The status to answer with (RFC 9110 §15).
+    #[must_use]
+    pub const fn status(&self) -> u16 {
+        match self {
+            Self::NotFound | Self::UnknownModel(_) => 404,
+            Self::Method(_) => 405,
+            Self::ContentType => 415,
+            Self::TooLarge { .. } => 413,
+            Self::BodyTimeout => 408,
+            Self::Json(_) | Self::NoModel => 400,
+            Self::Key => 401,
+            Self::Crowded => 429,
+            Self::NoEngine | Self::NoGateway(_) | Self::Late => 503,
+            Self::Engine(_) => 502,
+            Self::EngineTimeout => 504,
+        }
+    }
+
+    /// Whether the same request may fare better later.
+    #[must_use]
+    pub const fn is_temporary(&self) -> bool {
+        matches!(self, Self::Crowded | Self::NoEngine | Self::NoGateway(_) | Self::Late)
+    }
+
+    /// A word for metrics, and `code` in the error's body.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::Method(_) => "method_not_allowed",
+            Self::ContentType => "unsupported_media_type",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::BodyTimeout => "body_timeout",
+            Self::Json(_) => "invalid_body",
+            Self::NoModel => "model_missing",
+            Self::Key => "invalid_api_key",
+            Self::UnknownModel(_) => "model_not_found",
+            Self::Crowded => "overloaded",
+            Self::NoEngine => "no_engine",
+            Self::NoGateway(_) => "no_gateway",
+            Self::Late => "deadline_unreachable",
+            Self::Engine(_) => "engine_failed",
+            Self::EngineTimeout => "engine_timeout",
+        }
+    }
+
+    /// The kind that clients of the API go by.
+    const fn kind(&self) -> &'static str {
+        match self.status() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// Returns the body that says so, in the form of the API's errors.
+    #[must_use]
+    pub fn body(&self) -> Bytes {
+        let (message, kind, code) = (self.to_string(), self.kind(), self.code());
+        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string().into()
+    }
+
+    /// Returns the event that says so to a client that has got a part of its tokens already.
+    #[must_use]
+    pub fn event(&self) -> Bytes {
+        let body = self.body();
+        let mut event = BytesMut::with_capacity(body.len() + 8);
+        for part in [b"data: ", &body[..], b"\n\n"] {
+            event.extend_from_slice(part);
+        }
+        event.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_known_by_its_method_and_path_whatever_its_query() {
+        assert_eq!(Operation::of(b"POST", b"/v1/chat/completions?a=b"), Ok(Operation::ChatCompletions));
+        assert_eq!(Operation::of(b"GET", b"/v1/models"), Ok(Operation::Models));
+        assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(Refusal::Method(Operation::Completions)));
+        assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(Refusal::NotFound));
+        assert_eq!(Operation::of(b"POST", b""), Err(Refusal::NotFound));
+    }
+
+    #[test]
+    fn only_the_models_name_is_rewritten() {
+        let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
+        let ask = Ask::read(&body).unwrap();
+        assert_eq!((&ask.model[..], ask.is_stream, ask.max_tokens), ("ab", true, None));
+        let rewritten = ask.with_model(&body, "big \"one\"");
+        assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
+        assert_eq!(ask.with_model(&body, "ab"), body, "the same model in other letters stays");
+        assert_eq!(Ask::read(&rewritten).unwrap().model, "big \"one\"");
+    }
+
+    #[test]
+    fn both_names_of_the_tokens_limit_count_and_the_newer_one_wins() {
+        let limit = |keys: &str| Ask::read(format!(r#"{{"model":"m"{keys}}}"#).as_bytes()).unwrap().max_tokens;
+        assert_eq!(limit(""), None);
+        assert_eq!(limit(r#","max_tokens":7"#), Some(7));
+        assert_eq!(limit(r#","max_completion_tokens":9,"max_tokens":7"#), Some(9));
+        assert_eq!(limit(r#","max_tokens":null,"stream":null"#), None);
+    }
+
+    #[test]
+    fn a_body_that_cannot_be_routed_is_refused_with_the_reason() {
+        for (body, code) in [
+            (&b"{"[..], "invalid_body"),
+            (b"[]", "invalid_body"),
+            (b"\xff", "invalid_body"),
+            (b"{}", "model_missing"),
+            (br#"{"model":null}"#, "model_missing"),
+            (br#"{"model":3}"#, "model_missing"),
+            (br#"{"model":"a","model":"b"}"#, "invalid_body"),
+            (br#"{"model":"a","stream":"yes"}"#, "invalid_body"),
+            (br#"{"model":"a","max_tokens":-1}"#, "invalid_body"),
+        ] {
+            let refusal = Ask::read(body).unwrap_err();
+            assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));
+        }
+    }
+
+    #[test]
+    fn an_error_has_the_form_of_the_api() {
+        let body: serde_json::Value = serde_json::from_slice(&Refusal::UnknownModel("x".into()).body()).unwrap();
+        assert_eq!(body["error"]["type"], "not_found_error");
+        assert_eq!(body["error"]["code"], "model_not_found");
+        assert!(body["error"]["message"].as_str().unwrap().contains("\"x\""), "{body}");
+        let event = Refusal::Engine("it stopped").event();
+        assert!(event.starts_with(b"data: {") && event.ends_with(b"}\n\n"));
+    }
+}

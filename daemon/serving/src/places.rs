@@ -1,0 +1,389 @@
+//! The places for requests at a model's engines, and the order of the requests that wait for one.
+//!
+//! Requests wait here and not in an engine, which would serve them first come, first served. The order is that of the
+//! policy's schedule, on the same [`Streams`] that orders bytes: a request is a stream with one turn.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use parking_lot::Mutex;
+use sched::stream::{Clock, Discipline, Service, Streams};
+use tokio::sync::oneshot;
+
+/// The engines that run one model.
+#[derive(Debug)]
+pub struct Engines {
+    state: Mutex<State>,
+    /// Requests that each works on at once.
+    most_in_flight: u32,
+    /// Requests that may wait.
+    most_waiting: usize,
+    now_ns: fn() -> u64,
+}
+
+#[derive(Debug)]
+struct State {
+    replicas: Vec<Replica>,
+    clock: Clock,
+    order: Streams,
+    /// By the names that `order` knows them by.
+    waiting: Vec<Option<oneshot::Sender<Place>>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Replica {
+    in_flight: u32,
+    /// How many requests in a row it failed.
+    failures: u32,
+    /// Until when it gets none, as it failed.
+    ejected_until_ns: u64,
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// As many requests wait as may.
+    Crowded,
+    /// No engine is left that has not failed.
+    NoEngine,
+}
+
+/// A place at an engine, given back when dropped.
+#[derive(Debug)]
+pub struct Place {
+    engines: Arc<Engines>,
+    /// The engine.
+    pub replica: usize,
+}
+
+/// A request that waits for its place. Dropped, it waits no longer.
+#[derive(Debug)]
+pub struct Waiting {
+    engines: Arc<Engines>,
+    name: u32,
+    place: oneshot::Receiver<Place>,
+}
+
+/// How long an engine that failed gets no requests: at first, and at most; twice as long each time.
+const EJECTION_NS: (u64, u64) = (1_000_000_000, 30_000_000_000);
+
+impl Engines {
+    /// Returns `replicas` engines that have nothing to do, each for so many requests at once; of others, `most_waiting` wait.
+    #[must_use]
+    pub fn new(
+        replicas: usize,
+        most_in_flight: u32,
+        most_waiting: usize,
+        discipline: Discipline,
+        now_ns: fn() -> u64,
+    ) -> Arc<Self> {
+        let state = State {
+            replicas: vec![Replica::default(); replicas],
+            clock: Clock::new(discipline, 0),
+            order: Streams::new(),
+            waiting: Vec::new(),
+        };
+        Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
+    }
+
+    /// Orders what waits by another discipline from now on.
+    pub fn reorder(&self, discipline: Discipline) {
+        let mut state = self.state.lock();
+        if state.clock.discipline() != discipline {
+            let State { clock, order, .. } = &mut *state;
+            *clock = Clock::new(discipline, 0);
+            order.reorder(clock);
+        }
+    }
+
+    /// Takes a place at the engine with the least to do of those that are not among `tried`, or waits for one as `service`
+    /// says. A request that was tried already does not wait.
+    ///
+    /// # Errors
+    /// Too many wait, or no engine is left that has not failed.
+    pub fn take(self: &Arc<Self>, service: Service, tried: &[usize]) -> Result<Turn, NoPlace> {
+        let now_ns = (self.now_ns)();
+        let mut state = self.state.lock();
+        if !(0..state.replicas.len())
+            .any(|replica| !tried.contains(&replica) && state.replicas[replica].is_usable(now_ns))
+        {
+            return Err(NoPlace::NoEngine);
+        }
+        // A request that failed elsewhere has waited for its turn already.
+        if (state.order.is_empty() || !tried.is_empty())
+            && let Some(replica) = state.least_busy(self.most_in_flight, tried, now_ns)
+        {
+            state.replicas[replica].in_flight += 1;
+            return Ok(Turn::Now(Place { engines: self.clone(), replica }));
+        }
+        if !tried.is_empty() || state.order.len() >= self.most_waiting {
+            return Err(NoPlace::Crowded);
+        }
+        let waiting = self.enqueue(&mut state, service);
+        let unwanted = self.give_places(&mut state, now_ns);
+        drop(state);
+        drop(unwanted);
+        Ok(Turn::Later(waiting))
+    }
+
+    fn enqueue(self: &Arc<Self>, state: &mut State, service: Service) -> Waiting {
+        let (told, place) = oneshot::channel();
+        let slot = state.waiting.iter().position(Option::is_none).unwrap_or(state.waiting.len());
+        if slot == state.waiting.len() {
+            state.waiting.push(None);
+        }
+        state.waiting[slot] = Some(told);
+        let name = slot as u32;
+        let State { clock, order, .. } = state;
+        order.insert(name, service);
+        order.wake(clock, name);
+        Waiting { engines: self.clone(), name, place }
+    }
+
+    /// Gives places to requests whose turn it is, as long as there are both; returns those that nobody waits for any more,
+    /// to be dropped without the lock.
+    fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<Place> {
+        let mut unwanted = Vec::new();
+        while let Some((name, _)) = state.order.turn()
+            && let Some(replica) = state.least_busy(self.most_in_flight, &[], now_ns)
+        {
+            let State { replicas, clock, order, waiting } = &mut *state;
+            // Fair disciplines charge a request as one unit; its tokens are not known yet.
+            order.end_turn(clock, name, 1, false);
+            order.remove(name);
+            replicas[replica].in_flight += 1;
+            let place = Place { engines: self.clone(), replica };
+            let told = waiting.get_mut(name as usize).and_then(Option::take);
+            unwanted.extend(match told {
+                Some(told) => told.send(place).err(),
+                None => Some(place),
+            });
+        }
+        unwanted
+    }
+
+    /// Notes that an engine answered as it should.
+    pub fn succeeded(&self, replica: usize) {
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            (replica.failures, replica.ejected_until_ns) = (0, 0);
+        }
+    }
+
+    /// Notes that an engine failed: it gets no requests for a while. Where no engine is left, what waits is told so.
+    pub fn failed(&self, replica: usize) {
+        let now_ns = (self.now_ns)();
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
+            let (first, longest) = EJECTION_NS;
+            let ejection_ns = first.saturating_mul(1 << replica.failures.min(10)).min(longest);
+            replica.failures = replica.failures.saturating_add(1);
+            replica.ejected_until_ns = now_ns.saturating_add(ejection_ns);
+        }
+        if state.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
+            state.waiting.clear();
+            state.order = Streams::new();
+        }
+    }
+
+    /// How many requests each engine works on, and whether it gets any.
+    #[must_use]
+    pub fn loads(&self) -> Vec<(u32, bool)> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.replicas.iter().map(|replica| (replica.in_flight, replica.is_usable(now_ns))).collect()
+    }
+
+    /// Whether one more request would be worked on at once.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.order.is_empty() && state.least_busy(self.most_in_flight, &[], now_ns).is_some()
+    }
+
+    /// Whether any engine gets requests.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.replicas.iter().any(|replica| replica.is_usable(now_ns))
+    }
+
+    /// How many requests wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.state.lock().order.len()
+    }
+
+    /// Takes back a place, and gives it to the request whose turn it is.
+    fn give_back(self: &Arc<Self>, replica: usize) {
+        let now_ns = (self.now_ns)();
+        let mut state = self.state.lock();
+        if let Some(replica) = state.replicas.get_mut(replica) {
+            replica.in_flight = replica.in_flight.saturating_sub(1);
+        }
+        let unwanted = self.give_places(&mut state, now_ns);
+        drop(state);
+        drop(unwanted);
+    }
+}
+
+impl State {
+    /// The engine with the least to do of those with room that are not among `tried`.
+    fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
+        let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
+            replica.in_flight < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
+        });
+        free.min_by_key(|(_, replica)| replica.in_flight).map(|(place, _)| place)
+    }
+}
+
+impl Replica {
+    const fn is_usable(&self, now_ns: u64) -> bool {
+        self.ejected_until_ns <= now_ns
+    }
+}
+
+/// A place, or the wait for it.
+#[derive(Debug)]
+pub enum Turn {
+    /// There is one.
+    Now(Place),
+    /// There will be one.
+    Later(Waiting),
+}
+
+impl Future for Waiting {
+    type Output = Result<Place, NoPlace>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.place).poll(cx).map(|place| place.map_err(|_| NoPlace::NoEngine))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.place.close();
+        let mut state = self.engines.state.lock();
+        // Only while this request waits: once it has a place, its name may be another's.
+        let told = state.waiting.get_mut(self.name as usize);
+        if let Some(told) = told.filter(|told| told.as_ref().is_some_and(oneshot::Sender::is_closed)) {
+            *told = None;
+            state.order.remove(self.name);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.engines.give_back(self.replica);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use sched::stream::Low;
+
+    use super::*;
+
+    fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {
+        Engines::new(replicas, most_in_flight, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || {
+            5_000_000_000
+        })
+    }
+
+    fn due(deadline_ns: u64) -> Service {
+        Service { deadline_ns: Some(deadline_ns), ..Service::default() }
+    }
+
+    fn now(turn: Result<Turn, NoPlace>) -> Place {
+        match turn {
+            Ok(Turn::Now(place)) => place,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn later(turn: Result<Turn, NoPlace>) -> Waiting {
+        match turn {
+            Ok(Turn::Later(waiting)) => waiting,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn poll(waiting: &mut Waiting) -> Poll<Result<Place, NoPlace>> {
+        Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn requests_go_to_the_engine_with_the_least_to_do() {
+        let engines = engines(2, 2);
+        let places: Vec<_> = (0..4).map(|_| now(engines.take(Service::default(), &[]))).collect();
+        assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert_eq!(engines.loads(), [(2, true), (2, true)]);
+        drop(places);
+        assert_eq!(engines.loads(), [(0, true), (0, true)]);
+    }
+
+    #[test]
+    fn what_waits_gets_places_as_the_discipline_says_and_more_than_may_is_refused() {
+        let engines = engines(1, 1);
+        let first = now(engines.take(due(1), &[]));
+        let mut waiting: Vec<_> = [30, 10, 20].map(|due_ns| later(engines.take(due(due_ns << 4), &[]))).into();
+        assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::Crowded)));
+        drop(first);
+        let place = match poll(&mut waiting[1]) {
+            Poll::Ready(Ok(place)) => place,
+            other => panic!("{other:?}"),
+        };
+        assert!(poll(&mut waiting[0]).is_pending() && poll(&mut waiting[2]).is_pending());
+        drop(place);
+        assert!(poll(&mut waiting[2]).is_ready() && poll(&mut waiting[0]).is_ready(), "each gave its place back");
+        assert_eq!((engines.waiting(), engines.loads()), (0, vec![(0, true)]));
+    }
+
+    #[test]
+    fn a_request_that_gives_up_waits_no_longer_and_keeps_no_place() {
+        let engines = engines(1, 1);
+        let first = now(engines.take(due(1), &[]));
+        let (gone, mut stays) = (later(engines.take(due(16), &[])), later(engines.take(due(32), &[])));
+        drop(gone);
+        assert_eq!(engines.waiting(), 1);
+        drop(first);
+        assert_eq!(engines.loads(), [(1, true)], "the place is on its way");
+        let another = later(engines.take(due(48), &[]));
+        drop(stays.place.try_recv());
+        drop(stays);
+        drop(another);
+        assert_eq!((engines.waiting(), engines.loads()), (0, vec![(0, true)]), "whatever was on its way came back");
+    }
+
+    #[test]
+    fn an_engine_that_fails_gets_nothing_and_when_none_is_left_nobody_waits() {
+        let engines = engines(2, 1);
+        let (first, second) = (now(engines.take(due(1), &[])), now(engines.take(due(2), &[])));
+        let mut waiting = later(engines.take(due(16), &[]));
+        engines.failed(first.replica);
+        drop(first);
+        assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to nobody");
+        assert!(matches!(engines.take(due(1), &[1]), Err(NoPlace::NoEngine)), "the only one left was tried");
+        engines.failed(second.replica);
+        assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
+        assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::NoEngine)));
+        engines.succeeded(0);
+        assert_eq!(now(engines.take(due(1), &[])).replica, 0);
+        drop(second);
+    }
+
+    #[test]
+    fn another_discipline_orders_what_waits_already() {
+        let engines = engines(1, 1);
+        let first = now(engines.take(due(1), &[]));
+        let mut waiting: Vec<_> = [20, 10].map(|due_ns| later(engines.take(due(due_ns << 4), &[]))).into();
+        engines.reorder(Discipline::Ml { low: Low::Fcfs });
+        drop(first);
+        assert!(poll(&mut waiting[1]).is_ready(), "what was first in the old order arrives first in the new one");
+    }
+}

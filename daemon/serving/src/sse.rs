@@ -1,0 +1,210 @@
+//! Server-sent events on their way from an engine to a client: whole events pass, and what they bill is noted.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use serde::Deserialize;
+
+/// The longest event that passes, in bytes.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+
+/// How many tokens an engine bills (`usage` of the OpenAI API).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Usage {
+    /// Those of the prompt.
+    #[serde(default)]
+    pub prompt_tokens: u64,
+    /// Those of the answer.
+    #[serde(default)]
+    pub completion_tokens: u64,
+}
+
+/// Why events pass no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// The data of an event is neither a JSON object nor `[DONE]`.
+    NoJson,
+    /// An event is longer than 1 MiB.
+    TooLong,
+}
+
+impl Malformed {
+    /// Says what an engine did.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoJson => "it sent an event that is no JSON object",
+            Self::TooLong => "it sent an event of more than 1 MiB",
+        }
+    }
+}
+
+/// Judges a stream of events line by line. Bytes of lines that are not whole wait for the rest.
+#[derive(Debug, Default)]
+pub struct Events {
+    partial: BytesMut,
+    usage: Option<Usage>,
+    is_done: bool,
+    has_content: bool,
+}
+
+/// The keys of an event that are looked at.
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(default)]
+    usage: Option<Usage>,
+    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow, default)]
+    delta: Option<Delta<'a>>,
+    #[serde(borrow, default)]
+    text: Option<&'a serde_json::value::RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow, default)]
+    content: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
+    reasoning_content: Option<&'a serde_json::value::RawValue>,
+    #[serde(borrow, default)]
+    tool_calls: Option<&'a serde_json::value::RawValue>,
+}
+
+impl Events {
+    /// Takes bytes as they arrive and returns what may pass: all lines that are whole by now, unchanged.
+    ///
+    /// # Errors
+    /// What arrived is no event of the API. Nothing of the line that is not passes.
+    pub fn push(&mut self, mut bytes: Bytes) -> Result<Bytes, Malformed> {
+        let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
+            self.keep(&bytes)?;
+            return Ok(Bytes::new());
+        };
+        let rest = bytes.split_off(end + 1);
+        let whole = if self.partial.is_empty() {
+            bytes
+        } else {
+            self.keep(&bytes)?;
+            self.partial.split().freeze()
+        };
+        for line in whole.split(|byte| *byte == b'\n') {
+            self.read(line.strip_suffix(b"\r").unwrap_or(line))?;
+        }
+        self.keep(&rest)?;
+        Ok(whole)
+    }
+
+    fn keep(&mut self, bytes: &Bytes) -> Result<(), Malformed> {
+        if self.partial.len() + bytes.remaining() > MAX_EVENT_BYTES {
+            return Err(Malformed::TooLong);
+        }
+        self.partial.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Reads one line. Comments, names of events and empty lines say nothing that counts.
+    fn read(&mut self, line: &[u8]) -> Result<(), Malformed> {
+        let Some(data) = line.strip_prefix(b"data:") else { return Ok(()) };
+        let data = data.trim_ascii();
+        if data == b"[DONE]" {
+            self.is_done = true;
+            return Ok(());
+        }
+        let event: Event<'_> = serde_json::from_slice(data).map_err(|_| Malformed::NoJson)?;
+        self.usage = event.usage.or(self.usage);
+        self.has_content |= event.choices.iter().any(Choice::has_content);
+        Ok(())
+    }
+
+    /// What the engine billed, once it has said so.
+    #[must_use]
+    pub const fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// Whether any token has passed. The first event of a chat often names a role and carries none.
+    #[must_use]
+    pub const fn has_content(&self) -> bool {
+        self.has_content
+    }
+
+    /// Whether the engine said that this was all.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// Whether the stream broke off within a line.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        !self.partial.is_empty()
+    }
+}
+
+impl Choice<'_> {
+    fn has_content(&self) -> bool {
+        let delta = self.delta.iter().flat_map(|delta| [delta.content, delta.reasoning_content, delta.tool_calls]);
+        delta.chain([self.text]).flatten().any(|value| !matches!(value.get(), "null" | "\"\"" | "[]"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHAT: &str = concat!(
+        ": a comment\r\n",
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":null}}]}\r\n\r\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\\u000ab\"}}],\"usage\":null}\n\n",
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n",
+        "data: [DONE]\n\n",
+    );
+
+    #[test]
+    fn events_pass_unchanged_and_are_billed_as_the_engine_says_however_they_are_cut() {
+        for size in 1..=CHAT.len() {
+            let (mut events, mut passed) = (Events::default(), Vec::new());
+            for chunk in CHAT.as_bytes().chunks(size) {
+                passed.extend_from_slice(&events.push(Bytes::copy_from_slice(chunk)).unwrap());
+            }
+            assert_eq!(passed, CHAT.as_bytes(), "in pieces of {size}");
+            assert_eq!(events.usage(), Some(Usage { prompt_tokens: 3, completion_tokens: 2 }));
+            assert!(events.is_done() && events.has_content() && !events.is_cut());
+        }
+    }
+
+    #[test]
+    fn a_role_alone_is_no_token() {
+        let mut events = Events::default();
+        let first = CHAT.find("a\\u").unwrap();
+        events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
+        assert!(!events.has_content() && events.is_cut());
+    }
+
+    #[test]
+    fn tokens_of_plain_completions_and_of_tools_count_as_well() {
+        for data in [
+            r#"{"choices":[{"text":"x"}]}"#,
+            r#"{"choices":[{"delta":{"tool_calls":[{}]}}]}"#,
+            r#"{"choices":[{"delta":{"reasoning_content":"x"}}]}"#,
+        ] {
+            let mut events = Events::default();
+            events.push(format!("data: {data}\n").into()).unwrap();
+            assert!(events.has_content(), "{data}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_event_does_not_pass() {
+        for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: {\"usage\":\"x\"}\n"] {
+            assert_eq!(Events::default().push(data.into()), Err(Malformed::NoJson), "{data}");
+        }
+        let mut events = Events::default();
+        let chunk = Bytes::from(vec![b'x'; 1 << 16]);
+        let end = (0..=16).map(|_| events.push(chunk.clone())).find(Result::is_err);
+        assert_eq!(end, Some(Err(Malformed::TooLong)));
+    }
+}

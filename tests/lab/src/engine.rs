@@ -1,0 +1,369 @@
+//! An emulated engine: the OpenAI API and vLLM's metrics, with steps that take as long as a formula says.
+//!
+//! What a prompt begins with tells how the engine behaves, so that a test needs no other way to reach it:
+//!
+//! | prompt | answer |
+//! |---|---|
+//! | `fail` | 500 |
+//! | `refuse` | 400, as for a request that the engine does not understand |
+//! | `hang` | none, for ever |
+//! | `stall N` | N tokens, then nothing |
+//! | `cut N` | N tokens, then the end of the connection |
+//! | `garbage N` | N tokens, then an event that is no JSON |
+//! | anything else | as many tokens as the request allows, 16 if it does not say |
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::time::{Sleep, sleep};
+
+use crate::netns::Namespace;
+
+/// How long an engine takes for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    /// Until the first token, for a prompt of any length.
+    pub prefill: Duration,
+    /// For one step, in which each request gets a token.
+    pub step: Duration,
+    /// How much longer a step is for each request.
+    pub step_per_request: Duration,
+}
+
+impl Default for Speed {
+    /// Fast, and hardly slower with more to do.
+    fn default() -> Self {
+        let micros = Duration::from_micros;
+        Self { prefill: micros(2_000), step: micros(1_000), step_per_request: micros(20) }
+    }
+}
+
+/// An engine that runs until it is dropped.
+#[derive(Debug)]
+pub struct Engine {
+    state: Arc<State>,
+    address: SocketAddr,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct State {
+    name: &'static str,
+    speed: Speed,
+    running: AtomicU64,
+    asked: AtomicU64,
+    finished: AtomicU64,
+    cancelled: AtomicU64,
+    last: Mutex<Option<Asked>>,
+}
+
+/// What an engine was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The path.
+    pub path: String,
+    /// The body.
+    pub body: String,
+    /// The key that was shown.
+    pub authorization: Option<String>,
+}
+
+impl Engine {
+    /// Starts an engine inside a namespace, on a port of all its addresses.
+    ///
+    /// # Errors
+    /// Without root, or when the port is taken.
+    pub fn start(namespace: &Namespace, port: u16, name: &'static str, speed: Speed) -> Result<Self> {
+        let listener = namespace.run(|| std::net::TcpListener::bind(("::", port)))?.context("an engine's port")?;
+        Self::serve(listener, name, speed)
+    }
+
+    /// Starts an engine on a listener.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn serve(listener: std::net::TcpListener, name: &'static str, speed: Speed) -> Result<Self> {
+        let state = Arc::new(State {
+            name,
+            speed,
+            running: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            cancelled: AtomicU64::new(0),
+            last: Mutex::default(),
+        });
+        let (address, (end, ended)) = (listener.local_addr()?, oneshot::channel());
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let own = state.clone();
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = ended => {}
+                    _ = accept(listener, own) => {}
+                }
+            });
+        })?;
+        Ok(Self { state, address, end: Some(end), thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many requests it has got, how many of them it has answered to the end, and how many were given up by their clients.
+    #[must_use]
+    pub fn counts(&self) -> [u64; 3] {
+        [&self.state.asked, &self.state.finished, &self.state.cancelled].map(|count| count.load(Relaxed))
+    }
+
+    /// The request that it got last.
+    #[must_use]
+    pub fn last(&self) -> Option<Asked> {
+        self.state.last.lock().ok()?.clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // It panics only if a test is broken already.
+            _ = thread.join();
+        }
+    }
+}
+
+async fn accept(listener: std::net::TcpListener, state: Arc<State>) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let state = state.clone();
+        tokio::spawn(async move {
+            let answer = service_fn(move |request| answer(request, state.clone()));
+            // An error is that of a client that left, or of an answer that was to break off.
+            _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+        });
+    }
+}
+
+type Answer = Response<http_body_util::Either<Full<Bytes>, Tokens>>;
+
+async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer, Infallible> {
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let path = parts.uri.path().to_owned();
+    match path.as_str() {
+        "/health" => return Ok(whole(StatusCode::OK, "")),
+        "/metrics" => {
+            let running = state.running.load(Relaxed);
+            let text = format!("vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n");
+            return Ok(whole(StatusCode::OK, &text));
+        }
+        "/v1/models" => {
+            let list = json!({ "object": "list", "data": [{ "id": state.name, "object": "model" }] });
+            return Ok(whole(StatusCode::OK, &list.to_string()));
+        }
+        _ => {}
+    }
+    state.asked.fetch_add(1, Relaxed);
+    let authorization = parts.headers.get("authorization").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let text = String::from_utf8_lossy(&body).into_owned();
+    if let Ok(mut last) = state.last.lock() {
+        *last = Some(Asked { path: path.clone(), body: text, authorization });
+    }
+    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());
+    let prompt = prompt.unwrap_or_default();
+    let (word, number) = prompt.split_once(' ').unwrap_or((prompt, ""));
+    let number = number.parse().unwrap_or(0);
+    let most = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| asked[key].as_u64()).unwrap_or(16);
+    let (tokens, end) = match word {
+        "fail" => return Ok(whole(StatusCode::INTERNAL_SERVER_ERROR, "a secret of the engine")),
+        "refuse" => {
+            let error = json!({ "error": { "message": "no", "type": "invalid_request_error" } });
+            return Ok(whole(StatusCode::BAD_REQUEST, &error.to_string()));
+        }
+        "hang" => return Ok(std::future::pending().await),
+        "stall" => (number, End::Silence),
+        "cut" => (number, End::Cut),
+        "garbage" => (number, End::Garbage),
+        _ => (most, End::Done),
+    };
+    let is_chat = path == "/v1/chat/completions";
+    let prompt_tokens = prompt.split_whitespace().count() as u64;
+    let is_stream = asked["stream"] == true;
+    let kind = if is_stream { "text/event-stream" } else { "application/json" };
+    let answer = Tokens::new(state, (is_chat, is_stream), prompt_tokens, (tokens, end));
+    let mut response = Response::new(http_body_util::Either::Right(answer));
+    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
+    Ok(response)
+}
+
+fn whole(status: StatusCode, body: &str) -> Answer {
+    let mut response = Response::new(http_body_util::Either::Left(Full::new(Bytes::copy_from_slice(body.as_bytes()))));
+    *response.status_mut() = status;
+    response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static("application/json"));
+    response
+}
+
+/// How an answer ends, behind its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Done,
+    Silence,
+    Cut,
+    Garbage,
+}
+
+/// The tokens of one answer, each when its step is over.
+struct Tokens {
+    state: Arc<State>,
+    is_chat: bool,
+    is_stream: bool,
+    prompt_tokens: u64,
+    made: u64,
+    tokens: u64,
+    end: End,
+    step: Pin<Box<Sleep>>,
+    /// What is still to be sent behind the last token.
+    last: Vec<Bytes>,
+    is_over: bool,
+}
+
+impl Tokens {
+    fn new(
+        state: Arc<State>,
+        (is_chat, is_stream): (bool, bool),
+        prompt_tokens: u64,
+        (tokens, end): (u64, End),
+    ) -> Self {
+        state.running.fetch_add(1, Relaxed);
+        let step = Box::pin(sleep(state.speed.prefill));
+        Self { state, is_chat, is_stream, prompt_tokens, made: 0, tokens, end, step, last: Vec::new(), is_over: false }
+    }
+
+    fn token(&self) -> String {
+        format!("{} ", self.made)
+    }
+
+    fn event(&self) -> Bytes {
+        let choice = match self.is_chat {
+            true => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
+            false => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
+        };
+        format!("data: {}\n\n", self.object(&choice, None)).into()
+    }
+
+    fn object(&self, choice: &Value, usage: Option<Value>) -> Value {
+        let kind = match (self.is_chat, self.is_stream) {
+            (true, true) => "chat.completion.chunk",
+            (true, false) => "chat.completion",
+            _ => "text_completion",
+        };
+        let mut object =
+            json!({ "id": "1", "object": kind, "created": 0, "model": self.state.name, "choices": [choice] });
+        if let Some(usage) = usage {
+            object["usage"] = usage;
+        }
+        object
+    }
+
+    /// What comes behind the last token.
+    fn ending(&self) -> Vec<Bytes> {
+        let total = self.prompt_tokens + self.made;
+        let usage = json!({
+            "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
+        });
+        if !self.is_stream {
+            let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
+            let choice = match self.is_chat {
+                true => json!({
+                    "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop"
+                }),
+                false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
+            };
+            return vec![self.object(&choice, Some(usage)).to_string().into()];
+        }
+        let choice = match self.is_chat {
+            true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
+            false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
+        };
+        // The last is taken first.
+        vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, Some(usage))).into()]
+    }
+}
+
+impl Body for Tokens {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            if let Some(bytes) = self.last.pop() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            if self.made == self.tokens && self.end != End::Done {
+                let end = self.end;
+                match end {
+                    // Behind the last token's step, so that the token has left.
+                    End::Cut if self.step.as_mut().poll(cx).is_pending() => return Poll::Pending,
+                    End::Cut => return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
+                    End::Garbage => {
+                        self.is_over = true;
+                        self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
+                        continue;
+                    }
+                    _ => return Poll::Pending,
+                }
+            }
+            std::task::ready!(self.step.as_mut().poll(cx));
+            if self.made == self.tokens {
+                self.is_over = true;
+                self.last = self.ending();
+                self.state.finished.fetch_add(1, Relaxed);
+                continue;
+            }
+            let running = self.state.running.load(Relaxed).min(1 << 16) as u32;
+            let step = self.state.speed.step + self.state.speed.step_per_request * running;
+            self.step = Box::pin(sleep(step));
+            let event = self.event();
+            self.made += 1;
+            if self.is_stream {
+                return Poll::Ready(Some(Ok(Frame::data(event))));
+            }
+        }
+    }
+}
+
+impl Drop for Tokens {
+    fn drop(&mut self) {
+        self.state.running.fetch_sub(1, Relaxed);
+        if !self.is_over {
+            self.state.cancelled.fetch_add(1, Relaxed);
+        }
+    }
+}

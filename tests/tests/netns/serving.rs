@@ -1,0 +1,334 @@
+//! Models: curl asks an edge, the edge a gateway, the gateway engines.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
+
+use std::io::Read as _;
+use std::process::Stdio;
+
+use api::token::generate_token;
+use config::hash::hex;
+use lab::engine::{Engine, Speed};
+use lab::process::{Process, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
+use serde_json::{Value, json};
+
+/// Where the edge serves clients.
+const SERVE: &str = "http://127.0.0.1:8100";
+
+/// A gateway with a large and a small model, the engines of the large one, and an edge.
+struct Desk {
+    site: Site,
+    large: Vec<Engine>,
+    small: Engine,
+    edge: Process,
+}
+
+impl Desk {
+    /// `model` is added to the large model's keys, and `gateway` to the gateway's.
+    fn new(replicas: u16, model: &str, gateway: &str) -> Self {
+        let chain = lab::netns::Chain::new().unwrap();
+        let start = |port, name| Engine::start(&chain.target, port, name, Speed::default()).unwrap();
+        let large: Vec<_> = (0..replicas).map(|replica| start(8001 + replica, "opt-6.7b")).collect();
+        let small = start(8010, "opt-125m");
+        let at = chain.egress.far.v4;
+        let engines: Vec<_> = (0..replicas).map(|replica| format!("http://{at}:{}/v1", 8001 + replica)).collect();
+        let sections = format!(
+            r#"
+            [gateway]
+            {gateway}
+            [[gateway.model]]
+            name = "large"
+            engine_name = "opt-6.7b"
+            engines = {engines:?}
+            key_file = "$FOLDER/engine.key"
+            {model}
+            [[gateway.model]]
+            name = "opt-125m"
+            engines = ["http://{at}:8010"]
+            [[gateway.alias]]
+            name = "auto"
+            models = ["large", "opt-125m"]
+            "#
+        );
+        let (token, hash) = generate_token().unwrap();
+        let relay = format!("[[relay.token]]\nname = \"edge\"\nsha256 = \"{}\"", hex(&hash));
+        // The relay reads the file at its start.
+        let folder = std::env::temp_dir().join(chain.relay.name());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("engine.key"), "sk-of-the-engine\n").unwrap();
+        let site = Site::on(chain, Terms { relay: &relay, sections: &sections, ..Terms::default() }).unwrap();
+        site.write("edge.token", &token).unwrap();
+        let edge = start_edge(&site);
+        Self { site, large, small, edge }
+    }
+
+    /// Has curl ask, and returns the status, the head and the body of the answer.
+    fn ask(&self, path: &str, options: &[&str]) -> (u16, String, String) {
+        let mut curl = self.site.chain.client.command("curl").unwrap();
+        curl.args(["-sS", "-N", "-i", "--http1.1", "--max-time", "20", &format!("{SERVE}{path}")]).args(options);
+        let output = curl.output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let Some((head, body)) = said.split_once("\r\n\r\n") else {
+            panic!("{said} {}", String::from_utf8_lossy(&output.stderr));
+        };
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    /// Asks for a chat.
+    fn chat(&self, model: &str, prompt: &str, is_stream: bool) -> (u16, String, String) {
+        self.ask("/v1/chat/completions", &["--json", &chat(model, prompt, is_stream)])
+    }
+
+    fn counts(&self) -> lab::site::Counts {
+        self.site.counts().unwrap()
+    }
+}
+
+fn start_edge(site: &Site) -> Process {
+    let text = format!(
+        r#"
+        state_dir = "{folder}/edge"
+        [[serve]]
+        listen = "127.0.0.1:8100"
+        relay = "{relay}"
+        ca = "{folder}/authority.pem"
+        token_file = "{folder}/edge.token"
+        [control]
+        enabled = false
+        "#,
+        folder = site.path("").display(),
+        relay = site.template(Family::V4),
+    );
+    let file = site.write("edge.toml", &text).unwrap().display().to_string();
+    let edge = site.chain.client.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
+    edge.wait_for_line("serving models", SOON).unwrap();
+    edge
+}
+
+fn chat(model: &str, prompt: &str, is_stream: bool) -> String {
+    json!({ "model": model, "messages": [{ "role": "user", "content": prompt }], "stream": is_stream, "max_tokens": 5 })
+        .to_string()
+}
+
+/// The tokens in an answer's events, and whether it says that these are all.
+fn tokens(body: &str) -> (String, bool) {
+    let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events = data.clone().filter_map(|data| serde_json::from_str::<Value>(data).ok());
+    let tokens = events.map(|event| event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned());
+    (tokens.collect(), data.clone().any(|data| data == "[DONE]"))
+}
+
+fn error(body: &str) -> String {
+    let body: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{body} is no error of the API"));
+    body["error"]["code"].as_str().unwrap_or_else(|| panic!("{body}")).to_owned()
+}
+
+#[test]
+fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    let (status, head, body) = desk.chat("large", "a b c", true);
+    assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{head}");
+    assert!(head.contains("x-paced-model: large") && head.contains("text/event-stream"), "{head}");
+    let asked = desk.large[0].last().unwrap();
+    assert_eq!(
+        (&asked.path[..], asked.authorization.as_deref()),
+        ("/v1/chat/completions", Some("Bearer sk-of-the-engine"))
+    );
+    assert_eq!(asked.body, chat("opt-6.7b", "a b c", true));
+    let (status, _, body) = desk.chat("large", "a b c", false);
+    let whole: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &whole["choices"][0]["message"]["content"]), (200, &json!("0 1 2 3 4 ")));
+    let plain = json!({ "model": "opt-125m", "prompt": "x" }).to_string();
+    let (status, head, body) =
+        desk.ask("/v1/completions", &["--json", &plain, "-H", "authorization: Bearer of-the-client"]);
+    assert_eq!((status, body.contains("15 ")), (200, true), "{head}{body}");
+    let asked = desk.small.last().unwrap();
+    assert_eq!((asked.body, asked.authorization), (plain, None), "no key is shown to an engine that was not given it");
+    let (status, _, body) = desk.ask("/v1/models", &[]);
+    let list: Value = serde_json::from_str(&body).unwrap();
+    let names: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!((status, names), (200, vec![&json!("large"), &json!("opt-125m"), &json!("auto")]));
+    assert_eq!(desk.ask("/health", &[]).0, 200);
+    let counts = desk.counts();
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output"}"#), 10);
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input"}"#), 6);
+    assert_eq!(counts.of("gateway_in_flight"), 0);
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused_in_the_form_of_the_api() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(1, "", "max_body_bytes = 2048");
+    let large = format!("{{\"model\":\"large\",\"prompt\":\"{}\"}}", "x".repeat(4000));
+    let unknown = chat("largest", "x", true);
+    for (path, options, status, code) in [
+        ("/v1/chat/completions", vec!["--json", "{"], 400, "invalid_body"),
+        ("/v1/chat/completions", vec!["--json", "{}"], 400, "model_missing"),
+        ("/v1/completions", vec!["--json", &large], 413, "body_too_large"),
+        ("/v1/completions", vec!["-d", "model=large"], 415, "unsupported_media_type"),
+        ("/v1/completions", vec!["--json", &unknown], 404, "model_not_found"),
+        ("/v1/completions", vec![], 405, "method_not_allowed"),
+        ("/v2/completions", vec![], 404, "not_found"),
+    ] {
+        let (found, head, body) = desk.ask(path, &options);
+        assert_eq!((found, error(&body)), (status, code.to_owned()), "{path} {options:?} {head}");
+    }
+    let (status, _, body) = desk.chat("large", "refuse", false);
+    assert_eq!((status, body.contains("invalid_request_error")), (400, true), "an engine's own word passes");
+    assert_eq!(desk.large[0].counts()[0], 1, "nothing else reached an engine");
+    desk.site.signal(libc::SIGTERM).unwrap();
+    desk.site.relay.wait(SOON).unwrap();
+    let (status, head, body) = desk.chat("large", "x", false);
+    assert_eq!((status, error(&body)), (503, "no_gateway".to_owned()), "{head}");
+    desk.edge.signal(libc::SIGTERM).unwrap();
+    assert!(desk.edge.wait(SOON).unwrap().success());
+}
+
+#[test]
+fn an_edge_without_the_gateways_token_says_so_and_reaches_no_engine() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(1, "", "");
+    desk.edge.signal(libc::SIGTERM).unwrap();
+    desk.edge.wait(SOON).unwrap();
+    desk.site.write("edge.token", &generate_token().unwrap().0).unwrap();
+    desk.edge = start_edge(&desk.site);
+    let (status, _, body) = desk.chat("large", "x", false);
+    assert_eq!((status, error(&body)), (503, "no_gateway".to_owned()), "{body}");
+    assert!(body.contains("credentials"), "{body}");
+    assert_eq!(desk.large[0].counts()[0], 0);
+}
+
+#[test]
+fn engines_that_fail_cost_no_request_another_can_answer_and_tell_clients_nothing() {
+    lab::ring!(Netns);
+    let desk = Desk::new(2, "", "answer_timeout_seconds = 1\nstall_timeout_seconds = 1");
+    let (status, _, body) = desk.chat("large", "fail", true);
+    assert_eq!((status, error(&body)), (502, "engine_failed".to_owned()));
+    assert!(!body.contains("secret"), "{body}");
+    let asked = |engine: &Engine| engine.counts()[0];
+    assert_eq!(desk.large.iter().map(asked).collect::<Vec<_>>(), [1, 1], "both were asked");
+    let (status, _, body) = desk.chat("large", "x", true);
+    assert_eq!((status, error(&body)), (503, "no_engine".to_owned()), "both failed a moment ago");
+    let again = || Some(desk.chat("large", "x", true)).filter(|(status, ..)| *status == 200);
+    wait_for("the engines to be tried again", SOON, again).unwrap();
+    for (prompt, expected) in [("cut 2", "0 1 "), ("garbage 3", "0 1 2 "), ("stall 1", "0 ")] {
+        let again = || Some(desk.chat("large", prompt, true)).filter(|(status, ..)| *status == 200);
+        let (_, _, body) = wait_for("an engine", SOON, again).unwrap();
+        assert_eq!(tokens(&body), (expected.into(), false), "{prompt}: {body}");
+        assert!(body.contains("\"server_error\"") && !body.contains("secret"), "{prompt}: {body}");
+    }
+    let hang = || Some(desk.chat("large", "hang", false)).filter(|(status, ..)| *status != 503);
+    let (status, _, body) = wait_for("an engine", SOON, hang).unwrap();
+    assert_eq!((status, error(&body)), (504, "engine_timeout".to_owned()));
+    assert_eq!(desk.chat("opt-125m", "x", true).0, 200, "another model never suffered");
+    let counts = desk.counts();
+    assert_eq!(counts.of("gateway_in_flight"), 0);
+    assert!(counts.of(r#"gateway_retries_total{model="large"}"#) >= 1, "{counts:#?}");
+}
+
+#[test]
+fn an_engine_that_is_killed_before_its_answer_begins_is_replaced_by_another() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(2, "", "");
+    assert_eq!(desk.chat("large", "x", true).0, 200);
+    desk.large.remove(0);
+    for _ in 0..4 {
+        let (status, _, body) = desk.chat("large", "x", true);
+        assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)));
+    }
+}
+
+#[test]
+fn a_client_that_leaves_ends_its_engines_work_with_and_without_streaming() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    for (is_stream, gone) in [(true, 1), (false, 2)] {
+        let mut curl = desk.site.chain.client.command("curl").unwrap();
+        let body = chat("large", "stall 3", is_stream);
+        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions"), "--json", &body]).stdout(Stdio::piped());
+        let mut curl = curl.spawn().unwrap();
+        if is_stream {
+            curl.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
+        }
+        wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] == gone).then_some(())).unwrap();
+        curl.kill().unwrap();
+        curl.wait().unwrap();
+        wait_for("the engine to be left alone", SOON, || (desk.large[0].counts()[2] == gone).then_some(())).unwrap();
+    }
+    desk.site
+        .wait_for_counts("both to be counted", |counts| {
+            counts.sum(r#"gateway_requests_total{operation="chat",model="large",outcome="cancelled"}"#) == 2
+        })
+        .unwrap();
+}
+
+#[test]
+fn requests_wait_for_a_place_and_more_than_may_wait_are_told_to_come_again() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "max_in_flight = 1\nmax_waiting = 1", "stall_timeout_seconds = 5");
+    let post = |body: String| {
+        let mut curl = desk.site.chain.client.command("curl").unwrap();
+        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions"), "--json", &body]).stdout(Stdio::piped());
+        curl.spawn().unwrap()
+    };
+    let mut first = post(chat("large", "stall 1", true));
+    wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] == 1).then_some(())).unwrap();
+    let second = post(chat("large", "x", true));
+    desk.site.wait_for_counts("the second to wait", |counts| counts.of("gateway_in_flight") == 2).unwrap();
+    // What is asked for by its own name is not replaced, and what stands for several goes to one with room.
+    let (status, head, body) = desk.chat("large", "x", true);
+    assert_eq!((status, error(&body)), (429, "overloaded".to_owned()));
+    assert!(head.contains("retry-after: 1"), "{head}");
+    let (status, head, _) = desk.chat("auto", "x", true);
+    assert!(status == 200 && head.contains("x-paced-model: opt-125m"), "{head}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let output = second.wait_with_output().unwrap();
+    assert_eq!(tokens(&String::from_utf8(output.stdout).unwrap()), ("0 1 2 3 4 ".into(), true));
+    let (_, head, _) = desk.chat("auto", "x", true);
+    assert!(head.contains("x-paced-model: large"), "{head}");
+}
+
+#[test]
+fn the_client_library_of_openai_works_unmodified_through_an_edge() {
+    lab::ring!(Netns);
+    let script = crate::interop::script();
+    let desk = Desk::new(2, "", "");
+    let (status, report) = crate::interop::run(&desk.site.chain.client, &script, &["openai_client"]);
+    assert!(status.success(), "{report}");
+    let seen: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}"));
+    let expected = json!({
+        "models": ["large", "opt-125m", "auto"],
+        "chat": ["0 1 2 3 4 ", 5],
+        "stream": ["0 1 2 3 4 ", 5],
+        "completion": "0 1 2 ",
+        "served_by": "large",
+        "unknown_model": ["NotFoundError", 404, "model_not_found"],
+        "engine_refuses": ["BadRequestError", 400, null],
+        "broken_stream": ["APIError", null, "engine_failed"],
+        "timeout": "APITimeoutError",
+    });
+    assert_eq!(seen, expected, "{report}");
+    let gone = || (desk.small.counts()[2] >= 1).then_some(());
+    wait_for("the engine to be left alone by a client that left", SOON, gone).unwrap();
+    desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+}
+
+#[test]
+fn a_client_on_another_http3_stack_asks_a_gateway_directly() {
+    lab::ring!(Netns);
+    let script = crate::interop::script();
+    let desk = Desk::new(1, "", "");
+    let token = std::fs::read_to_string(desk.site.path("edge.token")).unwrap();
+    let (relay, authority) = (format!("{}:443", desk.site.chain.access.far.v4), desk.site.path("authority.pem"));
+    let host = desk.site.chain.access.far.v4.to_string();
+    let options = ["--relay", &relay, "--server-name", &host, "--ca", authority.to_str().unwrap(), "--token", &token];
+    let arguments = [&["ask_gateway"], &options[..]].concat();
+    let (status, report) = crate::interop::run(&desk.site.chain.client, &script, &arguments);
+    assert!(status.success(), "{report}");
+    let seen: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}"));
+    assert_eq!((&seen["status"], &seen["fields"]["x-paced-model"]), (&json!(200), &json!("large")), "{report}");
+    assert_eq!(tokens(seen["body"].as_str().unwrap()), ("0 1 2 ".into(), true));
+}
