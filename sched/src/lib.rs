@@ -7,6 +7,7 @@
 //! | [`pace`] | when the next packet may leave |
 //! | [`codel`] | which packets are dropped so that a queue stays short |
 //! | [`pifo`] | which entry leaves first: the queue under every discipline |
+//! | [`route`] | which model, and which replica of it, answers a request |
 //!
 //! Times are `u64` nanoseconds of the caller's choice of clock, and called `*_ns`.
 //!
@@ -17,4 +18,5 @@ pub mod arbiter;
 pub mod codel;
 pub mod pace;
 pub mod pifo;
+pub mod route;
 pub mod stream;

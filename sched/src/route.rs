@@ -1,0 +1,88 @@
+//! Which model answers a request: the largest that still meets its deadline, as long as there is load to spare for it
+//! (paper 001: "Best-effort serving" by deep Q-learning, §4.3 and §5.1).
+//!
+//! ```text
+//!   Request ─┐                     ┌─ Policy: fixed, turns, least loaded, rule, thresholds, DQN
+//!   State  ──┼─► survey: for each ─┤
+//!   Models ──┘   model its best    └─ guard: never late while another is in time ──► Choice
+//!                replica, and when
+//!                it would answer        tokens seen ──► Curve::observe_*     outcomes ──► Router::observe
+//! ```
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`serving`] | engines on GPUs, simulated: what policies are tried, tuned and trained on |
+//! | [`tune`] | thresholds, found by the cross-entropy method |
+//! | [`train`] | networks, trained by double deep Q-learning |
+//!
+//! A gateway keeps a [`Router`] and, for each engine, a [`Replica`] with its counts and its [`Curve`]:
+//!
+//! ```
+//! use sched::route::{Cost, Curve, Load, Model, ModelSet, Observed, Path, Policy, Reason};
+//! use sched::route::{Replica, Request, Router, Slo, State};
+//!
+//! const MS: u64 = 1_000_000;
+//! let large = Model { id: 1, rewards: vec![1.0] };
+//! let small = Model { id: 2, rewards: vec![0.7] };
+//! let mut router = Router::new(vec![large, small], Policy::Rule { margin: 1.1 });
+//!
+//! let guess = |gpu_ms: f64, more_ms: f64| {
+//!     Curve::new(Cost { gpu_ns: gpu_ms * 1e6, gpu_per_sequence_ns: more_ms * 1e6, ..Cost::default() })
+//! };
+//! let replica = |model, curve| Replica {
+//!     model,
+//!     group: 0,
+//!     usable: true,
+//!     most_running: 32,
+//!     load: Load::default(),
+//!     curve,
+//! };
+//! let mut replicas = [replica(0, guess(22.0, 3.6)), replica(1, guess(7.0, 0.3))];
+//!
+//! // 200 tokens within 8 s, to a client 30 ms away.
+//! let request = Request {
+//!     class: 0,
+//!     prompt_tokens: 100,
+//!     expected_tokens: 200,
+//!     max_tokens: 500,
+//!     slo: Slo::within(8_000 * MS),
+//!     weight: 1.0,
+//!     allowed: ModelSet::ALL,
+//! };
+//! let path = Path { smoothed_rtt_ns: 60 * MS, ..Path::default() };
+//! let choice = router.route(&request, &State { replicas: &replicas, path }, 0).expect("a usable replica");
+//! assert_eq!((choice.model, choice.reason), (0, Reason::InTime));
+//!
+//! // The engine turns out to be slower, as tokens show that come 60 ms apart while it has a batch of 1.
+//! for _ in 0..100 {
+//!     replicas[0].curve.observe_step(1, 0.0, 60 * MS);
+//! }
+//! router.observe(&Observed { choice, actual_ns: 12_000 * MS, met: false });
+//! let choice = router.route(&request, &State { replicas: &replicas, path }, 500 * MS).expect("a usable replica");
+//! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));
+//! ```
+//!
+//! **Invariant:** all of it is a function of its arguments: loads, times and seeds come from the caller. Whatever the
+//! numbers are, nothing panics, and a guarded router never prefers a model that is predicted late to one in time.
+
+mod choice;
+mod curve;
+mod features;
+mod mlp;
+mod policy;
+mod random;
+mod request;
+mod rls;
+mod router;
+mod state;
+mod survey;
+
+pub use choice::{Cause, Choice, Reason};
+pub use curve::{Cost, Curve};
+pub use features::{Features, fingerprint};
+pub use mlp::{Activations, Mlp, Tensor};
+pub use policy::{Dqn, Measure, Policy, Thresholds};
+pub use random::Random;
+pub use request::{Model, ModelSet, Request, Slo};
+pub use router::{Counters, Observed, Router};
+pub use state::{Load, Path, Prediction, Replica, State, share_groups};

@@ -1,0 +1,103 @@
+//! What was decided, and why.
+
+/// The answer of the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The index of the model.
+    pub model: usize,
+    /// The replica's place in [`State::replicas`](super::State::replicas).
+    pub replica: usize,
+    /// When the last token is expected with the client, from now.
+    pub predicted_ns: u64,
+    /// Whether that is within all limits of the request.
+    pub in_time: bool,
+    /// Why it was this model.
+    pub reason: Reason,
+}
+
+/// Why a model was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is the only one that is allowed and there.
+    Only,
+    /// It is the policy's fixed model.
+    Fixed,
+    /// It was its turn.
+    Turn,
+    /// Its replica has the fewest requests.
+    LeastLoaded,
+    /// It has the largest reward of those predicted in time with a margin.
+    InTime,
+    /// None was predicted in time with a margin; it comes nearest.
+    NoneInTime,
+    /// It has the largest reward of those below their thresholds.
+    Threshold,
+    /// The rate of requests is too high for any but the cheapest.
+    Overload,
+    /// It has the largest value by the policy's network.
+    Value,
+    /// The policy's choice was predicted late, and this one is not.
+    Guard,
+    /// The policy could not decide; the rule did.
+    Fallback(Cause),
+}
+
+/// Why a policy could not decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A number was NaN or infinite.
+    NotFinite,
+    /// The load of a replica is too old.
+    Stale,
+    /// The policy was made for other models, classes or features.
+    Fingerprint,
+    /// The policy's model is not there, not allowed or not usable.
+    Unavailable,
+}
+
+impl Cause {
+    /// All causes, in the order in which [`Counters`](super::Counters) counts them.
+    pub const ALL: [Self; 4] = [Self::NotFinite, Self::Stale, Self::Fingerprint, Self::Unavailable];
+
+    /// Returns the place in [`Cause::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::NotFinite => 0,
+            Self::Stale => 1,
+            Self::Fingerprint => 2,
+            Self::Unavailable => 3,
+        }
+    }
+
+    /// Returns a short name for metrics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotFinite => "not_finite",
+            Self::Stale => "stale",
+            Self::Fingerprint => "fingerprint",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+impl Reason {
+    /// Returns a short name for metrics and logs. All fallbacks have the same; [`Cause::name`] tells them apart.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Only => "only",
+            Self::Fixed => "fixed",
+            Self::Turn => "turn",
+            Self::LeastLoaded => "least_loaded",
+            Self::InTime => "in_time",
+            Self::NoneInTime => "none_in_time",
+            Self::Threshold => "threshold",
+            Self::Overload => "overload",
+            Self::Value => "value",
+            Self::Guard => "guard",
+            Self::Fallback(_) => "fallback",
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What an engine's work costs: the time of a step by its batch, the time of a prompt by its tokens; guessed at first, then
+//! learned from what the engine does.
+
+use super::rls::{self, Fit, Line};
+
+/// The numbers of a [`Curve`], as configured or as learned. All are at least 0.
+///
+/// An engine with continuous batching gives every running sequence one token per step (Yu et al.: "Orca", OSDI 2022). Its
+/// step takes `host_ns + (gpu_ns + gpu_per_sequence_ns · batch) · (1 + sharing · others)`, where `others` is the sum of what
+/// other engines use of the same GPU, from 0 to 1 each.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// What a step takes on the host, whatever it does; nothing on the GPU slows it.
+    pub host_ns: f64,
+    /// What a step takes on the GPU with no sequence: mostly reading the weights.
+    pub gpu_ns: f64,
+    /// What each running sequence adds to a step.
+    pub gpu_per_sequence_ns: f64,
+    /// What the first token takes besides the prompt's tokens.
+    pub prefill_ns: f64,
+    /// What each token of a prompt adds to the first token's time.
+    pub prefill_per_token_ns: f64,
+    /// How much a whole other engine on the same GPU slows this one: 0 not at all, 1 by half.
+    pub sharing: f64,
+}
+
+/// An engine's costs, which are learned online by recursive least squares with forgetting (500 steps, 100 prompts).
+///
+/// It takes any samples: none makes a coefficient negative or infinite, or NaN. Only `host_ns` and `sharing` stay as
+/// configured, since what a client of an engine sees does not tell them apart from the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Curve {
+    host_ns: f64,
+    sharing: f64,
+    step: Line,
+    prefill: Line,
+}
+
+const STEP: Fit = Fit { forgetting: 0.998, scale: 8.0 };
+const PREFILL: Fit = Fit { forgetting: 0.99, scale: 256.0 };
+
+/// Longer steps and longer waits for a first token say nothing about an engine that works.
+const LONGEST_STEP_NS: u64 = 60_000_000_000;
+const LONGEST_FIRST_NS: u64 = 600_000_000_000;
+
+/// More utilisation by other engines than a GPU with this many of them could have is an error of the caller's.
+const OTHERS_MOST: f64 = 64.0;
+
+impl Curve {
+    /// How many numbers [`Curve::to_numbers`] gives.
+    pub const NUMBERS: usize = 2 + 2 * rls::NUMBERS;
+
+    /// Creates a curve from a first guess, which the first samples outweigh. What is not finite, or below 0, counts as 0.
+    #[must_use]
+    pub fn new(cost: Cost) -> Self {
+        let sound = |number: f64| if number.is_finite() { number.max(0.0) } else { 0.0 };
+        Self {
+            host_ns: sound(cost.host_ns),
+            sharing: sound(cost.sharing),
+            step: Line::new(cost.gpu_ns, cost.gpu_per_sequence_ns),
+            prefill: Line::new(cost.prefill_ns, cost.prefill_per_token_ns),
+        }
+    }
+
+    /// Returns the costs as they are known now.
+    #[must_use]
+    pub const fn cost(&self) -> Cost {
+        Cost {
+            host_ns: self.host_ns,
+            gpu_ns: self.step.intercept(),
+            gpu_per_sequence_ns: self.step.slope(),
+            prefill_ns: self.prefill.intercept(),
+            prefill_per_token_ns: self.prefill.slope(),
+            sharing: self.sharing,
+        }
+    }
+
+    /// Returns how many steps and how many first tokens it has learned from.
+    #[must_use]
+    pub const fn samples(&self) -> (u64, u64) {
+        (self.step.samples() as u64, self.prefill.samples() as u64)
+    }
+
+    /// Returns how long a step takes with `batch` sequences while other engines use `others` of the GPU. What is not finite
+    /// of `others`, or below 0, counts as 0.
+    #[must_use]
+    pub fn step_ns(&self, batch: u32, others: f64) -> f64 {
+        self.host_ns + self.step.at(f64::from(batch)) * self.slowdown(others)
+    }
+
+    /// Returns how long the engine needs to read a prompt and give the first token, once it begins.
+    #[must_use]
+    pub fn prefill_ns(&self, prompt_tokens: u32) -> f64 {
+        self.prefill.at(f64::from(prompt_tokens))
+    }
+
+    /// Returns which part of the GPU's time the engine uses with `batch` sequences, from 0 to 1, were it alone.
+    #[must_use]
+    pub fn utilisation(&self, batch: u32) -> f64 {
+        let gpu_ns = self.step.at(f64::from(batch));
+        if batch == 0 || gpu_ns <= 0.0 { 0.0 } else { gpu_ns / (self.host_ns + gpu_ns) }
+    }
+
+    /// Returns the largest batch, a fraction perhaps, whose steps take no longer than `step_ns`: 0 if none does, infinite if
+    /// sequences cost nothing.
+    #[must_use]
+    pub fn batch_within(&self, step_ns: f64, others: f64) -> f64 {
+        let left_ns = (step_ns - self.host_ns) / self.slowdown(others) - self.step.intercept();
+        match left_ns > 0.0 {
+            false => 0.0,
+            true if self.step.slope() <= 0.0 => f64::INFINITY,
+            true => left_ns / self.step.slope(),
+        }
+    }
+
+    /// Learns from a step: with `batch` sequences, and while other engines used `others` of the GPU, tokens came `step_ns`
+    /// apart. Returns whether that was taken for a sample: a batch or a time of 0, more than a minute,
+    /// and batches of tens of thousands are not.
+    pub fn observe_step(&mut self, batch: u32, others: f64, step_ns: u64) -> bool {
+        if batch == 0 || step_ns == 0 || step_ns > LONGEST_STEP_NS {
+            return false;
+        }
+        let gpu_ns = (step_ns as f64 - self.host_ns).max(0.0) / self.slowdown(others);
+        self.step.learn(f64::from(batch), gpu_ns, STEP)
+    }
+
+    /// Learns from a first token that came `first_ns` after a request with so many prompt tokens was sent. Only a request
+    /// that had to wait for no other says something about the engine; the caller leaves out the rest. Returns whether that
+    /// was taken for a sample: a time of 0, more than ten minutes, and prompts of millions of tokens are not.
+    pub fn observe_first_token(&mut self, prompt_tokens: u32, first_ns: u64) -> bool {
+        if first_ns == 0 || first_ns > LONGEST_FIRST_NS {
+            return false;
+        }
+        self.prefill.learn(f64::from(prompt_tokens), first_ns as f64, PREFILL)
+    }
+
+    /// Returns all that was learned, as numbers for a state file. [`Curve::from_numbers`] reads them.
+    #[must_use]
+    pub fn to_numbers(&self) -> [f64; Self::NUMBERS] {
+        let mut numbers = [0.0; Self::NUMBERS];
+        let all =
+            [self.host_ns, self.sharing].into_iter().chain(self.step.to_numbers()).chain(self.prefill.to_numbers());
+        numbers.iter_mut().zip(all).for_each(|(to, number)| *to = number);
+        numbers
+    }
+
+    /// Returns the curve of [these numbers](Curve::to_numbers), or nothing if no curve has such numbers.
+    #[must_use]
+    pub fn from_numbers(numbers: &[f64]) -> Option<Self> {
+        let [host_ns, sharing, lines @ ..] = <&[f64; Self::NUMBERS]>::try_from(numbers).ok()?;
+        let (step, prefill) = lines.split_at(rls::NUMBERS);
+        let sound = [host_ns, sharing].iter().all(|number| number.is_finite() && **number >= 0.0);
+        sound.then_some(())?;
+        let step = Line::from_numbers(step.try_into().ok()?)?;
+        let prefill = Line::from_numbers(prefill.try_into().ok()?)?;
+        Some(Self { host_ns: *host_ns, sharing: *sharing, step, prefill })
+    }
+
+    fn slowdown(&self, others: f64) -> f64 {
+        let others = if others.is_finite() { others.clamp(0.0, OTHERS_MOST) } else { 0.0 };
+        self.sharing.mul_add(others, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: f64 = 1e6;
+
+    fn cost() -> Cost {
+        Cost {
+            host_ns: 4.0 * MS,
+            gpu_ns: 18.0 * MS,
+            gpu_per_sequence_ns: 3.6 * MS,
+            prefill_ns: 8.0 * MS,
+            prefill_per_token_ns: 0.1 * MS,
+            sharing: 0.5,
+        }
+    }
+
+    #[test]
+    fn a_step_costs_more_with_more_sequences_and_with_busy_neighbours() {
+        let curve = Curve::new(cost());
+        assert!((curve.step_ns(5, 0.0) - 40.0 * MS).abs() < 1.0);
+        assert!((curve.step_ns(5, 1.0) - 58.0 * MS).abs() < 1.0);
+        assert!((curve.prefill_ns(100) - 18.0 * MS).abs() < 1.0);
+        assert!((curve.batch_within(40.0 * MS, 0.0) - 5.0).abs() < 1e-6);
+        assert!((curve.batch_within(58.0 * MS, 1.0) - 5.0).abs() < 1e-6);
+        assert!(curve.batch_within(10.0 * MS, 0.0) == 0.0);
+    }
+
+    #[test]
+    fn an_idle_engine_uses_nothing_of_the_gpu_and_a_busy_one_less_than_all() {
+        let curve = Curve::new(cost());
+        assert!(curve.utilisation(0) == 0.0);
+        assert!((curve.utilisation(5) - 0.9).abs() < 1e-9);
+        assert!(Curve::new(Cost::default()).utilisation(5) == 0.0);
+    }
+
+    #[test]
+    fn samples_that_cannot_be_are_refused() {
+        let mut curve = Curve::new(cost());
+        assert!(!curve.observe_step(0, 0.0, 1_000_000));
+        assert!(!curve.observe_step(1, 0.0, 0));
+        assert!(!curve.observe_step(1, 0.0, u64::MAX));
+        assert!(!curve.observe_first_token(10, 0));
+        assert!(!curve.observe_first_token(10, u64::MAX));
+        assert_eq!(curve, Curve::new(cost()));
+    }
+
+    #[test]
+    fn numbers_that_no_curve_gives_are_refused() {
+        let numbers = Curve::new(cost()).to_numbers();
+        assert_eq!(Curve::from_numbers(&numbers), Some(Curve::new(cost())));
+        assert_eq!(Curve::from_numbers(&numbers[1..]), None);
+        for place in 0..numbers.len() {
+            for wrong in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                let mut numbers = numbers;
+                numbers[place] = wrong;
+                assert_eq!(Curve::from_numbers(&numbers), None, "{wrong} at {place}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn costs_are_learned_although_neighbours_disturb(
+            seed in any::<u64>(), guess_ms in 0.0..200.0f64, noise in 0.0..0.1f64,
+        ) {
+            let truth = Curve::new(cost());
+            let guess = Cost { gpu_ns: guess_ms * MS, gpu_per_sequence_ns: 0.0, prefill_ns: 0.0, ..cost() };
+            let mut curve = Curve::new(Cost { prefill_per_token_ns: 0.0, ..guess });
+            let mut random = crate::route::random::Random::new(seed);
+            for _ in 0..3_000 {
+                let (batch, others) = (1 + random.below(24) as u32, 2.0 * random.uniform());
+                let disturbed = 1.0 + noise * (2.0 * random.uniform() - 1.0);
+                curve.observe_step(batch, others, (truth.step_ns(batch, others) * disturbed) as u64);
+                let prompt_tokens = 1 + random.below(2_000) as u32;
+                curve.observe_first_token(prompt_tokens, (truth.prefill_ns(prompt_tokens) * disturbed) as u64);
+            }
+            for batch in [1, 5, 20] {
+                let error = curve.step_ns(batch, 1.0) / truth.step_ns(batch, 1.0) - 1.0;
+                prop_assert!(error.abs() < 0.05, "step of {batch}: {error}");
+            }
+            let error = curve.prefill_ns(1_000) / truth.prefill_ns(1_000) - 1.0;
+            prop_assert!(error.abs() < 0.05, "prefill: {error}");
+        }
+
+        #[test]
+        fn no_samples_make_a_cost_negative_or_infinite(
+            samples in prop::collection::vec((any::<u32>(), any::<f64>(), any::<u64>()), 0..200),
+        ) {
+            let mut curve = Curve::new(Cost { host_ns: f64::NAN, gpu_ns: -1.0, ..cost() });
+            for (count, others, time_ns) in samples {
+                curve.observe_step(count, others, time_ns % (2 * LONGEST_STEP_NS));
+                curve.observe_first_token(count, time_ns);
+                for predicted in [curve.step_ns(count, others), curve.prefill_ns(count), curve.utilisation(count)] {
+                    prop_assert!(predicted.is_finite() && predicted >= 0.0, "{curve:?}");
+                }
+                prop_assert_eq!(Curve::from_numbers(&curve.to_numbers()), Some(curve));
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Policies: each is a rule that names a replica, or a cause why it cannot.
+
+use super::choice::{Cause, Choice, Reason};
+use super::features::{self, Features};
+use super::mlp::{Activations, Mlp, Tensor};
+use super::request::Model;
+use super::survey::{self, Candidate, Survey};
+
+/// How a model is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Policy {
+    /// Always this model, and of its replicas the one that is predicted to be earliest. The baselines of paper 001 §5.1.2.
+    Fixed(usize),
+    /// One replica after the other, whatever its model.
+    RoundRobin,
+    /// The replica with the fewest requests; of equals the one whose model has the largest reward.
+    LeastLoaded,
+    /// The model with the largest reward of those that are predicted in time, if all took `margin` times as long; the one
+    /// that comes nearest, if none is.
+    Rule {
+        /// At least 1; 1.1 is a good one while the curves are right. What is smaller or no number counts as 1.
+        margin: f64,
+    },
+    /// Limits by model and class, to be tuned for the workload.
+    Thresholds(Thresholds),
+    /// A value for each model by a network, trained by double deep Q-learning.
+    Dqn(Dqn),
+}
+
+/// A limit for each model and class, which the rate of requests lowers: the model with the largest reward of those below
+/// their limits answers, the earliest if none is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thresholds {
+    /// What the limits are about.
+    pub measure: Measure,
+    /// How many classes there are. Requests of others have the limits of the last one.
+    pub classes: usize,
+    /// By model, then by class.
+    pub limits: Vec<f64>,
+    /// By model: how much a pressure of 1 takes from the limits. Pressure is the rate of requests as a part of what the
+    /// cheapest model can serve in time.
+    pub slopes: Vec<f64>,
+    /// From this pressure on the cheapest model answers everything: a hard rule, since what a slope learns at usual rates
+    /// is too weak at extreme ones.
+    pub overload: f64,
+}
+
+/// What a threshold is compared with. Both are 1 where an answer is just in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// [`Prediction::tightness`](super::Prediction::tightness), which knows of the path and of tokens.
+    Predicted,
+    /// The batch, relative to the one with which tokens come just fast enough.
+    Fill,
+}
+
+/// A network that values models, and what it was made for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dqn {
+    /// Takes the features, gives a value for each model.
+    pub network: Mlp,
+    /// What the inputs mean.
+    pub features: Features,
+    /// How many classes there were.
+    pub classes: usize,
+    /// [`fingerprint`](features::fingerprint) of the models, classes and features that it was trained with. The network is
+    /// not asked about others.
+    pub fingerprint: u64,
+}
+
+/// A policy at work: what it needs besides its rules.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    policy: Policy,
+    turn: usize,
+    input: Vec<f32>,
+    activations: Activations,
+    /// Whether the network fits; found once, since models do not change.
+    fits: bool,
+}
+
+/// Pressures above are all the same.
+const PRESSURE_MOST: f64 = 4.0;
+
+impl Thresholds {
+    /// Returns the same limits for all models and classes, without slopes: at `1 / margin` about the rule.
+    #[must_use]
+    pub fn uniform(measure: Measure, models: usize, classes: usize, limit: f64) -> Self {
+        let classes = classes.max(1);
+        Self { measure, classes, limits: vec![limit; models * classes], slopes: vec![0.0; models], overload: 1.0 }
+    }
+
+    /// Returns all numbers that can be tuned: limits, slopes, overload.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<f64> {
+        self.limits.iter().chain(&self.slopes).copied().chain([self.overload]).collect()
+    }
+
+    /// Returns these thresholds with [other numbers](Thresholds::parameters). What is missing stays.
+    #[must_use]
+    pub fn with_parameters(mut self, parameters: &[f64]) -> Self {
+        let all = self.limits.iter_mut().chain(&mut self.slopes).chain([&mut self.overload]);
+        all.zip(parameters).for_each(|(to, number)| *to = *number);
+        self
+    }
+
+    fn decide(&self, survey: &Survey<'_>) -> Result<Choice, Cause> {
+        let models = survey.models.len();
+        if self.classes == 0 || self.slopes.len() != models || self.limits.len() != models.saturating_mul(self.classes)
+        {
+            return Err(Cause::Fingerprint);
+        }
+        if self.limits.iter().chain(&self.slopes).chain([&self.overload]).any(|number| !number.is_finite()) {
+            return Err(Cause::NotFinite);
+        }
+        let pressure = survey.pressure().min(PRESSURE_MOST);
+        if pressure > self.overload {
+            return survey.cheapest().map(|cheapest| cheapest.choice(Reason::Overload)).ok_or(Cause::Unavailable);
+        }
+        let class = survey.request.class.min(self.classes - 1);
+        let below = |candidate: &Candidate| {
+            let limit = self.limits.get(candidate.model * self.classes + class).copied().unwrap_or(0.0);
+            let slope = self.slopes.get(candidate.model).copied().unwrap_or(0.0);
+            let measured = match self.measure {
+                Measure::Predicted => candidate.tightness,
+                Measure::Fill => survey.fill(candidate),
+            };
+            measured <= limit - slope * pressure
+        };
+        let best = survey.best(below).map(|best| best.choice(Reason::Threshold));
+        best.or_else(|| earliest(survey)).ok_or(Cause::Unavailable)
+    }
+}
+
+impl Dqn {
+    /// Creates a policy for these models; the network has to have the right numbers of inputs and outputs.
+    #[must_use]
+    pub fn new(network: Mlp, features: Features, models: &[Model], classes: usize) -> Self {
+        Self { network, features, classes, fingerprint: features::fingerprint(models, classes, features) }
+    }
+
+    /// Returns what a file has to say beside the tensors, as names and values: a file of the `safetensors` format has a map
+    /// of strings for this. [`Dqn::from_parts`] reads it.
+    #[must_use]
+    pub fn metadata(&self) -> [(&'static str, String); 3] {
+        let fingerprint = format!("{:016x}", self.fingerprint);
+        [("features", self.features.name()), ("classes", self.classes.to_string()), ("fingerprint", fingerprint)]
+    }
+
+    /// Returns the policy of [these tensors](Mlp::tensors) and [this metadata](Dqn::metadata), or nothing if a part is
+    /// missing or wrong. Whether it fits the models that are there is found when it is [used](super::Router::new).
+    #[must_use]
+    pub fn from_parts<'a>(
+        tensors: &[Tensor<'_>],
+        metadata: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Option<Self> {
+        let (mut features, mut classes, mut fingerprint) = (None, None, None);
+        for (name, value) in metadata {
+            match name {
+                "features" => features = Features::from_name(value),
+                "classes" => classes = value.parse().ok().filter(|classes| (1..=1024).contains(classes)),
+                "fingerprint" => fingerprint = u64::from_str_radix(value, 16).ok(),
+                _ => {}
+            }
+        }
+        let network = Mlp::from_tensors(tensors)?;
+        Some(Self { network, features: features?, classes: classes?, fingerprint: fingerprint? })
+    }
+
+    fn fits(&self, models: &[Model]) -> bool {
+        self.network.inputs() == self.features.len(models.len(), self.classes)
+            && self.network.outputs() == models.len()
+            && self.fingerprint == features::fingerprint(models, self.classes, self.features)
+    }
+}
+
+impl Seat {
+    pub fn new(policy: Policy, models: &[Model]) -> Self {
+        let fits = !matches!(&policy, Policy::Dqn(dqn) if !dqn.fits(models));
+        Self { policy, turn: 0, input: Vec::new(), activations: Activations::default(), fits }
+    }
+
+    /// Decides. `stale` says that the state is too old to be learned from.
+    pub fn decide(&mut self, survey: &Survey<'_>, stale: bool) -> Result<Choice, Cause> {
+        match &self.policy {
+            Policy::RoundRobin => self.next(survey),
+            Policy::LeastLoaded if stale => Err(Cause::Stale),
+            Policy::LeastLoaded => least_loaded(survey),
+            _ if survey.candidates.len() == 1 => {
+                survey.earliest().map(|only| only.choice(Reason::Only)).ok_or(Cause::Unavailable)
+            }
+            Policy::Fixed(model) => {
+                survey.of(*model).map(|fixed| fixed.choice(Reason::Fixed)).ok_or(Cause::Unavailable)
+            }
+            Policy::Rule { margin } => rule(survey, *margin).ok_or(Cause::Unavailable),
+            Policy::Thresholds(_) | Policy::Dqn(_) if stale => Err(Cause::Stale),
+            Policy::Thresholds(thresholds) => thresholds.decide(survey),
+            Policy::Dqn(_) if !self.fits => Err(Cause::Fingerprint),
+            Policy::Dqn(dqn) => {
+                dqn.features.fill(survey, dqn.classes, &mut self.input);
+                highest(dqn.network.forward(&self.input, &mut self.activations), survey)
+            }
+        }
+    }
+
+    fn next(&mut self, survey: &Survey<'_>) -> Result<Choice, Cause> {
+        let count = open(survey).count();
+        let turn = self.turn.checked_rem(count).ok_or(Cause::Unavailable)?;
+        self.turn = turn + 1;
+        open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(Cause::Unavailable)
+    }
+}
+
+/// Follows [`Policy::Rule`].
+pub(super) fn rule(survey: &Survey<'_>, margin: f64) -> Option<Choice> {
+    // A margin of NaN becomes 1 as well.
+    let margin = margin.max(1.0);
+    let best = survey.best(|candidate| candidate.tightness * margin <= 1.0);
+    best.map(|best| best.choice(Reason::InTime)).or_else(|| earliest(survey))
+}
+
+fn earliest(survey: &Survey<'_>) -> Option<Choice> {
+    survey.earliest().map(|earliest| earliest.choice(Reason::NoneInTime))
+}
+
+fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate> {
+    let replicas = survey.state.replicas.iter().enumerate();
+    replicas
+        .filter(|(_, replica)| survey::is_open(survey.models, survey.request, replica))
+        .map(|(at, replica)| survey::candidate(survey.models, survey.request, survey.state, at, replica))
+}
+
+fn least_loaded(survey: &Survey<'_>) -> Result<Choice, Cause> {
+    let load = |candidate: &Candidate| survey.replica(candidate).map_or(u32::MAX, |replica| replica.load.in_flight());
+    let least = open(survey).reduce(|best, candidate| {
+        let lighter = load(&candidate) < load(&best);
+        let better = load(&candidate) == load(&best) && candidate.reward > best.reward;
+        if lighter || better { candidate } else { best }
+    });
+    least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(Cause::Unavailable)
+}
+
+/// Returns the candidate with the highest value; of equals the one with the larger reward.
+fn highest(values: &[f32], survey: &Survey<'_>) -> Result<Choice, Cause> {
+    if values.iter().any(|value| !value.is_finite()) {
+        return Err(Cause::NotFinite);
+    }
+    let value = |candidate: &Candidate| values.get(candidate.model).copied().unwrap_or(f32::NEG_INFINITY);
+    let better = |one: &Candidate, other: &Candidate| (value(one), one.reward) > (value(other), other.reward);
+    let best =
+        survey.candidates.iter().reduce(|best, candidate| if better(candidate, best) { candidate } else { best });
+    best.map(|best| best.choice(Reason::Value)).ok_or(Cause::Unavailable)
+}

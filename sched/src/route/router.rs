@@ -1,0 +1,243 @@
+//! The router: a policy, the guard over it, perhaps a second policy that only watches, and counts of how it went.
+
+use super::choice::{Cause, Choice, Reason};
+use super::policy::{self, Policy, Seat};
+use super::request::{Model, Request};
+use super::state::State;
+use super::survey::{Candidate, Survey, survey};
+
+/// Chooses who answers each request.
+///
+/// **Invariant:** a router that is guarded never chooses a model that is predicted late while another one that may answer
+/// is predicted in time. It is not more than the predictions are: a wrong curve misleads the guard like any rule.
+///
+/// Whenever the policy cannot decide, the [rule](Policy::Rule) does, and the cause is counted. The same calls give the same
+/// choices.
+#[derive(Clone, Debug)]
+pub struct Router {
+    models: Vec<Model>,
+    seat: Seat,
+    shadow: Option<Seat>,
+    last_shadow: Option<Choice>,
+    guarded: bool,
+    margin: f64,
+    stale_ns: u64,
+    rate: Rate,
+    candidates: Vec<Candidate>,
+    counters: Counters,
+}
+
+/// What became of a request that was routed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// What the router had said.
+    pub choice: Choice,
+    /// When the last token was with the client, or handed to the transport where nobody says more, from the time of the
+    /// choice.
+    pub actual_ns: u64,
+    /// Whether all limits were kept.
+    pub met: bool,
+}
+
+/// Counts since the router was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests with a choice.
+    pub chosen: u64,
+    /// Requests that no usable replica was allowed to answer.
+    pub refused: u64,
+    /// Choices that the guard replaced.
+    pub guarded: u64,
+    /// Choices that the rule made instead of the policy, in the order of [`Cause::ALL`].
+    pub fallbacks: [u64; Cause::ALL.len()],
+    /// Choices of a model that the shadow would have chosen as well.
+    pub shadow_same: u64,
+    /// Choices of a model for which the shadow would have taken another one, or could not decide.
+    pub shadow_other: u64,
+    /// Outcomes, predicted in time, that were.
+    pub met_as_predicted: u64,
+    /// Outcomes, predicted in time, that were late.
+    pub late_unexpectedly: u64,
+    /// Outcomes, predicted late, that were in time.
+    pub met_unexpectedly: u64,
+    /// Outcomes, predicted late, that were.
+    pub late_as_predicted: u64,
+    /// The sum of the differences between predicted and actual times, whatever their sign.
+    pub error_ns: u64,
+}
+
+/// The rate of requests: the inverse of a mean gap in which each gap counts 0.15. It begins with one a second, so that two
+/// requests at the same instant are no flood.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    last_ns: Option<u64>,
+    gap_ns: f64,
+}
+
+const GAP_WEIGHT: f64 = 0.15;
+const FIRST_GAP_NS: f64 = 1e9;
+
+/// Defaults: a tenth more than predicted is allowed for, and a second makes a load unbelievable.
+const MARGIN: f64 = 1.1;
+const STALE_NS: u64 = 1_000_000_000;
+
+impl Router {
+    /// Creates a router that is guarded, without a shadow. Its rule for fallbacks has a margin of 1.1, and loads older than
+    /// a second are stale.
+    #[must_use]
+    pub fn new(models: Vec<Model>, policy: Policy) -> Self {
+        let seat = Seat::new(policy, &models);
+        Self {
+            models,
+            seat,
+            shadow: None,
+            last_shadow: None,
+            guarded: true,
+            margin: MARGIN,
+            stale_ns: STALE_NS,
+            rate: Rate { last_ns: None, gap_ns: FIRST_GAP_NS },
+            candidates: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Lets the policy choose models that are predicted late, for comparisons.
+    #[must_use]
+    pub fn unguarded(mut self) -> Self {
+        self.guarded = false;
+        self
+    }
+
+    /// Sets the margin of the rule that decides in place of the policy; what is below 1 or no number counts as 1.
+    #[must_use]
+    pub fn with_margin(mut self, margin: f64) -> Self {
+        self.margin = margin;
+        self
+    }
+
+    /// Sets how old a load may be before only the rule uses it.
+    #[must_use]
+    pub fn with_stale_after(mut self, stale_ns: u64) -> Self {
+        self.stale_ns = stale_ns;
+        self
+    }
+
+    /// Adds a policy that is asked about each request, and counted, but never followed.
+    #[must_use]
+    pub fn with_shadow(mut self, policy: Policy) -> Self {
+        self.shadow = Some(Seat::new(policy, &self.models));
+        self
+    }
+
+    /// Replaces the policy; counters and the rate stay.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.seat = Seat::new(policy, &self.models);
+    }
+
+    /// Returns the models, by index.
+    #[must_use]
+    pub fn models(&self) -> &[Model] {
+        &self.models
+    }
+
+    /// Returns what happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Returns what the shadow would have done about the last request; nothing if there is none or it could not decide.
+    #[must_use]
+    pub const fn last_shadow(&self) -> Option<Choice> {
+        self.last_shadow
+    }
+
+    /// Returns the smoothed rate of requests per second: 1 until more is known.
+    #[must_use]
+    pub fn requests_per_sec(&self) -> f64 {
+        self.rate.per_sec()
+    }
+
+    /// Chooses who answers a request that came at `now_ns`. Returns nothing only if no usable replica belongs to a model
+    /// that may answer it. Allocates nothing once it has seen as many models and the policy's network.
+    pub fn route(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+        self.rate.arrived(now_ns);
+        survey(&mut self.candidates, &self.models, request, state);
+        let survey = Survey {
+            models: &self.models,
+            request,
+            state,
+            requests_per_sec: self.rate.per_sec(),
+            candidates: &self.candidates,
+        };
+        if survey.candidates.is_empty() {
+            self.counters.refused += 1;
+            self.last_shadow = None;
+            return None;
+        }
+        let stale = (state.replicas.iter())
+            .any(|replica| replica.usable && now_ns.saturating_sub(replica.load.updated_ns) > self.stale_ns);
+        let mut choice = match self.seat.decide(&survey, stale) {
+            Ok(choice) => choice,
+            Err(cause) => {
+                if let Some(count) = self.counters.fallbacks.get_mut(cause.index()) {
+                    *count += 1;
+                }
+                Choice { reason: Reason::Fallback(cause), ..policy::rule(&survey, self.margin)? }
+            }
+        };
+        if let Some(better) = guard(&survey, choice, self.margin).filter(|_| self.guarded) {
+            self.counters.guarded += 1;
+            choice = better;
+        }
+        self.counters.chosen += 1;
+        if let Some(shadow) = &mut self.shadow {
+            self.last_shadow = shadow.decide(&survey, stale).ok();
+            match self.last_shadow {
+                Some(other) if other.model == choice.model => self.counters.shadow_same += 1,
+                _ => self.counters.shadow_other += 1,
+            }
+        }
+        Some(choice)
+    }
+
+    /// Counts an outcome against its prediction. Curves are taught by their owner, the state's.
+    pub fn observe(&mut self, outcome: &Observed) {
+        let counters = &mut self.counters;
+        let count = match (outcome.choice.in_time, outcome.met) {
+            (true, true) => &mut counters.met_as_predicted,
+            (true, false) => &mut counters.late_unexpectedly,
+            (false, true) => &mut counters.met_unexpectedly,
+            (false, false) => &mut counters.late_as_predicted,
+        };
+        *count += 1;
+        let error_ns = outcome.actual_ns.abs_diff(outcome.choice.predicted_ns);
+        counters.error_ns = counters.error_ns.saturating_add(error_ns);
+    }
+}
+
+/// Returns what is to be done instead of a choice that is predicted late, if anything is predicted in time.
+fn guard(survey: &Survey<'_>, choice: Choice, margin: f64) -> Option<Choice> {
+    if choice.in_time {
+        return None;
+    }
+    let instead = policy::rule(survey, margin).filter(|choice| choice.in_time);
+    instead.map(|instead| Choice { reason: Reason::Guard, ..instead })
+}
+
+impl Rate {
+    fn arrived(&mut self, now_ns: u64) {
+        if let Some(last_ns) = self.last_ns {
+            let gap_ns = now_ns.saturating_sub(last_ns) as f64;
+            self.gap_ns += GAP_WEIGHT * (gap_ns - self.gap_ns);
+        }
+        self.last_ns = Some(now_ns.max(self.last_ns.unwrap_or(0)));
+    }
+
+    fn per_sec(&self) -> f64 {
+        1e9 / self.gap_ns.max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! How things stand when a request comes: replicas and their load, and the way back to the client; and what is predicted
+//! from that.
+
+use super::curve::Curve;
+use super::request::{Request, Slo};
+
+/// What the router sees of the system.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'a> {
+    /// Every replica of every model. A [`Choice`](super::Choice) names one by its place here.
+    pub replicas: &'a [Replica],
+    /// The way back to the client that asks.
+    pub path: Path,
+}
+
+/// An engine that serves one model: a process with a batch of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Replica {
+    /// The index of the model. A replica of a model that the router does not know is never chosen.
+    pub model: usize,
+    /// A number that engines have in common if they share a GPU.
+    pub group: u32,
+    /// Whether requests can be sent there at all.
+    pub usable: bool,
+    /// How many sequences run at once at most; 0 counts as 1. More wait in the engine, first come, first served.
+    pub most_running: u32,
+    /// What it has to do.
+    pub load: Load,
+    /// What that costs.
+    pub curve: Curve,
+}
+
+/// What an engine has to do, as counted by the gateway itself: polled metrics are late.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Sequences in the batch.
+    pub running: u32,
+    /// Requests that were sent to the engine and wait there for a place in the batch.
+    pub waiting: u32,
+    /// Tokens that all of them are still expected to give.
+    pub outstanding_tokens: u64,
+    /// What other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
+    pub others_utilisation: f64,
+    /// When these numbers were right. [`Router`](super::Router) says from when on they are too old.
+    pub updated_ns: u64,
+}
+
+impl Load {
+    /// Returns how many requests the engine has.
+    #[must_use]
+    pub const fn in_flight(&self) -> u32 {
+        self.running.saturating_add(self.waiting)
+    }
+}
+
+/// Sets [`Load::others_utilisation`] of each replica from the load and the curves of those with the same group. The time
+/// grows with the square of how many there are; only after a change of load there is anything new.
+pub fn share_groups(replicas: &mut [Replica]) {
+    for at in 0..replicas.len() {
+        let group = replicas.get(at).map(|replica| replica.group);
+        let used = |(other, replica): (usize, &Replica)| {
+            let neighbour = other != at && Some(replica.group) == group;
+            if neighbour { replica.curve.utilisation(replica.load.running) } else { 0.0 }
+        };
+        let others = replicas.iter().enumerate().map(used).sum();
+        if let Some(replica) = replicas.get_mut(at) {
+            replica.load.others_utilisation = others;
+        }
+    }
+}
+
+/// The way back from the gateway to the client, by what the transport and the scheduler of its streams know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// The smoothed round-trip time (RFC 9002 §5.3).
+    pub smoothed_rtt_ns: u64,
+    /// What waits for the path ahead of a byte of this request's class. It is taken to stand: as much is there again when
+    /// the answer comes.
+    pub backlog_bytes: u64,
+    /// The part of the pacing rate that the class gets; 0 means that it is not known, and then bytes take no time.
+    pub bytes_per_sec: u64,
+    /// What a token takes on the path, framing included.
+    pub bytes_per_token: u32,
+}
+
+const NS_PER_SEC: u64 = 1_000_000_000;
+
+impl Path {
+    /// Returns how long a token is on its way: half a round trip, and the queue ahead of it.
+    #[must_use]
+    pub const fn return_ns(&self) -> u64 {
+        (self.smoothed_rtt_ns / 2).saturating_add(self.transfer_ns(self.backlog_bytes))
+    }
+
+    /// Returns how long the path needs to carry so many tokens when nothing else is on it.
+    #[must_use]
+    pub const fn carry_ns(&self, tokens: u32) -> u64 {
+        self.transfer_ns((tokens as u64).saturating_mul(self.bytes_per_token as u64))
+    }
+
+    const fn transfer_ns(&self, bytes: u64) -> u64 {
+        if self.bytes_per_sec == 0 {
+            return 0;
+        }
+        let ns = bytes as u128 * NS_PER_SEC as u128 / self.bytes_per_sec as u128;
+        if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
+    }
+}
+
+/// When an answer is expected with the client, from now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prediction {
+    /// The first token.
+    pub first_ns: u64,
+    /// The mean gap between tokens after it.
+    pub per_token_ns: u64,
+    /// The last token.
+    pub finish_ns: u64,
+}
+
+impl Prediction {
+    /// Predicts what `replica` would do with the request.
+    ///
+    /// A place in the batch is free at once, or when as many have finished as are ahead; the tokens that they still
+    /// have to give say when. Then come the prompts that wait and this one's, and then steps of a batch that stays as large
+    /// as it is now. So it knows nothing of what comes later: a margin has to cover that. It never shrinks when one of the
+    /// numbers of [`Load`] grows.
+    #[must_use]
+    pub fn of(request: &Request, replica: &Replica, path: &Path) -> Self {
+        let (load, curve) = (&replica.load, &replica.curve);
+        let most = replica.most_running.max(1);
+        let ahead = load.in_flight();
+        let batch = ahead.saturating_add(1).min(most);
+        let step_ns = curve.step_ns(batch, load.others_utilisation);
+        let without_place = f64::from(ahead.saturating_add(1).saturating_sub(most));
+        let tokens_ahead = if ahead == 0 { 0.0 } else { load.outstanding_tokens as f64 / f64::from(ahead) };
+        let wait_ns = without_place / f64::from(most) * tokens_ahead * step_ns;
+        let prompts = f64::from(load.waiting).min(f64::from(most)) + 1.0;
+        let first_ns = prompts.mul_add(curve.prefill_ns(request.prompt_tokens), wait_ns);
+        let gaps = request.tokens() - 1;
+        let finish_ns = f64::from(gaps).mul_add(step_ns, first_ns).max(path.carry_ns(request.tokens()) as f64);
+        let back_ns = path.return_ns();
+        let per_token_ns = if gaps == 0 { 0.0 } else { (finish_ns - first_ns) / f64::from(gaps) };
+        Self {
+            first_ns: whole(first_ns).saturating_add(back_ns),
+            per_token_ns: whole(per_token_ns),
+            finish_ns: whole(finish_ns).saturating_add(back_ns),
+        }
+    }
+
+    /// Returns which part of its limits the answer would use, by the limit that is tightest: at most 1 is in time, 0 is
+    /// without limits, infinite is hopeless. It is never NaN.
+    #[must_use]
+    pub fn tightness(&self, slo: &Slo) -> f64 {
+        let used = |time_ns: u64, limit_ns: u64| match limit_ns {
+            Slo::NONE => 0.0,
+            0 => f64::INFINITY,
+            _ => time_ns as f64 / limit_ns as f64,
+        };
+        used(self.first_ns, slo.first_token_ns)
+            .max(used(self.per_token_ns, slo.per_token_ns))
+            .max(used(self.finish_ns, slo.budget_ns))
+    }
+}
+
+/// Rounds up to whole nanoseconds; NaN is as late as can be.
+const fn whole(ns: f64) -> u64 {
+    if ns.is_nan() { u64::MAX } else { ns.ceil() as u64 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! What each model would do with a request: the common ground of all policies.
+
+use super::choice::{Choice, Reason};
+use super::request::{Model, Request};
+use super::state::{Prediction, Replica, State};
+
+/// The best replica of a model, and what is expected of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub model: usize,
+    pub replica: usize,
+    pub prediction: Prediction,
+    /// [`Prediction::tightness`]: at most 1 is in time.
+    pub tightness: f64,
+    /// The reward of an answer in time.
+    pub reward: f32,
+}
+
+impl Candidate {
+    pub fn choice(&self, reason: Reason) -> Choice {
+        Choice {
+            model: self.model,
+            replica: self.replica,
+            predicted_ns: self.prediction.finish_ns,
+            in_time: self.tightness <= 1.0,
+            reason,
+        }
+    }
+}
+
+/// A decision's input, with one candidate for each model that is there, allowed and usable, in the order of models.
+#[derive(Clone, Copy)]
+pub(super) struct Survey<'a> {
+    pub models: &'a [Model],
+    pub request: &'a Request,
+    pub state: &'a State<'a>,
+    /// The rate of requests, smoothed.
+    pub requests_per_sec: f64,
+    pub candidates: &'a [Candidate],
+}
+
+/// Tells whether requests of this kind may go to a replica.
+pub(super) fn is_open(models: &[Model], request: &Request, replica: &Replica) -> bool {
+    replica.usable && replica.model < models.len() && request.allowed.contains(replica.model)
+}
+
+/// Replaces `candidates` by those for `request`: of each model the replica that is predicted to be the tightest least, and
+/// of equals the first.
+pub(super) fn survey(candidates: &mut Vec<Candidate>, models: &[Model], request: &Request, state: &State<'_>) {
+    candidates.clear();
+    for (at, replica) in state.replicas.iter().enumerate() {
+        if !is_open(models, request, replica) {
+            continue;
+        }
+        let candidate = candidate(models, request, state, at, replica);
+        match candidates.iter_mut().find(|other| other.model == replica.model) {
+            Some(other) if is_before(&candidate, other) => *other = candidate,
+            Some(_) => {}
+            None => candidates.push(candidate),
+        }
+    }
+    candidates.sort_unstable_by_key(|candidate| candidate.model);
+}
+
+pub(super) fn candidate(
+    models: &[Model],
+    request: &Request,
+    state: &State<'_>,
+    at: usize,
+    replica: &Replica,
+) -> Candidate {
+    let prediction = Prediction::of(request, replica, &state.path);
+    let reward = models.get(replica.model).map_or(0.0, |model| model.reward(request.class));
+    let tightness = prediction.tightness(&request.slo);
+    Candidate { model: replica.model, replica: at, prediction, tightness, reward }
+}
+
+/// Tells whether an answer is earlier by its limits, or by the clock if limits do not tell.
+fn is_before(one: &Candidate, other: &Candidate) -> bool {
+    (one.tightness, one.prediction.finish_ns) < (other.tightness, other.prediction.finish_ns)
+}
+
+impl Survey<'_> {
+    /// Returns the candidate of a model.
+    pub fn of(&self, model: usize) -> Option<&Candidate> {
+        self.candidates.iter().find(|candidate| candidate.model == model)
+    }
+
+    /// Returns the candidate with the largest reward of those that `suits` allows; of equals the earlier one.
+    pub fn best(&self, suits: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
+        let better = |one: &Candidate, other: &Candidate| {
+            one.reward > other.reward || (one.reward == other.reward && is_before(one, other))
+        };
+        self.candidates
+            .iter()
+            .filter(|candidate| suits(candidate))
+            .reduce(|best, candidate| if better(candidate, best) { candidate } else { best })
+    }
+
+    /// Returns the candidate that is predicted to be the tightest least.
+    pub fn earliest(&self) -> Option<&Candidate> {
+        self.candidates.iter().reduce(|best, candidate| if is_before(candidate, best) { candidate } else { best })
+    }
+
+    /// Returns the candidate of the model whose sequences cost a GPU least: the one to use when nothing else is fast enough.
+    pub fn cheapest(&self) -> Option<&Candidate> {
+        let cost = |candidate: &Candidate| {
+            self.replica(candidate).map_or(f64::INFINITY, |replica| replica.curve.cost().gpu_per_sequence_ns)
+        };
+        self.candidates.iter().reduce(|best, candidate| if cost(candidate) < cost(best) { candidate } else { best })
+    }
+
+    pub fn replica(&self, candidate: &Candidate) -> Option<&Replica> {
+        self.state.replicas.get(candidate.replica)
+    }
+
+    /// Returns how long a token of this request may take on the whole.
+    pub fn per_token_limit_ns(&self) -> f64 {
+        let slo = &self.request.slo;
+        let left_ns = slo.budget_ns.saturating_sub(self.state.path.return_ns());
+        let budget_ns = left_ns as f64 / f64::from(self.request.tokens());
+        budget_ns.min(slo.per_token_ns as f64)
+    }
+
+    /// Returns which part of a batch that just keeps the limit would be in use with this request in it; over 1 is too many.
+    pub fn fill(&self, candidate: &Candidate) -> f64 {
+        let Some(replica) = self.replica(candidate) else { return f64::INFINITY };
+        let within = replica.curve.batch_within(self.per_token_limit_ns(), replica.load.others_utilisation);
+        let room = within.min(f64::from(replica.most_running.max(1)));
+        let batch = f64::from(replica.load.in_flight()) + 1.0;
+        if room > 0.0 { batch / room } else { f64::INFINITY }
+    }
+
+    /// Returns the rate of requests as a part of what the cheapest model could serve within the limit, had it all GPUs for
+    /// itself. It is 0 while the rate is not known, and infinite if the cheapest model can serve none.
+    pub fn pressure(&self) -> f64 {
+        let limit_ns = self.per_token_limit_ns();
+        let Some(cheapest) = self.cheapest() else { return f64::INFINITY };
+        let sequences: f64 = (self.state.replicas.iter())
+            .filter(|replica| replica.model == cheapest.model && is_open(self.models, self.request, replica))
+            .map(|replica| replica.curve.batch_within(limit_ns, 0.0).min(f64::from(replica.most_running.max(1))))
+            .sum();
+        let wanted = self.requests_per_sec * f64::from(self.request.tokens()) * limit_ns / 1e9;
+        if wanted <= 0.0 {
+            0.0
+        } else if sequences <= 0.0 {
+            f64::INFINITY
+        } else {
+            wanted / sequences
+        }
+    }
+}
