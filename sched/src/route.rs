@@ -74,6 +74,7 @@ mod random;
 mod request;
 mod rls;
 mod router;
+pub mod serving;
 mod state;
 mod survey;
 

@@ -6,7 +6,7 @@ use super::survey::Survey;
 /// Which numbers a network sees. Their meaning never changes under the same name: a new set is a new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Features {
-    /// The state of paper 001 §4.3: the batch of each replica, the request's class, the rate of requests. Replicas of a
+    /// The state of the paper §4.3: the batch of each replica, the request's class, the rate of requests. Replicas of a
     /// model are sorted by load, so that nothing has to be learned about which is which. This many of each model are seen.
     Batches(usize),
     /// For each model, what is predicted of its best replica, how full that is and how full its replicas are on average; the
@@ -18,7 +18,7 @@ pub enum Features {
 const BY_MODEL: usize = 4;
 const OTHERS: usize = 5;
 
-/// Batches and rates are divided by these, and limits by the 40 ms of paper 001 §5.1.1.
+/// Batches and rates are divided by these, and limits by the 40 ms of the paper §5.1.1.
 const BATCH: f64 = 16.0;
 const LIMIT_NS: f64 = 40e6;
 const TOKENS: f64 = 200.0;

@@ -9,7 +9,7 @@ use super::survey::{self, Candidate, Survey};
 /// How a model is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Policy {
-    /// Always this model, and of its replicas the one that is predicted to be earliest. The baselines of paper 001 §5.1.2.
+    /// Always this model, and of its replicas the one that is predicted to be earliest. The baselines of the paper §5.1.2.
     Fixed(usize),
     /// One replica after the other, whatever its model.
     RoundRobin,

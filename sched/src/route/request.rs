@@ -3,7 +3,7 @@
 /// What the router knows about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// The class ("task" in paper 001 §5.1.1): an index into [`Model::rewards`].
+    /// The class ("task" in the paper §5.1.1): an index into [`Model::rewards`].
     pub class: usize,
     /// How many tokens the prompt has, or is estimated to have.
     pub prompt_tokens: u32,
@@ -13,7 +13,7 @@ pub struct Request {
     pub max_tokens: u32,
     /// How soon the answer has to be with the client.
     pub slo: Slo,
-    /// How much the request counts beside others (paper 001 §5.3 weighs a class of priority). What is not finite, or below
+    /// How much the request counts beside others (the paper §5.3 weighs a class of priority). What is not finite, or below
     /// 0, counts as 1.
     pub weight: f32,
     /// Which models may answer. A request that names one model allows no other.
@@ -62,7 +62,7 @@ impl Slo {
         Self { budget_ns, ..Self::unlimited() }
     }
 
-    /// Returns the limit of paper 001 §5.1.1: so much for each token that is expected, the time before the first one
+    /// Returns the limit of the paper §5.1.1: so much for each token that is expected, the time before the first one
     /// included.
     #[must_use]
     pub const fn normalised(per_token_ns: u64, tokens: u32) -> Self {
@@ -76,7 +76,7 @@ pub struct Model {
     /// A number that stays the same for the same model, whatever else is configured: a hash of its name, say. Learned
     /// policies are bound to it by their [fingerprint](super::features::fingerprint).
     pub id: u64,
-    /// What an answer in time is worth, by class: the model's accuracy relative to the best one's (paper 001, table 1). Classes
+    /// What an answer in time is worth, by class: the model's accuracy relative to the best one's (the paper, table 1). Classes
     /// beyond the last have the last one's; what is not finite, and a reward of nothing at all, count as 0.
     pub rewards: Vec<f32>,
 }

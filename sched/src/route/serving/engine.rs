@@ -1,0 +1,109 @@
+//! One engine: a batch as a fluid, a queue behind it, and prompts that stop both.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::route::curve::Curve;
+
+/// A simulated engine. Times are in seconds, as doubles.
+///
+/// Every running sequence gets tokens at the same rate, so one count of tokens serves them all: a sequence ends when the
+/// count has grown by its length since it began. Only the end that is next has to be known.
+pub(super) struct Fluid {
+    /// The true costs; it never learns.
+    curve: Curve,
+    most_running: usize,
+    now_s: f64,
+    /// Until then prompts are read, and nobody gets a token.
+    stalled_until_s: f64,
+    /// How many tokens a sequence would have that ran since the engine was last idle.
+    tokens: f64,
+    step_s: f64,
+    /// By the count of tokens at which they end. Bits of doubles from 0 on have the order of the doubles.
+    running: BinaryHeap<Reverse<(u64, usize)>>,
+    waiting: VecDeque<usize>,
+}
+
+impl Fluid {
+    pub fn new(curve: Curve, most_running: u32) -> Self {
+        Self {
+            curve,
+            most_running: most_running.max(1) as usize,
+            now_s: 0.0,
+            stalled_until_s: 0.0,
+            tokens: 0.0,
+            step_s: 0.0,
+            running: BinaryHeap::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub fn running(&self) -> u32 {
+        self.running.len() as u32
+    }
+
+    pub fn waiting(&self) -> u32 {
+        self.waiting.len() as u32
+    }
+
+    pub fn is_stalled(&self) -> bool {
+        self.now_s < self.stalled_until_s
+    }
+
+    pub fn step_s(&self) -> f64 {
+        self.step_s
+    }
+
+    /// Returns what it uses of its GPU: all of it while it reads prompts.
+    pub fn utilisation(&self) -> f64 {
+        if self.is_stalled() { 1.0 } else { self.curve.utilisation(self.running()) }
+    }
+
+    /// Sets the time of a step, for this batch and what others use of the GPU.
+    pub fn pace(&mut self, others: f64) {
+        self.step_s = self.curve.step_ns(self.running(), others) / 1e9;
+    }
+
+    /// Returns when something happens next if nothing comes from outside; infinity if it is idle.
+    pub fn next_s(&self) -> f64 {
+        if self.is_stalled() {
+            return self.stalled_until_s;
+        }
+        let Some(Reverse((end, _))) = self.running.peek() else { return f64::INFINITY };
+        (f64::from_bits(*end) - self.tokens).max(0.0).mul_add(self.step_s, self.now_s)
+    }
+
+    /// Lets time pass, at most to [`Fluid::next_s`].
+    pub fn advance(&mut self, to_s: f64) {
+        let from_s = self.now_s.max(self.stalled_until_s);
+        if to_s > from_s && !self.running.is_empty() {
+            self.tokens += (to_s - from_s) / self.step_s.max(1e-9);
+        }
+        self.now_s = to_s.max(self.now_s);
+    }
+
+    /// Ends the sequence whose turn to end it is now, which is that of [`Fluid::next_s`].
+    pub fn finish(&mut self) -> Option<usize> {
+        let Reverse((end, number)) = self.running.pop()?;
+        self.tokens = if self.running.is_empty() { 0.0 } else { f64::from_bits(end) };
+        Some(number)
+    }
+
+    pub fn enqueue(&mut self, number: usize) {
+        self.waiting.push_back(number);
+    }
+
+    /// Takes the first that waits if there is a place in the batch for it.
+    pub fn next_waiting(&mut self) -> Option<usize> {
+        if self.running.len() < self.most_running { self.waiting.pop_front() } else { None }
+    }
+
+    /// Starts to read a prompt behind those that it is at, which gives the first token. Returns when that will be.
+    pub fn admit(&mut self, number: usize, prompt_tokens: u32, output_tokens: u32) -> f64 {
+        let prefill_s = self.curve.prefill_ns(prompt_tokens) / 1e9;
+        self.stalled_until_s = self.stalled_until_s.max(self.now_s) + prefill_s;
+        let end = self.tokens + f64::from(output_tokens.saturating_sub(1));
+        self.running.push(Reverse((end.to_bits(), number)));
+        self.stalled_until_s
+    }
+}

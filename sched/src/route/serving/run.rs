@@ -1,0 +1,215 @@
+//! The simulation: from event to event.
+
+use super::engine::Fluid;
+use super::score::{Fate, Outcome};
+use super::workload::Arrival;
+use super::{Engine, Setup};
+use crate::route::choice::Choice;
+use crate::route::curve::Curve;
+use crate::route::request::Request;
+use crate::route::router::{Observed, Router};
+use crate::route::state::{Replica, State};
+
+/// What decides in a simulation.
+pub trait Decide {
+    /// Decides about a request that the gateway got at `now_ns`. With nothing, or with a replica that is not there, the
+    /// request is discarded.
+    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice>;
+
+    /// Learns what became of a request, when it has ended. Decisions are numbered from 0.
+    fn ended(&mut self, outcome: &Outcome) {
+        let _ = outcome;
+    }
+}
+
+impl Decide for Router {
+    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+        self.route(request, state, now_ns)
+    }
+
+    fn ended(&mut self, outcome: &Outcome) {
+        if let Some(choice) = outcome.choice.filter(|_| outcome.fate != Fate::Discarded) {
+            let actual_ns = outcome.finished_ns.saturating_sub(outcome.arrived_ns);
+            self.observe(&Observed { choice, actual_ns, met: outcome.fate == Fate::Met });
+        }
+    }
+}
+
+/// Plays requests, in the order in which they arrive, to the last one's end. Returns what became of each, in that order.
+///
+/// The same arguments give the same outcomes. It takes O(E + log B) for each request, with E engines on a GPU and in all,
+/// and a batch of B.
+pub fn run(setup: &Setup, arrivals: &[Arrival], decide: &mut impl Decide) -> Vec<Outcome> {
+    let mut run = Run::new(setup, arrivals, decide);
+    let mut next = 0;
+    loop {
+        let arrival_s = arrivals.get(next).map_or(f64::INFINITY, |arrival| arrival.arrived_ns as f64 / 1e9);
+        let engine = (run.fluids.iter().map(Fluid::next_s).enumerate())
+            .min_by(|(_, one), (_, other)| one.total_cmp(other))
+            .filter(|(_, event_s)| event_s.is_finite());
+        match engine {
+            Some((at, event_s)) if event_s <= arrival_s => run.event(at, event_s),
+            _ if next < arrivals.len() => {
+                run.arrive(next, arrival_s);
+                next += 1;
+            }
+            _ => break,
+        }
+    }
+    run.outcomes.sort_unstable_by_key(|outcome| outcome.number);
+    run.outcomes
+}
+
+struct Run<'a, D> {
+    setup: &'a Setup,
+    arrivals: &'a [Arrival],
+    decide: &'a mut D,
+    fluids: Vec<Fluid>,
+    replicas: Vec<Replica>,
+    /// By engine: those on its GPU, itself among them.
+    groups: Vec<Vec<usize>>,
+    flights: Vec<Flight>,
+    outcomes: Vec<Outcome>,
+}
+
+/// A request that was decided about.
+#[derive(Clone, Copy)]
+struct Flight {
+    choice: Option<Choice>,
+    first_s: f64,
+    /// Whether nothing was ahead of its prompt.
+    undisturbed: bool,
+}
+
+impl<'a, D: Decide> Run<'a, D> {
+    fn new(setup: &'a Setup, arrivals: &'a [Arrival], decide: &'a mut D) -> Self {
+        let fluid = |engine: &Engine| Fluid::new(Curve::new(engine.cost), engine.most_running);
+        let on_gpu = |engine: &Engine| {
+            let same = setup.engines.iter().enumerate().filter(|(_, other)| other.group == engine.group);
+            same.map(|(at, _)| at).collect()
+        };
+        Self {
+            setup,
+            arrivals,
+            decide,
+            fluids: setup.engines.iter().map(fluid).collect(),
+            replicas: setup.replicas(),
+            groups: setup.engines.iter().map(on_gpu).collect(),
+            flights: Vec::with_capacity(arrivals.len()),
+            outcomes: Vec::with_capacity(arrivals.len()),
+        }
+    }
+
+    fn arrive(&mut self, number: usize, now_s: f64) {
+        let Some(arrival) = self.arrivals.get(number) else { return };
+        self.replicas.iter_mut().for_each(|replica| replica.load.updated_ns = arrival.arrived_ns);
+        let state = State { replicas: &self.replicas, path: arrival.path };
+        let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
+        let choice = choice.filter(|choice| choice.replica < self.fluids.len());
+        self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false });
+        let Some(choice) = choice else { return self.end(number, None) };
+        self.advance(choice.replica, now_s);
+        if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(choice.replica), self.flights.get_mut(number)) {
+            flight.undisturbed = !fluid.is_stalled() && fluid.waiting() == 0;
+            fluid.enqueue(number);
+        }
+        self.admit(choice.replica, now_s);
+        self.refresh(choice.replica);
+    }
+
+    /// Handles what an engine has next: the end of its prompts, or of a sequence.
+    fn event(&mut self, at: usize, now_s: f64) {
+        let stalled = self.fluids.get(at).is_some_and(Fluid::is_stalled);
+        if !stalled {
+            self.learn_step(at);
+        }
+        self.advance(at, now_s);
+        if !stalled {
+            if let Some(number) = self.fluids.get_mut(at).and_then(Fluid::finish) {
+                self.end(number, Some(now_s));
+            }
+            self.admit(at, now_s);
+        }
+        self.refresh(at);
+    }
+
+    fn admit(&mut self, at: usize, now_s: f64) {
+        while let Some(number) = self.fluids.get_mut(at).and_then(Fluid::next_waiting) {
+            let Some(arrival) = self.arrivals.get(number) else { continue };
+            if self.setup.discards && now_s * 1e9 > arrival.deadline_ns as f64 {
+                self.end(number, None);
+                continue;
+            }
+            if let (Some(fluid), Some(flight)) = (self.fluids.get_mut(at), self.flights.get_mut(number)) {
+                flight.undisturbed &= !fluid.is_stalled();
+                flight.first_s = fluid.admit(number, arrival.request.prompt_tokens, arrival.output_tokens);
+            }
+        }
+    }
+
+    fn end(&mut self, number: usize, finished_s: Option<f64>) {
+        let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else { return };
+        let finished_ns = finished_s.map_or(0, |finished_s| (finished_s * 1e9) as u64 + arrival.back_ns);
+        let fate = match finished_s {
+            None => Fate::Discarded,
+            Some(_) if finished_ns <= arrival.deadline_ns => Fate::Met,
+            Some(_) => Fate::Late,
+        };
+        let class = arrival.request.class;
+        let model = flight.choice.and_then(|choice| self.setup.models.get(choice.model));
+        let reward = model.filter(|_| fate == Fate::Met).map_or(0.0, |model| model.reward(class));
+        let (choice, arrived_ns) = (flight.choice, arrival.arrived_ns);
+        let outcome = Outcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
+        if let Some(replica) = choice.filter(|_| self.setup.guess.is_some() && flight.undisturbed)
+            && let Some(replica) = self.replicas.get_mut(replica.replica)
+        {
+            let first_ns = flight.first_s * 1e9 - arrived_ns as f64;
+            replica.curve.observe_first_token(arrival.request.prompt_tokens, first_ns as u64);
+        }
+        self.decide.ended(&outcome);
+        self.outcomes.push(outcome);
+    }
+
+    fn learn_step(&mut self, at: usize) {
+        if let (Some(fluid), Some(replica)) = (self.fluids.get(at), self.replicas.get_mut(at))
+            && self.setup.guess.is_some()
+        {
+            let others = replica.load.others_utilisation;
+            replica.curve.observe_step(fluid.running(), others, (fluid.step_s() * 1e9) as u64);
+        }
+    }
+
+    fn advance(&mut self, at: usize, now_s: f64) {
+        for other in self.groups.get(at).into_iter().flatten() {
+            if let Some(fluid) = self.fluids.get_mut(*other) {
+                fluid.advance(now_s);
+            }
+        }
+    }
+
+    /// Sets the pace and the visible load of all engines of a GPU after a change of one. What the router sees is what a
+    /// gateway can count: it knows how many tokens there are on average, not how many there will be.
+    fn refresh(&mut self, at: usize) {
+        let Some(group) = self.groups.get(at) else { return };
+        let expected = self.setup.lengths.output_tokens as u64;
+        let sum = |used: &dyn Fn(usize) -> f64| group.iter().map(|other| used(*other)).sum::<f64>();
+        let truly = sum(&|other| self.fluids.get(other).map_or(0.0, Fluid::utilisation));
+        for other in group {
+            let (Some(fluid), Some(replica)) = (self.fluids.get_mut(*other), self.replicas.get_mut(*other)) else {
+                continue;
+            };
+            fluid.pace(truly - fluid.utilisation());
+            replica.load.running = fluid.running();
+            replica.load.waiting = fluid.waiting();
+            replica.load.outstanding_tokens =
+                u64::from(fluid.running()) * expected / 2 + u64::from(fluid.waiting()) * expected;
+        }
+        let seen = |replica: &Replica| replica.curve.utilisation(replica.load.running);
+        let visible: f64 = group.iter().filter_map(|other| self.replicas.get(*other)).map(seen).sum();
+        for other in group {
+            if let Some(replica) = self.replicas.get_mut(*other) {
+                replica.load.others_utilisation = (visible - seen(replica)).max(0.0);
+            }
+        }
+    }
+}

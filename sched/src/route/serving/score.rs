@@ -1,0 +1,49 @@
+//! How it went.
+
+use crate::route::choice::Choice;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Its place in the order of arrival.
+    pub number: usize,
+    /// Its class.
+    pub class: usize,
+    /// What was decided; nothing if nobody was allowed to answer.
+    pub choice: Option<Choice>,
+    /// When the gateway decided.
+    pub arrived_ns: u64,
+    /// When the last token was with the client; 0 if there was none.
+    pub finished_ns: u64,
+    /// How it ended.
+    pub fate: Fate,
+    /// The reward: the model's for this class if the answer was in time, else 0 (the paper, §4.2).
+    pub reward: f32,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Answered in time.
+    Met,
+    /// Answered too late.
+    Late,
+    /// Not answered.
+    Discarded,
+}
+
+/// Returns the mean reward, 0 if there was no request. A request counts the same whatever its weight.
+#[must_use]
+pub fn mean_score(outcomes: &[Outcome]) -> f64 {
+    let sum: f64 = outcomes.iter().map(|outcome| f64::from(outcome.reward)).sum();
+    sum / outcomes.len().max(1) as f64
+}
+
+/// Returns how many windows of `size` requests in a row have a mean reward of at least `threshold` (the paper, table 2,
+/// with 20).
+#[must_use]
+pub fn windows(outcomes: &[Outcome], size: usize, threshold: f64) -> usize {
+    // Rewards are rounded to f32; a mean of 0.96 is to count as that.
+    let enough = |window: &&[Outcome]| mean_score(window) >= threshold - 1e-6;
+    outcomes.windows(size.max(1)).filter(enough).count()
+}
