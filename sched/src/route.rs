@@ -71,12 +71,15 @@ mod features;
 mod mlp;
 mod policy;
 mod random;
+mod rate;
 mod request;
 mod rls;
 mod router;
 pub mod serving;
 mod state;
 mod survey;
+pub mod train;
+pub mod tune;
 
 pub use choice::{Cause, Choice, Reason};
 pub use curve::{Cost, Curve};

@@ -28,7 +28,7 @@ pub enum Reason {
     LeastLoaded,
     /// It has the largest reward of those predicted in time with a margin.
     InTime,
-    /// None was predicted in time with a margin; it comes nearest.
+    /// None was good enough: this one is the earliest and in time, or nothing is in time and it is the cheapest.
     NoneInTime,
     /// It has the largest reward of those below their thresholds.
     Threshold,

@@ -15,8 +15,9 @@ pub enum Policy {
     RoundRobin,
     /// The replica with the fewest requests; of equals the one whose model has the largest reward.
     LeastLoaded,
-    /// The model with the largest reward of those that are predicted in time, if all took `margin` times as long; the one
-    /// that comes nearest, if none is.
+    /// The model with the largest reward of those that are predicted in time even if all took `margin` times as long. If
+    /// none is, the earliest, as long as that is in time at all; else the cheapest, for what is late anyway should not make
+    /// others late.
     Rule {
         /// At least 1; 1.1 is a good one while the curves are right. What is smaller or no number counts as 1.
         margin: f64,
@@ -28,7 +29,7 @@ pub enum Policy {
 }
 
 /// A limit for each model and class, which the rate of requests lowers: the model with the largest reward of those below
-/// their limits answers, the earliest if none is.
+/// their limits answers. If none is below, it is as with [the rule](Policy::Rule).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thresholds {
     /// What the limits are about.
@@ -128,7 +129,7 @@ impl Thresholds {
             measured <= limit - slope * pressure
         };
         let best = survey.best(below).map(|best| best.choice(Reason::Threshold));
-        best.or_else(|| earliest(survey)).ok_or(Cause::Unavailable)
+        best.or_else(|| nearest(survey)).ok_or(Cause::Unavailable)
     }
 }
 
@@ -216,11 +217,13 @@ pub(super) fn rule(survey: &Survey<'_>, margin: f64) -> Option<Choice> {
     // A margin of NaN becomes 1 as well.
     let margin = margin.max(1.0);
     let best = survey.best(|candidate| candidate.tightness * margin <= 1.0);
-    best.map(|best| best.choice(Reason::InTime)).or_else(|| earliest(survey))
+    best.map(|best| best.choice(Reason::InTime)).or_else(|| nearest(survey))
 }
 
-fn earliest(survey: &Survey<'_>) -> Option<Choice> {
-    survey.earliest().map(|earliest| earliest.choice(Reason::NoneInTime))
+/// Returns the choice if none is good, as [`Policy::Rule`] says.
+fn nearest(survey: &Survey<'_>) -> Option<Choice> {
+    let in_time = survey.earliest().filter(|earliest| earliest.tightness <= 1.0);
+    in_time.or_else(|| survey.cheapest()).map(|nearest| nearest.choice(Reason::NoneInTime))
 }
 
 fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate> {

@@ -2,6 +2,7 @@
 
 use super::choice::{Cause, Choice, Reason};
 use super::policy::{self, Policy, Seat};
+use super::rate::Rate;
 use super::request::{Model, Request};
 use super::state::State;
 use super::survey::{Candidate, Survey, survey};
@@ -66,17 +67,6 @@ pub struct Counters {
     pub error_ns: u64,
 }
 
-/// The rate of requests: the inverse of a mean gap in which each gap counts 0.15. It begins with one a second, so that two
-/// requests at the same instant are no flood.
-#[derive(Clone, Copy, Debug)]
-struct Rate {
-    last_ns: Option<u64>,
-    gap_ns: f64,
-}
-
-const GAP_WEIGHT: f64 = 0.15;
-const FIRST_GAP_NS: f64 = 1e9;
-
 /// Defaults: a tenth more than predicted is allowed for, and a second makes a load unbelievable.
 const MARGIN: f64 = 1.1;
 const STALE_NS: u64 = 1_000_000_000;
@@ -95,7 +85,7 @@ impl Router {
             guarded: true,
             margin: MARGIN,
             stale_ns: STALE_NS,
-            rate: Rate { last_ns: None, gap_ns: FIRST_GAP_NS },
+            rate: Rate::default(),
             candidates: Vec::new(),
             counters: Counters::default(),
         }
@@ -223,20 +213,6 @@ fn guard(survey: &Survey<'_>, choice: Choice, margin: f64) -> Option<Choice> {
     }
     let instead = policy::rule(survey, margin).filter(|choice| choice.in_time);
     instead.map(|instead| Choice { reason: Reason::Guard, ..instead })
-}
-
-impl Rate {
-    fn arrived(&mut self, now_ns: u64) {
-        if let Some(last_ns) = self.last_ns {
-            let gap_ns = now_ns.saturating_sub(last_ns) as f64;
-            self.gap_ns += GAP_WEIGHT * (gap_ns - self.gap_ns);
-        }
-        self.last_ns = Some(now_ns.max(self.last_ns.unwrap_or(0)));
-    }
-
-    fn per_sec(&self) -> f64 {
-        1e9 / self.gap_ns.max(1.0)
-    }
 }
 
 #[cfg(test)]

@@ -62,9 +62,11 @@ fn the_rule_takes_the_largest_model_that_is_in_time_with_the_margin() {
 }
 
 #[test]
-fn the_rule_takes_what_comes_nearest_if_nothing_is_in_time() {
+fn the_rule_takes_what_is_in_time_without_the_margin_or_else_the_cheapest() {
+    let little = [replica(0, 0), replica(0, 1), replica(1, 60)];
+    assert_eq!(once(Policy::Rule { margin: 1.2 }, &little), Some((0, 0, Reason::NoneInTime)));
     let full = [replica(0, 40), replica(1, 64), replica(2, 200)];
-    assert_eq!(once(Policy::Rule { margin: 1.1 }, &full), Some((1, 1, Reason::NoneInTime)));
+    assert_eq!(once(Policy::Rule { margin: 1.1 }, &full), Some((2, 2, Reason::NoneInTime)));
 }
 
 #[test]

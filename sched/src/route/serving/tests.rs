@@ -1,30 +1,187 @@
 use super::*;
+use crate::route::choice::{Choice, Reason};
 use crate::route::policy::Policy;
+use crate::route::random::Random;
+use crate::route::request::Request;
 use crate::route::router::Router;
+use crate::route::state::State;
+use proptest::prelude::*;
+
+const SEEDS: std::ops::Range<u64> = 700_000..700_006;
+
+fn play(setup: &Setup, policy: &Policy, workload: Workload, seed: u64) -> Vec<Outcome> {
+    let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
+    run(setup, &workload.arrivals(setup, seed), &mut router)
+}
+
+/// The mean score for each seed.
+fn scores(setup: &Setup, policy: &Policy, workload: Workload) -> Vec<f64> {
+    SEEDS.map(|seed| mean_score(&play(setup, policy, workload, seed))).collect()
+}
+
+fn mean(scores: &[f64]) -> f64 {
+    scores.iter().sum::<f64>() / scores.len() as f64
+}
+
+/// The mean over all rates of the stable workload, for each seed.
+fn sweep(setup: &Setup, policy: &Policy) -> Vec<f64> {
+    let by_rate = RATES.map(|rate| scores(setup, policy, Workload::stable(rate)));
+    (0..by_rate[0].len()).map(|seed| mean(&by_rate.each_ref().map(|scores| scores[seed]))).collect()
+}
+
+/// Sends everything to one replica.
+struct To(usize);
+
+impl Decide for To {
+    fn decide(&mut self, _: &Request, state: &State<'_>, _: u64) -> Option<Choice> {
+        let model = state.replicas.get(self.0)?.model;
+        Some(Choice { model, replica: self.0, predicted_ns: 0, in_time: true, reason: Reason::Fixed })
+    }
+}
 
 #[test]
-fn look() {
+fn each_model_breaks_down_at_its_rate() {
     let setup = Setup::paper();
-    for (name, policy) in [
-        ("6.7B", Policy::Fixed(0)),
-        ("1.3B", Policy::Fixed(1)),
-        ("125M", Policy::Fixed(2)),
-        ("rr", Policy::RoundRobin),
-        ("ll", Policy::LeastLoaded),
-        ("rule1.0", Policy::Rule { margin: 1.0 }),
-        ("rule1.1", Policy::Rule { margin: 1.1 }),
-        ("rule1.25", Policy::Rule { margin: 1.25 }),
-    ] {
-        let mut all = Vec::new();
-        for rate in RATES {
-            let mut sum = 0.0;
-            for seed in 0..6 {
-                let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
-                sum += mean_score(&run(&setup, &Workload::stable(rate).arrivals(&setup, seed), &mut router));
-            }
-            all.push(sum / 6.0);
+    let score = |model, rate| mean(&scores(&setup, &Policy::Fixed(model), Workload::stable(rate)));
+    assert!(score(0, 1.0) > 0.98 && score(0, 2.0) > 0.7 && score(0, 4.0) < 0.2);
+    assert!(score(1, 8.0) > 0.88 && score(1, 12.0) > 0.7 && score(1, 20.0) < 0.2);
+    assert!(score(2, 48.0) > 0.65);
+}
+
+#[test]
+fn the_rule_is_better_than_each_model_alone_whatever_the_seed() {
+    let setup = Setup::paper();
+    let rule = sweep(&setup, &Policy::Rule { margin: 1.1 });
+    for model in 0..3 {
+        let fixed = sweep(&setup, &Policy::Fixed(model));
+        assert!(rule.iter().zip(&fixed).all(|(rule, fixed)| *rule > fixed + 0.1), "{rule:?} and {model}: {fixed:?}");
+    }
+}
+
+#[test]
+fn sequences_share_steps_and_prompts_stop_them() {
+    let mut setup = Setup::paper();
+    setup.engines.truncate(1);
+    let mut arrivals = Workload::stable(100.0).arrivals(&setup, 1);
+    arrivals.truncate(2);
+    for arrival in &mut arrivals {
+        (arrival.arrived_ns, arrival.output_tokens, arrival.request.prompt_tokens) = (0, 101, 100);
+    }
+    let outcomes = run(&setup, &arrivals, &mut To(0));
+    // Two prompts of 20 ms one after the other, then 100 steps of 22 + 2 · 3.6 ms.
+    let expected_ns = (40.0 + 100.0 * 29.2) * 1e6;
+    assert!(outcomes.iter().all(|outcome| (outcome.finished_ns as f64 - expected_ns).abs() < 1e3), "{outcomes:?}");
+}
+
+#[test]
+fn a_busy_neighbour_slows_an_engine() {
+    let setup = Setup::paper();
+    let arrivals = Workload::stable(0.5).arrivals(&setup, 2);
+    let alone = run(&setup, &arrivals[..1], &mut To(0));
+    struct Both(usize);
+    impl Decide for Both {
+        fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+            self.0 += 1;
+            To(self.0 - 1).decide(request, state, now_ns)
         }
-        let mean = all.iter().sum::<f64>() / 12.0;
-        println!("{name} {mean:.3} {:?}", all.iter().map(|x| (x * 100.0).round() as i32).collect::<Vec<_>>());
+    }
+    let mut arrivals = arrivals[..2].to_vec();
+    arrivals[1].arrived_ns = arrivals[0].arrived_ns;
+    let both = run(&setup, &arrivals, &mut Both(0));
+    assert!(both[0].finished_ns > alone[0].finished_ns + 100_000_000);
+}
+
+#[test]
+fn late_requests_are_dropped_where_that_is_asked_for() {
+    let setup = Setup { discards: true, ..Setup::paper() };
+    let outcomes = play(&setup, &Policy::Fixed(0), Workload::stable(32.0), 3);
+    assert!(outcomes.iter().any(|outcome| outcome.fate == Fate::Discarded));
+    assert!(mean_score(&outcomes) >= mean_score(&play(&Setup::paper(), &Policy::Fixed(0), Workload::stable(32.0), 3)));
+}
+
+#[test]
+fn costs_are_learned_from_what_engines_do() {
+    let wrong = Cost { gpu_ns: 1e6, prefill_ns: 1e6, sharing: 0.5, ..Cost::default() };
+    let learning = Setup { guess: Some(wrong), ..Setup::paper() };
+    let workload = Workload::bursts(0.25, 24.0, 2_000);
+    let rule = Policy::Rule { margin: 1.1 };
+    let learned = mean(&scores(&learning, &rule, workload));
+    let told = mean(&scores(&Setup::paper(), &rule, workload));
+    assert!(learned > told - 0.05, "{learned} and {told}");
+}
+
+#[test]
+fn knowing_the_way_back_is_worth_something() {
+    let setup = Setup { network: Some(Network::default()), ..Setup::paper() };
+    struct Blind(Router);
+    impl Decide for Blind {
+        fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+            let slo = crate::route::request::Slo::within(8_000_000_000);
+            let state = State { path: crate::route::state::Path::default(), ..*state };
+            self.0.route(&Request { slo, ..*request }, &state, now_ns)
+        }
+    }
+    let policy = Policy::Rule { margin: 1.1 };
+    let workload = Workload::bursts(0.25, 48.0, 2_000);
+    let blind = SEEDS.map(|seed| {
+        let mut blind = Blind(Router::new(setup.models.clone(), policy.clone()));
+        mean_score(&run(&setup, &workload.arrivals(&setup, seed), &mut blind))
+    });
+    let (blind, knowing) = (blind.collect::<Vec<_>>(), scores(&setup, &policy, workload));
+    assert!(knowing.iter().zip(&blind).all(|(knowing, blind)| knowing > blind), "{knowing:?} and {blind:?}");
+}
+
+#[test]
+fn windows_are_counted_from_their_threshold_on() {
+    let outcome = |number, reward| Outcome {
+        number,
+        class: 0,
+        choice: None,
+        arrived_ns: 0,
+        finished_ns: 0,
+        fate: Fate::Met,
+        reward,
+    };
+    let outcomes: Vec<_> =
+        [1.0, 1.0, 0.94, 0.98, 1.0].into_iter().zip(0..).map(|(reward, at)| outcome(at, reward)).collect();
+    assert_eq!([1.0, 0.97, 0.96, 0.0].map(|threshold| windows(&outcomes, 2, threshold)), [1, 3, 4, 4]);
+    assert_eq!(windows(&outcomes, 20, 0.0), 0);
+    assert_eq!(mean_score(&[]), 0.0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn each_request_ends_once_and_the_seed_repeats_everything(
+        seed in any::<u64>(), rate in 0.25..100.0f64, bursts in any::<bool>(), network in any::<bool>(),
+        discards in any::<bool>(), known in any::<bool>(), places in 1..40u32,
+    ) {
+        let mut setup = Setup { discards, network: network.then(Network::default), ..Setup::paper() };
+        setup.lengths.known = known;
+        setup.engines.iter_mut().for_each(|engine| engine.most_running = places);
+        let workload = if bursts { Workload::bursts(0.25, rate, 300) } else {
+            Workload::Stable { requests_per_sec: rate, duration_ns: 5_000_000_000 }
+        };
+        // Anything may decide anything, also what is not there.
+        struct Any(Random);
+        impl Decide for Any {
+            fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+                To(self.0.below(state.replicas.len() + 1)).decide(request, state, now_ns)
+            }
+        }
+        let arrivals = workload.arrivals(&setup, seed);
+        let outcomes = run(&setup, &arrivals, &mut Any(Random::new(seed)));
+        prop_assert_eq!(outcomes.len(), arrivals.len());
+        for (number, (outcome, arrival)) in outcomes.iter().zip(&arrivals).enumerate() {
+            prop_assert_eq!(outcome.number, number);
+            let in_time = outcome.finished_ns <= arrival.deadline_ns;
+            prop_assert!(match outcome.fate {
+                Fate::Met => in_time && outcome.finished_ns > arrival.arrived_ns,
+                Fate::Late => !in_time && outcome.reward == 0.0,
+                Fate::Discarded => outcome.finished_ns == 0 && outcome.reward == 0.0,
+            }, "{outcome:?}");
+        }
+        prop_assert_eq!(&outcomes, &run(&setup, &workload.arrivals(&setup, seed), &mut Any(Random::new(seed))));
     }
 }

@@ -1,0 +1,186 @@
+//! Gradients of a network by backpropagation, and steps along them by Adam.
+
+use crate::route::mlp::{Activations, Layer, Mlp};
+
+/// The gradient of a loss by all weights of a network, summed over samples.
+#[derive(Clone, Debug)]
+pub struct Gradient {
+    layers: Vec<Layer>,
+    /// Losses by the outputs of a layer, and by its inputs.
+    by_output: Vec<f32>,
+    by_input: Vec<f32>,
+}
+
+/// Adam (Kingma, Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1) with its defaults.
+#[derive(Clone, Debug)]
+pub struct Adam {
+    /// First and second moments, in the order of the weights.
+    moments: Vec<[f32; 2]>,
+    steps: i32,
+}
+
+const BETAS: [f32; 2] = [0.9, 0.999];
+const EPSILON: f32 = 1e-8;
+
+impl Gradient {
+    /// Creates a gradient of 0 for networks of the sizes of this one.
+    #[must_use]
+    pub fn new(network: &Mlp) -> Self {
+        let zero = |layer: &Layer| Layer { weights: vec![0.0; layer.weights.len()], bias: vec![0.0; layer.bias.len()] };
+        Self { layers: network.layers.iter().map(zero).collect(), by_output: Vec::new(), by_input: Vec::new() }
+    }
+
+    /// Sets it to 0 again.
+    pub fn clear(&mut self) {
+        for layer in &mut self.layers {
+            layer.weights.fill(0.0);
+            layer.bias.fill(0.0);
+        }
+    }
+
+    /// Adds the gradient of a sample: `activations` are those of [`Mlp::forward`] for `input`, and `error` is the loss's
+    /// derivative by the output of index `output`, the only one that the loss depends on.
+    pub fn add(&mut self, network: &Mlp, input: &[f32], activations: &Activations, output: usize, error: f32) {
+        self.by_output.clear();
+        self.by_output.resize(network.outputs(), 0.0);
+        if let Some(by_output) = self.by_output.get_mut(output) {
+            *by_output = error;
+        }
+        let layers = network.layers.iter().zip(&mut self.layers).enumerate();
+        for (at, (layer, gradient)) in layers.rev() {
+            let inputs = match at.checked_sub(1) {
+                None => input,
+                Some(before) => activations.0.get(before).map_or(&[][..], Vec::as_slice),
+            };
+            let outputs = layer.bias.len().max(1);
+            gradient.bias.iter_mut().zip(&self.by_output).for_each(|(sum, by)| *sum += by);
+            self.by_input.clear();
+            let rows = layer.weights.chunks_exact(outputs).zip(gradient.weights.chunks_exact_mut(outputs));
+            for (x, (row, sums)) in inputs.iter().zip(rows) {
+                // A rectifier that gave 0 passes nothing on, and neither does an input of 0 to its weights.
+                if *x == 0.0 {
+                    self.by_input.push(0.0);
+                    continue;
+                }
+                sums.iter_mut().zip(&self.by_output).for_each(|(sum, by)| *sum += x * by);
+                let passed = if at == 0 { 0.0 } else { row.iter().zip(&self.by_output).map(|(w, by)| w * by).sum() };
+                self.by_input.push(passed);
+            }
+            std::mem::swap(&mut self.by_output, &mut self.by_input);
+        }
+    }
+
+    /// Returns all derivatives, in the order of [`Mlp::tensors`].
+    pub fn values(&self) -> impl Iterator<Item = f32> {
+        self.layers.iter().flat_map(|layer| layer.weights.iter().chain(&layer.bias)).copied()
+    }
+}
+
+impl Adam {
+    /// Creates the state for a network.
+    #[must_use]
+    pub fn new(network: &Mlp) -> Self {
+        let count = network.layers.iter().map(|layer| layer.weights.len() + layer.bias.len()).sum();
+        Self { moments: vec![[0.0; 2]; count], steps: 0 }
+    }
+
+    /// Moves the weights one step down the gradient, which is divided by `samples`. Derivatives that are not finite count
+    /// as 0: one bad sample does not spoil a network.
+    pub fn step(&mut self, network: &mut Mlp, gradient: &Gradient, samples: usize, learning_rate: f32) {
+        self.steps = self.steps.saturating_add(1);
+        let [correct_mean, correct_square] = BETAS.map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
+        let scale = 1.0 / samples.max(1) as f32;
+        let weights = network.layers.iter_mut().flat_map(|layer| layer.weights.iter_mut().chain(&mut layer.bias));
+        for ((weight, derivative), [mean, square]) in weights.zip(gradient.values()).zip(&mut self.moments) {
+            let by = if derivative.is_finite() { derivative * scale } else { 0.0 };
+            *mean = BETAS[0] * *mean + (1.0 - BETAS[0]) * by;
+            *square = BETAS[1] * *square + (1.0 - BETAS[1]) * by * by;
+            *weight -= learning_rate * (*mean * correct_mean) / ((*square * correct_square).sqrt() + EPSILON);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::random::Random;
+
+    /// Half the square of the distance of one output from 0.7.
+    fn loss(network: &Mlp, input: &[f32], output: usize) -> f64 {
+        let values = network.forward(input, &mut Activations::default())[output];
+        0.5 * (f64::from(values) - 0.7).powi(2)
+    }
+
+    #[test]
+    fn gradients_are_what_small_changes_of_weights_make() {
+        for seed in 0..4 {
+            let mut random = Random::new(seed);
+            let network = Mlp::random(&[4, 6, 5, 3], &mut random);
+            let input: Vec<f32> = (0..4).map(|_| random.normal() as f32).collect();
+            let output = random.below(3);
+            let mut activations = Activations::default();
+            let error = network.forward(&input, &mut activations)[output] - 0.7;
+            let mut gradient = Gradient::new(&network);
+            gradient.add(&network, &input, &activations, output, error);
+            let mut derivatives = gradient.values();
+            for layer in 0..network.layers.len() {
+                let weights = network.layers[layer].weights.len();
+                for at in 0..weights + network.layers[layer].bias.len() {
+                    let moved = |by: f32| {
+                        let mut network = network.clone();
+                        let layer = &mut network.layers[layer];
+                        *if at < weights { &mut layer.weights[at] } else { &mut layer.bias[at - weights] } += by;
+                        loss(&network, &input, output)
+                    };
+                    let difference = (moved(1e-2) - moved(-1e-2)) / 2e-2;
+                    let derivative = f64::from(derivatives.next().unwrap());
+                    assert!((derivative - difference).abs() < 2e-3, "seed {seed}: {derivative} and {difference}");
+                }
+            }
+            assert!(derivatives.next().is_none());
+        }
+    }
+
+    #[test]
+    fn steps_lead_to_the_values_that_are_wanted() {
+        for seed in 0..3 {
+            let mut random = Random::new(seed);
+            let mut network = Mlp::random(&[2, 16, 2], &mut random);
+            let (mut adam, mut gradient) = (Adam::new(&network), Gradient::new(&network));
+            let mut activations = Activations::default();
+            let wanted = |x: &[f32], output: usize| if output == 0 { (x[0] - x[1]).abs() } else { x[0] };
+            let mut last = 0.0;
+            for step in 0..2_000 {
+                gradient.clear();
+                last = 0.0;
+                for _ in 0..16 {
+                    let x = [random.normal() as f32, random.normal() as f32];
+                    let output = step % 2;
+                    let error = network.forward(&x, &mut activations)[output] - wanted(&x, output);
+                    last += error * error / 16.0;
+                    gradient.add(&network, &x, &activations, output, error);
+                }
+                adam.step(&mut network, &gradient, 16, 5e-3);
+            }
+            assert!(last < 0.05, "seed {seed}: {last}");
+        }
+    }
+
+    #[test]
+    fn a_derivative_that_is_no_number_moves_nothing() {
+        let network = Mlp::random(&[2, 3, 2], &mut Random::new(1));
+        let mut gradient = Gradient::new(&network);
+        let mut activations = Activations::default();
+        network.forward(&[1.0, 1.0], &mut activations);
+        gradient.add(&network, &[1.0, 1.0], &activations, 0, f32::NAN);
+        let mut moved = network.clone();
+        Adam::new(&network).step(&mut moved, &gradient, 1, 0.1);
+        assert!(
+            moved
+                .layers
+                .iter()
+                .flat_map(|layer| layer.weights.iter().chain(&layer.bias))
+                .all(|weight| weight.is_finite())
+        );
+    }
+}
