@@ -15,12 +15,11 @@ const SEEDS: std::ops::Range<u64> = 700_000..700_006;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut setup, scale) = match arguments.next().as_deref() {
+    let (setup, scale) = match arguments.next().as_deref() {
         Some("a100") => (Setup::a100(), 12.0),
         Some("network") => (Setup { network: Some(Network::default()), ..Setup::paper() }, 1.0),
         _ => (Setup::paper(), 1.0),
     };
-    setup.discards = false;
     let updates = arguments.next().and_then(|updates| updates.parse().ok()).unwrap_or(60_000);
 
     for (name, policy) in [

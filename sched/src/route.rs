@@ -1,5 +1,8 @@
-//! Which model answers a request: the largest that still meets its deadline, as long as there is load to spare for it
-//! (paper 001: "Best-effort serving" by deep Q-learning, §4.3 and §5.1).
+//! Which model answers a request: the best one that still meets its deadline, a smaller one when there is more to do.
+//!
+//! The question and the measure are those of Jha, Chuppala et al.: "Quality-of-Service Aware LLM Serving" (§4.2 and §5.1),
+//! which is "the paper" in these modules. Its answer, a network trained by deep Q-learning, is one of the policies here; a
+//! rule that only predicts, and tuned thresholds, do as well or better in our simulation.
 //!
 //! ```text
 //!   Request ─┐                     ┌─ Policy: fixed, turns, least loaded, rule, thresholds, DQN

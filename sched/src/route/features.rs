@@ -6,8 +6,9 @@ use super::survey::Survey;
 /// Which numbers a network sees. Their meaning never changes under the same name: a new set is a new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Features {
-    /// The state of the paper §4.3: the batch of each replica, the request's class, the rate of requests. Replicas of a
-    /// model are sorted by load, so that nothing has to be learned about which is which. This many of each model are seen.
+    /// The state of the paper's §4.2: the batch of each replica, the request's class, the rate of requests. Replicas of a
+    /// model are sorted by load, so that nothing has to be learned about which is which. This many of each
+    /// model are seen, the least loaded first.
     Batches(usize),
     /// For each model, what is predicted of its best replica, how full that is and how full its replicas are on average; the
     /// class, the rate, the pressure, the budget for each token, how many tokens, the weight.
@@ -18,7 +19,7 @@ pub enum Features {
 const BY_MODEL: usize = 4;
 const OTHERS: usize = 5;
 
-/// Batches and rates are divided by these, and limits by the 40 ms of the paper §5.1.1.
+/// Batches and rates are divided by these, and limits by the 40 ms of the paper's §5.1.1.
 const BATCH: f64 = 16.0;
 const LIMIT_NS: f64 = 40e6;
 const TOKENS: f64 = 200.0;
@@ -47,8 +48,8 @@ impl Features {
     #[must_use]
     pub const fn len(&self, models: usize, classes: usize) -> usize {
         match self {
-            Self::Batches(replicas) => models * *replicas + classes + 1,
-            Self::Predictions => models * BY_MODEL + classes + OTHERS,
+            Self::Batches(replicas) => models.saturating_mul(*replicas).saturating_add(classes).saturating_add(1),
+            Self::Predictions => models.saturating_mul(BY_MODEL).saturating_add(classes).saturating_add(OTHERS),
         }
     }
 
@@ -117,4 +118,100 @@ pub fn fingerprint(models: &[Model], classes: usize, features: Features) -> u64 
         .chain(counts)
         .chain(ids)
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::curve::{Cost, Curve};
+    use crate::route::request::{ModelSet, Request, Slo};
+    use crate::route::state::{Load, Path, Replica, State};
+    use crate::route::survey::survey;
+    use proptest::prelude::*;
+
+    fn models(count: u64) -> Vec<Model> {
+        (0..count).map(|id| Model { id, rewards: vec![1.0 / (id + 1) as f32] }).collect()
+    }
+
+    fn replica(model: usize, running: u32) -> Replica {
+        let curve = Curve::new(Cost { gpu_ns: 1e7, gpu_per_sequence_ns: 1e6, ..Cost::default() });
+        let load = Load { running, ..Load::default() };
+        Replica { model, group: 0, usable: true, most_running: 32, load, curve }
+    }
+
+    fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &Request) -> Vec<f32> {
+        let state = State { replicas, path: Path::default() };
+        let mut candidates = Vec::new();
+        survey(&mut candidates, models, request, &state);
+        let survey = Survey { models, request, state: &state, requests_per_sec: 4.0, candidates: &candidates };
+        let mut input = Vec::new();
+        features.fill(&survey, 2, &mut input);
+        input
+    }
+
+    fn request() -> Request {
+        Request {
+            class: 1,
+            prompt_tokens: 10,
+            expected_tokens: 100,
+            max_tokens: 0,
+            slo: Slo::within(4_000_000_000),
+            weight: 1.0,
+            allowed: ModelSet::ALL,
+        }
+    }
+
+    #[test]
+    fn batches_are_sorted_by_model_and_what_is_not_there_is_full() {
+        let replicas = [replica(0, 16), replica(0, 8), replica(1, 4)];
+        let input = fill(Features::Batches(2), &models(2), &replicas, &request());
+        assert_eq!(input, [0.5, 1.0, 0.25, 4.0, 0.0, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn names_come_back_as_the_same_features() {
+        for features in [Features::Predictions, Features::Batches(1), Features::Batches(12)] {
+            assert_eq!(Features::from_name(&features.name()), Some(features));
+        }
+        for wrong in ["", "predictions-v2", "batches-0-v1", "batches--v1", "batches-99999-v1", "batches-4"] {
+            assert_eq!(Features::from_name(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_differ_by_models_their_order_classes_and_features() {
+        let mut turned = models(3);
+        turned.reverse();
+        let all = [
+            fingerprint(&models(3), 2, Features::Predictions),
+            fingerprint(&models(2), 2, Features::Predictions),
+            fingerprint(&turned, 2, Features::Predictions),
+            fingerprint(&models(3), 3, Features::Predictions),
+            fingerprint(&models(3), 2, Features::Batches(4)),
+        ];
+        assert!(all.iter().enumerate().all(|(at, one)| !all[..at].contains(one)));
+        let mut repriced = models(3);
+        repriced[0].rewards = vec![0.1];
+        assert_eq!(fingerprint(&repriced, 2, Features::Predictions), all[0]);
+    }
+
+    proptest! {
+        #[test]
+        fn there_are_as_many_numbers_as_promised_and_all_are_finite(
+            loads in prop::collection::vec((0..4usize, any::<u32>(), any::<u32>(), any::<f64>(), any::<bool>()), 0..9),
+            class in any::<usize>(), budget_ns in any::<u64>(), tokens in any::<u32>(), weight in any::<f32>(),
+            count in 1..4u64, seen in 1..4usize,
+        ) {
+            let replicas: Vec<_> = loads.into_iter().map(|(model, running, waiting, others_utilisation, usable)| {
+                let load = Load { running, waiting, others_utilisation, ..Load::default() };
+                Replica { load, usable, ..replica(model, 0) }
+            }).collect();
+            let request = Request { class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, ..request() };
+            for features in [Features::Predictions, Features::Batches(seen)] {
+                let input = fill(features, &models(count), &replicas, &request);
+                prop_assert_eq!(input.len(), features.len(count as usize, 2));
+                prop_assert!(input.iter().all(|number| number.is_finite()), "{:?}", input);
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 /// What the router knows about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// The class ("task" in the paper §5.1.1): an index into [`Model::rewards`].
+    /// The class ("task" in the paper, §5.1.1): an index into [`Model::rewards`].
     pub class: usize,
     /// How many tokens the prompt has, or is estimated to have.
     pub prompt_tokens: u32,
@@ -13,8 +13,8 @@ pub struct Request {
     pub max_tokens: u32,
     /// How soon the answer has to be with the client.
     pub slo: Slo,
-    /// How much the request counts beside others (the paper §5.3 weighs a class of priority). What is not finite, or below
-    /// 0, counts as 1.
+    /// How much the request counts beside others: the paper's §5.3 weighs the rewards of one class more. Only networks see
+    /// it, and learn from it; the other policies treat all requests alike. What is not finite, or below 0, counts as 1.
     pub weight: f32,
     /// Which models may answer. A request that names one model allows no other.
     pub allowed: ModelSet,
@@ -62,7 +62,7 @@ impl Slo {
         Self { budget_ns, ..Self::unlimited() }
     }
 
-    /// Returns the limit of the paper §5.1.1: so much for each token that is expected, the time before the first one
+    /// Returns the limit of the paper's §5.1.1: so much for each token that is expected, the time before the first one
     /// included.
     #[must_use]
     pub const fn normalised(per_token_ns: u64, tokens: u32) -> Self {

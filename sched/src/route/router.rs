@@ -124,6 +124,12 @@ impl Router {
         self.seat = Seat::new(policy, &self.models);
     }
 
+    /// Replaces the policy that only watches, or does without.
+    pub fn set_shadow(&mut self, policy: Option<Policy>) {
+        self.shadow = policy.map(|policy| Seat::new(policy, &self.models));
+        self.last_shadow = None;
+    }
+
     /// Returns the models, by index.
     #[must_use]
     pub fn models(&self) -> &[Model] {

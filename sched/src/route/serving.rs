@@ -17,8 +17,9 @@ pub use run::{Decide, run};
 pub use score::{Fate, Outcome, mean_score, windows};
 pub use workload::{Arrival, RATES, Workload};
 
-use super::curve::Cost;
+use super::curve::{Cost, Curve};
 use super::request::Model;
+use super::state::{Load, Replica};
 
 /// What is simulated.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,14 +153,14 @@ impl Setup {
         self.weights.len().max(1)
     }
 
-    fn replicas(&self) -> Vec<super::Replica> {
-        let replica = |engine: &Engine| super::Replica {
+    fn replicas(&self) -> Vec<Replica> {
+        let replica = |engine: &Engine| Replica {
             model: engine.model,
             group: engine.group,
             usable: true,
             most_running: engine.most_running,
-            load: super::Load::default(),
-            curve: super::Curve::new(self.guess.unwrap_or(engine.cost)),
+            load: Load::default(),
+            curve: Curve::new(self.guess.unwrap_or(engine.cost)),
         };
         self.engines.iter().map(replica).collect()
     }

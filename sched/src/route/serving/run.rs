@@ -149,7 +149,8 @@ impl<'a, D: Decide> Run<'a, D> {
 
     fn end(&mut self, number: usize, finished_s: Option<f64>) {
         let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else { return };
-        let finished_ns = finished_s.map_or(0, |finished_s| (finished_s * 1e9) as u64 + arrival.back_ns);
+        let finished_ns =
+            finished_s.map_or(0, |finished_s| ((finished_s * 1e9) as u64).saturating_add(arrival.back_ns));
         let fate = match finished_s {
             None => Fate::Discarded,
             Some(_) if finished_ns <= arrival.deadline_ns => Fate::Met,

@@ -106,18 +106,18 @@ fn arrival(setup: &Setup, sent_ns: u64, random: &mut Random) -> Arrival {
     let (mut up_ns, mut back_ns, mut grace_ns, mut path) = (0, 0, 0, Path::default());
     if let Some(network) = &setup.network {
         (up_ns, back_ns, grace_ns) = (network.one_way_ns, network.one_way_ns, network.grace_ns);
-        path.smoothed_rtt_ns = 2 * network.one_way_ns;
+        path.smoothed_rtt_ns = network.one_way_ns.saturating_mul(2);
         path.bytes_per_sec = PATH_BYTES_PER_SEC;
         // Drawn in any case, so that the other numbers stay the same.
         let extra =
             [network.extra_up_ns, network.extra_back_ns].map(|mean_ns| random.exponential(mean_ns as f64) as u64);
         if random.uniform() <= network.congested {
-            up_ns += extra[0];
-            back_ns += extra[1];
+            up_ns = up_ns.saturating_add(extra[0]);
+            back_ns = back_ns.saturating_add(extra[1]);
             path.backlog_bytes = (network.extra_back_ns as f64 / NS_PER_SEC * PATH_BYTES_PER_SEC as f64) as u64;
         }
     }
-    let arrived_ns = sent_ns + up_ns;
+    let arrived_ns = sent_ns.saturating_add(up_ns);
     let allowed_ns = |tokens: u32| setup.per_token_ns.saturating_mul(u64::from(tokens)).saturating_add(grace_ns);
     Arrival {
         sent_ns,
