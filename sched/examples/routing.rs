@@ -9,7 +9,7 @@
 use sched::route::serving::{Network, RATES, Setup, Workload, mean_score, run, windows};
 use sched::route::train::{Training, double_dqn};
 use sched::route::tune::{Search, sweep, thresholds};
-use sched::route::{Features, Measure, Policy, Router};
+use sched::route::{Features, Measure, Policy, Router, Thresholds};
 
 const SEEDS: std::ops::Range<u64> = 700_000..700_006;
 
@@ -31,6 +31,7 @@ fn main() {
         ("rule 1.0", Policy::Rule { margin: 1.0 }),
         ("rule 1.1", Policy::Rule { margin: 1.1 }),
         ("rule 1.25", Policy::Rule { margin: 1.25 }),
+        ("untuned thresholds 0.9", Policy::Thresholds(Thresholds::uniform(Measure::Predicted, 3, 4, 0.9))),
     ] {
         print(name, &setup, scale, &policy, false);
     }

@@ -84,11 +84,12 @@ pub(super) struct Seat {
 const PRESSURE_MOST: f64 = 4.0;
 
 impl Thresholds {
-    /// Returns the same limits for all models and classes, without slopes: at `1 / margin` about the rule.
+    /// Returns the same limit for all models and classes, without slopes, and an overload of 0.7: a [rule](Policy::Rule) with
+    /// a margin of 1 / `limit` that knows when to stop. It is where tuning begins.
     #[must_use]
     pub fn uniform(measure: Measure, models: usize, classes: usize, limit: f64) -> Self {
         let classes = classes.max(1);
-        Self { measure, classes, limits: vec![limit; models * classes], slopes: vec![0.0; models], overload: 1.0 }
+        Self { measure, classes, limits: vec![limit; models * classes], slopes: vec![0.0; models], overload: 0.7 }
     }
 
     /// Returns all numbers that can be tuned: limits, slopes, overload.

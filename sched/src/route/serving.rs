@@ -104,37 +104,42 @@ impl Setup {
     /// of that is the host's is a guess: most of what does not grow, since engines of the time launched kernels one by one.
     #[must_use]
     pub fn paper() -> Self {
-        Self::on_four_gpus([(8.0, 14.0, 3.6, 32), (7.0, 4.0, 1.1, 64), (6.0, 1.0, 0.28, 256)])
+        Self::on_four_gpus([
+            (32, [8.0, 14.0, 3.6], [8.0, 0.12]),
+            (64, [7.0, 4.0, 1.1], [4.0, 0.03]),
+            (256, [6.0, 1.0, 0.28], [3.0, 0.006]),
+        ])
     }
 
     /// Returns the same with engines as fast as an A100 with CUDA graphs would make them: 12.8 + 0.45 b, 4.2 + 0.12 b and
-    /// 2.8 + 0.02 b ms, which public measurements of similar models suggest. The interesting rates are twelve times higher.
+    /// 2.8 + 0.02 b ms, which public measurements of similar models suggest; prompts are estimated from their arithmetic. The interesting rates are twelve times higher.
     #[must_use]
     pub fn a100() -> Self {
-        Self::on_four_gpus([(1.0, 11.8, 0.45, 128), (1.0, 3.2, 0.12, 256), (1.0, 1.8, 0.02, 512)])
+        Self::on_four_gpus([
+            (128, [1.0, 11.8, 0.45], [5.0, 0.1]),
+            (256, [1.0, 3.2, 0.12], [2.0, 0.02]),
+            (512, [1.0, 1.8, 0.02], [1.0, 0.003]),
+        ])
     }
 
-    fn on_four_gpus(models: [(f64, f64, f64, u32); 3]) -> Self {
+    /// Takes for each model the largest batch; what a step takes on the host, on the GPU, and for each sequence; what a
+    /// prompt takes, and each of its tokens. All times are in milliseconds.
+    fn on_four_gpus(models: [(u32, [f64; 3], [f64; 2]); 3]) -> Self {
         // Table 1: HellaSwag, COPA, PIQA, OpenBookQA.
         let rewards = [[1.0, 1.0, 1.0, 1.0], [0.78, 0.95, 0.96, 0.94], [0.45, 0.80, 0.82, 0.70]];
-        // About what the weights make of a prompt's arithmetic.
-        let prompts = [(8.0, 0.12), (4.0, 0.03), (3.0, 0.006)];
-        let cost = |(host, gpu, more, _): (f64, f64, f64, u32), (prefill, per_token): (f64, f64)| Cost {
-            host_ns: host * 1e6,
-            gpu_ns: gpu * 1e6,
-            gpu_per_sequence_ns: more * 1e6,
-            prefill_ns: prefill * 1e6,
-            prefill_per_token_ns: per_token * 1e6,
-            sharing: 0.5,
-        };
-        let engines = (0..4).flat_map(|group| {
-            models.into_iter().zip(prompts).enumerate().map(move |(model, (engine, prompt))| Engine {
-                model,
-                group,
-                most_running: engine.3,
-                cost: cost(engine, prompt),
-            })
-        });
+        let engine =
+            |group, model, (most_running, [host, gpu, more], [prefill, per_token]): (u32, [f64; 3], [f64; 2])| {
+                let cost = Cost {
+                    host_ns: host * 1e6,
+                    gpu_ns: gpu * 1e6,
+                    gpu_per_sequence_ns: more * 1e6,
+                    prefill_ns: prefill * 1e6,
+                    prefill_per_token_ns: per_token * 1e6,
+                    sharing: 0.5,
+                };
+                Engine { model, group, most_running, cost }
+            };
+        let engines = (0..4).flat_map(|group| (0..).zip(models).map(move |(model, times)| engine(group, model, times)));
         Self {
             models: (0..).zip(rewards).map(|(id, rewards)| Model { id, rewards: rewards.to_vec() }).collect(),
             engines: engines.collect(),

@@ -131,22 +131,23 @@ impl Survey<'_> {
         if room > 0.0 { batch / room } else { f64::INFINITY }
     }
 
-    /// Returns the rate of requests as a part of what the cheapest model could serve within the limit, had it all GPUs for
-    /// itself. It is 0 while the rate is not known, and infinite if the cheapest model can serve none.
+    /// Returns the rate of requests, as a part of how many like this one the cheapest model could answer within the limit, had
+    /// it all GPUs for itself. It is infinite if the cheapest model can serve none in time.
     pub fn pressure(&self) -> f64 {
         let limit_ns = self.per_token_limit_ns();
         let Some(cheapest) = self.cheapest() else { return f64::INFINITY };
-        let sequences: f64 = (self.state.replicas.iter())
+        let capacity_per_sec: f64 = (self.state.replicas.iter())
             .filter(|replica| replica.model == cheapest.model && is_open(self.models, self.request, replica))
-            .map(|replica| replica.curve.batch_within(limit_ns, 0.0).min(f64::from(replica.most_running.max(1))))
+            .map(|replica| {
+                let curve = &replica.curve;
+                let batch = curve.batch_within(limit_ns, 0.0).min(f64::from(replica.most_running.max(1))).floor();
+                let steps = f64::from(self.request.tokens()) / batch;
+                let each_ns =
+                    steps.mul_add(curve.step_ns(batch as u32, 0.0), curve.prefill_ns(self.request.prompt_tokens));
+                // A batch of less than 1 serves nobody in time. Costs of 0 are no reason for infinity.
+                if batch < 1.0 { 0.0 } else { 1e9 / each_ns.max(1.0) }
+            })
             .sum();
-        let wanted = self.requests_per_sec * f64::from(self.request.tokens()) * limit_ns / 1e9;
-        if wanted <= 0.0 {
-            0.0
-        } else if sequences <= 0.0 {
-            f64::INFINITY
-        } else {
-            wanted / sequences
-        }
+        if capacity_per_sec > 0.0 { self.requests_per_sec / capacity_per_sec } else { f64::INFINITY }
     }
 }

@@ -14,8 +14,8 @@ pub struct Gradient {
 /// Adam (Kingma, Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1) with its defaults.
 #[derive(Clone, Debug)]
 pub struct Adam {
-    /// First and second moments, in the order of the weights.
-    moments: Vec<[f32; 2]>,
+    means: Vec<Layer>,
+    squares: Vec<Layer>,
     steps: i32,
 }
 
@@ -26,8 +26,7 @@ impl Gradient {
     /// Creates a gradient of 0 for networks of the sizes of this one.
     #[must_use]
     pub fn new(network: &Mlp) -> Self {
-        let zero = |layer: &Layer| Layer { weights: vec![0.0; layer.weights.len()], bias: vec![0.0; layer.bias.len()] };
-        Self { layers: network.layers.iter().map(zero).collect(), by_output: Vec::new(), by_input: Vec::new() }
+        Self { layers: zeros(network), by_output: Vec::new(), by_input: Vec::new() }
     }
 
     /// Sets it to 0 again.
@@ -63,7 +62,7 @@ impl Gradient {
                     continue;
                 }
                 sums.iter_mut().zip(&self.by_output).for_each(|(sum, by)| *sum += x * by);
-                let passed = if at == 0 { 0.0 } else { row.iter().zip(&self.by_output).map(|(w, by)| w * by).sum() };
+                let passed = if at == 0 { 0.0 } else { dot(row, &self.by_output) };
                 self.by_input.push(passed);
             }
             std::mem::swap(&mut self.by_output, &mut self.by_input);
@@ -80,24 +79,59 @@ impl Adam {
     /// Creates the state for a network.
     #[must_use]
     pub fn new(network: &Mlp) -> Self {
-        let count = network.layers.iter().map(|layer| layer.weights.len() + layer.bias.len()).sum();
-        Self { moments: vec![[0.0; 2]; count], steps: 0 }
+        Self { means: zeros(network), squares: zeros(network), steps: 0 }
     }
 
     /// Moves the weights one step down the gradient, which is divided by `samples`. Derivatives that are not finite count
     /// as 0: one bad sample does not spoil a network.
     pub fn step(&mut self, network: &mut Mlp, gradient: &Gradient, samples: usize, learning_rate: f32) {
         self.steps = self.steps.saturating_add(1);
-        let [correct_mean, correct_square] = BETAS.map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
-        let scale = 1.0 / samples.max(1) as f32;
-        let weights = network.layers.iter_mut().flat_map(|layer| layer.weights.iter_mut().chain(&mut layer.bias));
-        for ((weight, derivative), [mean, square]) in weights.zip(gradient.values()).zip(&mut self.moments) {
-            let by = if derivative.is_finite() { derivative * scale } else { 0.0 };
-            *mean = BETAS[0] * *mean + (1.0 - BETAS[0]) * by;
-            *square = BETAS[1] * *square + (1.0 - BETAS[1]) * by * by;
-            *weight -= learning_rate * (*mean * correct_mean) / ((*square * correct_square).sqrt() + EPSILON);
+        let [mean, square] = BETAS.map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
+        let scales = Scales { sample: 1.0 / samples.max(1) as f32, mean, square, learning_rate };
+        let moments = self.means.iter_mut().zip(&mut self.squares);
+        for ((layer, gradient), (means, squares)) in network.layers.iter_mut().zip(&gradient.layers).zip(moments) {
+            scales.step(&mut layer.weights, &gradient.weights, &mut means.weights, &mut squares.weights);
+            scales.step(&mut layer.bias, &gradient.bias, &mut means.bias, &mut squares.bias);
         }
     }
+}
+
+/// What the numbers of a step are multiplied by.
+struct Scales {
+    sample: f32,
+    mean: f32,
+    square: f32,
+    learning_rate: f32,
+}
+
+impl Scales {
+    fn step(&self, weights: &mut [f32], derivatives: &[f32], means: &mut [f32], squares: &mut [f32]) {
+        let moments = means.iter_mut().zip(squares);
+        for ((weight, derivative), (mean, square)) in weights.iter_mut().zip(derivatives).zip(moments) {
+            let by = if derivative.is_finite() { derivative * self.sample } else { 0.0 };
+            *mean = BETAS[0] * *mean + (1.0 - BETAS[0]) * by;
+            *square = BETAS[1] * *square + (1.0 - BETAS[1]) * by * by;
+            *weight -= self.learning_rate * (*mean * self.mean) / ((*square * self.square).sqrt() + EPSILON);
+        }
+    }
+}
+
+fn zeros(network: &Mlp) -> Vec<Layer> {
+    let zero = |layer: &Layer| Layer { weights: vec![0.0; layer.weights.len()], bias: vec![0.0; layer.bias.len()] };
+    network.layers.iter().map(zero).collect()
+}
+
+/// Returns the sum of products, in eight sums, since a compiler may not change the order of one.
+fn dot(one: &[f32], other: &[f32]) -> f32 {
+    let (whole, rest) = one.as_chunks::<8>();
+    let (other_whole, other_rest) = other.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (one, other) in whole.iter().zip(other_whole) {
+        for lane in 0..8 {
+            sums[lane] += one[lane] * other[lane];
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().zip(other_rest).map(|(one, other)| one * other).sum::<f32>()
 }
 
 #[cfg(test)]
