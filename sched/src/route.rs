@@ -65,6 +65,9 @@
 //! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));
 //! ```
 //!
+//! Nothing here reads or writes files: [`Curve::to_numbers`], [`Thresholds::parameters`], [`Mlp::tensors`] and
+//! [`Dqn::metadata`] are what there is to keep, in TOML or in the `safetensors` format, which another crate knows.
+//!
 //! **Invariant:** all of it is a function of its arguments: loads, times and seeds come from the caller. Whatever the
 //! numbers are, nothing panics, and a guarded router never prefers a model that is predicted late to one in time.
 

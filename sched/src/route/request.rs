@@ -74,7 +74,7 @@ impl Slo {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     /// A number that stays the same for the same model, whatever else is configured: a hash of its name, say. Learned
-    /// policies are bound to it by their [fingerprint](super::features::fingerprint).
+    /// policies are bound to it by their [fingerprint](super::fingerprint).
     pub id: u64,
     /// What an answer in time is worth, by class: the model's accuracy relative to the best one's (the paper, table 1). Classes
     /// beyond the last have the last one's; what is not finite, and a reward of nothing at all, count as 0.

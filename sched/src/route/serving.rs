@@ -112,7 +112,8 @@ impl Setup {
     }
 
     /// Returns the same with engines as fast as an A100 with CUDA graphs would make them: 12.8 + 0.45 b, 4.2 + 0.12 b and
-    /// 2.8 + 0.02 b ms, which public measurements of similar models suggest; prompts are estimated from their arithmetic. The interesting rates are twelve times higher.
+    /// 2.8 + 0.02 b ms, which public measurements of similar models suggest; prompts are estimated from their arithmetic. The
+    /// interesting rates are twelve times higher.
     #[must_use]
     pub fn a100() -> Self {
         Self::on_four_gpus([
