@@ -1,4 +1,5 @@
 use super::*;
+use crate::route::mlp::Activations;
 use crate::route::policy::Policy;
 use crate::route::router::Router;
 use crate::route::serving::{RATES, mean_score};
@@ -68,6 +69,24 @@ fn a_step_is_worth_what_it_earns_when_nothing_comes_after_it() {
         let wrong = Features::from_name(&training.features.name());
         assert_eq!(wrong, Some(dqn.features));
     }
+}
+
+#[test]
+fn a_value_contains_what_comes_later() {
+    // One request in 20 s, so that each is answered in time: by the best model every reward is 1, and with γ = 0.8 the values
+    // of a long episode add up to 5.
+    let setup = Setup::paper();
+    let calm = [Workload::Stable { requests_per_sec: 0.05, duration_ns: 6_000_000_000_000 }];
+    let highest = |gamma| {
+        let training = Training { gamma, features: Features::Batches(4), ..short(1) };
+        let network = double_dqn(&setup, &calm, &training).dqn.network;
+        // All engines are idle, the class is the first, and so is the rate.
+        let mut input = vec![0.0; network.inputs()];
+        input[12] = 1.0;
+        network.forward(&input, &mut Activations::default()).iter().copied().fold(0.0, f32::max)
+    };
+    let (now, later) = (highest(0.0), highest(0.8));
+    assert!((0.9..1.1).contains(&now) && (4.5..5.3).contains(&later), "{now} and {later}");
 }
 
 #[test]
