@@ -169,17 +169,21 @@ fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
 
 #[test]
 fn too_many_requests_go_to_the_cheapest_model() {
-    let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    let thresholds = Thresholds { overload: 1.0, ..Thresholds::uniform(Measure::Predicted, 3, 2, 0.95) };
-    let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
-    // The small model has steps of 26.9 ms with 64 sequences, more than which it does not run: 23.8 requests per second.
-    let state = State { replicas: &idle, path: Path::default() };
-    let mut last = |per_sec: u64| {
-        let choices = (0..100).map(|at| router.route(&request(), &state, per_sec * SEC * 1_000 + at * SEC / per_sec));
+    let last = |prefill_ns: f64, per_sec: u64| {
+        let mut replicas = [replica(0, 0), replica(1, 0), replica(2, 0)];
+        replicas[2].curve = Curve::new(Cost { prefill_ns, ..replicas[2].curve.cost() });
+        let state = State { replicas: &replicas, path: Path::default() };
+        let thresholds = Thresholds { overload: 1.0, ..Thresholds::uniform(Measure::Predicted, 3, 2, 0.95) };
+        let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
+        let choices = (0..100).map(|at| router.route(&request(), &state, at * SEC / per_sec));
         choices.last().flatten().map(|choice| choice.reason)
     };
-    assert_eq!(last(23), Some(Reason::Threshold));
-    assert_eq!(last(25), Some(Reason::Overload));
+    // The small model has steps of 26.9 ms with 64 sequences, more than which it does not run: 23.8 requests per second.
+    assert_eq!(last(0.0, 23), Some(Reason::Threshold));
+    assert_eq!(last(0.0, 25), Some(Reason::Overload));
+    // A prompt that takes as long as the steps halves that.
+    assert_eq!(last(42e6, 11), Some(Reason::Threshold));
+    assert_eq!(last(42e6, 13), Some(Reason::Overload));
 }
 
 #[test]
