@@ -112,7 +112,7 @@ impl Router {
         self
     }
 
-    /// Adds a policy that is asked about each request, and counted, but never followed.
+    /// Adds a policy that is asked about each request, and counted, but never followed. The guard leaves alone what it says.
     #[must_use]
     pub fn with_shadow(mut self, policy: Policy) -> Self {
         self.shadow = Some(Seat::new(policy, &self.models));
