@@ -243,16 +243,17 @@ fn kernel(kernel: &Kernel) -> String {
 }
 
 fn gateway(gateway: &Gateway) -> Vec<String> {
-    let Gateway { models, aliases, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout } = gateway;
+    let Gateway { models, aliases, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout, margin_percent } =
+        gateway;
     let mut lines = vec![format!(
         "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines begin within \
-         {answer_timeout:?} and are silent for {stall_timeout:?} at most"
+         {answer_timeout:?} and are silent for {stall_timeout:?} at most; margin {margin_percent} %"
     )];
     lines.extend(models.iter().map(|model| {
-        let Model { name, engine_name, engines, key_file, max_in_flight, max_waiting } = model;
+        let Model { name, engine_name, engines, key_file, max_in_flight, max_waiting, quality_percent } = model;
         let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
         format!(
-            "  model {name}: {engine_name} at {}{key}, {max_in_flight} requests each, {max_waiting} may wait",
+            "  model {name}: {engine_name} at {}{key}, {max_in_flight} requests each, {max_waiting} may wait, quality {quality_percent}",
             joined(engines)
         )
     }));

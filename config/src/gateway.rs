@@ -23,6 +23,8 @@ pub struct Gateway {
     pub answer_timeout: Duration,
     /// How long an engine that has begun may be silent.
     pub stall_timeout: Duration,
+    /// By how much a prediction has to be below a deadline to be believed, as a percentage of it: 110 wants a tenth less.
+    pub margin_percent: u16,
 }
 
 /// A model and the engines that run it.
@@ -40,16 +42,21 @@ pub struct Model {
     pub max_in_flight: u32,
     /// Requests that may wait for an engine.
     pub max_waiting: u32,
+    /// What its answers are worth beside those of others, from 1 to 100.
+    pub quality_percent: u8,
 }
 
-/// A name that stands for the best of several models that has room.
+/// A name that stands for one of several models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alias {
     /// What clients call it.
     pub name: String,
-    /// The names of the models, the best first. At least one, none twice.
+    /// The names of the models. At least one, none twice.
     pub models: Vec<String>,
 }
+
+/// How many models there may be: a decision is over a set of them.
+const MOST_MODELS: usize = 64;
 
 impl Default for Gateway {
     fn default() -> Self {
@@ -60,6 +67,7 @@ impl Default for Gateway {
             bodies_bytes: 256 << 20,
             answer_timeout: Duration::from_secs(120),
             stall_timeout: Duration::from_secs(30),
+            margin_percent: 110,
         }
     }
 }
@@ -73,6 +81,10 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
     if !aliases.is_empty() {
         let cause = "an alias has the name of a model or of another alias";
         section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
+    }
+    if models.len() > MOST_MODELS {
+        let (cause, remedy) = ("there are more than 64 models", "leave some out");
+        section.refuse("model", Problem::Contradiction { cause, remedy });
     }
     if !section.has_any("model") {
         let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
@@ -88,6 +100,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: Gateway) -> Gateway {
         bodies_bytes: section.number("bodies_bytes", 1 << 10..=1 << 31, of.bodies_bytes),
         answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
         stall_timeout: section.seconds("stall_timeout_seconds", 1..=3_600, of.stall_timeout),
+        margin_percent: section.number("margin_percent", 100..=1_000, of.margin_percent),
         ..of
     };
     if gateway.max_body_bytes > gateway.bodies_bytes {
@@ -107,7 +120,9 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Mod
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
     let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
     let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
-    Some(Model { name: name?, engine_name: engine_name?, engines: engines?, key_file, max_in_flight, max_waiting })
+    let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
+    let (name, engine_name, engines) = (name?, engine_name?, engines?);
+    Some(Model { name, engine_name, engines, key_file, max_in_flight, max_waiting, quality_percent })
 }
 
 /// Walks through the section of an alias for some of `models`.

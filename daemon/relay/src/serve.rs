@@ -354,7 +354,7 @@ async fn decide(
     let user = request::identify(relay, rules, caller, &head, attempt)?;
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
         let places = request::admit_model(relay, rules, caller, user.as_ref())?;
-        let asker = Asker { user: user.map(|user| user.name), listener: caller.listener };
+        let asker = Asker { user: user.map(|user| user.name), listener: caller.listener, path: caller.path.clone() };
         return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
     }
     let admitted = request::admit(relay, rules, caller, (&head, user), signal, attempt).await?;

@@ -10,7 +10,7 @@ use std::{
     io,
     pin::Pin,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -28,6 +28,9 @@ use quic::h3::{RecvStream, Request, SendStream};
 use tokio::{net::TcpStream, time::timeout};
 
 use crate::openai::{RETRY_AFTER_S, Refusal};
+
+/// How long the whole answer may take, in milliseconds.
+const BUDGET: &[u8] = b"x-paced-budget-ms";
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,6 +101,7 @@ async fn pass<W: Way>(
     way: &W,
     limits: Limits,
 ) -> Result<Response<Answer<W::Place>>, Refusal> {
+    let began = Instant::now();
     let (parts, body) = request.into_parts();
     let body = read(body, limits.max_body_bytes).await?;
     let mut head = RequestHead {
@@ -115,7 +119,7 @@ async fn pass<W: Way>(
     let mut tries = 0;
     loop {
         tries += 1;
-        let (request, place) = way.ask(head.clone()).await.map_err(Refusal::NoGateway)?;
+        let (request, place) = way.ask(budgeted(&head, began.elapsed())).await.map_err(Refusal::NoGateway)?;
         let mut answer = Answer::new(request, place);
         let response = answer.begin(&body).await;
         way.answered(&answer.place, response.as_ref().map(|head| head.status));
@@ -130,6 +134,19 @@ async fn pass<W: Way>(
             None => return Err(Refusal::NoGateway("the gateway was lost before it answered".into())),
         }
     }
+}
+
+/// Returns a head whose budget, if it has one, is what is left of it after so long: a gateway's clock tells another time.
+fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
+    let mut head = head.clone();
+    for field in head.fields.iter_mut().filter(|field| field.name == BUDGET[..]) {
+        let budget_ms = std::str::from_utf8(&field.value).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(budget_ms) = budget_ms {
+            let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+            field.value = budget_ms.saturating_sub(elapsed_ms).to_string().into();
+        }
+    }
+    head
 }
 
 /// Reads a client's body.
@@ -244,5 +261,38 @@ impl<P> Drop for Answer<P> {
             recv.stop(Code::RequestCancelled);
             send.reset(Code::RequestCancelled);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_passed_on_as_what_is_left_of_it() {
+        let left = |value: &'static str, elapsed_ms| {
+            let fields = vec![Field::new("accept", "*/*"), Field::new(BUDGET, value)];
+            let head = RequestHead {
+                method: "POST".into(),
+                scheme: None,
+                authority: None,
+                path: None,
+                protocol: None,
+                fields,
+            };
+            budgeted(&head, Duration::from_millis(elapsed_ms)).fields[1].value.clone()
+        };
+        assert_eq!(left("200", 30), "170");
+        assert_eq!(left(" 20", 30), "0");
+        assert_eq!(left("soon", 30), "soon", "the gateway says what it thinks of it");
+    }
+
+    #[test]
+    fn fields_about_the_connection_stay_with_it() {
+        let passes = |name: &'static str| is_end_to_end(&HeaderName::from_static(name));
+        assert!(["authorization", "content-type", "x-slo-ttft-ms", "accept"].into_iter().all(passes));
+        assert!(
+            !["connection", "host", "transfer-encoding", "proxy-authorization", "expect", "te"].into_iter().any(passes)
+        );
     }
 }

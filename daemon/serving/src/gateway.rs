@@ -29,6 +29,7 @@ use masque::{
     h3::{self, Code, Field, RequestHead, ResponseHead},
     priority::Priority,
 };
+use pacing::path::PathStats;
 use quic::{
     class::{Classes, Since, Terms},
     clock::Clock,
@@ -41,6 +42,7 @@ use crate::{
     metrics::GatewayMetrics,
     openai::{Ask, Operation, RETRY_AFTER_S, Refusal},
     places::{Engines, NoPlace, Place, Turn},
+    routes::{Routes, Wanted},
 };
 
 mod answer;
@@ -53,6 +55,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Gateway {
     settings: config::gateway::Gateway,
     models: Vec<Model>,
+    routes: Routes,
     client: Client<HttpConnector, Full<Bytes>>,
     /// What bodies may still take, in KiB.
     bodies: Arc<Semaphore>,
@@ -72,12 +75,14 @@ struct Model {
 }
 
 /// Who asks, and where.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Asker {
     /// The authenticated user, if there is one.
     pub user: Option<Arc<str>>,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
+    /// What is known of the way back.
+    pub path: PathStats,
 }
 
 /// Why a request ended without a whole answer.
@@ -124,8 +129,14 @@ impl Gateway {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
         let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
+        let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
+        let worth = |model: &config::gateway::Model| f32::from(model.quality_percent) / 100.0;
+        let rewards: Vec<_> = settings.models.iter().map(|model| (&model.name[..], worth(model))).collect();
+        let engines = models.iter().map(|model| model.engines.clone()).collect();
+        let margin = f64::from(settings.margin_percent) / 100.0;
         Ok(Arc::new(Self {
-            models: settings.models.iter().map(model).collect::<Result<_>>()?,
+            routes: Routes::new(&rewards, engines, margin, clock.now_ns),
+            models,
             client,
             bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
             settings: settings.clone(),
@@ -169,7 +180,7 @@ impl Gateway {
                 let list = self.list();
                 respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
             }
-            Ok(operation) => self.answer(&mut request, operation, head, &terms, &mut model).await,
+            Ok(operation) => self.answer(&mut request, operation, head, (&terms, asker), &mut model).await,
             Err(refusal) => Err(refusal.into()),
         };
         let (outcome, ended) = match ended {
@@ -192,7 +203,7 @@ impl Gateway {
         request: &mut Request,
         operation: Operation,
         head: &RequestHead,
-        terms: &Terms,
+        (terms, asker): (&Terms, &Asker),
         served_by: &mut Arc<str>,
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
@@ -201,23 +212,55 @@ impl Gateway {
         let body = body::read(&mut request.recv, self.settings.max_body_bytes as usize, &self.bodies).await?;
         let ask = Ask::read(&body.bytes)?;
         let began = Instant::now();
-        let (model, reason) = self.choose(&ask.model)?;
-        *served_by = model.name.clone();
-        let sent = ask.with_model(&body.bytes, &model.engine_name);
+        let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
+        let mut models = self.named(&ask.model)?;
+        loop {
+            let path = path(&asker.path);
+            let route = self.routes.route(&models, &wanted, path).ok_or(Refusal::NoEngine)?;
+            let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
+            *served_by = model.name.clone();
+            let sent = ask.with_model(&body.bytes, &model.engine_name);
+            let pass = answer::Pass { gateway: self, model, route: &route, operation, began };
+            match self.try_engines(request, &pass, &sent, terms).await {
+                // The others that the name stands for may fare better.
+                Err(Failure::Refused(Refusal::Engine(_) | Refusal::NoEngine)) if models.len() > 1 => {
+                    self.metrics.retried(&model.name);
+                    models.retain(|other| *other != route.model);
+                }
+                Ok(()) => {
+                    let took = began.elapsed();
+                    self.routes.observe(&route, &wanted, took.as_nanos() as u64);
+                    self.metrics.finished(&model.name, took, &route, &wanted);
+                    return Ok(());
+                }
+                failed => return failed,
+            }
+        }
+    }
+
+    /// Has one engine of a model after the other try, until one of them answers.
+    async fn try_engines(
+        &self,
+        request: &mut Request,
+        pass: &answer::Pass<'_>,
+        body: &Bytes,
+        terms: &Terms,
+    ) -> Result<(), Failure> {
+        let model = pass.model;
         let service = terms.service_since((self.clock.now_ns)());
         let mut tried = Vec::new();
         loop {
             let place = self.place(request, model, service, &tried).await?;
             if tried.is_empty() {
-                self.metrics.waited(&model.name, began.elapsed().as_secs_f64());
+                self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
-            let pass = answer::Pass { gateway: self, model, place: &place, operation, began, reason };
-            let failure = match pass.run(request, &sent).await {
+            let failure = match pass.run(request, body, &place).await {
                 Err(Failure::Refused(failure @ (Refusal::Engine(_) | Refusal::EngineTimeout))) => failure,
                 ended => return ended,
             };
             model.engines.failed(place.replica);
-            tracing::info!(model = &*model.name, engine = %model.urls[place.replica], "engine failed: {failure}");
+            let engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
+            tracing::info!(model = &*model.name, engine, "engine failed: {failure}");
             tried.push(place.replica);
             // A request that took too long once would do so again, and longer.
             if failure == Refusal::EngineTimeout || tried.len() == model.urls.len() {
@@ -245,21 +288,15 @@ impl Gateway {
         }
     }
 
-    /// Returns the model that a request gets that asks for `name`, and why.
-    fn choose(&self, name: &str) -> Result<(&Model, &'static str), Refusal> {
-        let named = |name: &str| self.models.iter().find(|model| &*model.name == name);
-        if let Some(model) = named(name) {
-            return Ok((model, "named"));
+    /// Returns the places of the models that a name stands for.
+    fn named(&self, name: &str) -> Result<Vec<usize>, Refusal> {
+        let place = |name: &str| self.models.iter().position(|model| &*model.name == name);
+        if let Some(place) = place(name) {
+            return Ok(vec![place]);
         }
         let alias = self.settings.aliases.iter().find(|alias| alias.name == name);
         let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
-        let models: Vec<&Model> = alias.models.iter().filter_map(|name| named(name)).collect();
-        if let Some(model) = models.iter().find(|model| model.engines.has_room()) {
-            return Ok((model, "best-with-room"));
-        }
-        let alive = models.iter().filter(|model| model.engines.is_alive());
-        let shortest = alive.min_by_key(|model| model.engines.waiting());
-        shortest.map(|model| (*model, "shortest-queue")).ok_or(Refusal::NoEngine)
+        Ok(alias.models.iter().filter_map(|name| place(name)).collect())
     }
 
     /// Returns what `GET /v1/models` answers.
@@ -269,6 +306,12 @@ impl Gateway {
         let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
         json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
     }
+}
+
+/// The way back to a client, as far as it is known.
+fn path(stats: &PathStats) -> sched::route::Path {
+    let smoothed_rtt_ns = stats.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
+    sched::route::Path { smoothed_rtt_ns, ..sched::route::Path::default() }
 }
 
 /// Whether a `content-type` says JSON, whatever its parameters.

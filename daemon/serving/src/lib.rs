@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
+//! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
 //! | [`places`] | the engines of a model, the requests that they work on, and the order of those that wait |
 //! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
 //! | [`openai`] | the paths, keys and errors of the API |
@@ -23,4 +24,5 @@ pub mod gateway;
 pub mod metrics;
 pub mod openai;
 pub mod places;
+pub mod routes;
 pub mod sse;

@@ -1,8 +1,11 @@
 //! What a gateway counts.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use prometheus_client::{
@@ -16,7 +19,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{openai::Operation, sse::Usage};
+use crate::{
+    openai::Operation,
+    routes::{Route, Wanted},
+    sse::Usage,
+};
 
 /// What a request was for, and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -31,6 +38,16 @@ struct Ended {
 struct OfModel {
     model: Arc<str>,
 }
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Deadlines {
+    model: Arc<str>,
+    /// "met" or "missed".
+    result: &'static str,
+}
+
+/// The borders of the histogram of predictions.
+const RATIOS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Tokens {
@@ -48,6 +65,8 @@ pub struct GatewayMetrics {
     first_token: Family<OfModel, Histogram>,
     tokens: Family<Tokens, Counter>,
     retries: Family<OfModel, Counter>,
+    deadlines: Family<Deadlines, Counter>,
+    predicted: Family<OfModel, Histogram>,
 }
 
 /// A request that is served, counted for as long.
@@ -64,6 +83,8 @@ impl Default for GatewayMetrics {
             first_token: Family::new_with_constructor(seconds),
             tokens: Family::default(),
             retries: Family::default(),
+            deadlines: Family::default(),
+            predicted: Family::new_with_constructor(|| Histogram::new(RATIOS)),
         }
     }
 }
@@ -80,6 +101,23 @@ impl GatewayMetrics {
         registry.register("gateway_tokens", "Tokens that engines billed", self.tokens.clone());
         let help = "Requests that another engine of the model got, as one had failed before its first token";
         registry.register("gateway_retries", help, self.retries.clone());
+        let help = "Answers that had a deadline, by whether they met it";
+        registry.register("gateway_deadlines", help, self.deadlines.clone());
+        let help = "How long answers took, as a multiple of what was predicted";
+        registry.register("gateway_predicted_ratio", help, self.predicted.clone());
+    }
+
+    /// Counts an answer that came to its end after so long: whether it met its deadline, if it had one, and what had been
+    /// predicted of it.
+    pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route, wanted: &Wanted) {
+        if let Some(is_met) = wanted.is_met(took) {
+            let result = if is_met { "met" } else { "missed" };
+            self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
+        }
+        if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
+            let ratio = took.as_nanos() as f64 / predicted as f64;
+            self.predicted.get_or_create(&OfModel { model: model.clone() }).observe(ratio);
+        }
     }
 
     /// Counts a request for as long as what is returned lives.

@@ -196,6 +196,24 @@ impl Engines {
         state.replicas.iter().map(|replica| (replica.in_flight, replica.is_usable(now_ns))).collect()
     }
 
+    /// How many engines there are.
+    #[must_use]
+    pub fn replicas(&self) -> usize {
+        self.state.lock().replicas.len()
+    }
+
+    /// How many requests each works on at once at most.
+    #[must_use]
+    pub const fn most_in_flight(&self) -> u32 {
+        self.most_in_flight
+    }
+
+    /// How many requests an engine works on.
+    #[must_use]
+    pub fn in_flight(&self, replica: usize) -> u32 {
+        self.state.lock().replicas.get(replica).map_or(0, |replica| replica.in_flight)
+    }
+
     /// Whether one more request would be worked on at once.
     #[must_use]
     pub fn has_room(&self) -> bool {

@@ -43,7 +43,7 @@ pub struct Events {
     partial: BytesMut,
     usage: Option<Usage>,
     is_done: bool,
-    has_content: bool,
+    with_content: u64,
 }
 
 /// The keys of an event that are looked at.
@@ -115,7 +115,7 @@ impl Events {
         }
         let event: Event<'_> = serde_json::from_slice(data).map_err(|_| Malformed::NoJson)?;
         self.usage = event.usage.or(self.usage);
-        self.has_content |= event.choices.iter().any(Choice::has_content);
+        self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
         Ok(())
     }
 
@@ -125,10 +125,10 @@ impl Events {
         self.usage
     }
 
-    /// Whether any token has passed. The first event of a chat often names a role and carries none.
+    /// How many events with tokens have passed. The first event of a chat often names a role and carries none.
     #[must_use]
-    pub const fn has_content(&self) -> bool {
-        self.has_content
+    pub const fn with_content(&self) -> u64 {
+        self.with_content
     }
 
     /// Whether the engine said that this was all.
@@ -172,7 +172,7 @@ mod tests {
             }
             assert_eq!(passed, CHAT.as_bytes(), "in pieces of {size}");
             assert_eq!(events.usage(), Some(Usage { prompt_tokens: 3, completion_tokens: 2 }));
-            assert!(events.is_done() && events.has_content() && !events.is_cut());
+            assert!(events.is_done() && events.with_content() == 1 && !events.is_cut());
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
         let mut events = Events::default();
         let first = CHAT.find("a\\u").unwrap();
         events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
-        assert!(!events.has_content() && events.is_cut());
+        assert!(events.with_content() == 0 && events.is_cut());
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         ] {
             let mut events = Events::default();
             events.push(format!("data: {data}\n").into()).unwrap();
-            assert!(events.has_content(), "{data}");
+            assert_eq!(events.with_content(), 1, "{data}");
         }
     }
 

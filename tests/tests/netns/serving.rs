@@ -4,6 +4,7 @@
 
 use std::io::Read as _;
 use std::process::Stdio;
+use std::time::Duration;
 
 use api::token::generate_token;
 use config::hash::hex;
@@ -26,10 +27,16 @@ struct Desk {
 impl Desk {
     /// `model` is added to the large model's keys, and `gateway` to the gateway's.
     fn new(replicas: u16, model: &str, gateway: &str) -> Self {
+        Self::with_large(replicas, 1, model, gateway)
+    }
+
+    /// The same, with large engines whose steps take so long.
+    fn with_large(replicas: u16, step_ms: u64, model: &str, gateway: &str) -> Self {
         let chain = lab::netns::Chain::new().unwrap();
-        let start = |port, name| Engine::start(&chain.target, port, name, Speed::default()).unwrap();
-        let large: Vec<_> = (0..replicas).map(|replica| start(8001 + replica, "opt-6.7b")).collect();
-        let small = start(8010, "opt-125m");
+        let start = |port, name, speed| Engine::start(&chain.target, port, name, speed).unwrap();
+        let slow = Speed { step: Duration::from_millis(step_ms), ..Speed::default() };
+        let large: Vec<_> = (0..replicas).map(|replica| start(8001 + replica, "opt-6.7b", slow)).collect();
+        let small = start(8010, "opt-125m", Speed::default());
         let at = chain.egress.far.v4;
         let engines: Vec<_> = (0..replicas).map(|replica| format!("http://{at}:{}/v1", 8001 + replica)).collect();
         let sections = format!(
@@ -45,6 +52,7 @@ impl Desk {
             [[gateway.model]]
             name = "opt-125m"
             engines = ["http://{at}:8010"]
+            quality_percent = 70
             [[gateway.alias]]
             name = "auto"
             models = ["large", "opt-125m"]
@@ -289,6 +297,30 @@ fn requests_wait_for_a_place_and_more_than_may_wait_are_told_to_come_again() {
     assert_eq!(tokens(&String::from_utf8(output.stdout).unwrap()), ("0 1 2 3 4 ".into(), true));
     let (_, head, _) = desk.chat("auto", "x", true);
     assert!(head.contains("x-paced-model: large"), "{head}");
+}
+
+#[test]
+fn a_request_with_a_deadline_gets_the_best_model_that_meets_it_once_engines_have_shown_what_they_take() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 100, "", "");
+    let ask = |budget_ms: u32| {
+        let budget = format!("x-paced-budget-ms: {budget_ms}");
+        let (status, head, body) =
+            desk.ask("/v1/chat/completions", &["--json", &chat("auto", "x", true), "-H", &budget]);
+        assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{head}");
+        let model = if head.contains("x-paced-model: large") { "large" } else { "opt-125m" };
+        (model, head)
+    };
+    // The large model's five tokens take 400 ms at least.
+    let learned = || (ask(300).0 == "opt-125m").then_some(());
+    wait_for("the gateway to learn", SOON, learned).unwrap();
+    let (model, head) = ask(20_000);
+    assert!(model == "large" && head.contains("x-paced-reason: in_time"), "{head}");
+    assert!(head.contains("x-paced-predicted-ms: "), "{head}");
+    let counts = desk.counts();
+    let deadlines =
+        |result: &str| counts.of(&format!("gateway_deadlines_total{{model=\"large\",result=\"{result}\"}}"));
+    assert!(deadlines("missed") >= 1 && deadlines("met") == 1, "{counts:#?}");
 }
 
 #[test]

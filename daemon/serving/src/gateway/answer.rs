@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::{Ended, Failure, Gateway, Model, Place, unless_gone};
 use crate::{
     openai::{Operation, Refusal},
+    routes::{Lesson, Route},
     sse::{Events, Usage},
 };
 
@@ -31,12 +32,17 @@ const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 pub(super) struct Pass<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) model: &'a Model,
-    pub(super) place: &'a Place,
+    /// Why the model was chosen.
+    pub(super) route: &'a Route,
     pub(super) operation: Operation,
     /// When the request was whole.
     pub(super) began: Instant,
-    /// Why the model was chosen.
-    pub(super) reason: &'static str,
+}
+
+/// An engine that answers, and what is learned from that.
+struct Answering<'a> {
+    place: &'a Place,
+    lesson: Lesson<'a>,
 }
 
 /// The keys of an answer that are looked at.
@@ -48,22 +54,24 @@ struct Answer {
 
 impl Pass<'_> {
     /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
-    pub(super) async fn run(&self, request: &mut Request, body: &Bytes) -> Result<(), Failure> {
-        let answer = self.ask(request, body).await?;
+    pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<(), Failure> {
+        let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
+        let answer = self.ask(request, body, place).await?;
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
         let usage = match is_events {
-            true => self.pass_events(request, answer).await?,
-            false => self.pass_whole(request, answer).await?,
+            true => self.pass_events(request, answer, &mut by).await?,
+            false => self.pass_whole(request, answer, place).await?,
         };
+        by.lesson.learn(usage, body.len());
         if let Some(usage) = usage {
             self.gateway.metrics.billed(&self.model.name, usage);
         }
         Ok(())
     }
 
-    async fn ask(&self, request: &mut Request, body: &Bytes) -> Result<Response<Incoming>, Failure> {
-        let url = self.model.urls.get(self.place.replica).ok_or(Refusal::NoEngine)?;
+    async fn ask(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<Response<Incoming>, Failure> {
+        let url = self.model.urls.get(place.replica).ok_or(Refusal::NoEngine)?;
         let asked = hyper::Request::builder()
             .method(Method::POST)
             .uri(format!("{url}{}", self.operation.path()))
@@ -80,7 +88,7 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(Refusal::Engine("it answered with an error of its own").into());
         }
-        self.model.engines.succeeded(self.place.replica);
+        self.model.engines.succeeded(place.replica);
         Ok(answer)
     }
 
@@ -90,12 +98,20 @@ impl Pass<'_> {
             passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
         fields.push(Field::new("x-paced-model", self.model.name.to_string()));
-        fields.push(Field::new("x-paced-reason", self.reason));
+        fields.push(Field::new("x-paced-reason", self.route.reason));
+        // Nothing is predicted of an engine that is not known yet.
+        let predicted_ms = self.route.choice.map(|choice| choice.predicted_ns / 1_000_000).filter(|ms| *ms > 0);
+        fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
     /// Passes events on as they come. What breaks off ends with an event that says so.
-    async fn pass_events(&self, request: &mut Request, answer: Response<Incoming>) -> Result<Option<Usage>, Failure> {
+    async fn pass_events(
+        &self,
+        request: &mut Request,
+        answer: Response<Incoming>,
+        Answering { place, lesson }: &mut Answering<'_>,
+    ) -> Result<Option<Usage>, Failure> {
         let head = self.head(&answer, None);
         let (mut answer, mut events, mut has_begun) = (answer.into_body(), Events::default(), false);
         let broken = loop {
@@ -105,7 +121,7 @@ impl Pass<'_> {
                 Ok(None) => break Some(Refusal::Engine("it ended its answer early")),
                 Err(refusal) => break Some(refusal),
             };
-            let had_content = events.has_content();
+            let before = events.with_content();
             let whole = match events.push(bytes) {
                 Ok(whole) => whole,
                 Err(malformed) => break Some(Refusal::Engine(malformed.as_str())),
@@ -116,16 +132,17 @@ impl Pass<'_> {
             if !std::mem::replace(&mut has_begun, true) {
                 request.send.respond(&head).await?;
             }
-            if events.has_content() && !had_content {
+            if events.with_content() > 0 && before == 0 {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
             }
+            (before..events.with_content()).for_each(|_| lesson.token());
             self.send(request, &whole).await?;
         };
         match broken {
             None => Ok(events.usage()),
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
-                self.model.engines.failed(self.place.replica);
+                self.model.engines.failed(place.replica);
                 // The line end of its own closes an event that broke off.
                 self.send(request, &[b"\n", &refusal.event()[..]].concat()).await?;
                 Err(Failure::Broken(refusal, Ended::Whole))
@@ -134,7 +151,12 @@ impl Pass<'_> {
     }
 
     /// Passes an answer on that is one piece: held until it is whole, unless it is large.
-    async fn pass_whole(&self, request: &mut Request, answer: Response<Incoming>) -> Result<Option<Usage>, Failure> {
+    async fn pass_whole(
+        &self,
+        request: &mut Request,
+        answer: Response<Incoming>,
+        place: &Place,
+    ) -> Result<Option<Usage>, Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = |length| self.head(&answer, length);
@@ -146,7 +168,7 @@ impl Pass<'_> {
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
                 Err(refusal) => {
-                    self.model.engines.failed(self.place.replica);
+                    self.model.engines.failed(place.replica);
                     return Err(Failure::Broken(refusal, Ended::Cut));
                 }
             }
