@@ -41,12 +41,15 @@ use tokio::{sync::Semaphore, time::timeout};
 use crate::{
     metrics::GatewayMetrics,
     openai::{Ask, Operation, RETRY_AFTER_S, Refusal},
-    places::{Engines, NoPlace, Place, Turn},
+    places::{Engines, Fault, NoPlace, Place, Turn},
     routes::{Routes, Wanted},
 };
 
 mod answer;
 mod body;
+
+/// How many engines one request may make fail.
+const MOST_TRIES: usize = 2;
 
 /// How long a client may take to take an answer that refuses its request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -223,7 +226,7 @@ impl Gateway {
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began };
             match self.try_engines(request, &pass, &sent, terms).await {
                 // The others that the name stands for may fare better.
-                Err(Failure::Refused(Refusal::Engine(_) | Refusal::NoEngine)) if models.len() > 1 => {
+                Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
@@ -248,25 +251,35 @@ impl Gateway {
     ) -> Result<(), Failure> {
         let model = pass.model;
         let service = terms.service_since((self.clock.now_ns)());
-        let mut tried = Vec::new();
+        let (mut tried, mut failed) = (Vec::new(), None);
         loop {
-            let place = self.place(request, model, service, &tried).await?;
+            let place = match (self.place(request, model, service, &tried).await, failed.take()) {
+                (Ok(place), _) => place,
+                // There is nobody else to try.
+                (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
+                (Err(failure), _) => return Err(failure),
+            };
             if tried.is_empty() {
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
             let failure = match pass.run(request, body, &place).await {
-                Err(Failure::Refused(failure @ (Refusal::Engine(_) | Refusal::EngineTimeout))) => failure,
+                Err(Failure::Refused(
+                    failure @ (Refusal::Engine(_) | Refusal::OutOfReach | Refusal::EngineTimeout),
+                )) => failure,
                 ended => return ended,
             };
-            model.engines.failed(place.replica);
+            let is_there = failure != Refusal::OutOfReach;
+            model.engines.failed(place.replica, if is_there { Fault::Answer } else { Fault::OutOfReach });
             let engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
             tracing::info!(model = &*model.name, engine, "engine failed: {failure}");
             tried.push(place.replica);
-            // A request that took too long once would do so again, and longer.
-            if failure == Refusal::EngineTimeout || tried.len() == model.urls.len() {
+            // A request that took too long once would do so again, and one that made two engines fail would a third.
+            let is_suspect = failure == Refusal::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
+            if is_suspect || tried.len() == model.urls.len() {
                 return Err(failure.into());
             }
             self.metrics.retried(&model.name);
+            failed = Some(failure);
         }
     }
 

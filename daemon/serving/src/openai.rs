@@ -103,6 +103,10 @@ impl Ask {
     /// The body is no JSON object, names no model, or says one of the keys that count here twice or as another type.
     pub fn read(body: &[u8]) -> Result<Self, Refusal> {
         let text = std::str::from_utf8(body).map_err(|_| Refusal::Json("the body is not UTF-8".into()))?;
+        // A list would be read as the values of the keys, in their order.
+        if !text.trim_start().starts_with('{') {
+            return Err(Refusal::Json("it is no object".into()));
+        }
         let read: Body<'_> = serde_json::from_str(text).map_err(|error| Refusal::Json(error.to_string()))?;
         let raw = read.model.ok_or(Refusal::NoModel)?.get();
         let model: String = serde_json::from_str(raw).map_err(|_| Refusal::NoModel)?;
@@ -179,6 +183,9 @@ pub enum Refusal {
     /// No model can meet the deadline.
     #[error("no model can answer within the deadline; allow more time, or try again later")]
     Late,
+    /// The engine takes no connections.
+    #[error("the engine takes no connections; try again later")]
+    OutOfReach,
     /// The engine did not answer properly.
     #[error("the engine failed: {0}")]
     Engine(&'static str),
@@ -203,7 +210,7 @@ impl Refusal {
             Self::Json(_) | Self::NoModel => 400,
             Self::Key => 401,
             Self::Crowded => 429,
-            Self::NoEngine | Self::NoGateway(_) | Self::Late => 503,
+            Self::NoEngine | Self::OutOfReach | Self::NoGateway(_) | Self::Late => 503,
             Self::Engine(_) => 502,
             Self::EngineTimeout => 504,
         }
@@ -212,7 +219,7 @@ impl Refusal {
     /// Whether the same request may fare better later.
     #[must_use]
     pub const fn is_temporary(&self) -> bool {
-        matches!(self, Self::Crowded | Self::NoEngine | Self::NoGateway(_) | Self::Late)
+        matches!(self, Self::Crowded | Self::NoEngine | Self::OutOfReach | Self::NoGateway(_) | Self::Late)
     }
 
     /// A word for metrics, and `code` in the error's body.
@@ -232,6 +239,7 @@ impl Refusal {
             Self::NoEngine => "no_engine",
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
+            Self::OutOfReach => "no_engine",
             Self::Engine(_) => "engine_failed",
             Self::EngineTimeout => "engine_timeout",
         }
@@ -305,6 +313,8 @@ mod tests {
         for (body, code) in [
             (&b"{"[..], "invalid_body"),
             (b"[]", "invalid_body"),
+            (br#"["m", true]"#, "invalid_body"),
+            (b"", "invalid_body"),
             (b"\xff", "invalid_body"),
             (b"{}", "model_missing"),
             (br#"{"model":null}"#, "model_missing"),

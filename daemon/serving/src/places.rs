@@ -37,8 +37,9 @@ struct State {
 #[derive(Clone, Debug, Default)]
 struct Replica {
     in_flight: u32,
-    /// How many requests in a row it failed.
-    failures: u32,
+    /// How many requests in a row it failed, and how often in a row it got none for that.
+    faults: u32,
+    ejections: u32,
     /// Until when it gets none, as it failed.
     ejected_until_ns: u64,
 }
@@ -67,6 +68,18 @@ pub struct Waiting {
     name: u32,
     place: oneshot::Receiver<Place>,
 }
+
+/// How an engine failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing takes connections there.
+    OutOfReach,
+    /// It did not answer a request as it should, or not in time. The request may have to do with it.
+    Answer,
+}
+
+/// How many requests in a row an engine fails before it gets none for a while.
+const FAULTS: u32 = 5;
 
 /// How long an engine that failed gets no requests: at first, and at most; twice as long each time.
 const EJECTION_NS: (u64, u64) = (1_000_000_000, 30_000_000_000);
@@ -169,19 +182,25 @@ impl Engines {
     /// Notes that an engine answered as it should.
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            (replica.failures, replica.ejected_until_ns) = (0, 0);
+            (replica.faults, replica.ejections, replica.ejected_until_ns) = (0, 0, 0);
         }
     }
 
-    /// Notes that an engine failed: it gets no requests for a while. Where no engine is left, what waits is told so.
-    pub fn failed(&self, replica: usize) {
+    /// Notes that an engine failed. One that is out of reach gets no requests for a while, and so does one that failed
+    /// [`FAULTS`] requests in a row, unless it is the last: a request may be what makes engines fail, and must not take them
+    /// from others. Where no engine is left, what waits is told so.
+    pub fn failed(&self, replica: usize, fault: Fault) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
+        let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
         if let Some(replica) = state.replicas.get_mut(replica) {
-            let (first, longest) = EJECTION_NS;
-            let ejection_ns = first.saturating_mul(1 << replica.failures.min(10)).min(longest);
-            replica.failures = replica.failures.saturating_add(1);
-            replica.ejected_until_ns = now_ns.saturating_add(ejection_ns);
+            replica.faults = replica.faults.saturating_add(1);
+            if fault == Fault::OutOfReach || (replica.faults >= FAULTS && usable > 1) {
+                let (first, longest) = EJECTION_NS;
+                let ejection_ns = first.saturating_mul(1 << replica.ejections.min(10)).min(longest);
+                replica.ejections = replica.ejections.saturating_add(1);
+                replica.ejected_until_ns = now_ns.saturating_add(ejection_ns);
+            }
         }
         if state.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
             state.waiting.clear();
@@ -383,16 +402,33 @@ mod tests {
         let engines = engines(2, 1);
         let (first, second) = (now(engines.take(due(1), &[])), now(engines.take(due(2), &[])));
         let mut waiting = later(engines.take(due(16), &[]));
-        engines.failed(first.replica);
+        engines.failed(first.replica, Fault::OutOfReach);
         drop(first);
         assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to nobody");
         assert!(matches!(engines.take(due(1), &[1]), Err(NoPlace::NoEngine)), "the only one left was tried");
-        engines.failed(second.replica);
+        engines.failed(second.replica, Fault::OutOfReach);
         assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
         assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::NoEngine)));
         engines.succeeded(0);
         assert_eq!(now(engines.take(due(1), &[])).replica, 0);
         drop(second);
+    }
+
+    #[test]
+    fn a_request_that_makes_engines_fail_never_takes_the_last_one_from_others() {
+        let engines = engines(2, 1);
+        let is_usable = |replica: usize| engines.loads()[replica].1;
+        for _ in 1..FAULTS {
+            [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer));
+        }
+        assert!(is_usable(0) && is_usable(1), "it may be the request");
+        [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer));
+        assert!(!is_usable(0) && is_usable(1), "one of them is left");
+        (0..100).for_each(|_| engines.failed(1, Fault::Answer));
+        assert!(is_usable(1));
+        engines.succeeded(1);
+        engines.failed(1, Fault::OutOfReach);
+        assert!(!engines.is_alive());
     }
 
     #[test]

@@ -311,7 +311,7 @@ mod tests {
     use sched::stream::{Discipline, Service};
 
     use super::*;
-    use crate::places::{Place, Turn};
+    use crate::places::{Fault, Place, Turn};
 
     thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
 
@@ -385,9 +385,9 @@ mod tests {
         let _small = take(&engines[1]);
         let _waits = engines[1].take(Service::default(), &[]);
         assert_eq!(choose(), Some(0));
-        engines[0].failed(large.replica);
+        engines[0].failed(large.replica, Fault::OutOfReach);
         assert_eq!(choose(), Some(1), "none waits for an engine that failed");
-        engines[1].failed(0);
+        engines[1].failed(0, Fault::OutOfReach);
         assert_eq!(choose(), None);
     }
 

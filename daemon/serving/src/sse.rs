@@ -1,7 +1,7 @@
 //! Server-sent events on their way from an engine to a client: whole events pass, and what they bill is noted.
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 /// The longest event that passes, in bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
@@ -113,10 +113,20 @@ impl Events {
             self.is_done = true;
             return Ok(());
         }
-        let event: Event<'_> = serde_json::from_slice(data).map_err(|_| Malformed::NoJson)?;
-        self.usage = event.usage.or(self.usage);
-        self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
-        Ok(())
+        // A list would be read as the values of the keys, in their order.
+        if !data.starts_with(b"{") {
+            return Err(Malformed::NoJson);
+        }
+        match serde_json::from_slice::<Event<'_>>(data) {
+            Ok(event) => {
+                self.usage = event.usage.or(self.usage);
+                self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
+                Ok(())
+            }
+            // Keys of types that are not the API's are between engine and client.
+            Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(()),
+            Err(_) => Err(Malformed::NoJson),
+        }
     }
 
     /// What the engine billed, once it has said so.
@@ -198,8 +208,18 @@ mod tests {
     }
 
     #[test]
+    fn events_with_keys_of_other_types_pass_and_bill_nothing() {
+        for data in [r#"{"usage":"x"}"#, r#"{"choices":null}"#, r#"{"usage":{"completion_tokens":null}}"#] {
+            let mut events = Events::default();
+            let event = Bytes::from(format!("data: {data}\n"));
+            assert_eq!(events.push(event.clone()), Ok(event));
+            assert_eq!((events.usage(), events.with_content()), (None, 0));
+        }
+    }
+
+    #[test]
     fn what_is_no_event_does_not_pass() {
-        for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: {\"usage\":\"x\"}\n"] {
+        for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: [{}]\n", "data: {} {}\n"] {
             assert_eq!(Events::default().push(data.into()), Err(Malformed::NoJson), "{data}");
         }
         let mut events = Events::default();

@@ -14,9 +14,10 @@ use quic::h3::Request;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::{Ended, Failure, Gateway, Model, Place, unless_gone};
+use super::{Ended, Failure, Gateway, Model, unless_gone};
 use crate::{
     openai::{Operation, Refusal},
+    places::{Fault, Place},
     routes::{Lesson, Route},
     sse::{Events, Usage},
 };
@@ -82,7 +83,8 @@ impl Pass<'_> {
         let answered = timeout(self.gateway.settings.answer_timeout, self.gateway.client.request(asked));
         let answer = match unless_gone(request, answered).await? {
             Err(_) => return Err(Refusal::EngineTimeout.into()),
-            Ok(Err(_)) => return Err(Refusal::Engine("it closed the connection, or there was none").into()),
+            Ok(Err(error)) if error.is_connect() => return Err(Refusal::OutOfReach.into()),
+            Ok(Err(_)) => return Err(Refusal::Engine("it closed the connection").into()),
             Ok(Ok(answer)) => answer,
         };
         if answer.status().is_server_error() {
@@ -142,7 +144,7 @@ impl Pass<'_> {
             None => Ok(events.usage()),
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
-                self.model.engines.failed(place.replica);
+                self.model.engines.failed(place.replica, Fault::Answer);
                 // The line end of its own closes an event that broke off.
                 self.send(request, &[b"\n", &refusal.event()[..]].concat()).await?;
                 Err(Failure::Broken(refusal, Ended::Whole))
@@ -168,7 +170,7 @@ impl Pass<'_> {
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
                 Err(refusal) => {
-                    self.model.engines.failed(place.replica);
+                    self.model.engines.failed(place.replica, Fault::Answer);
                     return Err(Failure::Broken(refusal, Ended::Cut));
                 }
             }
