@@ -251,11 +251,40 @@ impl io::Provider for Sockets {
 /// Kernel buffers of an endpoint's socket: 40 ms at 400 Mbit/s. The kernel grants at most `net.core.[rw]mem_max`.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
-/// Starts a server endpoint over `io`, whose peers are known by what `issuer` gives them.
+/// Starts a server endpoint on sockets, whose peers are known by what `issuer` gives them. All of s2n-quic is instantiated
+/// with it, here and not in every crate that calls it.
 ///
 /// # Errors
 /// The address is in use or not ours, or the settings are invalid.
-pub fn serve<I: io::Provider>(
+pub fn serve(
+    sockets: Sockets,
+    transport: &Transport,
+    tls: ServerTls,
+    datagrams: Datagrams,
+    admission: Admission,
+    issuer: &Issuer,
+) -> Result<Server> {
+    serve_over(sockets, transport, tls, datagrams, admission, issuer)
+}
+
+/// Starts a client endpoint on sockets, as [`serve`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn connect(
+    sockets: Sockets,
+    transport: &Transport,
+    tls: s2n_quic_rustls::Client,
+    datagrams: Datagrams,
+) -> Result<Client> {
+    connect_over(sockets, transport, tls, datagrams)
+}
+
+/// Starts a server endpoint over any `io`, such as a simulated network; as [`serve`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_over<I: io::Provider>(
     io: I,
     transport: &Transport,
     tls: ServerTls,
@@ -280,11 +309,11 @@ pub fn serve<I: io::Provider>(
     builder.with_congestion_controller(transport.congestion)?.start().context("failed to start the QUIC endpoint")
 }
 
-/// Starts a client endpoint over `io`.
+/// Starts a client endpoint over any `io`; as [`connect`].
 ///
 /// # Errors
-/// The address is in use or not ours, or the settings are invalid.
-pub fn connect<I: io::Provider>(
+/// As [`serve`].
+pub fn connect_over<I: io::Provider>(
     io: I,
     transport: &Transport,
     tls: s2n_quic_rustls::Client,

@@ -109,7 +109,7 @@ impl Ends {
             client_authorities: None,
             revoked: Vec::new(),
         };
-        endpoint::serve(
+        endpoint::serve_over(
             io,
             &self.transport,
             ServerTls::new(identity.prepare()?),
@@ -125,7 +125,7 @@ impl Ends {
     /// No socket can be had.
     pub fn client<I: io::Provider>(&self, io: I) -> Result<Client> {
         let tls = tls::client(Trust::Pinned(tls::fingerprint(&self.certificate)), None)?;
-        endpoint::connect(io, &self.transport, tls, self.datagrams())
+        endpoint::connect_over(io, &self.transport, tls, self.datagrams())
     }
 
     /// Starts the client's end as s2n-quic makes it, with nothing of ours.

@@ -213,12 +213,12 @@ where
     let (client, server) = (Arc::<DatagramCounters>::default(), Arc::<DatagramCounters>::default());
     let (admission, queues) = (Admission::default(), datagrams(&server));
     let (schedules, places) = (queues.schedules.clone(), admission.places.clone());
-    let relay = endpoint::serve(io()?, transport, tls, queues, admission, &Issuer::ephemeral()?)?;
+    let relay = endpoint::serve_over(io()?, transport, tls, queues, admission, &Issuer::ephemeral()?)?;
     let address = relay.local_addr()?;
     let arrived = Arrived::default();
     spawn(serve(relay, arrived.clone()));
 
-    let endpoint = endpoint::connect(io()?, &Transport::default(), tls::client(trust, None)?, datagrams(&client))?;
+    let endpoint = endpoint::connect_over(io()?, &Transport::default(), tls::client(trust, None)?, datagrams(&client))?;
     primary::spawn(async move {
         let relay = connect(&endpoint, address).await.expect("the client connects to a relay");
         scenario(Ends { relay, client, server, arrived, schedules, places, endpoint, address }).await;

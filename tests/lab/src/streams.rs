@@ -79,7 +79,7 @@ where
         schedules: schedule.clone().into(),
     };
     let mut listener =
-        endpoint::serve(io()?, transport, tls, datagrams(), Admission::default(), &Issuer::ephemeral()?)?;
+        endpoint::serve_over(io()?, transport, tls, datagrams(), Admission::default(), &Issuer::ephemeral()?)?;
     let address = listener.local_addr()?;
     spawn(async move {
         let connection = listener.accept().await.expect("a client connects");
@@ -87,7 +87,7 @@ where
         // The endpoint lives on for as long as the client needs it.
         while listener.accept().await.is_some() {}
     });
-    let endpoint = endpoint::connect(io()?, transport, tls::client(trust, None)?, datagrams())?;
+    let endpoint = endpoint::connect_over(io()?, transport, tls::client(trust, None)?, datagrams())?;
     primary::spawn(async move {
         let connect = s2n_quic::client::Connect::new(address).with_server_name("server.example");
         let connection = endpoint.connect(connect).await.expect("the client connects");
