@@ -10,6 +10,7 @@ mod entrance;
 mod http3;
 mod input;
 mod local;
+mod models;
 mod session;
 mod simulated;
 mod stranger;
@@ -46,6 +47,8 @@ pub const TARGETS: &[Target] = &[
     target("address_token", transport::address_token),
     target("socks", entrance::socks),
     target("proxy_request", entrance::proxy_request),
+    target("model_request", models::model_request),
+    target("model_events", models::model_events),
     target("page_request", local::page_request),
     target("monitor_message", local::monitor_message),
     target("control_requests", control::control_requests),
@@ -146,7 +149,9 @@ mod tests {
         configuration
     }
 
-    targets! { MADE: connection_id address_token socks proxy_request page_request monitor_message }
+    targets! {
+        MADE: connection_id address_token socks proxy_request page_request monitor_message model_request model_events
+    }
 
     targets! { CALLS: control_requests }
 

@@ -1,0 +1,41 @@
+//! What clients of models send, and what engines answer.
+
+use bytes::Bytes;
+use serde_json::Value;
+use serving::{openai::Ask, sse::Events};
+
+/// Bodies of requests: only the model's name is rewritten, and nothing else changes its meaning.
+pub fn model_request(input: &[u8]) {
+    let Ok(ask) = Ask::read(input) else { return };
+    let name = "another \"model\"\n";
+    let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name);
+    let again = Ask::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
+    assert_eq!((&again.model[..], again.is_stream, again.max_tokens), (name, ask.is_stream, ask.max_tokens));
+    // A number may be larger than any that is compared here.
+    let value = |body: &[u8]| serde_json::from_slice::<Value>(body);
+    if let (Ok(mut before), Ok(after)) = (value(input), value(&rewritten)) {
+        before["model"] = name.into();
+        assert_eq!(before, after);
+    }
+}
+
+/// Events of an engine: what passes is the beginning of what came, in whole lines, however it is cut.
+pub fn model_events(input: &[u8]) {
+    let Some((size, bytes)) = input.split_first() else { return };
+    let pass = |size: usize| {
+        let (mut events, mut passed) = (Events::default(), Vec::new());
+        let mut is_whole = true;
+        for chunk in bytes.chunks(size.max(1)) {
+            match events.push(Bytes::copy_from_slice(chunk)) {
+                Ok(whole) => passed.extend_from_slice(&whole),
+                Err(_) => {
+                    is_whole = false;
+                    break;
+                }
+            }
+        }
+        assert!(bytes.starts_with(&passed) && passed.last().is_none_or(|last| *last == b'\n'));
+        (is_whole, is_whole.then(|| (passed, events.usage(), events.with_content(), events.is_done(), events.is_cut())))
+    };
+    assert_eq!(pass(usize::from(*size)), pass(usize::MAX));
+}
