@@ -242,8 +242,11 @@ impl Driver {
     /// Tells those who asked what was acknowledged.
     fn flush(&mut self, cx: &mut Context<'_>) {
         for name in std::mem::take(&mut self.flushing) {
+            let ended = self.of.hub.lock().streams.slot(name).is_some_and(|slot| slot.ended);
             let Some(stream) = self.stream(name) else { continue };
-            let flushed = stream.poll_flush(cx);
+            // Once a flush has told that a stream is finished, s2n-quic keeps the stream for as long as the connection, and so
+            // the peer is given no credit for another: dropping it no longer counts. Closing observes its final state.
+            let flushed = if ended { stream.poll_close(cx) } else { stream.poll_flush(cx) };
             let mut state = self.of.hub.lock();
             let Some(slot) = state.streams.slot(name) else { continue };
             match flushed {

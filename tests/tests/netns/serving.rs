@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -324,6 +325,77 @@ fn a_request_with_a_deadline_gets_the_best_model_that_meets_it_once_engines_have
     let deadlines =
         |result: &str| counts.of(&format!("gateway_deadlines_total{{model=\"large\",result=\"{result}\"}}"));
     assert!(deadlines("missed") >= 1 && deadlines("met") == 1, "{counts:#?}");
+}
+
+/// Asks again and again over one connection to the edge, as clients that keep theirs alive do.
+fn ask_again_and_again(site: &Site, request: &str, times: usize) {
+    let connection = site.chain.client.run(|| TcpStream::connect("127.0.0.1:8100").unwrap()).unwrap();
+    connection.set_read_timeout(Some(SOON)).unwrap();
+    connection.set_nodelay(true).unwrap();
+    let mut reader = BufReader::new(connection.try_clone().unwrap());
+    let mut writer = connection;
+    let line = |reader: &mut BufReader<TcpStream>| {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line.trim_end().to_ascii_lowercase()
+    };
+    for answered in 0..times {
+        writer.write_all(request.as_bytes()).unwrap();
+        let status = line(&mut reader);
+        assert!(status.starts_with("http/1.1 200 "), "{status} after {answered} answers: {request}");
+        let mut length = None;
+        loop {
+            let field = line(&mut reader);
+            if let Some(value) = field.strip_prefix("content-length: ") {
+                length = Some(value.parse().unwrap());
+            }
+            if field.is_empty() {
+                break;
+            }
+        }
+        // Without a length, the content comes in chunks (RFC 9112 §7.1).
+        let skip = |reader: &mut BufReader<TcpStream>, length: u64| {
+            assert_eq!(std::io::copy(&mut reader.take(length), &mut std::io::sink()).unwrap(), length);
+        };
+        match length {
+            Some(length) => skip(&mut reader, length),
+            None => loop {
+                let length = u64::from_str_radix(&line(&mut reader), 16).unwrap();
+                skip(&mut reader, length + 2);
+                if length == 0 {
+                    break;
+                }
+            },
+        }
+    }
+}
+
+#[test]
+fn clients_that_ask_for_ever_are_never_short_of_streams() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    // More than the gateway lets be open at once.
+    const THREADS: usize = 4;
+    const TIMES: usize = 600;
+    let post = |is_stream| {
+        let body = json!({ "model": "large", "prompt": "x", "stream": is_stream, "max_tokens": 1 }).to_string();
+        let length = body.len();
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+    };
+    for request in ["GET /v1/models HTTP/1.1\r\nhost: edge\r\n\r\n".to_owned(), post(false), post(true)] {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..THREADS).map(|_| scope.spawn(|| ask_again_and_again(&desk.site, &request, TIMES))).collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+    desk.site
+        .wait_for_counts("nothing to be left", |counts| {
+            counts.of("gateway_in_flight") == 0 && counts.of("streams") == 0
+        })
+        .unwrap();
 }
 
 #[test]

@@ -141,6 +141,36 @@ fn a_stream_says_each_time_when_all_of_it_was_acknowledged() {
 }
 
 #[test]
+fn a_stream_whose_end_was_acknowledged_makes_room_for_another() {
+    const MOST: u64 = 8;
+    let scenario = |mut end: End| async move {
+        let mut answered = 0;
+        for _ in 0..3 * MOST {
+            let Some(opened) = within(LONG, end.connection.open_bidirectional_stream()).await else { break };
+            let (recv, send) = opened.unwrap().split();
+            send_all(end.dispatcher.attach(send, low()), 10);
+            answered += u64::from(answer(recv).await == Some(8));
+        }
+        assert_eq!(answered, 3 * MOST);
+    };
+    let serve = |mut end: End| async move {
+        while let Ok(Some(stream)) = end.streams.accept_bidirectional_stream().await {
+            let dispatcher = end.dispatcher.clone();
+            spawn(async move {
+                let (recv, send) = stream.split();
+                let mut send = dispatcher.attach(send, low());
+                let bytes = read(recv).await;
+                send.push(Bytes::copy_from_slice(&(bytes as u64).to_be_bytes()));
+                send.finish();
+                _ = poll_fn(|cx| send.poll_acknowledged(cx)).await;
+            });
+        }
+    };
+    let transport = Transport { max_requests: MOST, ..Transport::default() };
+    simulate(&network(), SEED, (Schedule::default(), transport), scenario, serve).unwrap();
+}
+
+#[test]
 fn writers_learn_that_nobody_hands_over_any_more() {
     let scenario = |mut end: End| async move {
         let streams = [open(&mut end, low()).await, open(&mut end, low()).await];
