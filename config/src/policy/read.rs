@@ -131,7 +131,7 @@ words! { for Level { High = "high", Low = "low", } }
 const DEADLINE_MS: RangeInclusive<u64> = 1..=3_600_000;
 const WEIGHT: RangeInclusive<u64> = 1..=u16::MAX as u64;
 
-/// Walks through a class. What follows from its other keys does so from those that are read.
+/// Walks through a class. The default of a key may follow from another key's value; the value just read counts.
 pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
     let plain = Class::named(&of.name);
     let priority =

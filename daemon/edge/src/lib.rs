@@ -9,6 +9,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`local`] | a local UDP address and the tunnels of its senders |
+//! | [`door`] | how many clients of a local TCP address there may be at once, and what is done for each |
 //! | [`tcp`] | a local TCP address and its connections |
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`serve`] | a local address for clients of the OpenAI API |
@@ -51,6 +52,7 @@ pub mod classes;
 pub mod client;
 pub mod connect;
 pub mod counters;
+pub mod door;
 pub mod failover;
 pub mod link;
 pub mod local;
@@ -188,7 +190,7 @@ impl Socket {
     fn bind(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
         match protocol {
             Protocol::Udp => local::bind(address).map(Self::Udp),
-            Protocol::Tcp => tcp::bind(address).map(Self::Tcp),
+            Protocol::Tcp => door::bind(address).map(Self::Tcp),
         }
     }
 

@@ -17,12 +17,16 @@ use config::{
     proxy::{Protocol, Proxy},
 };
 use quic::class::Membership;
-use role::accept::Accepting;
 use role::limits::PerUser;
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::sync::Semaphore;
 
 use self::users::Users;
-use super::{Counters, connect::Way, tcp, uplink::Uplink};
+use super::{
+    Counters,
+    connect::Way,
+    door::{self, Door},
+    uplink::Uplink,
+};
 
 pub mod association;
 pub mod http;
@@ -32,14 +36,11 @@ pub mod users;
 
 /// A proxy's address, and the clients that are connected to it.
 pub struct Entrance {
-    accepting: Accepting,
+    door: Door,
     shared: Arc<Shared>,
-    /// Among the connections that may be at once.
-    places: Arc<Semaphore>,
     /// By the address of clients.
     clients: PerUser,
     max_per_client: usize,
-    tasks: JoinSet<()>,
 }
 
 /// What all clients of a proxy share.
@@ -57,7 +58,7 @@ pub struct Shared {
 }
 
 impl Entrance {
-    /// Serves `proxy` on a listener that [`tcp::bind`] made, through `uplink`; what is sent is of the class of `membership`.
+    /// Serves `proxy` on a listener that [`door::bind`] made, through `uplink`; what is sent is of the class of `membership`.
     ///
     /// # Errors
     /// The file of users cannot be used, or the system refuses to watch the listener.
@@ -68,7 +69,8 @@ impl Entrance {
         uplink: Arc<Uplink>,
         counters: Arc<Counters>,
     ) -> Result<Self> {
-        let listener = tokio::net::TcpListener::from_std(listener).context("failed to watch the listener")?;
+        let door = Door::new(listener, proxy.max_connections as u32, counters.clone())
+            .context("failed to watch the listener")?;
         let is_chosen = proxy.class.is_some();
         let shared = Shared {
             way: Way { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
@@ -80,12 +82,10 @@ impl Entrance {
             tunnels: Arc::new(Semaphore::new(proxy.max_udp_tunnels as usize)),
         };
         Ok(Self {
-            accepting: Accepting::new(listener),
+            door,
             shared: Arc::new(shared),
-            places: Arc::new(Semaphore::new(proxy.max_connections as usize)),
             clients: PerUser::default(),
             max_per_client: proxy.max_connections_per_client as usize,
-            tasks: JoinSet::new(),
         })
     }
 
@@ -94,28 +94,22 @@ impl Entrance {
     /// # Errors
     /// The system does not tell.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.accepting.listener().local_addr()
+        self.door.address()
     }
 
     /// Serves clients until dropped, which ends their connections.
     pub async fn run(mut self) {
         let counters = self.shared.way.counters.clone();
         loop {
-            if self.places.available_permits() == 0 {
-                counters.limit_hit("max_connections");
-            }
-            // Nobody closes it.
-            let Ok(place) = self.places.clone().acquire_owned().await else { return };
-            let (stream, from) = self.accepting.next().await;
-            while self.tasks.try_join_next().is_some() {}
+            let (stream, from, place) = self.door.next().await;
             let client = from.ip().to_canonical().to_string().into();
             let Some(share) = self.clients.take(&client, self.max_per_client) else {
                 counters.limit_hit("max_connections_per_client");
-                tcp::reset(&stream);
+                door::reset(&stream);
                 continue;
             };
             let shared = self.shared.clone();
-            self.tasks.spawn(async move {
+            self.door.spawn(async move {
                 session::serve(&shared, stream, from).await;
                 drop((place, share));
             });

@@ -13,33 +13,30 @@ use quic::{
     class::{Membership, Since, Terms},
     h3::Request,
 };
-use role::accept::Accepting;
 use serving::entrance::{self, Limits};
-use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     Counters,
     client::{FirstRequest, endpoint::ANSWER_TIMEOUT},
     connect::{NoConnection, Way},
+    door::Door,
     link::Link,
     uplink::Uplink,
 };
 
 /// A local address, and the clients that are connected to it.
 pub struct Clients {
-    accepting: Accepting,
+    door: Door,
     way: Arc<ToGateway>,
     limits: Limits,
-    /// Among the connections that may be at once.
-    places: Arc<Semaphore>,
-    tasks: JoinSet<()>,
 }
 
 /// How requests of one local address get to the gateway.
 struct ToGateway(Way);
 
 impl Clients {
-    /// Serves `serve` on a listener that [`tcp::bind`](super::tcp::bind) made, through `uplink`; what is sent is of the class
+    /// Serves `serve` on a listener that [`door::bind`](super::door::bind) made, through `uplink`; what is sent is of the class
     /// of `membership`.
     ///
     /// # Errors
@@ -51,15 +48,13 @@ impl Clients {
         uplink: Arc<Uplink>,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
         let (is_chosen, idle) = (serve.class.is_some(), serve.idle);
+        let door = Door::new(listener, serve.max_connections, counters.clone())?;
         let way = Way { uplink, membership, is_chosen, idle, counters, told: Default::default() };
         Ok(Self {
-            accepting: Accepting::new(listener),
+            door,
             way: Arc::new(ToGateway(way)),
             limits: Limits { max_body_bytes: serve.max_body_bytes as usize, idle },
-            places: Arc::new(Semaphore::new(serve.max_connections as usize)),
-            tasks: JoinSet::new(),
         })
     }
 
@@ -68,23 +63,17 @@ impl Clients {
     /// # Errors
     /// The system does not tell.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.accepting.listener().local_addr()
+        self.door.address()
     }
 
     /// Serves clients until dropped, which ends their connections.
     pub async fn run(mut self) {
         loop {
-            if self.places.available_permits() == 0 {
-                self.way.0.counters.limit_hit("max_connections");
-            }
-            // Nobody closes it.
-            let Ok(place) = self.places.clone().acquire_owned().await else { return };
-            let (stream, _) = self.accepting.next().await;
+            let (stream, _, place) = self.door.next().await;
             // Tokens leave as they come.
             _ = stream.set_nodelay(true);
-            while self.tasks.try_join_next().is_some() {}
             let (way, limits) = (self.way.clone(), self.limits);
-            self.tasks.spawn(async move {
+            self.door.spawn(async move {
                 entrance::serve(stream, &*way, limits).await;
                 drop(place);
             });

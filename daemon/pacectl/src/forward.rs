@@ -12,9 +12,10 @@ use config::{
 use edge::{
     EdgeMetrics,
     client::endpoint::Endpoint,
+    door,
     local::{self, Local},
     moves,
-    tcp::{self, Connections},
+    tcp::Connections,
     uplink::Uplink,
 };
 use masque::target::Target;
@@ -89,7 +90,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
         max_connections: TCP_CONNECTIONS,
     };
     if arguments.tcp {
-        let listener = tcp::bind(*listen).map_err(bind_failed)?;
+        let listener = door::bind(*listen).map_err(bind_failed)?;
         let connections = Connections::new(listener, &forward, member, uplink.clone(), counters)?;
         ready("TCP", connections.address()?, arguments, &uplink);
         tokio::select! {

@@ -284,7 +284,7 @@ impl Relay {
         self.gateway.load_full()
     }
 
-    /// Has another gateway answer requests to come; those that are answered already keep the one that they have.
+    /// Has another gateway answer new requests; the old one finishes the requests that it has begun.
     pub fn replace_gateway(&self, gateway: Option<Arc<Gateway>>) {
         self.gateway.store(gateway);
     }

@@ -12,7 +12,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
 //! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
-//! | [`places`] | the engines of a model, the requests that they work on, and the order of those that wait |
+//! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
 //! | [`openai`] | the paths, keys and errors of the API |
 //! | [`metrics`] | what is counted |

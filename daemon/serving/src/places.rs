@@ -113,8 +113,8 @@ impl Engines {
         }
     }
 
-    /// Takes a place at the engine with the least to do of those that are not among `tried`, or waits for one as `service`
-    /// says. A request that was tried already does not wait.
+    /// Takes a place at the least busy engine that is not in `tried`, or waits for one in the order that `service` gives. A
+    /// request that an engine has tried already does not wait.
     ///
     /// # Errors
     /// Too many wait, or no engine is left that has not failed.
@@ -157,8 +157,8 @@ impl Engines {
         Waiting { engines: self.clone(), name, place }
     }
 
-    /// Gives places to requests whose turn it is, as long as there are both; returns those that nobody waits for any more,
-    /// to be dropped without the lock.
+    /// Gives free places to the requests that wait, in turns. Returns places whose requests are gone, to be dropped without
+    /// the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<Place> {
         let mut unwanted = Vec::new();
         while let Some((name, _)) = state.order.turn()

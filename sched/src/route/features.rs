@@ -142,8 +142,7 @@ mod tests {
     fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &Request) -> Vec<f32> {
         let state = State { replicas, path: Path::default() };
         let mut candidates = Vec::new();
-        survey(&mut candidates, models, request, &state);
-        let survey = Survey { models, request, state: &state, requests_per_sec: 4.0, candidates: &candidates };
+        let survey = survey(&mut candidates, models, request, &state, 4.0);
         let mut input = Vec::new();
         features.fill(&survey, 2, &mut input);
         input

@@ -15,9 +15,8 @@ pub enum Policy {
     RoundRobin,
     /// The replica with the fewest requests; of equals the one whose model has the largest reward.
     LeastLoaded,
-    /// The model with the largest reward of those that are predicted in time even if all took `margin` times as long. If
-    /// none is, the earliest, as long as that is in time at all; else the cheapest, for what is late anyway should not make
-    /// others late.
+    /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
+    /// earliest model, as long as it is in time at all; else the cheapest, since a late request should not make others late.
     Rule {
         /// At least 1; 1.1 is a good one while the curves are right. What is smaller or no number counts as 1.
         margin: f64,

@@ -158,14 +158,7 @@ impl Router {
     /// that may answer it. Allocates nothing once it has seen as many models and the policy's network.
     pub fn route(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
         self.rate.arrived(now_ns);
-        survey(&mut self.candidates, &self.models, request, state);
-        let survey = Survey {
-            models: &self.models,
-            request,
-            state,
-            requests_per_sec: self.rate.per_sec(),
-            candidates: &self.candidates,
-        };
+        let survey = survey(&mut self.candidates, &self.models, request, state, self.rate.per_sec());
         if survey.candidates.is_empty() {
             self.counters.refused += 1;
             self.last_shadow = None;

@@ -26,7 +26,7 @@ use super::state::{Load, Replica};
 pub struct Setup {
     /// The models, with rewards by class.
     pub models: Vec<Model>,
-    /// The engines; those that share a GPU have the same group.
+    /// The engines. Engines on one GPU have the same group.
     pub engines: Vec<Engine>,
     /// The weight of requests, by class; each class is as frequent as any other.
     pub weights: Vec<f32>,

@@ -44,9 +44,15 @@ pub(super) fn is_open(models: &[Model], request: &Request, replica: &Replica) ->
     replica.usable && replica.model < models.len() && request.allowed.contains(replica.model)
 }
 
-/// Replaces `candidates` by those for `request`: of each model the replica that is predicted to be the tightest least, and
-/// of equals the first.
-pub(super) fn survey(candidates: &mut Vec<Candidate>, models: &[Model], request: &Request, state: &State<'_>) {
+/// Surveys what may answer `request`: the candidate of a model is its replica that is predicted to be the tightest least, and
+/// of equals the first. Replaces what is in `candidates`, whose allocation is used again.
+pub(super) fn survey<'a>(
+    candidates: &'a mut Vec<Candidate>,
+    models: &'a [Model],
+    request: &'a Request,
+    state: &'a State<'a>,
+    requests_per_sec: f64,
+) -> Survey<'a> {
     candidates.clear();
     for (at, replica) in state.replicas.iter().enumerate() {
         if !is_open(models, request, replica) {
@@ -60,6 +66,7 @@ pub(super) fn survey(candidates: &mut Vec<Candidate>, models: &[Model], request:
         }
     }
     candidates.sort_unstable_by_key(|candidate| candidate.model);
+    Survey { models, request, state, requests_per_sec, candidates }
 }
 
 pub(super) fn candidate(
@@ -86,7 +93,7 @@ impl Survey<'_> {
         self.candidates.iter().find(|candidate| candidate.model == model)
     }
 
-    /// Returns the candidate with the largest reward of those that `suits` allows; of equals the earlier one.
+    /// Returns the candidate with the largest reward that `suits` allows; of equals the earlier one.
     pub fn best(&self, suits: impl Fn(&Candidate) -> bool) -> Option<&Candidate> {
         let better = |one: &Candidate, other: &Candidate| {
             one.reward > other.reward || (one.reward == other.reward && is_before(one, other))

@@ -13,7 +13,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    super::{connect::NoConnection, tcp::reset},
+    super::{connect::NoConnection, door::reset},
     Shared, association,
     http::{self, Answer, Ask},
     socks::{self, Address, Command, Method, Reply},

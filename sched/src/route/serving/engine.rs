@@ -98,7 +98,7 @@ impl Fluid {
         if self.running.len() < self.most_running { self.waiting.pop_front() } else { None }
     }
 
-    /// Starts to read a prompt behind those that it is at, which gives the first token. Returns when that will be.
+    /// Queues a prompt behind the prompts that are being read. Returns when its first token will come.
     pub fn admit(&mut self, number: usize, prompt_tokens: u32, output_tokens: u32) -> f64 {
         let prefill_s = self.curve.prefill_ns(prompt_tokens) / 1e9;
         self.stalled_until_s = self.stalled_until_s.max(self.now_s) + prefill_s;

@@ -11,7 +11,7 @@ use crate::route::rate::Rate;
 use crate::route::request::{Model, Request};
 use crate::route::serving::{Decide, Outcome, Setup};
 use crate::route::state::State;
-use crate::route::survey::{Candidate, Survey, survey};
+use crate::route::survey::{Candidate, survey};
 
 pub(super) struct Learner<'a> {
     training: &'a Training,
@@ -160,14 +160,7 @@ impl<'a> Learner<'a> {
 impl Decide for Learner<'_> {
     fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
         self.rate.arrived(now_ns);
-        survey(&mut self.candidates, &self.models, request, state);
-        let survey = Survey {
-            models: &self.models,
-            request,
-            state,
-            requests_per_sec: self.rate.per_sec(),
-            candidates: &self.candidates,
-        };
+        let survey = survey(&mut self.candidates, &self.models, request, state, self.rate.per_sec());
         let mut input = Vec::new();
         self.training.features.fill(&survey, self.classes, &mut input);
         let action = if self.explores() {
