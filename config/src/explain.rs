@@ -12,7 +12,7 @@ use crate::kernel::{Device, Kernel};
 use crate::log::{Access, Log};
 use crate::metrics::Metrics;
 use crate::moment::Moment;
-use crate::policy::{Class, DropRule, Policy, Rule, Schedule};
+use crate::policy::{Class, DropRule, Late, Policy, Rule, Schedule};
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
@@ -338,6 +338,7 @@ fn class(class: &Class) -> String {
         packets("up", class.packets_up),
         packets("down", class.packets_down),
         class.dscp.map(|dscp| format!("DSCP {dscp}")),
+        (class.late == Late::Refuse).then(|| "late requests for models are refused".to_owned()),
     ]
     .into_iter()
     .flatten()
@@ -382,6 +383,9 @@ fn conditions(rule: &Rule) -> String {
         rule.ports.as_ref().map(|ports| format!("port {ports}")),
         rule.protocol.map(|protocol| protocol.to_string()),
         rule.listeners.as_ref().map(|listeners| format!("listener {}", joined(listeners))),
+        rule.models.as_ref().map(|models| format!("requests for model {}", models.join(" or "))),
+        rule.service_tiers.as_ref().map(|tiers| format!("requests of tier {}", tiers.join(" or "))),
+        rule.asked_classes.as_ref().map(|classes| format!("requests that ask for class {}", classes.join(" or "))),
     ]
     .into_iter()
     .flatten()

@@ -100,6 +100,18 @@ pub struct Class {
     /// The codepoint of its packets (RFC 2474 §3), 0 to 63, toward targets, and where the kernel enforces classes also
     /// toward peers of QUIC connections; `None` leaves them as they are.
     pub dscp: Option<u8>,
+    /// What becomes of a request for a model that no model is predicted to answer within its deadline.
+    pub late: Late,
+}
+
+/// What a gateway does with a request that will be late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Late {
+    /// It is answered as early as possible.
+    #[default]
+    Serve,
+    /// It is refused at once, so that its client can turn elsewhere and no engine works in vain.
+    Refuse,
 }
 
 /// Which payloads a tunnel drops. Queues are bounded in bytes under every rule, and drop their oldest when full.
@@ -137,6 +149,12 @@ pub struct Rule {
     pub protocol: Option<Protocol>,
     /// Addresses that the relay listens on.
     pub listeners: Option<Vec<SocketAddr>>,
+    /// Models, one of which a request names. As the next two, it makes the rule one about requests for models.
+    pub models: Option<Vec<String>>,
+    /// Values of `service_tier`, one of which a request has.
+    pub service_tiers: Option<Vec<String>>,
+    /// Names, one of which a request gives in `x-paced-class`: what clients may ask for.
+    pub asked_classes: Option<Vec<String>>,
 }
 
 /// What rules know about a stream or tunnel.
@@ -152,6 +170,21 @@ pub struct Subject<'a> {
     pub protocol: Protocol,
     /// The listener's address, as configured.
     pub listener: SocketAddr,
+}
+
+/// What rules know about a request for a model.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestSubject<'a> {
+    /// The authenticated user, if there is one.
+    pub user: Option<&'a str>,
+    /// The listener's address, as configured.
+    pub listener: SocketAddr,
+    /// The model that it names, once its body was read.
+    pub model: Option<&'a str>,
+    /// Its `service_tier`, once its body was read.
+    pub service_tier: Option<&'a str>,
+    /// What it asks for in `x-paced-class`.
+    pub asked_class: Option<&'a str>,
 }
 
 impl Policy {
@@ -170,12 +203,12 @@ impl Policy {
         self.rules.iter().find_map(|rule| rule.class.filter(|_| rule.matches(subject))).unwrap_or_default()
     }
 
-    /// Returns the class of a request for a model: that of the first rule that gives one and has no conditions but users and
-    /// listeners, otherwise [`DEFAULT`]'s. Takes time proportional to the number of rules.
+    /// Returns the class of a request for a model: that of the first rule that matches, otherwise [`DEFAULT`]'s. Takes time
+    /// proportional to the number of rules.
     #[must_use]
-    pub fn class_of_request(&self, user: Option<&str>, listener: SocketAddr) -> ClassId {
-        let matches = |rule: &&Rule| !rule.is_about_targets() && rule.matches_connection(user, listener);
-        self.rules.iter().filter(matches).find_map(|rule| rule.class).unwrap_or_default()
+    pub fn classify_request(&self, subject: &RequestSubject<'_>) -> ClassId {
+        let class = |rule: &Rule| rule.class.filter(|_| rule.matches_request(subject));
+        self.rules.iter().find_map(class).unwrap_or_default()
     }
 
     /// Returns the name of the schedule of a client's connection: that of the first rule that gives one and matches,
@@ -274,6 +307,7 @@ impl Class {
             packets_up: None,
             packets_down: None,
             dscp: None,
+            late: Late::Serve,
         }
     }
 
@@ -314,8 +348,7 @@ impl Class {
 
 impl Rule {
     fn is_unconditional(&self) -> bool {
-        let Self { class: _, schedule: _, users, to, ports, protocol, listeners } = self;
-        users.is_none() && to.is_none() && ports.is_none() && protocol.is_none() && listeners.is_none()
+        self.users.is_none() && self.listeners.is_none() && !self.is_about_targets() && !self.is_about_requests()
     }
 
     fn matches(&self, subject: &Subject<'_>) -> bool {
@@ -323,6 +356,7 @@ impl Rule {
         let is_target =
             |to: &Pattern| to.covers_name(subject.name) || judged_by(ip).chain([ip]).any(|ip| to.covers(ip));
         self.matches_connection(subject.user, subject.listener)
+            && !self.is_about_requests()
             && self.to.as_ref().is_none_or(|to| to.iter().any(is_target))
             && self.ports.as_ref().is_none_or(|ports| ports.contains(subject.address.port()))
             && self.protocol.is_none_or(|protocol| protocol == subject.protocol)
@@ -331,6 +365,22 @@ impl Rule {
     /// Tells whether any condition is about a target.
     const fn is_about_targets(&self) -> bool {
         self.to.is_some() || self.ports.is_some() || self.protocol.is_some()
+    }
+
+    /// Tells whether any condition is about a request for a model.
+    const fn is_about_requests(&self) -> bool {
+        self.models.is_some() || self.service_tiers.is_some() || self.asked_classes.is_some()
+    }
+
+    fn matches_request(&self, subject: &RequestSubject<'_>) -> bool {
+        let is_one_of = |names: &Option<Vec<String>>, given: Option<&str>| {
+            names.as_ref().is_none_or(|names| given.is_some_and(|given| names.iter().any(|name| name == given)))
+        };
+        self.matches_connection(subject.user, subject.listener)
+            && !self.is_about_targets()
+            && is_one_of(&self.models, subject.model)
+            && is_one_of(&self.service_tiers, subject.service_tier)
+            && is_one_of(&self.asked_classes, subject.asked_class)
     }
 
     /// Tells whether the conditions that are about connections hold.

@@ -66,7 +66,7 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
     let seconds = |seconds| Some(Duration::from_secs(seconds));
     let expected = [("realtime-short", seconds(1)), ("freetier-short", seconds(2)), ("long-output", seconds(7))];
     assert_eq!((classes[0], &classes[1..]), (("default", None), &expected[..]));
-    assert_eq!((whole.policy.rules.len(), whole.policy.schedules.len()), (4, 2));
+    assert_eq!((whole.policy.rules.len(), whole.policy.schedules.len()), (5, 2));
 }
 
 #[test]

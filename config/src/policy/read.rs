@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Class, ClassId, DEFAULT, DropRule, MAX_CLASSES, MAX_SCHEDULES, Policy, Rule, Schedule};
+use super::{Class, ClassId, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Policy, Rule, Schedule};
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
@@ -125,6 +125,7 @@ const EXPIRY: Expiry = Expiry::Soft;
 
 words! { for Low { Rr = "rr", Fcfs = "fcfs", Edf = "edf", Wfq = "wfq", } }
 words! { for Expiry { Soft = "soft", Hard = "hard", } }
+words! { for Late { Serve = "serve", Refuse = "refuse", } }
 words! { for Level { High = "high", Low = "low", } }
 
 /// Up to an hour: what may wait for longer is not in a hurry.
@@ -167,6 +168,7 @@ pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
         packets_up: section.optional_number("packets_up", PACKETS, of.packets_up),
         packets_down: section.optional_number("packets_down", PACKETS, of.packets_down),
         dscp: section.optional_number("dscp", 0..=63, of.dscp),
+        late: section.unless(of.late == plain.late, |section| section.value("late", of.late)),
     }
 }
 
@@ -294,9 +296,18 @@ pub(super) fn rule(
     let ports = section.one_or_list("ports", ports).map(Ports);
     let protocol = section.optional("protocol", of.and_then(|of| of.protocol));
     let listeners = section.one_or_list("listener", of.and_then(|of| of.listeners.clone()));
-    for key in ["to", "ports", "protocol"] {
-        let cause = "a schedule is for all of a connection, and this is about single tunnels";
+    let models = section.one_or_list("model", of.and_then(|of| of.models.clone()));
+    let service_tiers = section.one_or_list("service_tier", of.and_then(|of| of.service_tiers.clone()));
+    let asked_classes = section.one_or_list("asked_class", of.and_then(|of| of.asked_classes.clone()));
+    let (about_targets, about_requests) = (["to", "ports", "protocol"], ["model", "service_tier", "asked_class"]);
+    for key in about_targets.into_iter().chain(about_requests) {
+        let cause = "a schedule is for all of a connection, and this is about single tunnels or requests";
         section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without it");
     }
-    Some(Rule { class, schedule, users, to, ports, protocol, listeners })
+    let is_about_targets = about_targets.into_iter().any(|key| section.has(key));
+    for key in about_requests {
+        let cause = "this is about requests for models, which have no target";
+        section.refuse_unless(!is_about_targets, key, cause, "write a rule for tunnels and another for requests");
+    }
+    Some(Rule { class, schedule, users, to, ports, protocol, listeners, models, service_tiers, asked_classes })
 }

@@ -5,6 +5,7 @@ use crate::schema::tests::POLICY;
 use crate::tests::assert_refused;
 
 mod properties;
+mod requests;
 mod schedules;
 
 /// Reads what the schema, too, has to take.
@@ -94,6 +95,7 @@ rate_down = "5 Mbit/s"
 packets_up = 700
 packets_down = 900
 dscp = 46
+late = "refuse"
 "#;
     let expected = Class {
         name: "a".into(),
@@ -109,6 +111,7 @@ dscp = 46
         packets_up: Some(700),
         packets_down: Some(900),
         dscp: Some(46),
+        late: Late::Refuse,
     };
     assert_eq!(class_a(text), expected);
 }

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use arc_swap::ArcSwap;
-use config::policy::{self, ClassId, DropRule, Policy, Subject};
+use config::policy::{self, ClassId, DropRule, Policy, RequestSubject, Subject};
 use masque::priority::Priority;
 use pacing::class_key::ClassKey;
 use parking_lot::Mutex;
@@ -71,8 +71,8 @@ impl Classes {
 
     /// The class of a request for a model.
     #[must_use]
-    pub fn class_of_request(&self, user: Option<&str>, listener: std::net::SocketAddr) -> &Arc<Class> {
-        self.class(self.policy.class_of_request(user, listener))
+    pub fn classify_request(&self, subject: &RequestSubject<'_>) -> &Arc<Class> {
+        self.class(self.policy.classify_request(subject))
     }
 
     /// The class of a name, or the default class if there is none of that name.

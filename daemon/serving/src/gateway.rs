@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use config::policy::{Late, RequestSubject};
 use http_body_util::Full;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -50,6 +51,9 @@ mod body;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
+
+/// The field in which a client asks for a class, of which rules decide.
+const ASKED_CLASS: &str = "x-paced-class";
 
 /// How long a client may take to take an answer that refuses its request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,6 +90,29 @@ pub struct Asker {
     pub listener: SocketAddr,
     /// What is known of the way back.
     pub path: PathStats,
+}
+
+/// What the class of a request follows from, besides its body.
+struct Caller<'a> {
+    classes: &'a Classes,
+    asker: &'a Asker,
+    signal: Option<Priority>,
+    asked_class: Option<&'a str>,
+}
+
+impl Caller<'_> {
+    /// The terms on which the request is served, as far as they are known before its body was read.
+    fn terms(&self, ask: Option<&Ask>) -> Terms {
+        let subject = RequestSubject {
+            user: self.asker.user.as_deref(),
+            listener: self.asker.listener,
+            model: ask.map(|ask| &ask.model[..]),
+            service_tier: ask.and_then(|ask| ask.service_tier.as_deref()),
+            asked_class: self.asked_class,
+        };
+        let class = self.classes.classify_request(&subject);
+        Terms { since: Since::Burst, ..class.terms(self.signal.as_ref()) }
+    }
 }
 
 /// Why a request ended without a whole answer.
@@ -172,9 +199,9 @@ impl Gateway {
     pub async fn serve(&self, mut request: Request, head: &RequestHead, classes: &Classes, asker: &Asker) {
         let in_flight = self.metrics.begin();
         let signal = request.signal.or_else(|| Priority::from_fields(&head.fields));
-        let class = classes.class_of_request(asker.user.as_deref(), asker.listener);
-        let terms = Terms { since: Since::Burst, ..class.terms(signal.as_ref()) };
-        request.set_terms(&terms);
+        let caller =
+            Caller { classes, asker, signal, asked_class: head.field(ASKED_CLASS).and_then(|value| text(value)) };
+        request.set_terms(&caller.terms(None));
         let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
         let mut model = Arc::from("");
         let ended = match operation.clone() {
@@ -183,7 +210,7 @@ impl Gateway {
                 let list = self.list();
                 respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
             }
-            Ok(operation) => self.answer(&mut request, operation, head, (&terms, asker), &mut model).await,
+            Ok(operation) => self.answer(&mut request, operation, head, &caller, &mut model).await,
             Err(refusal) => Err(refusal.into()),
         };
         let (outcome, ended) = match ended {
@@ -206,7 +233,7 @@ impl Gateway {
         request: &mut Request,
         operation: Operation,
         head: &RequestHead,
-        (terms, asker): (&Terms, &Asker),
+        caller: &Caller<'_>,
         served_by: &mut Arc<str>,
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
@@ -214,17 +241,22 @@ impl Gateway {
         }
         let body = body::read(&mut request.recv, self.settings.max_body_bytes as usize, &self.bodies).await?;
         let ask = Ask::read(&body.bytes)?;
+        let terms = caller.terms(Some(&ask));
+        request.set_terms(&terms);
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
         let mut models = self.named(&ask.model)?;
         loop {
-            let path = path(&asker.path);
+            let path = path(&caller.asker.path);
             let route = self.routes.route(&models, &wanted, path).ok_or(Refusal::NoEngine)?;
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
+            if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
+                return Err(Refusal::Late.into());
+            }
             let sent = ask.with_model(&body.bytes, &model.engine_name);
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began };
-            match self.try_engines(request, &pass, &sent, terms).await {
+            match self.try_engines(request, &pass, &sent, &terms).await {
                 // The others that the name stands for may fare better.
                 Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
@@ -325,6 +357,11 @@ impl Gateway {
 fn path(stats: &PathStats) -> sched::route::Path {
     let smoothed_rtt_ns = stats.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
     sched::route::Path { smoothed_rtt_ns, ..sched::route::Path::default() }
+}
+
+/// A field's value as text, if it is that.
+fn text(value: &[u8]) -> Option<&str> {
+    std::str::from_utf8(value).ok().map(str::trim)
 }
 
 /// Whether a `content-type` says JSON, whatever its parameters.

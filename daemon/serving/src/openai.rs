@@ -77,8 +77,8 @@ pub struct Ask {
     pub model: String,
     /// Where its name stands in the body, quotes included.
     model_at: Range<usize>,
-    /// Whether tokens are to come as they are made.
-    pub is_stream: bool,
+    /// Its `service_tier`, if it names one.
+    pub service_tier: Option<String>,
     /// How many tokens the answer may have, where the client says so.
     pub max_tokens: Option<u32>,
 }
@@ -89,7 +89,7 @@ struct Body<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
     #[serde(default)]
-    stream: Option<bool>,
+    service_tier: Option<String>,
     #[serde(default)]
     max_tokens: Option<u32>,
     #[serde(default)]
@@ -115,7 +115,7 @@ impl Ask {
         Ok(Self {
             model,
             model_at: start..start + raw.len(),
-            is_stream: read.stream.unwrap_or(false),
+            service_tier: read.service_tier,
             max_tokens: read.max_completion_tokens.or(read.max_tokens),
         })
     }
@@ -292,7 +292,7 @@ mod tests {
     fn only_the_models_name_is_rewritten() {
         let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
         let ask = Ask::read(&body).unwrap();
-        assert_eq!((&ask.model[..], ask.is_stream, ask.max_tokens), ("ab", true, None));
+        assert_eq!((&ask.model[..], ask.service_tier.as_deref(), ask.max_tokens), ("ab", None, None));
         let rewritten = ask.with_model(&body, "big \"one\"");
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
         assert_eq!(ask.with_model(&body, "ab"), body, "the same model in other letters stays");

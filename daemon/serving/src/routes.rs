@@ -120,6 +120,14 @@ impl Wanted {
     }
 }
 
+impl Route {
+    /// Whether it is predicted to miss its limits.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.choice.is_some_and(|choice| !choice.in_time)
+    }
+}
+
 impl Routes {
     /// Returns the routes to models of which nothing is known but what they are worth, from 0 to 1, and their engines.
     #[must_use]
@@ -218,6 +226,16 @@ impl Routes {
         let Some(choice) = route.choice else { return };
         let met = took_ns <= wanted.slo.budget_ns;
         self.state.lock().router.observe(&Observed { choice, actual_ns: took_ns, met });
+    }
+
+    /// Whether the engine that a prediction is about has nothing to do. A request costs nobody else anything there, and
+    /// shows whether what was learned of the engine still holds.
+    #[must_use]
+    pub fn is_idle(&self, route: &Route) -> bool {
+        let first = |known: &Known| known.first.get(route.model).copied().unwrap_or_default();
+        let replica = route.choice.map(|choice| choice.replica.saturating_sub(first(&self.state.lock())));
+        let engines = self.engines.get(route.model);
+        engines.zip(replica).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
     }
 
     /// What is known of an engine's costs.

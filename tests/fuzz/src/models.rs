@@ -10,7 +10,7 @@ pub fn model_request(input: &[u8]) {
     let name = "another \"model\"\n";
     let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name);
     let again = Ask::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
-    assert_eq!((&again.model[..], again.is_stream, again.max_tokens), (name, ask.is_stream, ask.max_tokens));
+    assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
     // A number may be larger than any that is compared here.
     let value = |body: &[u8]| serde_json::from_slice::<Value>(body);
     if let (Ok(mut before), Ok(after)) = (value(input), value(&rewritten)) {

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use api::token::generate_token;
@@ -28,11 +28,11 @@ struct Desk {
 impl Desk {
     /// `model` is added to the large model's keys, and `gateway` to the gateway's.
     fn new(replicas: u16, model: &str, gateway: &str) -> Self {
-        Self::with_large(replicas, 1, model, gateway)
+        Self::with_large(replicas, 1, model, gateway, "")
     }
 
-    /// The same, with large engines whose steps take so long.
-    fn with_large(replicas: u16, step_ms: u64, model: &str, gateway: &str) -> Self {
+    /// The same, with large engines whose steps take so long, and a policy.
+    fn with_large(replicas: u16, step_ms: u64, model: &str, gateway: &str, policy: &str) -> Self {
         let chain = lab::netns::Chain::new().unwrap();
         let start = |port, name, speed| Engine::start(&chain.target, port, name, speed).unwrap();
         let slow = Speed { step: Duration::from_millis(step_ms), ..Speed::default() };
@@ -57,6 +57,7 @@ impl Desk {
             [[gateway.alias]]
             name = "auto"
             models = ["large", "opt-125m"]
+            {policy}
             "#
         );
         let (token, hash) = generate_token().unwrap();
@@ -87,6 +88,13 @@ impl Desk {
     /// Asks for a chat.
     fn chat(&self, model: &str, prompt: &str, is_stream: bool) -> (u16, String, String) {
         self.ask("/v1/chat/completions", &["--json", &chat(model, prompt, is_stream)])
+    }
+
+    /// Asks for a chat without waiting for the answer.
+    fn begin_chat(&self, body: &str) -> Child {
+        let mut curl = self.site.chain.client.command("curl").unwrap();
+        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions"), "--json", body]).stdout(Stdio::piped());
+        curl.spawn().unwrap()
     }
 
     fn counts(&self) -> lab::site::Counts {
@@ -280,14 +288,9 @@ fn a_client_that_leaves_ends_its_engines_work_with_and_without_streaming() {
 fn requests_wait_for_a_place_and_more_than_may_wait_are_told_to_come_again() {
     lab::ring!(Netns);
     let desk = Desk::new(1, "max_in_flight = 1\nmax_waiting = 1", "stall_timeout_seconds = 5");
-    let post = |body: String| {
-        let mut curl = desk.site.chain.client.command("curl").unwrap();
-        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions"), "--json", &body]).stdout(Stdio::piped());
-        curl.spawn().unwrap()
-    };
-    let mut first = post(chat("large", "stall 1", true));
+    let mut first = desk.begin_chat(&chat("large", "stall 1", true));
     wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] == 1).then_some(())).unwrap();
-    let second = post(chat("large", "x", true));
+    let second = desk.begin_chat(&chat("large", "x", true));
     desk.site.wait_for_counts("the second to wait", |counts| counts.of("gateway_in_flight") == 2).unwrap();
     // What is asked for by its own name is not replaced, and what stands for several goes to one with room.
     let (status, head, body) = desk.chat("large", "x", true);
@@ -306,7 +309,7 @@ fn requests_wait_for_a_place_and_more_than_may_wait_are_told_to_come_again() {
 #[test]
 fn a_request_with_a_deadline_gets_the_best_model_that_meets_it_once_engines_have_shown_what_they_take() {
     lab::ring!(Netns);
-    let desk = Desk::with_large(1, 100, "", "");
+    let desk = Desk::with_large(1, 100, "", "", "");
     let ask = |budget_ms: u32| {
         let budget = format!("x-paced-budget-ms: {budget_ms}");
         let (status, head, body) =
@@ -325,6 +328,47 @@ fn a_request_with_a_deadline_gets_the_best_model_that_meets_it_once_engines_have
     let deadlines =
         |result: &str| counts.of(&format!("gateway_deadlines_total{{model=\"large\",result=\"{result}\"}}"));
     assert!(deadlines("missed") >= 1 && deadlines("met") == 1, "{counts:#?}");
+}
+
+#[test]
+fn rules_give_requests_their_classes_and_a_class_has_late_ones_refused() {
+    lab::ring!(Netns);
+    let policy = r#"
+        [class.urgent]
+        level = "high"
+        deadline_ms = 300
+        late = "refuse"
+        [class.batch]
+        [[rule]]
+        class = "urgent"
+        asked_class = "now"
+        [[rule]]
+        class = "batch"
+        model = "opt-125m"
+        service_tier = "flex"
+    "#;
+    let desk = Desk::with_large(1, 100, "", "", policy);
+    let urgent =
+        |model: &str| desk.ask("/v1/completions", &["--json", &chat(model, "x", true), "-H", "x-paced-class: now"]);
+    let flex = r#"{"model":"opt-125m","service_tier":"flex","prompt":"x","max_tokens":3}"#;
+    assert_eq!(desk.ask("/v1/completions", &["--json", flex]).0, 200);
+    let counts = desk.counts();
+    let sent = |class: &str| counts.of(&format!("class_bytes_total{{class=\"{class}\",role=\"relay\"}}"));
+    assert!(sent("batch") > 0 && sent("urgent") == 0, "{counts:#?}");
+
+    // The large model's five tokens take 400 ms at least.
+    let learned = || urgent("auto").1.contains("x-paced-model: opt-125m").then_some(());
+    wait_for("the gateway to learn", SOON, learned).unwrap();
+    // What was predicted to be late is answered by an engine that has nothing else to do.
+    assert_eq!(urgent("large").0, 200);
+    let mut other = desk.begin_chat(&chat("large", "stall 1", true));
+    desk.site.wait_for_counts("another request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    let (status, head, body) = urgent("large");
+    assert_eq!((status, error(&body)), (503, "deadline_unreachable".to_owned()));
+    assert!(head.contains("retry-after: "), "{head}");
+    assert_eq!(desk.chat("opt-125m", "x", false).0, 200, "no class, no deadline");
+    other.kill().unwrap();
+    other.wait().unwrap();
 }
 
 /// Asks again and again over one connection to the edge, as clients that keep theirs alive do.

@@ -34,9 +34,16 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     ];
     // From 8 kbit/s, in bytes.
     let rates = prop::option::of((8..1_000_000u64).prop_map(|kbit_s| kbit_s * 125));
-    let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8));
-    let class =
-        class.prop_map(|(class, drop, rate_up, rate_down, dscp)| Class { drop, rate_up, rate_down, dscp, ..class });
+    let late = prop::sample::select(vec![Late::Serve, Late::Refuse]);
+    let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8), late);
+    let class = class.prop_map(|(class, drop, rate_up, rate_down, dscp, late)| Class {
+        drop,
+        rate_up,
+        rate_down,
+        dscp,
+        late,
+        ..class
+    });
     let disciplines = prop_oneof![
         Just(Discipline::Rr),
         Just(Discipline::Fcfs),
@@ -54,9 +61,28 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         prop::option::of(prop::sample::select(vec![Protocol::Udp, Protocol::Tcp])),
         prop::option::of(Just(vec!["[2001:db8::1]:443".parse().unwrap()])),
     );
-    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| {
-        let class = Some(ClassId(class));
-        Rule { class, schedule: None, users, to, ports, protocol, listeners }
+    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| Rule {
+        class: Some(ClassId(class)),
+        schedule: None,
+        users,
+        to,
+        ports,
+        protocol,
+        listeners,
+        models: None,
+        service_tiers: None,
+        asked_classes: None,
+    });
+    let names = || prop::option::of(prop::collection::vec("[ -~]{1,8}", 1..3));
+    let about_requests = (rule.clone(), names(), names(), names());
+    let about_requests = about_requests.prop_map(|(rule, models, service_tiers, asked_classes)| Rule {
+        to: None,
+        ports: None,
+        protocol: None,
+        models,
+        service_tiers,
+        asked_classes,
+        ..rule
     });
     let by_schedule = (rule.clone(), any::<bool>(), prop::sample::select(vec!["x", "y-2"]));
     let by_schedule = by_schedule.prop_map(|(rule, has_class, name)| Rule {
@@ -67,7 +93,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         protocol: None,
         ..rule
     });
-    let rule = prop_oneof![rule, by_schedule];
+    let rule = prop_oneof![rule, about_requests, by_schedule];
     let schedule = (disciplines, prop::option::of(1..=1_024u32));
     let schedule = schedule.prop_map(|(discipline, low_mark_packets)| Schedule { discipline, low_mark_packets });
     let named = [schedule.clone(), schedule.clone()];

@@ -130,7 +130,7 @@ fn a_check_says_which_schedules_there_are_and_what_goes_by_them() {
         ("  listens on 192.0.2.1:8443 ", "class realtime-short, schedule by-deadline"),
         ("forward 127.0.0.1:5353 ", "schedule shares, silent for 120s at most"),
         ("proxy 127.0.0.1:1080 ", "schedule shares"),
-        ("  rule 4: schedule shares for user branch-office", ""),
+        ("  rule 5: schedule shares for user branch-office", ""),
     ] {
         let is_said = said.lines().any(|line| line.starts_with(begins) && line.ends_with(ends));
         assert!(is_said, "{begins} … {ends} is not in\n{said}");
