@@ -29,7 +29,7 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
     lines.extend(config.relay.iter().flat_map(|config| relay(config, now)));
     lines.extend(config.forwards.iter().map(forward));
-    lines.extend(config.gateway.iter().flat_map(gateway));
+    lines.extend(config.gateway.iter().flat_map(|config| gateway(config, now)));
     lines.extend(config.proxies.iter().map(proxy));
     lines.extend(config.serves.iter().map(serve));
     lines.extend(policy(&config.policy));
@@ -242,22 +242,29 @@ fn kernel(kernel: &Kernel) -> String {
     format!("kernel: on {devices}: {parts}; marks {:#x}{}", kernel.mark_tag, shed.unwrap_or_default())
 }
 
-fn gateway(gateway: &Gateway) -> Vec<String> {
-    let Gateway { models, aliases, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout, margin_percent } =
+fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
+    let Gateway { models, aliases, keys, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout, margin_percent } =
         gateway;
     let mut lines = vec![format!(
         "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines begin within \
          {answer_timeout:?} and are silent for {stall_timeout:?} at most; margin {margin_percent} %"
     )];
     lines.extend(models.iter().map(|model| {
-        let Model { name, engine_name, engines, key_file, max_in_flight, max_waiting, quality_percent } = model;
+        let Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, quality_percent } = model;
         let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
         format!(
-            "  model {name}: {engine_name} at {}{key}, {max_in_flight} requests each, {max_waiting} may wait, quality {quality_percent}",
-            joined(engines)
+            "  model {name}: {engine_name} at {}{}{key}, {max_in_flight} requests each, {max_waiting} may wait, quality {quality_percent}",
+            joined(engines),
+            gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus))).unwrap_or_default(),
         )
     }));
     lines.extend(aliases.iter().map(|alias| format!("  model {}: the best of {}", alias.name, joined(&alias.models))));
+    lines.extend(keys.iter().map(|key| {
+        let in_flight = key.max_in_flight.map(|most| format!(", {most} requests at once"));
+        let tokens = key.tokens_per_minute.map(|most| format!(", {most} tokens a minute"));
+        let expires = expiry(key.expires, now);
+        format!("  key of {}{}{}{expires}", key.name, in_flight.unwrap_or_default(), tokens.unwrap_or_default())
+    }));
     lines
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::error::Problem;
+use crate::moment::Moment;
 use crate::section::Section;
 
 /// A gateway with at least one model.
@@ -15,6 +16,8 @@ pub struct Gateway {
     pub models: Vec<Model>,
     /// Names that stand for one of several models, none of them a model's.
     pub aliases: Vec<Alias>,
+    /// Keys of clients, no two of the same hash; without any, clients show none.
+    pub keys: Vec<Key>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
     /// How many bytes the bodies of all requests may have together, in bytes.
@@ -36,6 +39,8 @@ pub struct Model {
     pub engine_name: String,
     /// The engines. At least one, none twice.
     pub engines: Vec<Engine>,
+    /// The GPU of each engine, as many as engines; without them each engine has one of its own.
+    pub gpus: Option<Vec<String>>,
     /// File with the key that engines are shown.
     pub key_file: Option<PathBuf>,
     /// Requests that each engine works on at once.
@@ -55,6 +60,21 @@ pub struct Alias {
     pub models: Vec<String>,
 }
 
+/// A client's key, known by its hash only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// The user it belongs to. A user with several keys has the limits of each for requests with it.
+    pub name: String,
+    /// The SHA-256 of the key's text.
+    pub sha256: [u8; 32],
+    /// Requests that are served or wait at once; `None` for any number.
+    pub max_in_flight: Option<u32>,
+    /// Tokens of prompts and answers in a minute; `None` for any number.
+    pub tokens_per_minute: Option<u32>,
+    /// From when on the key admits nobody any more.
+    pub expires: Option<Moment>,
+}
+
 /// How many models there may be: a decision is over a set of them.
 const MOST_MODELS: usize = 64;
 
@@ -63,6 +83,7 @@ impl Default for Gateway {
         Self {
             models: Vec::new(),
             aliases: Vec::new(),
+            keys: Vec::new(),
             max_body_bytes: 4 << 20,
             bodies_bytes: 256 << 20,
             answer_timeout: Duration::from_secs(120),
@@ -82,6 +103,8 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
         let cause = "an alias has the name of a model or of another alias";
         section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
     }
+    let keys = section.sections("key", |section| key(section, None));
+    section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
     if models.len() > MOST_MODELS {
         let (cause, remedy) = ("there are more than 64 models", "leave some out");
         section.refuse("model", Problem::Contradiction { cause, remedy });
@@ -90,7 +113,7 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
         let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
         section.refuse("model", Problem::Contradiction { cause, remedy });
     }
-    Some(own(section, Gateway { models, aliases, ..Gateway::default() }))
+    Some(own(section, Gateway { models, aliases, keys, ..Gateway::default() }))
 }
 
 /// Walks through the keys of the gateway itself, and leaves the sections below as they are.
@@ -117,12 +140,17 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Mod
     let engine_name = section.optional("engine_name", engine_name).or_else(|| name.clone());
     let engines = section.require_list("engines", of.map(|of| of.engines.clone()));
     section.refuse_shared("engines", engines.as_deref().unwrap_or_default(), Engine::clone, "an engine is named twice");
+    let gpus = section.one_or_list("gpus", of.and_then(|of| of.gpus.clone()));
+    if gpus.as_ref().zip(engines.as_ref()).is_some_and(|(gpus, engines)| gpus.len() != engines.len()) {
+        let (cause, remedy) = ("there are not as many GPUs as engines", "name one for each engine, in their order");
+        section.refuse("gpus", Problem::Contradiction { cause, remedy });
+    }
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
     let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
     let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
     let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
     let (name, engine_name, engines) = (name?, engine_name?, engines?);
-    Some(Model { name, engine_name, engines, key_file, max_in_flight, max_waiting, quality_percent })
+    Some(Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, quality_percent })
 }
 
 /// Walks through the section of an alias for some of `models`.
@@ -137,4 +165,15 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     }
     section.refuse_shared("models", named, String::clone, "a model is named twice");
     Some(Alias { name: name?, models: members? })
+}
+
+/// Walks through the section of a client's key.
+pub(crate) fn key(section: &mut Section<'_>, of: Option<&Key>) -> Option<Key> {
+    let name = section.require("name", of.map(|of| of.name.clone()));
+    let sha256 = section.require("sha256", of.map(|of| of.sha256));
+    let max_in_flight = section.optional_number("max_in_flight", 1..=65_536, of.and_then(|of| of.max_in_flight));
+    let tokens = of.and_then(|of| of.tokens_per_minute);
+    let tokens_per_minute = section.optional_number("tokens_per_minute", 1..=1_000_000_000, tokens);
+    let expires = section.optional("expires", of.and_then(|of| of.expires));
+    Some(Key { name: name?, sha256: sha256?, max_in_flight, tokens_per_minute, expires })
 }

@@ -21,6 +21,9 @@ impl Config {
             for alias in &of.aliases {
                 text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), &of.models));
             }
+            for key in &of.keys {
+                text.section("[[gateway.key]]", |section| gateway::key(section, Some(key)));
+            }
         }
         text.section("[transport]", |section| transport(section, &self.transport));
         text.section("[kernel]", |section| kernel::walk(section, &self.kernel));

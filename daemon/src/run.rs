@@ -45,6 +45,7 @@ use crate::{
 };
 
 mod announce;
+mod lessons;
 mod relay_role;
 mod reload;
 mod start;
@@ -269,6 +270,7 @@ impl Daemon {
         _ = timeout(CLOSING, self.all_ended()).await;
         if let Some(role) = &self.relay {
             role.ledger.save(SystemTime::now());
+            role.lessons.save();
         }
         // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;

@@ -106,8 +106,8 @@ impl entrance::Way for ToGateway {
     }
 
     fn answered(&self, (link, _): &Self::Place, status: Option<u16>) {
-        // Without credentials that the gateway takes, it takes us for a stranger.
-        if status.is_some_and(|status| status != 401 && status != 407) {
+        // Without credentials that the gateway takes, it takes us for a stranger. 401 is about the client's own key.
+        if status.is_some_and(|status| status != 407) {
             link.relay.let_in();
         }
     }

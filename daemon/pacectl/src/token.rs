@@ -8,7 +8,7 @@ use config::{hash::hex, moment::Moment};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Makes a token; prints it once, with the lines to add to the relay's configuration
+    /// Makes a token; prints it once, with the lines to add to the relay's or the gateway's configuration
     New {
         /// The user's name
         #[arg(default_value = "user")]
@@ -16,6 +16,9 @@ pub(crate) enum Command {
         /// When the token expires: a date (midnight UTC) or a time of RFC 3339
         #[arg(long, value_name = "DATE", value_parser = moment)]
         expires: Option<Moment>,
+        /// Makes a key for clients of a gateway, which they use as their API key
+        #[arg(long)]
+        gateway: bool,
     },
 }
 
@@ -24,7 +27,7 @@ fn moment(text: &str) -> Result<Moment, &'static str> {
 }
 
 pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
-    let Command::New { name, expires } = command;
+    let Command::New { name, expires, gateway } = command;
     let (token, sha256) =
         token::generate_token().map_err(|_| anyhow!("the system's source of random numbers failed"))?;
     let sha256 = hex(&sha256);
@@ -33,10 +36,18 @@ pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
         say!("{}", serde_json::json!({ "name": name, "token": token, "sha256": sha256, "expires": expires }));
         return Ok(());
     }
-    say!("The token, which is shown only now; keep it where the client finds it (--token-file, token_file):\n");
+    let (what, whose, section) = match gateway {
+        false => (
+            "token, which is shown only now; keep it where the client finds it (--token-file, token_file)",
+            "relay",
+            "relay.token",
+        ),
+        true => ("key, which is shown only now; the client uses it as its API key", "gateway", "gateway.key"),
+    };
+    say!("The {what}:\n");
     say!("{token}\n");
-    say!("For the relay's configuration, which needs no secret:\n");
-    say!("[[relay.token]]\nname = {}\nsha256 = \"{sha256}\"", serde_json::Value::from(name.as_str()));
+    say!("For the {whose}'s configuration, which needs no secret:\n");
+    say!("[[{section}]]\nname = {}\nsha256 = \"{sha256}\"", serde_json::Value::from(name.as_str()));
     if let Some(expires) = expires {
         say!("expires = \"{expires}\"");
     }

@@ -4,14 +4,12 @@
 //! when paced is killed or the machine stops, to the user's benefit.
 
 use std::{
-    fs, io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use parking_lot::Mutex;
-use role::seldom::Seldom;
+use role::kept::Kept;
 use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
@@ -24,11 +22,9 @@ const FILE: &str = "quotas.json";
 
 /// The accounts and their file.
 pub struct QuotaLedger {
-    file: PathBuf,
     accounts: Arc<Accounts>,
     gauges: QuotaGauges,
-    saved: Mutex<Option<Used>>,
-    not_saved: Seldom,
+    kept: Kept<Used>,
 }
 
 impl QuotaLedger {
@@ -36,17 +32,13 @@ impl QuotaLedger {
     /// begins the month anew.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
-        let file = state_dir.join(FILE);
-        let saved = read(&file).unwrap_or_else(|error| {
-            tracing::error!(file = %file.display(), %error, "the quota usage of this month is lost");
-            None
-        });
+        let (kept, used) = Kept::open(state_dir.join(FILE), "the quota usage of this month");
         let now = SystemTime::now();
-        if let Some(used) = &saved {
+        if let Some(used) = &used {
             accounts.restore(used, now);
         }
         accounts.show(&gauges, now);
-        Arc::new(Self { file, accounts, gauges, saved: Mutex::new(saved), not_saved: Seldom::default() })
+        Arc::new(Self { accounts, gauges, kept })
     }
 
     /// Saves and shows what has been used, until dropped.
@@ -64,35 +56,15 @@ impl QuotaLedger {
     pub fn save(&self, now: SystemTime) {
         self.accounts.show(&self.gauges, now);
         let used = self.accounts.used(now);
-        let mut saved = self.saved.lock();
-        let nothing = saved.is_none() && used.bytes.is_empty();
-        if nothing || saved.as_ref() == Some(&used) {
-            return;
-        }
-        match write(&self.file, &used) {
-            Ok(()) => *saved = Some(used),
-            Err(error) => self.not_saved.note(|unsaid| {
-                tracing::error!(file = %self.file.display(), %error, unsaid, "the quota usage was not saved");
-            }),
+        if !(self.kept.is_empty() && used.bytes.is_empty()) {
+            self.kept.save(used);
         }
     }
-}
-
-fn read(file: &Path) -> io::Result<Option<Used>> {
-    match fs::read(file) {
-        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-fn write(file: &Path, used: &Used) -> io::Result<()> {
-    state::replace(file, &serde_json::to_vec(used)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, fs, path::PathBuf};
 
     use config::quota::Quota;
 
@@ -153,6 +125,7 @@ mod tests {
         let (accounts, ledger) = open(&folder);
         use_up(&accounts, 1);
         ledger.save(SystemTime::now());
-        assert_eq!(read(&folder.0.join(FILE)).unwrap(), Some(accounts.used(SystemTime::now())));
+        let saved: Used = serde_json::from_slice(&fs::read(folder.0.join(FILE)).unwrap()).unwrap();
+        assert_eq!(saved, accounts.used(SystemTime::now()));
     }
 }

@@ -6,6 +6,7 @@ pub mod account;
 pub mod bind_error;
 pub mod gate;
 pub mod journal;
+pub mod kept;
 pub mod labelled;
 pub mod limits;
 pub mod ready;

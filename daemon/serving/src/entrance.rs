@@ -27,7 +27,7 @@ use masque::h3::{self, Code, Field, Part, RequestHead, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::openai::{RETRY_AFTER_S, Refusal};
+use crate::openai::Refusal;
 
 /// How long the whole answer may take, in milliseconds.
 const BUDGET: &[u8] = b"x-paced-budget-ms";
@@ -88,8 +88,8 @@ async fn answer<W: Way>(request: hyper::Request<Incoming>, way: &W, limits: Limi
             *response.status_mut() = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_GATEWAY);
             let fields = response.headers_mut();
             fields.insert(hyper::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            if refusal.is_temporary() {
-                fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+            if let Some(seconds) = refusal.retry_after_s() {
+                fields.insert(hyper::header::RETRY_AFTER, HeaderValue::from(seconds));
             }
             response
         }

@@ -11,28 +11,23 @@
 
 use std::{
     future::poll_fn,
-    net::SocketAddr,
     path::Path,
     sync::Arc,
     task::Poll,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use config::policy::{Late, RequestSubject};
+use config::policy::Late;
 use http_body_util::Full;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use masque::{
-    h3::{self, Code, Field, RequestHead, ResponseHead},
-    priority::Priority,
-};
-use pacing::path::PathStats;
+use masque::h3::{self, Code, Field, RequestHead, ResponseHead};
 use quic::{
-    class::{Classes, Since, Terms},
+    class::{Classes, Terms},
     clock::Clock,
     h3::{Error, Request},
 };
@@ -40,20 +35,23 @@ use serde_json::json;
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
+    learned::{Learned, LearnedEngine},
     metrics::GatewayMetrics,
-    openai::{Ask, Operation, RETRY_AFTER_S, Refusal},
+    openai::{Ask, Operation, Refusal},
     places::{Engines, Fault, NoPlace, Place, Turn},
     routes::{Routes, Wanted},
+    tenants::Tenants,
 };
 
 mod answer;
 mod body;
+mod caller;
+
+pub use self::caller::Asker;
+use self::caller::Caller;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
-
-/// The field in which a client asks for a class, of which rules decide.
-const ASKED_CLASS: &str = "x-paced-class";
 
 /// How long a client may take to take an answer that refuses its request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,6 +61,7 @@ pub struct Gateway {
     settings: config::gateway::Gateway,
     models: Vec<Model>,
     routes: Routes,
+    tenants: Tenants,
     client: Client<HttpConnector, Full<Bytes>>,
     /// What bodies may still take, in KiB.
     bodies: Arc<Semaphore>,
@@ -79,40 +78,6 @@ struct Model {
     /// What engines are shown in `authorization`.
     key: Option<hyper::header::HeaderValue>,
     engines: Arc<Engines>,
-}
-
-/// Who asks, and where.
-#[derive(Clone)]
-pub struct Asker {
-    /// The authenticated user, if there is one.
-    pub user: Option<Arc<str>>,
-    /// The address of the listener, as configured.
-    pub listener: SocketAddr,
-    /// What is known of the way back.
-    pub path: PathStats,
-}
-
-/// What the class of a request follows from, besides its body.
-struct Caller<'a> {
-    classes: &'a Classes,
-    asker: &'a Asker,
-    signal: Option<Priority>,
-    asked_class: Option<&'a str>,
-}
-
-impl Caller<'_> {
-    /// The terms on which the request is served, as far as they are known before its body was read.
-    fn terms(&self, ask: Option<&Ask>) -> Terms {
-        let subject = RequestSubject {
-            user: self.asker.user.as_deref(),
-            listener: self.asker.listener,
-            model: ask.map(|ask| &ask.model[..]),
-            service_tier: ask.and_then(|ask| ask.service_tier.as_deref()),
-            asked_class: self.asked_class,
-        };
-        let class = self.classes.classify_request(&subject);
-        Terms { since: Since::Burst, ..class.terms(self.signal.as_ref()) }
-    }
 }
 
 /// Why a request ended without a whole answer.
@@ -138,11 +103,16 @@ impl From<Error> for Failure {
 }
 
 impl Gateway {
-    /// Makes a gateway ready, whose engines have nothing to do.
+    /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before.
     ///
     /// # Errors
     /// A file with a key cannot be read, or holds what no field can carry.
-    pub fn new(settings: &config::gateway::Gateway, classes: &Classes, metrics: GatewayMetrics) -> Result<Arc<Self>> {
+    pub fn new(
+        settings: &config::gateway::Gateway,
+        classes: &Classes,
+        metrics: GatewayMetrics,
+        learned: &Learned,
+    ) -> Result<Arc<Self>> {
         let clock = Clock::system();
         let discipline = classes.policy().schedule.discipline;
         let model = |model: &config::gateway::Model| -> Result<Model> {
@@ -164,8 +134,16 @@ impl Gateway {
         let rewards: Vec<_> = settings.models.iter().map(|model| (&model.name[..], worth(model))).collect();
         let engines = models.iter().map(|model| model.engines.clone()).collect();
         let margin = f64::from(settings.margin_percent) / 100.0;
+        let routes = Routes::new(&rewards, engines, &groups(settings), margin, clock.now_ns);
+        routes.recall(learned.averages, |model, engine| {
+            let (model, engine) =
+                (settings.models.get(model)?, settings.models.get(model)?.engines.get(engine)?.to_string());
+            let is_it = |known: &&LearnedEngine| known.model == model.name && known.engine == engine;
+            sched::route::Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
+        });
         Ok(Arc::new(Self {
-            routes: Routes::new(&rewards, engines, margin, clock.now_ns),
+            routes,
+            tenants: Tenants::new(&settings.keys, clock.now_ns),
             models,
             client,
             bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
@@ -198,19 +176,22 @@ impl Gateway {
     /// that the policy gives it, moved as the request's signals ask.
     pub async fn serve(&self, mut request: Request, head: &RequestHead, classes: &Classes, asker: &Asker) {
         let in_flight = self.metrics.begin();
-        let signal = request.signal.or_else(|| Priority::from_fields(&head.fields));
-        let caller =
-            Caller { classes, asker, signal, asked_class: head.field(ASKED_CLASS).and_then(|value| text(value)) };
-        request.set_terms(&caller.terms(None));
         let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
+        let admitted = operation.clone().and_then(|operation| match operation {
+            Operation::Health => Ok((operation, None)),
+            _ => Ok((operation, self.tenants.of(head, SystemTime::now())?)),
+        });
+        let tenant = admitted.as_ref().ok().and_then(|(_, tenant)| tenant.clone());
+        let caller = Caller::new(classes, asker, head, request.signal, tenant);
+        request.set_terms(&caller.terms(None));
         let mut model = Arc::from("");
-        let ended = match operation.clone() {
-            Ok(Operation::Health) => respond(&mut request, 200, "text/plain", b"ok\n", Vec::new()).await,
-            Ok(Operation::Models) => {
+        let ended = match admitted {
+            Ok((Operation::Health, _)) => respond(&mut request, 200, "text/plain", b"ok\n", Vec::new()).await,
+            Ok((Operation::Models, _)) => {
                 let list = self.list();
                 respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
             }
-            Ok(operation) => self.answer(&mut request, operation, head, &caller, &mut model).await,
+            Ok((operation, _)) => self.answer(&mut request, operation, head, &caller, &mut model).await,
             Err(refusal) => Err(refusal.into()),
         };
         let (outcome, ended) = match ended {
@@ -239,6 +220,7 @@ impl Gateway {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(Refusal::ContentType.into());
         }
+        let seat = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant)).transpose()?;
         let body = body::read(&mut request.recv, self.settings.max_body_bytes as usize, &self.bodies).await?;
         let ask = Ask::read(&body.bytes)?;
         let terms = caller.terms(Some(&ask));
@@ -246,16 +228,19 @@ impl Gateway {
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
         let mut models = self.named(&ask.model)?;
+        if let Some(seat) = &seat {
+            seat.reserve(self.routes.expected_tokens(&wanted))?;
+        }
         loop {
-            let path = path(&caller.asker.path);
-            let route = self.routes.route(&models, &wanted, path).ok_or(Refusal::NoEngine)?;
+            let route = self.routes.route(&models, &wanted, caller.asker.path()).ok_or(Refusal::NoEngine)?;
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 return Err(Refusal::Late.into());
             }
             let sent = ask.with_model(&body.bytes, &model.engine_name);
-            let pass = answer::Pass { gateway: self, model, route: &route, operation, began };
+            let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
+            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer };
             match self.try_engines(request, &pass, &sent, &terms).await {
                 // The others that the name stands for may fare better.
                 Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {
@@ -344,6 +329,20 @@ impl Gateway {
         Ok(alias.models.iter().filter_map(|name| place(name)).collect())
     }
 
+    /// Returns what was learned of engines.
+    #[must_use]
+    pub fn learned(&self) -> Learned {
+        let (averages, curves) = self.routes.learned();
+        let engines = self.models.iter().flat_map(|model| model.urls.iter().map(move |url| (model, url)));
+        let known = engines.zip(curves).filter(|(_, curve)| curve.samples() != (0, 0));
+        let known = known.map(|((model, url), curve)| LearnedEngine {
+            model: model.name.to_string(),
+            engine: url.to_string(),
+            curve: curve.to_numbers().to_vec(),
+        });
+        Learned { averages, engines: known.collect() }
+    }
+
     /// Returns what `GET /v1/models` answers.
     fn list(&self) -> String {
         let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
@@ -353,15 +352,20 @@ impl Gateway {
     }
 }
 
-/// The way back to a client, as far as it is known.
-fn path(stats: &PathStats) -> sched::route::Path {
-    let smoothed_rtt_ns = stats.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
-    sched::route::Path { smoothed_rtt_ns, ..sched::route::Path::default() }
-}
-
-/// A field's value as text, if it is that.
-fn text(value: &[u8]) -> Option<&str> {
-    std::str::from_utf8(value).ok().map(str::trim)
+/// The GPU of each engine, model by model, as a number; an engine of which nothing is said has one of its own.
+fn groups(settings: &config::gateway::Gateway) -> Vec<Vec<u32>> {
+    let mut names = Vec::new();
+    let mut group = |name: Option<String>| {
+        let known = names.iter().position(|known| name.is_some() && *known == name);
+        known.unwrap_or_else(|| {
+            names.push(name);
+            names.len() - 1
+        }) as u32
+    };
+    let of = |config::gateway::Model { engines, gpus, .. }: &config::gateway::Model| {
+        (0..engines.len()).map(|place| group(gpus.as_ref().and_then(|gpus| gpus.get(place).cloned()))).collect()
+    };
+    settings.models.iter().map(of).collect()
 }
 
 /// Whether a `content-type` says JSON, whatever its parameters.
@@ -403,12 +407,14 @@ async fn respond(
 /// Answers with an error of the API.
 async fn refuse(request: &mut Request, refusal: &Refusal) -> Ended {
     tracing::debug!(%refusal, "request refused");
-    let retry = refusal.is_temporary().then(|| Field::new("retry-after", RETRY_AFTER_S.to_string()));
-    let allow = match refusal {
+    let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
+    let own = match refusal {
         Refusal::Method(operation) => Some(Field::new("allow", operation.method())),
+        // RFC 9110 §15.5.2.
+        Refusal::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
-    let fields = retry.into_iter().chain(allow).collect();
+    let fields = retry.into_iter().chain(own).collect();
     match respond(request, refusal.status(), "application/json", &refusal.body(), fields).await {
         Ok(()) => Ended::Whole,
         Err(_) => Ended::Cut,

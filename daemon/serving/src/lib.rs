@@ -12,6 +12,8 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
 //! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
+//! | [`tenants`] | whose requests these are: keys of clients, and what each may use |
+//! | [`learned`] | what is known of engines over a restart |
 //! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
 //! | [`openai`] | the paths, keys and errors of the API |
@@ -21,8 +23,10 @@
 
 pub mod entrance;
 pub mod gateway;
+pub mod learned;
 pub mod metrics;
 pub mod openai;
 pub mod places;
 pub mod routes;
 pub mod sse;
+pub mod tenants;

@@ -54,6 +54,8 @@ struct Tokens {
     model: Arc<str>,
     /// "input" or "output", as OpenTelemetry's `gen_ai.token.type`.
     kind: &'static str,
+    user: Arc<str>,
+    class: String,
 }
 
 /// The counters of a gateway.
@@ -143,10 +145,13 @@ impl GatewayMetrics {
         self.first_token.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
     }
 
-    /// Counts what an engine billed.
-    pub fn billed(&self, model: &Arc<str>, usage: Usage) {
+    /// Counts what an engine billed for a request of a user, who has a name in the configuration or in a certificate, and of a
+    /// class.
+    pub fn billed(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: Usage) {
+        let user = user.cloned().unwrap_or_default();
         for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
-            self.tokens.get_or_create(&Tokens { model: model.clone(), kind }).inc_by(tokens);
+            let labels = Tokens { model: model.clone(), kind, user: user.clone(), class: class.to_owned() };
+            self.tokens.get_or_create(&labels).inc_by(tokens);
         }
     }
 

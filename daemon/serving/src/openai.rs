@@ -174,6 +174,15 @@ pub enum Refusal {
     /// More requests wait than may.
     #[error("too many requests are waiting; try again later")]
     Crowded,
+    /// As many requests with the key as may be are in flight.
+    #[error("as many requests with this key as it may have are in flight; try again when one has ended")]
+    TooManyRequests,
+    /// The key has used its tokens.
+    #[error("this key has used the tokens that it has for a minute; try again in {retry_after_s} s")]
+    TooManyTokens {
+        /// When there will be enough, in seconds.
+        retry_after_s: u32,
+    },
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
@@ -194,8 +203,8 @@ pub enum Refusal {
     EngineTimeout,
 }
 
-/// After how many seconds a client may try again that was told so.
-pub const RETRY_AFTER_S: u32 = 1;
+/// After how many seconds a client may try again where nothing says when that helps.
+const RETRY_AFTER_S: u32 = 1;
 
 impl Refusal {
     /// The status to answer with (RFC 9110 §15).
@@ -209,17 +218,26 @@ impl Refusal {
             Self::BodyTimeout => 408,
             Self::Json(_) | Self::NoModel => 400,
             Self::Key => 401,
-            Self::Crowded => 429,
+            Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } => 429,
             Self::NoEngine | Self::OutOfReach | Self::NoGateway(_) | Self::Late => 503,
             Self::Engine(_) => 502,
             Self::EngineTimeout => 504,
         }
     }
 
-    /// Whether the same request may fare better later.
+    /// After how many seconds the same request may fare better, if ever.
     #[must_use]
-    pub const fn is_temporary(&self) -> bool {
-        matches!(self, Self::Crowded | Self::NoEngine | Self::OutOfReach | Self::NoGateway(_) | Self::Late)
+    pub const fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::TooManyTokens { retry_after_s } => Some(*retry_after_s),
+            Self::Crowded
+            | Self::TooManyRequests
+            | Self::NoEngine
+            | Self::OutOfReach
+            | Self::NoGateway(_)
+            | Self::Late => Some(RETRY_AFTER_S),
+            _ => None,
+        }
     }
 
     /// A word for metrics, and `code` in the error's body.
@@ -236,6 +254,7 @@ impl Refusal {
             Self::Key => "invalid_api_key",
             Self::UnknownModel(_) => "model_not_found",
             Self::Crowded => "overloaded",
+            Self::TooManyRequests | Self::TooManyTokens { .. } => "rate_limit_exceeded",
             Self::NoEngine => "no_engine",
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
@@ -320,7 +339,7 @@ mod tests {
             (br#"{"model":null}"#, "model_missing"),
             (br#"{"model":3}"#, "model_missing"),
             (br#"{"model":"a","model":"b"}"#, "invalid_body"),
-            (br#"{"model":"a","stream":"yes"}"#, "invalid_body"),
+            (br#"{"model":"a","service_tier":1}"#, "invalid_body"),
             (br#"{"model":"a","max_tokens":-1}"#, "invalid_body"),
         ] {
             let refusal = Ask::read(body).unwrap_err();

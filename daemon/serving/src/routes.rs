@@ -26,6 +26,10 @@ const NEWEST: f64 = 0.05;
 /// What a token takes on the path: an event of a chat with its frame, about.
 const BYTES_PER_TOKEN: u32 = 220;
 
+/// How much a whole other engine on the same GPU slows an engine: they take turns on it. Seen from outside, it cannot be told
+/// from the engine's own costs, so it is not learned.
+const SHARING: f64 = 1.0;
+
 const NS_PER_MS: u64 = 1_000_000;
 
 /// The models of a gateway, and what is known of their engines.
@@ -46,6 +50,8 @@ struct Known {
     first: Vec<usize>,
     answer_tokens: f64,
     bytes_per_token: f64,
+    /// Whether anything was billed.
+    is_billed: bool,
 }
 
 /// What a request is allowed, by what its client says.
@@ -121,6 +127,12 @@ impl Wanted {
 }
 
 impl Route {
+    /// How many tokens the prompt is taken to have.
+    #[must_use]
+    pub const fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
     /// Whether it is predicted to miss its limits.
     #[must_use]
     pub fn is_late(&self) -> bool {
@@ -129,27 +141,67 @@ impl Route {
 }
 
 impl Routes {
-    /// Returns the routes to models of which nothing is known but what they are worth, from 0 to 1, and their engines.
+    /// Returns the routes to models of which nothing is known but what they are worth, from 0 to 1, and their engines, each
+    /// with the number of its GPU.
     #[must_use]
-    pub fn new(models: &[(&str, f32)], engines: Vec<Arc<Engines>>, margin: f64, now_ns: fn() -> u64) -> Self {
+    pub fn new(
+        models: &[(&str, f32)],
+        engines: Vec<Arc<Engines>>,
+        groups: &[Vec<u32>],
+        margin: f64,
+        now_ns: fn() -> u64,
+    ) -> Self {
         let model = |(name, reward): &(&str, f32)| Model { id: hash(name), rewards: vec![*reward] };
         let router = Router::new(models.iter().map(model).collect(), Policy::Rule { margin }).with_margin(margin);
         let (mut replicas, mut first) = (Vec::new(), Vec::new());
-        for (model, engines) in engines.iter().enumerate() {
+        for (model, (engines, groups)) in engines.iter().zip(groups).enumerate() {
             first.push(replicas.len());
-            let group = replicas.len() as u32;
-            replicas.extend((0..engines.replicas() as u32).map(|place| Replica {
+            replicas.extend(groups.iter().map(|group| Replica {
                 model,
-                // Of each its own: nothing is known of engines that share a GPU.
-                group: group + place,
+                group: *group,
                 usable: true,
                 most_running: engines.most_in_flight(),
                 load: Load::default(),
-                curve: Curve::new(Cost::default()),
+                curve: Curve::new(Cost { sharing: SHARING, ..Cost::default() }),
             }));
         }
         let (answer_tokens, bytes_per_token) = (FIRST_TOKENS, FIRST_BYTES_PER_TOKEN);
-        Self { state: Mutex::new(Known { router, replicas, first, answer_tokens, bytes_per_token }), engines, now_ns }
+        Self {
+            state: Mutex::new(Known { router, replicas, first, answer_tokens, bytes_per_token, is_billed: false }),
+            engines,
+            now_ns,
+        }
+    }
+
+    /// Takes over what was known before: averages, and the curves of engines by their model's place and their own.
+    pub fn recall(&self, averages: Option<(f64, f64)>, curve: impl Fn(usize, usize) -> Option<Curve>) {
+        let mut known = self.state.lock();
+        if let Some((answer_tokens, bytes_per_token)) =
+            averages.filter(|(tokens, bytes)| *tokens >= 1.0 && *bytes >= 0.5)
+        {
+            let (answer_tokens, bytes_per_token) = (answer_tokens.min(1e6), bytes_per_token.min(1e3));
+            (known.answer_tokens, known.bytes_per_token, known.is_billed) = (answer_tokens, bytes_per_token, true);
+        }
+        let Known { replicas, first, .. } = &mut *known;
+        for (at, replica) in replicas.iter_mut().enumerate() {
+            let place = at - first.get(replica.model).copied().unwrap_or_default();
+            replica.curve = curve(replica.model, place).unwrap_or(replica.curve);
+        }
+    }
+
+    /// Returns the averages, if anything was billed, and the curves of all engines, model by model.
+    #[must_use]
+    pub fn learned(&self) -> (Option<(f64, f64)>, Vec<Curve>) {
+        let known = self.state.lock();
+        let averages = known.is_billed.then_some((known.answer_tokens, known.bytes_per_token));
+        (averages, known.replicas.iter().map(|replica| replica.curve).collect())
+    }
+
+    /// How many tokens a request is expected to use, prompt and answer.
+    #[must_use]
+    pub fn expected_tokens(&self, wanted: &Wanted) -> u64 {
+        let (prompt, answer) = self.state.lock().expect(wanted);
+        u64::from(prompt) + u64::from(answer)
     }
 
     /// Decides which of `models` answers a request to a client over `path`; `None` if none of them has an engine that has not
@@ -163,8 +215,7 @@ impl Routes {
             ([_], _) | (_, true) => allowed(models),
             _ => allowed(&[self.with_room(&known.router, models)?]),
         };
-        let prompt_tokens = (wanted.body_bytes as f64 / known.bytes_per_token) as u32;
-        let expected_tokens = (known.answer_tokens as u32).min(wanted.max_tokens.unwrap_or(u32::MAX)).max(1);
+        let (prompt_tokens, expected_tokens) = known.expect(wanted);
         let request = Request {
             class: 0,
             prompt_tokens,
@@ -261,6 +312,12 @@ impl Known {
         share_groups(&mut self.replicas);
     }
 
+    /// How many tokens a request's prompt is taken to have, and its answer.
+    fn expect(&self, wanted: &Wanted) -> (u32, u32) {
+        let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
+        (prompt, (self.answer_tokens as u32).min(wanted.max_tokens.unwrap_or(u32::MAX)).max(1))
+    }
+
     fn replica(&mut self, model: usize, replica: usize) -> Option<&mut Replica> {
         let first = *self.first.get(model)?;
         self.replicas.get_mut(first + replica).filter(|replica| replica.model == model)
@@ -288,6 +345,7 @@ impl Lesson<'_> {
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);
+            known.is_billed = true;
             known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
             if usage.prompt_tokens > 0 {
                 let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
@@ -344,7 +402,7 @@ mod tests {
     /// A large and a small model, of one engine each.
     fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
         let engines: Vec<_> = (0..2).map(|_| Engines::new(1, most_in_flight, 8, Discipline::Fcfs, now_ns)).collect();
-        (Routes::new(&[("large", 1.0), ("small", 0.7)], engines.clone(), 1.1, now_ns), engines)
+        (Routes::new(&[("large", 1.0), ("small", 0.7)], engines.clone(), &[vec![0], vec![1]], 1.1, now_ns), engines)
     }
 
     fn wanted(budget_ms: Option<u64>) -> Wanted {

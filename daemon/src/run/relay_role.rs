@@ -29,7 +29,7 @@ use relay::{
 use serving::gateway::Gateway;
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{CLOSING, classes};
+use super::{CLOSING, classes, lessons::Lessons};
 use crate::{
     configuration::identity,
     enforcement::Tables,
@@ -48,6 +48,8 @@ pub(super) struct RelayRole {
     pub(super) open: Arc<AtomicBool>,
     /// What users have used of their quotas.
     pub(super) ledger: Arc<QuotaLedger>,
+    /// What its gateway has learned of engines.
+    pub(super) lessons: Arc<Lessons>,
     /// How long tunnels may go on after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
@@ -85,9 +87,11 @@ impl RelayRole {
             proven: Box::new(move |client| kernel.know(client)),
         };
         let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), Role::Relay, parts), resources);
-        relay.replace_gateway(prepare_gateway(config, &relay, parts)?);
+        let lessons = Lessons::open(&config.state_dir, relay.clone());
+        relay.replace_gateway(prepare_gateway(config, &relay, &lessons, parts)?);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
+        runtime.spawn(lessons.clone().keep());
         let listener = |listener: &Listener| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
@@ -97,6 +101,7 @@ impl RelayRole {
             classes: settings.listeners.iter().map(|_| Arc::default()).collect(),
             open: Arc::new(AtomicBool::new(true)),
             ledger,
+            lessons,
             drain: settings.drain,
             host_addresses,
             secret,
@@ -193,8 +198,13 @@ impl RelayRole {
 ///
 /// # Errors
 /// A file with a key cannot be used.
-pub(super) fn prepare_gateway(config: &Config, relay: &Relay, parts: &Parts) -> Result<Option<Arc<Gateway>>> {
+pub(super) fn prepare_gateway(
+    config: &Config,
+    relay: &Relay,
+    lessons: &Lessons,
+    parts: &Parts,
+) -> Result<Option<Arc<Gateway>>> {
     let Some(settings) = &config.gateway else { return Ok(None) };
-    let gateway = Gateway::new(settings, &relay.classes(), parts.gateway.clone())?;
+    let gateway = Gateway::new(settings, &relay.classes(), parts.gateway.clone(), &lessons.learned())?;
     Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
 }

@@ -86,7 +86,7 @@ impl Daemon {
             certificates: certificates::shown(config)?,
             identities: listeners.map(prepare).collect::<Result<_>>()?,
             gateway: match &self.relay {
-                Some(role) => prepare_gateway(config, &role.relay, &self.parts)?,
+                Some(role) => prepare_gateway(config, &role.relay, &role.lessons, &self.parts)?,
                 None => None,
             },
             entrances: self.edge.prepare(config)?,

@@ -7,6 +7,8 @@ use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+mod tenants;
+
 use api::token::generate_token;
 use config::hash::hex;
 use lab::engine::{Engine, Speed};
@@ -23,6 +25,9 @@ struct Desk {
     large: Vec<Engine>,
     small: Engine,
     edge: Process,
+    /// What the relay's configuration says of tokens, and besides.
+    relay: String,
+    sections: String,
 }
 
 impl Desk {
@@ -69,7 +74,7 @@ impl Desk {
         let site = Site::on(chain, Terms { relay: &relay, sections: &sections, ..Terms::default() }).unwrap();
         site.write("edge.token", &token).unwrap();
         let edge = start_edge(&site);
-        Self { site, large, small, edge }
+        Self { site, large, small, edge, relay, sections }
     }
 
     /// Has curl ask, and returns the status, the head and the body of the answer.
@@ -92,9 +97,20 @@ impl Desk {
 
     /// Asks for a chat without waiting for the answer.
     fn begin_chat(&self, body: &str) -> Child {
+        self.begin(&["--json", body])
+    }
+
+    /// The same, with other options.
+    fn begin(&self, options: &[&str]) -> Child {
         let mut curl = self.site.chain.client.command("curl").unwrap();
-        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions"), "--json", body]).stdout(Stdio::piped());
+        curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions")]).args(options).stdout(Stdio::piped());
         curl.spawn().unwrap()
+    }
+
+    /// Stops the relay, and starts another with the same configuration.
+    fn restart(&mut self) {
+        let terms = Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() };
+        self.site.restart(terms).unwrap();
     }
 
     fn counts(&self) -> lab::site::Counts {
@@ -169,8 +185,8 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
     assert_eq!((status, names), (200, vec![&json!("large"), &json!("opt-125m"), &json!("auto")]));
     assert_eq!(desk.ask("/health", &[]).0, 200);
     let counts = desk.counts();
-    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output"}"#), 10);
-    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input"}"#), 6);
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="edge",class="default"}"#), 10);
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="input",user="edge",class="default"}"#), 6);
     assert_eq!(counts.of("gateway_in_flight"), 0);
 }
 

@@ -1,6 +1,6 @@
 //! One engine's answer on its way to the client.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
@@ -10,7 +10,7 @@ use hyper::{
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
 };
 use masque::h3::{self, Field, ResponseHead};
-use quic::h3::Request;
+use quic::{class::Class, h3::Request};
 use serde::Deserialize;
 use tokio::time::timeout;
 
@@ -20,6 +20,7 @@ use crate::{
     places::{Fault, Place},
     routes::{Lesson, Route},
     sse::{Events, Usage},
+    tenants::Seat,
 };
 
 /// An answer that is no stream of events is held back up to this size until it is whole, so that a failure of its engine is
@@ -38,6 +39,23 @@ pub(super) struct Pass<'a> {
     pub(super) operation: Operation,
     /// When the request was whole.
     pub(super) began: Instant,
+    pub(super) payer: Payer<'a>,
+}
+
+/// Who pays for the tokens.
+pub(super) struct Payer<'a> {
+    pub(super) user: Option<&'a Arc<str>>,
+    pub(super) class: &'a Class,
+    pub(super) seat: Option<&'a Seat>,
+}
+
+impl Payer<'_> {
+    /// Notes tokens that the engine has used, before it says how many there were in all.
+    fn pass(&self, tokens: u64) {
+        if let Some(seat) = self.seat {
+            seat.pass(tokens);
+        }
+    }
 }
 
 /// An engine that answers, and what is learned from that.
@@ -58,6 +76,9 @@ impl Pass<'_> {
     pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<(), Failure> {
         let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
         let answer = self.ask(request, body, place).await?;
+        if answer.status().is_success() {
+            self.payer.pass(u64::from(self.route.prompt_tokens()));
+        }
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
         let usage = match is_events {
@@ -66,7 +87,11 @@ impl Pass<'_> {
         };
         by.lesson.learn(usage, body.len());
         if let Some(usage) = usage {
-            self.gateway.metrics.billed(&self.model.name, usage);
+            let Payer { user, class, seat } = self.payer;
+            self.gateway.metrics.billed((&self.model.name, user, &class.policy().name), usage);
+            if let Some(seat) = seat {
+                seat.bill(usage);
+            }
         }
         Ok(())
     }
@@ -138,6 +163,7 @@ impl Pass<'_> {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
             }
             (before..events.with_content()).for_each(|_| lesson.token());
+            self.payer.pass(events.with_content() - before);
             self.send(request, &whole).await?;
         };
         match broken {

@@ -1,0 +1,75 @@
+//! Who asks, and on which terms a request is served.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use config::policy::RequestSubject;
+use masque::{h3::RequestHead, priority::Priority};
+use pacing::path::PathStats;
+use quic::class::{Classes, Since, Terms};
+
+use crate::{openai::Ask, tenants::Tenant};
+
+/// The field in which a client asks for a class; rules decide what it gets.
+const ASKED_CLASS: &str = "x-paced-class";
+
+/// Who asks, and where.
+#[derive(Clone)]
+pub struct Asker {
+    /// The authenticated user, if there is one.
+    pub user: Option<Arc<str>>,
+    /// The address of the listener, as configured.
+    pub listener: SocketAddr,
+    /// What is known of the way back.
+    pub path: PathStats,
+}
+
+impl Asker {
+    /// The way back to the client, as far as it is known.
+    pub(super) fn path(&self) -> sched::route::Path {
+        let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
+        sched::route::Path { smoothed_rtt_ns, ..sched::route::Path::default() }
+    }
+}
+
+/// What the class of a request follows from, besides its body.
+pub(super) struct Caller<'a> {
+    classes: &'a Classes,
+    pub(super) asker: &'a Asker,
+    signal: Option<Priority>,
+    asked_class: Option<&'a str>,
+    /// Whose key it shows.
+    pub(super) tenant: Option<Arc<Tenant>>,
+}
+
+impl<'a> Caller<'a> {
+    /// Returns who asks by a request with this head, and with this signal unless the head has one.
+    pub(super) fn new(
+        classes: &'a Classes,
+        asker: &'a Asker,
+        head: &'a RequestHead,
+        signal: Option<Priority>,
+        tenant: Option<Arc<Tenant>>,
+    ) -> Self {
+        let signal = signal.or_else(|| Priority::from_fields(&head.fields));
+        let asked_class = head.field(ASKED_CLASS).and_then(|value| std::str::from_utf8(value).ok()).map(str::trim);
+        Self { classes, asker, signal, asked_class, tenant }
+    }
+
+    /// The user: whose key it is, or else whose token the connection showed.
+    pub(super) fn user(&self) -> Option<&Arc<str>> {
+        self.tenant.as_ref().map(|tenant| &tenant.name).or(self.asker.user.as_ref())
+    }
+
+    /// The terms on which the request is served, as far as they are known before its body was read.
+    pub(super) fn terms(&self, ask: Option<&Ask>) -> Terms {
+        let subject = RequestSubject {
+            user: self.user().map(|user| &**user),
+            listener: self.asker.listener,
+            model: ask.map(|ask| &ask.model[..]),
+            service_tier: ask.and_then(|ask| ask.service_tier.as_deref()),
+            asked_class: self.asked_class,
+        };
+        let class = self.classes.classify_request(&subject);
+        Terms { since: Since::Burst, ..class.terms(self.signal.as_ref()) }
+    }
+}

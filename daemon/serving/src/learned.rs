@@ -1,0 +1,24 @@
+//! What a gateway has learned of its engines, as it is kept over restarts and changes of the configuration.
+
+use serde::{Deserialize, Serialize};
+
+/// What was learned. A model or an engine that is not configured any more is forgotten.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Learned {
+    /// How many tokens an answer has, on average, and how many bytes of a body make a token of a prompt; `None` before any
+    /// was billed.
+    pub averages: Option<(f64, f64)>,
+    /// The engines of which something is known.
+    pub engines: Vec<LearnedEngine>,
+}
+
+/// What was learned of an engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LearnedEngine {
+    /// The model's name.
+    pub model: String,
+    /// The engine's URL.
+    pub engine: String,
+    /// Its curve ([`sched::route::Curve::to_numbers`]).
+    pub curve: Vec<f64>,
+}

@@ -1,0 +1,273 @@
+//! Whose requests these are: the keys of clients, and what each may use.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+
+use config::gateway::Key;
+use masque::h3::RequestHead;
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+
+use crate::{openai::Refusal, sse::Usage};
+
+/// The keys of a gateway. Without any, clients show none.
+#[derive(Debug)]
+pub struct Tenants {
+    by_hash: Vec<([u8; 32], Arc<Tenant>)>,
+    now_ns: fn() -> u64,
+}
+
+/// The holder of a key.
+#[derive(Debug)]
+pub struct Tenant {
+    /// The name of the key.
+    pub name: Arc<str>,
+    expires: Option<SystemTime>,
+    most_in_flight: u32,
+    in_flight: AtomicU32,
+    tokens: Option<Mutex<Budget>>,
+}
+
+/// Tokens that come back evenly, as many as are allowed in a minute, and may be owed for a while (a token bucket).
+#[derive(Debug)]
+struct Budget {
+    per_minute: u32,
+    /// Below 0 where requests used more than was expected of them.
+    left: f64,
+    at_ns: u64,
+}
+
+/// A request of a tenant, which counts among those in flight until it is dropped.
+#[derive(Debug)]
+pub struct Seat {
+    tenant: Arc<Tenant>,
+    now_ns: fn() -> u64,
+    /// Tokens that were taken from the budget before they were used.
+    reserved: AtomicU64,
+    /// Tokens that were used, as far as that is known.
+    used: AtomicU64,
+}
+
+const MINUTE_NS: f64 = 60e9;
+
+impl Budget {
+    fn refill(&mut self, now_ns: u64) {
+        let back = now_ns.saturating_sub(self.at_ns) as f64 / MINUTE_NS * f64::from(self.per_minute);
+        (self.left, self.at_ns) = ((self.left + back).min(f64::from(self.per_minute)), now_ns);
+    }
+
+    /// Takes tokens that a request is expected to use. One that is expected to use more than a minute brings has to find the
+    /// budget whole.
+    ///
+    /// # Errors
+    /// There are too few; after so many seconds there will be enough.
+    fn take(&mut self, tokens: u64, now_ns: u64) -> Result<(), u32> {
+        self.refill(now_ns);
+        let needed = (tokens as f64).min(f64::from(self.per_minute)) - self.left;
+        if needed > 0.0 {
+            return Err((needed * 60.0 / f64::from(self.per_minute)).ceil() as u32);
+        }
+        self.left -= tokens as f64;
+        Ok(())
+    }
+
+    /// Corrects what was taken once it is known what was used.
+    fn settle(&mut self, reserved: u64, used: u64, now_ns: u64) {
+        self.refill(now_ns);
+        self.left = (self.left + reserved as f64 - used as f64).min(f64::from(self.per_minute));
+    }
+}
+
+impl Tenants {
+    /// Takes over the keys of a configuration, of which nothing is used yet.
+    #[must_use]
+    pub fn new(keys: &[Key], now_ns: fn() -> u64) -> Self {
+        let tenant = |key: &Key| Tenant {
+            name: key.name.as_str().into(),
+            expires: key.expires.map(SystemTime::from),
+            most_in_flight: key.max_in_flight.unwrap_or(u32::MAX),
+            in_flight: AtomicU32::new(0),
+            tokens: key
+                .tokens_per_minute
+                .map(|per_minute| Mutex::new(Budget { per_minute, left: f64::from(per_minute), at_ns: now_ns() })),
+        };
+        Self { by_hash: keys.iter().map(|key| (key.sha256, Arc::new(tenant(key)))).collect(), now_ns }
+    }
+
+    /// Returns whose request this is by the key in `authorization` (RFC 6750 §2.1); `None` if clients show no keys.
+    ///
+    /// # Errors
+    /// There is no key, or one that nobody has, or not any more.
+    pub fn of(&self, head: &RequestHead, now: SystemTime) -> Result<Option<Arc<Tenant>>, Refusal> {
+        if self.by_hash.is_empty() {
+            return Ok(None);
+        }
+        let (scheme, key) =
+            head.field("authorization").and_then(|value| value.split_at_checked(7)).ok_or(Refusal::Key)?;
+        if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+            return Err(Refusal::Key);
+        }
+        // How long a comparison of hashes takes tells nothing of a key.
+        let digest: [u8; 32] = Sha256::digest(key.trim_ascii()).into();
+        let (_, tenant) = self.by_hash.iter().find(|(hash, _)| *hash == digest).ok_or(Refusal::Key)?;
+        match tenant.expires {
+            Some(expires) if expires <= now => Err(Refusal::Key),
+            _ => Ok(Some(tenant.clone())),
+        }
+    }
+
+    /// Begins a request of a tenant.
+    ///
+    /// # Errors
+    /// As many as may be are in flight.
+    pub fn begin(&self, tenant: Arc<Tenant>) -> Result<Seat, Refusal> {
+        let before = tenant.in_flight.fetch_add(1, Relaxed);
+        // Dropped, it gives back what it took.
+        let most = tenant.most_in_flight;
+        let seat = Seat { tenant, now_ns: self.now_ns, reserved: AtomicU64::new(0), used: AtomicU64::new(0) };
+        if before >= most { Err(Refusal::TooManyRequests) } else { Ok(seat) }
+    }
+}
+
+impl Seat {
+    /// Takes as many tokens as the request is expected to use, prompt and answer.
+    ///
+    /// # Errors
+    /// The tenant's minute has too few left.
+    pub fn reserve(&self, tokens: u64) -> Result<(), Refusal> {
+        let Some(budget) = &self.tenant.tokens else { return Ok(()) };
+        let taken = budget.lock().take(tokens, (self.now_ns)());
+        taken.map_err(|retry_after_s| Refusal::TooManyTokens { retry_after_s })?;
+        self.reserved.fetch_add(tokens, Relaxed);
+        Ok(())
+    }
+
+    /// Notes tokens that an engine has used for the request, before it says how many there were in all.
+    pub fn pass(&self, tokens: u64) {
+        self.used.fetch_add(tokens, Relaxed);
+    }
+
+    /// Notes how many tokens an engine says it has used, whatever was noted before.
+    pub fn bill(&self, usage: Usage) {
+        self.used.store(usage.prompt_tokens.saturating_add(usage.completion_tokens), Relaxed);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.tenant.in_flight.fetch_sub(1, Relaxed);
+        if let Some(budget) = &self.tenant.tokens {
+            budget.lock().settle(self.reserved.load(Relaxed), self.used.load(Relaxed), (self.now_ns)());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use config::moment::Moment;
+    use masque::h3::Field;
+
+    use super::*;
+
+    thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
+
+    fn now_ns() -> u64 {
+        NOW_NS.get()
+    }
+
+    fn pass(seconds: u64) {
+        NOW_NS.set(NOW_NS.get() + seconds * 1_000_000_000);
+    }
+
+    fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
+        let sha256 = Sha256::digest("sk-1").into();
+        let expires = Moment::parse("2027-01-31");
+        let key = Key { name: "ann".into(), sha256, max_in_flight, tokens_per_minute, expires };
+        Tenants::new(&[key], now_ns)
+    }
+
+    fn seat(tenants: &Tenants) -> Result<Seat, Refusal> {
+        tenants.begin(tenants.by_hash[0].1.clone())
+    }
+
+    #[test]
+    fn a_request_is_of_whom_its_key_says_as_long_as_the_key_lives() {
+        let tenants = tenants(None, None);
+        let at = |text: &str| SystemTime::from(Moment::parse(text).unwrap());
+        let of = |value: Option<&'static str>, now: &str| {
+            let fields = value.into_iter().map(|value| Field::new("authorization", value)).collect();
+            let head = RequestHead {
+                method: "POST".into(),
+                scheme: None,
+                authority: None,
+                path: None,
+                protocol: None,
+                fields,
+            };
+            tenants.of(&head, at(now)).map(|tenant| tenant.unwrap().name.to_string())
+        };
+        for value in ["Bearer sk-1", "bearer  sk-1 "] {
+            assert_eq!(of(Some(value), "2027-01-30"), Ok("ann".to_owned()));
+            assert_eq!(of(Some(value), "2027-01-31"), Err(Refusal::Key));
+        }
+        for value in ["Bearer sk-2", "Bearer ", "Basic sk-1", "sk-1", "Bearer", ""] {
+            assert_eq!(of(Some(value), "2027-01-30"), Err(Refusal::Key), "{value}");
+        }
+        assert_eq!(of(None, "2027-01-30"), Err(Refusal::Key));
+    }
+
+    #[test]
+    fn so_many_requests_are_in_flight_and_no_more() {
+        let tenants = tenants(Some(2), None);
+        let seats = [seat(&tenants), seat(&tenants)];
+        assert_eq!(seat(&tenants).unwrap_err(), Refusal::TooManyRequests);
+        assert_eq!(seat(&tenants).unwrap_err(), Refusal::TooManyRequests, "a refusal takes no place");
+        drop(seats);
+        assert!(seat(&tenants).is_ok());
+    }
+
+    #[test]
+    fn tokens_come_back_within_a_minute_and_what_was_not_used_at_once() {
+        let tenants = tenants(None, Some(600));
+        let reserve = |tokens| {
+            let seat = seat(&tenants).unwrap();
+            seat.reserve(tokens).map(|()| seat)
+        };
+        let refused = |tokens| match reserve(tokens) {
+            Err(Refusal::TooManyTokens { retry_after_s }) => retry_after_s,
+            other => panic!("{other:?}"),
+        };
+        let first = reserve(500).unwrap();
+        assert_eq!(refused(200), 10);
+        first.pass(60);
+        first.pass(40);
+        drop(first);
+        // 100 were used, so 500 are left; the engine's own count is believed before that.
+        let second = reserve(400).unwrap();
+        second.pass(10);
+        second.bill(Usage { prompt_tokens: 100, completion_tokens: 1_000 });
+        drop(second);
+        // 600 are owed.
+        assert_eq!(refused(1), 61);
+        pass(61);
+        assert!(reserve(10).is_ok());
+        // More than a minute brings is admitted when the minute is whole.
+        assert_eq!(refused(10_000), 59);
+        pass(59);
+        let third = reserve(10_000).unwrap();
+        assert!(refused(1) > 900);
+        drop(third);
+        assert!(reserve(600).is_ok(), "nothing of it was used");
+        pass(1_000_000);
+        let all = reserve(600).unwrap();
+        assert_eq!(refused(1), 1, "as much as a minute brings, and no more");
+        drop(all);
+    }
+}

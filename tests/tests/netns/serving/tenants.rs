@@ -1,0 +1,64 @@
+//! Keys of clients, what each may use, and what a gateway still knows after a restart.
+
+use super::*;
+
+#[test]
+fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
+    lab::ring!(Netns);
+    let (key, hash) = generate_token().unwrap();
+    let hash = hex(&hash);
+    let policy = format!(
+        "[[gateway.key]]\nname = \"ann\"\nsha256 = \"{hash}\"\nmax_in_flight = 1\ntokens_per_minute = 60\n\
+         [class.own]\n[[rule]]\nclass = \"own\"\nuser = \"ann\""
+    );
+    let desk = Desk::with_large(1, 1, "", "", &policy);
+    let shown = format!("authorization: Bearer {key}");
+    let key = ["-H", &shown];
+    let (status, head, body) = desk.chat("large", "x", true);
+    assert_eq!((status, error(&body)), (401, "invalid_api_key".to_owned()));
+    assert!(head.contains("www-authenticate: bearer"), "{head}");
+    assert_eq!(desk.ask("/v1/models", &["-H", "authorization: Bearer sk-bob"]).0, 401);
+    assert_eq!(desk.ask("/v1/models", &key).0, 200);
+    assert_eq!(desk.ask("/health", &[]).0, 200, "what looks after a gateway has no key");
+
+    let usage =
+        r#"{"model":"large","prompt":"a b","max_tokens":5,"stream":true,"stream_options":{"include_usage":true}}"#;
+    let complete = |options: &[&str]| desk.ask("/v1/completions", &[&["--json", usage], options].concat());
+    assert_eq!(complete(&key).0, 200);
+    let counts = desk.counts();
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="own"}"#), 5);
+
+    // One at once.
+    let mut first = desk.begin(&[&["--json", &chat("large", "stall 1", true)], &key[..]].concat());
+    desk.site.wait_for_counts("the first", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    let (status, head, body) = complete(&key);
+    assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
+    assert!(head.contains("retry-after: 1"), "{head}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+
+    // Each is taken to need about 30 tokens, of which it uses some; a minute has 60.
+    let refused = (0..20).map(|_| complete(&key)).find(|(status, ..)| *status != 200);
+    let (status, head, body) = refused.unwrap();
+    assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
+    let wait = head.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
+    assert!((1..=60).contains(&wait.parse::<u32>().unwrap()), "{head}");
+    assert!(body.contains("tokens that it has for a minute"), "{body}");
+}
+
+#[test]
+fn a_gateway_still_knows_its_engines_after_a_restart() {
+    lab::ring!(Netns);
+    let mut desk = Desk::with_large(1, 100, "", "", "");
+    let ask = |desk: &Desk| {
+        let body = chat("auto", "x", true);
+        desk.ask("/v1/chat/completions", &["--json", &body, "-H", "x-paced-budget-ms: 300"])
+    };
+    let is_small = |(status, head, _): (u16, String, String)| status == 200 && head.contains("x-paced-model: opt-125m");
+    wait_for("the gateway to learn", SOON, || is_small(ask(&desk)).then_some(())).unwrap();
+    desk.restart();
+    // The edge may need a moment to come back.
+    let first = wait_for("an answer", SOON, || Some(ask(&desk)).filter(|(status, ..)| *status == 200)).unwrap();
+    assert!(is_small(first.clone()), "{}", first.1);
+}
