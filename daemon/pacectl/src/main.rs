@@ -1,6 +1,7 @@
 //! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
 //! forwards ports through them.
 
+mod ask;
 mod columns;
 mod door;
 mod flamegraph;
@@ -57,6 +58,8 @@ enum Command {
     Tunnels(status::Tunnels),
     /// Lists the open connections of clients
     Connections,
+    /// Lists the engines of the gateway: what each works on, and what was learned of it
+    Engines,
     /// Closes a tunnel
     Close {
         /// The tunnel's ID, from `pacectl tunnels`
@@ -86,6 +89,8 @@ enum Command {
     Probe(probe::Arguments),
     /// Forwards a local UDP or TCP address to a target through a relay, until interrupted
     Forward(forward::Arguments),
+    /// Asks a model for one answer, and shows its tokens as they come and how long they took
+    Ask(ask::Arguments),
     /// Prints the completion script for a shell
     Completions {
         /// The shell
@@ -126,6 +131,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Reload => status::reload(&mut door.open().await?, json).await,
         Command::Tunnels(arguments) => status::tunnels(&mut door.open().await?, arguments, json).await,
         Command::Connections => status::connections(&mut door.open().await?, json).await,
+        Command::Engines => status::engines(&mut door.open().await?, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
         Command::Top => top::run(&mut door.open().await?, json).await,
@@ -136,6 +142,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Token(command) => token::run(&command, json),
         Command::Probe(arguments) => probe::run(&arguments, json).await,
         Command::Forward(arguments) => forward::run(&arguments).await,
+        Command::Ask(arguments) => ask::run(&arguments, json).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut api::print::Out);
             Ok(())

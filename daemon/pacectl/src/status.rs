@@ -249,6 +249,55 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
+pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
+    let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
+    let ms = |time: Option<prost_types::Duration>| {
+        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
+        format!("{:.1}", time.as_secs_f64() * 1e3)
+    };
+    let row = |of: v1::Engine| {
+        let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
+        let is_full = of.in_flight >= of.max_in_flight;
+        let cost = of.cost.map(|cost| {
+            [
+                format!("{} ms + {} per 1000", ms(cost.first_token), ms(cost.first_token_per_thousand)),
+                format!("{} ms + {} each", ms(cost.step), ms(cost.step_per_request)),
+            ]
+        });
+        let [first_token, step] = cost.unwrap_or_else(|| ["-".into(), "-".into()]);
+        [
+            of.model,
+            or_dash(&of.engine),
+            match ejected_for {
+                Some(left) => format!("failed, tried again in {:.0} s", left.as_secs_f64().ceil()),
+                None if is_full => "full".into(),
+                None => "ready".into(),
+            },
+            format!("{} of {}", of.in_flight, of.max_in_flight),
+            of.waiting.to_string(),
+            of.answered.to_string(),
+            of.failed.to_string(),
+            first_token,
+            step,
+        ]
+    };
+    let heads = [
+        "model",
+        "engine",
+        "state",
+        "at work on",
+        "waiting",
+        "answered",
+        "failed",
+        "first token, by prompt",
+        "step, by requests",
+    ];
+    show(as_json, answer, |answer| match answer.engines.is_empty() {
+        true => say!("there is no gateway"),
+        false => table(heads, answer.engines.into_iter().map(row)),
+    })
+}
+
 pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
     let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
     show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))

@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use config::policy::Late;
+use config::{engine::Engine as Url, policy::Late};
 use http_body_util::Full;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -31,6 +31,7 @@ use quic::{
     clock::Clock,
     h3::{Error, Request},
 };
+use sched::route::Curve;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -38,9 +39,10 @@ use crate::{
     learned::{Learned, LearnedEngine},
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
-    places::{Engines, Fault, NoPlace, Place, Turn},
+    places::{Engines, Fault, NoPlace, Place, Standing, Turn},
     routes::{Routes, Wanted},
     tenants::Tenants,
+    view::EngineView,
 };
 
 mod answer;
@@ -74,7 +76,7 @@ struct Model {
     name: Arc<str>,
     /// What its engines call it.
     engine_name: String,
-    urls: Vec<config::engine::Engine>,
+    urls: Vec<Url>,
     /// What engines are shown in `authorization`.
     key: Option<hyper::header::HeaderValue>,
     engines: Arc<Engines>,
@@ -139,7 +141,7 @@ impl Gateway {
             let (model, engine) =
                 (settings.models.get(model)?, settings.models.get(model)?.engines.get(engine)?.to_string());
             let is_it = |known: &&LearnedEngine| known.model == model.name && known.engine == engine;
-            sched::route::Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
+            Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
         Ok(Arc::new(Self {
             routes,
@@ -327,6 +329,34 @@ impl Gateway {
         let alias = self.settings.aliases.iter().find(|alias| alias.name == name);
         let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
         Ok(alias.models.iter().filter_map(|name| place(name)).collect())
+    }
+
+    /// Returns how each engine does, model by model.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineView> {
+        let (_, curves) = self.routes.learned();
+        let engines = self.models.iter().flat_map(|model| {
+            let (waiting, most) = (model.engines.waiting(), model.engines.most_in_flight());
+            model
+                .urls
+                .iter()
+                .zip(model.engines.standings())
+                .map(move |(url, standing)| (model, url, standing, waiting, most))
+        });
+        let view = |((model, url, standing, waiting, most), curve): ((&Model, &Url, Standing, usize, u32), Curve)| {
+            EngineView {
+                model: model.name.to_string(),
+                engine: url.to_string(),
+                in_flight: (standing.in_flight, most),
+                waiting,
+                ejected_for: Duration::from_nanos(standing.ejected_for_ns),
+                answered: standing.answered,
+                failed: standing.failed,
+                samples: curve.samples(),
+                cost: curve.cost(),
+            }
+        };
+        engines.zip(curves).map(view).collect()
     }
 
     /// Returns what was learned of engines.

@@ -42,6 +42,21 @@ struct Replica {
     ejections: u32,
     /// Until when it gets none, as it failed.
     ejected_until_ns: u64,
+    answered: u64,
+    failed: u64,
+}
+
+/// An engine at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// How many requests it works on.
+    pub in_flight: u32,
+    /// For how long it gets none, as it failed; 0 if it gets some.
+    pub ejected_for_ns: u64,
+    /// How many requests it answered.
+    pub answered: u64,
+    /// How many requests it failed.
+    pub failed: u64,
 }
 
 /// Why there is no place.
@@ -183,6 +198,7 @@ impl Engines {
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
             (replica.faults, replica.ejections, replica.ejected_until_ns) = (0, 0, 0);
+            replica.answered += 1;
         }
     }
 
@@ -195,6 +211,7 @@ impl Engines {
         let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
         if let Some(replica) = state.replicas.get_mut(replica) {
             replica.faults = replica.faults.saturating_add(1);
+            replica.failed += 1;
             if fault == Fault::OutOfReach || (replica.faults >= FAULTS && usable > 1) {
                 let (first, longest) = EJECTION_NS;
                 let ejection_ns = first.saturating_mul(1 << replica.ejections.min(10)).min(longest);
@@ -213,6 +230,19 @@ impl Engines {
     pub fn loads(&self) -> Vec<(u32, bool)> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.iter().map(|replica| (replica.in_flight, replica.is_usable(now_ns))).collect()
+    }
+
+    /// How each engine does.
+    #[must_use]
+    pub fn standings(&self) -> Vec<Standing> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let standing = |replica: &Replica| Standing {
+            in_flight: replica.in_flight,
+            ejected_for_ns: replica.ejected_until_ns.saturating_sub(now_ns),
+            answered: replica.answered,
+            failed: replica.failed,
+        };
+        state.replicas.iter().map(standing).collect()
     }
 
     /// How many engines there are.

@@ -6,6 +6,7 @@ use config::policy;
 use edge::roster::{self, Roster};
 use quic::class::{ClassCounters, Role};
 use relay::{Relay, tunnels::Tunnel};
+use serving::view::EngineView;
 
 use super::{
     Caller, Control, Error,
@@ -101,6 +102,14 @@ impl Control {
         let uplinks = self.edge().uplinks();
         let found = uplinks.iter().flat_map(|uplink| uplink.standpoints());
         found.map(|standpoint| UplinkView::new(standpoint, caller)).collect()
+    }
+
+    /// Lists the engines of the gateway. Readers see no URLs.
+    #[must_use]
+    pub fn engines(&self, caller: &Caller) -> Vec<EngineView> {
+        let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
+        let engines = gateway.map(|gateway| gateway.engines()).unwrap_or_default();
+        engines.into_iter().map(|view| EngineView { engine: caller.shown(|| view.engine.clone()), ..view }).collect()
     }
 
     /// What the edge role has open.

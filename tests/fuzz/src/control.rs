@@ -100,7 +100,8 @@ methods! {
     get_policy(GetPolicyRequest) list_revisions(ListRevisionsRequest) set_policy(SetPolicyRequest)
     confirm_policy(ConfirmPolicyRequest) rollback_policy(RollbackPolicyRequest)
     forget_saved_policy(ForgetSavedPolicyRequest) reload(ReloadRequest) get_status(GetStatusRequest)
-    list_tunnels(ListTunnelsRequest) list_connections(ListConnectionsRequest) close_tunnel(CloseTunnelRequest)
+    list_tunnels(ListTunnelsRequest) list_connections(ListConnectionsRequest) list_engines(ListEnginesRequest)
+    close_tunnel(CloseTunnelRequest)
     set_tunnel_class(SetTunnelClassRequest);
     watch_stats(WatchStatsRequest) watch_events(WatchEventsRequest) watch_departures(WatchDeparturesRequest)
     watch_qlog(WatchQlogRequest)

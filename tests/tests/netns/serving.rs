@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+mod operators;
 mod tenants;
 
 use api::token::generate_token;

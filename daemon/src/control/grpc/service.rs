@@ -8,6 +8,7 @@ use std::{
 
 use api::v1;
 use pacing::io::recorder::{self, Records};
+use serving::view::EngineView;
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
@@ -164,6 +165,11 @@ impl v1::control_service_server::ControlService for Service {
         answer(v1::ListConnectionsResponse { connections, next_page_token: token(next) })
     }
 
+    async fn list_engines(&self, request: Request<v1::ListEnginesRequest>) -> Answer<v1::ListEnginesResponse> {
+        let engines = self.0.engines(&caller(&request)?).into_iter().map(engine).collect();
+        answer(v1::ListEnginesResponse { engines })
+    }
+
     async fn close_tunnel(&self, request: Request<v1::CloseTunnelRequest>) -> Answer<v1::CloseTunnelResponse> {
         let caller = caller(&request)?;
         self.0.close_tunnel(&caller, request.into_inner().tunnel).map_err(|error| status(&error))?;
@@ -268,6 +274,30 @@ fn certificate(of: &Certificate) -> v1::Certificate {
         file: of.file.display().to_string(),
         expires: Some(of.expires.into()),
         days_left: of.days_left(SystemTime::now()),
+    }
+}
+
+fn engine(of: EngineView) -> v1::Engine {
+    let EngineView { model, engine, in_flight, waiting, ejected_for, answered, failed, samples, cost } = of;
+    let duration = |ns: f64| Duration::try_from_secs_f64(ns / 1e9).ok().and_then(|time| time.try_into().ok());
+    let has_cost = samples != (0, 0);
+    v1::Engine {
+        model,
+        engine,
+        in_flight: in_flight.0,
+        max_in_flight: in_flight.1,
+        waiting: waiting as u64,
+        ejected_for: ejected_for.try_into().ok().filter(|_| !ejected_for.is_zero()),
+        answered,
+        failed,
+        cost: has_cost.then(|| v1::EngineCost {
+            steps: samples.0,
+            first_tokens: samples.1,
+            step: duration(cost.host_ns + cost.gpu_ns),
+            step_per_request: duration(cost.gpu_per_sequence_ns),
+            first_token: duration(cost.prefill_ns),
+            first_token_per_thousand: duration(cost.prefill_per_token_ns * 1e3),
+        }),
     }
 }
 

@@ -1,0 +1,245 @@
+//! `pacectl ask`: one request for a model, its tokens as they come, and how long they took.
+
+use std::{
+    io::Read as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use api::{print, say};
+use bytes::Bytes;
+use clap::Args;
+use config::engine::Engine;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Response, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, time::timeout};
+
+/// How long an edge may take to accept a connection.
+const CONNECTING: Duration = Duration::from_secs(10);
+
+/// The longest line of an answer that is read.
+const MAX_LINE_BYTES: usize = 1 << 20;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The prompt; `-` reads it from standard input
+    prompt: String,
+    /// The model or the alias
+    #[arg(long)]
+    model: String,
+    /// Where an edge serves models, or anything else with that API
+    #[arg(long, default_value = "http://127.0.0.1:8100")]
+    url: Engine,
+    /// The most tokens of the answer
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// The time for the whole answer, in milliseconds
+    #[arg(long)]
+    budget_ms: Option<u64>,
+    /// The time for the first token, in milliseconds
+    #[arg(long)]
+    first_token_ms: Option<u64>,
+    /// The time for each further token, in milliseconds
+    #[arg(long)]
+    per_token_ms: Option<u64>,
+    /// The class to ask for, of which the gateway's rules decide
+    #[arg(long)]
+    class: Option<String>,
+    /// A file with the API key
+    #[arg(long)]
+    key_file: Option<PathBuf>,
+}
+
+/// What came, and when.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    text: String,
+    /// The model that answered, why it did, and how long it was predicted to take, where a gateway of ours says so.
+    model: Option<String>,
+    reason: Option<String>,
+    predicted_ms: Option<u64>,
+    first_token_ms: Option<f64>,
+    total_ms: f64,
+    /// As the engine bills them, or else as many pieces as the text came in.
+    tokens: u64,
+    tokens_per_sec: Option<f64>,
+}
+
+pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
+    let began = Instant::now();
+    let answer = send(arguments).await?;
+    let field = |name: &str| Some(answer.headers().get(name)?.to_str().ok()?.to_owned());
+    let mut report = Report {
+        model: field("x-paced-model"),
+        reason: field("x-paced-reason"),
+        predicted_ms: field("x-paced-predicted-ms").and_then(|ms| ms.parse().ok()),
+        ..Report::default()
+    };
+    if !answer.status().is_success() {
+        bail!("{}", refusal(answer).await);
+    }
+    let last = receive(answer.into_body(), &mut report, began, |text| {
+        if !as_json {
+            print::text(printable(text));
+        }
+    });
+    let last = last.await?;
+    report.total_ms = ms(began.elapsed());
+    let after_first = last.zip(report.first_token_ms).map(|(last, first)| (ms(last - began) - first) / 1e3);
+    report.tokens_per_sec =
+        after_first.filter(|seconds| *seconds > 0.0).map(|seconds| report.tokens.saturating_sub(1) as f64 / seconds);
+    if as_json {
+        say!("{}", serde_json::to_string(&report)?);
+    } else {
+        say!("\n");
+        say!("{}", summary(&report));
+    }
+    Ok(())
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
+    let Engine { authority, prefix } = &arguments.url;
+    let mut prompt = arguments.prompt.clone();
+    if prompt == "-" {
+        prompt.clear();
+        std::io::stdin().read_to_string(&mut prompt).context("the prompt cannot be read")?;
+    }
+    let mut body = json!({
+        "model": arguments.model,
+        "messages": [{ "role": "user", "content": prompt }],
+        "stream": true,
+        "stream_options": { "include_usage": true },
+    });
+    if let Some(most) = arguments.max_tokens {
+        body["max_tokens"] = most.into();
+    }
+    let mut request = hyper::Request::post(format!("{prefix}/v1/chat/completions"))
+        .header("host", authority)
+        .header("content-type", "application/json");
+    let limits = [
+        ("x-paced-budget-ms", arguments.budget_ms),
+        ("x-slo-ttft-ms", arguments.first_token_ms),
+        ("x-slo-tpot-ms", arguments.per_token_ms),
+    ];
+    for (name, limit) in limits.into_iter().filter_map(|(name, limit)| Some((name, limit?))) {
+        request = request.header(name, limit);
+    }
+    if let Some(class) = &arguments.class {
+        request = request.header("x-paced-class", class);
+    }
+    if let Some(file) = &arguments.key_file {
+        request = request.header("authorization", serving::gateway::read_key(file)?);
+    }
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).context("the class cannot be sent")?;
+    let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
+    let stream = stream.with_context(|| format!("nothing serves models at {}", arguments.url))?;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    sender.send_request(request).await.with_context(|| format!("{} did not answer", arguments.url))
+}
+
+/// What an answer says that is none.
+async fn refusal(answer: Response<Incoming>) -> String {
+    let status = answer.status();
+    let body = answer.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    match body["error"]["message"].as_str() {
+        Some(message) => format!("refused ({status}): {message}"),
+        None => format!("refused: {status}"),
+    }
+}
+
+/// Reads events to their end, with what to do with each piece of text. Returns when the last came.
+///
+/// # Errors
+/// The answer breaks off, or says that it has failed.
+async fn receive(
+    mut body: Incoming,
+    report: &mut Report,
+    began: Instant,
+    mut show: impl FnMut(&str),
+) -> Result<Option<Instant>> {
+    let (mut partial, mut last, mut pieces, mut billed) = (Vec::new(), None, 0, None);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.context("the answer broke off")?;
+        let Some(bytes) = frame.data_ref() else { continue };
+        partial.extend_from_slice(bytes);
+        while let Some(end) = partial.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = partial.drain(..=end).collect();
+            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
+            if data == b"[DONE]" {
+                report.tokens = billed.unwrap_or(pieces);
+                return Ok(last);
+            }
+            let event: Value = serde_json::from_slice(data).context("an event of the answer cannot be read")?;
+            if let Some(message) = event["error"]["message"].as_str() {
+                bail!("the answer broke off: {message}");
+            }
+            billed = event["usage"]["completion_tokens"].as_u64().or(billed);
+            if let Some(text) = event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()) {
+                let now = Instant::now();
+                report.first_token_ms.get_or_insert(ms(now - began));
+                report.text.push_str(text);
+                (last, pieces) = (Some(now), pieces + 1);
+                show(text);
+            }
+        }
+        if partial.len() > MAX_LINE_BYTES {
+            bail!("an event of the answer is longer than 1 MiB");
+        }
+    }
+    bail!("the answer ended early")
+}
+
+/// A text without what would move a terminal's cursor or change its state.
+fn printable(text: &str) -> String {
+    let harmless = |letter: char| if letter.is_control() && !"\n\t".contains(letter) { '\u{fffd}' } else { letter };
+    text.chars().map(harmless).collect()
+}
+
+fn summary(report: &Report) -> String {
+    let by = match (&report.model, &report.reason) {
+        (Some(model), Some(reason)) => format!("{model} ({reason}): "),
+        _ => String::new(),
+    };
+    let first = report.first_token_ms.map(|first| format!(", the first after {first:.0} ms")).unwrap_or_default();
+    let rate = report.tokens_per_sec.map(|rate| format!(", then {rate:.1} a second")).unwrap_or_default();
+    let predicted = report.predicted_ms.map(|ms| format!(" (predicted {ms} ms)")).unwrap_or_default();
+    format!("{by}{} tokens in {:.0} ms{predicted}{first}{rate}", report.tokens, report.total_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_answer_holds_does_not_reach_the_terminal_as_commands() {
+        assert_eq!(printable("a\u{1b}[2J\tb\r\n\u{9b}c"), "a\u{fffd}[2J\tb\u{fffd}\n\u{fffd}c");
+    }
+
+    #[test]
+    fn a_summary_says_what_is_known() {
+        let plain = Report { tokens: 3, total_ms: 20.4, ..Report::default() };
+        assert_eq!(summary(&plain), "3 tokens in 20 ms");
+        let whole = Report {
+            model: Some("large".into()),
+            reason: Some("in_time".into()),
+            predicted_ms: Some(25),
+            first_token_ms: Some(9.6),
+            tokens_per_sec: Some(100.04),
+            ..plain
+        };
+        let expected =
+            "large (in_time): 3 tokens in 20 ms (predicted 25 ms), the first after 10 ms, then 100.0 a second";
+        assert_eq!(summary(&whole), expected);
+    }
+}

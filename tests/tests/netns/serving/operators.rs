@@ -1,0 +1,35 @@
+//! What operators of a gateway see.
+
+use super::*;
+
+#[test]
+fn pacectl_asks_a_model_and_shows_what_engines_do() {
+    lab::ring!(Netns);
+    let desk = Desk::new(2, "", "");
+    let pacectl = |arguments: &[&str]| {
+        let mut pacectl = desk.site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
+        let output = pacectl.args(["ask", "--url", SERVE]).args(arguments).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        (output.status.code(), said)
+    };
+    let (code, said) = pacectl(&["--model", "large", "--max-tokens", "4", "hello"]);
+    assert!(code == Some(0) && said.starts_with("0 1 2 3 \n"), "{said}");
+    assert!(said.contains("large (named): 4 tokens in "), "{said}");
+    let (code, said) = pacectl(&["--json", "--model", "auto", "--budget-ms", "9000", "x"]);
+    let report: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
+    assert!(code == Some(0) && report["tokens"] == 16 && report["reason"] == "in_time", "{report}");
+    let (code, said) = pacectl(&["--model", "huge", "x"]);
+    assert!(code == Some(1) && said.contains("there is no model called \"huge\""), "{said}");
+    let (code, said) = pacectl(&["--model", "large", "cut 2"]);
+    assert!(code == Some(1) && said.contains("0 1 ") && said.contains("the answer broke off: the engine failed"), "{said}");
+
+    let (code, said) = desk.site.pacectl(&["engines"], "").unwrap();
+    assert!(code == Some(0) && said.lines().count() == 4, "{said}");
+    assert!(said.contains("0 of 64") && said.contains(":8002"), "{said}");
+    let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
+    let listed: Value = serde_json::from_str(&said).unwrap();
+    let large: Vec<_> = listed["engines"].as_array().unwrap().iter().filter(|of| of["model"] == "large").collect();
+    let sum = |key: &str| large.iter().map(|of| of[key].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 3, 1), "{said}");
+    assert!(large.iter().any(|of| of["cost"]["first_tokens"].as_u64() > Some(0)), "{said}");
+}
