@@ -39,7 +39,7 @@ use super::{
 
 mod writer;
 
-pub use self::writer::{Payloads, SendStream};
+pub use self::writer::{Ahead, Payloads, SendStream};
 pub use super::{binding::Binding, hub::Error};
 
 /// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends that nobody finished, or whose deadline is over.

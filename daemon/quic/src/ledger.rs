@@ -158,6 +158,14 @@ impl Ledger {
         self.returned.fetch_add(bytes, Relaxed);
     }
 
+    /// What the path carries while bytes wait for it: a congestion window in each round trip.
+    #[must_use]
+    pub fn bytes_per_sec(&self) -> u64 {
+        let window = u128::from(self.congestion_window.load(Relaxed)) * 1_000_000_000;
+        let rate = window / u128::from(self.smoothed_rtt_ns.load(Relaxed).max(1));
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    }
+
     /// Asks to be woken when so many bytes have left that half of the low mark is free.
     pub fn wait_for_room(&self) {
         self.hungry.store(true, Relaxed);

@@ -234,7 +234,10 @@ impl Gateway {
             seat.reserve(self.routes.expected_tokens(&wanted))?;
         }
         loop {
-            let route = self.routes.route(&models, &wanted, caller.asker.path()).ok_or(Refusal::NoEngine)?;
+            let route = self
+                .routes
+                .route(&models, &wanted, caller.asker.path(&request.send, &terms))
+                .ok_or(Refusal::NoEngine)?;
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {

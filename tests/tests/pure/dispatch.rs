@@ -14,7 +14,7 @@ use lab::simulation::{SEED, within};
 use lab::streams::{End, simulate};
 use quic::class::{ClassMetrics, Classes, Role, Terms};
 use quic::datagrams::{Schedule, Sender};
-use quic::dispatch::{Binding, Dispatcher, Error, SendStream};
+use quic::dispatch::{Ahead, Binding, Dispatcher, Error, SendStream};
 use quic::endpoint::Transport;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use s2n_quic::stream::ReceiveStream;
@@ -168,6 +168,30 @@ fn a_stream_whose_end_was_acknowledged_makes_room_for_another() {
     };
     let transport = Transport { max_requests: MOST, ..Transport::default() };
     simulate(&network(), SEED, (Schedule::default(), transport), scenario, serve).unwrap();
+}
+
+#[test]
+fn a_stream_is_told_what_leaves_before_it_by_the_schedule() {
+    for (discipline, before_high) in [(ML, 400_000), (Discipline::Rr, 700_000)] {
+        let scenario = move |mut end: End| async move {
+            let streams = [open(&mut end, low()).await, open(&mut end, high()).await, open(&mut end, low()).await];
+            let [(_, _), (_, urgent), (_, plain)] = &streams;
+            assert_eq!(plain.ahead(), Ahead::default(), "of a path that nothing waits for, no rate is known");
+            let mut busy = [open(&mut end, low()).await, open(&mut end, high()).await];
+            for ((_, send), len) in busy.iter_mut().zip([300_000, 400_000]) {
+                send.push(zeros(len));
+            }
+            assert_eq!((plain.ahead().bytes, urgent.ahead().bytes), (700_000, before_high));
+            // The initial window (RFC 9002 §7.2), in the round trip of the handshake or the first guess of it.
+            assert!((100_000..2_000_000).contains(&plain.ahead().bytes_per_sec), "{:?}", plain.ahead());
+            for (recv, mut send) in busy {
+                send.finish();
+                assert_eq!(answer(recv).await, Some(8));
+            }
+            assert_eq!(plain.ahead(), Ahead::default());
+        };
+        simulate(&network(), SEED, late(discipline), scenario, serve).unwrap();
+    }
 }
 
 #[test]

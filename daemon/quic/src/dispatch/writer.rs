@@ -18,6 +18,15 @@ use crate::{
 /// Bytes that wait in one stream's queue before its writer has to.
 const QUEUE_BYTES: usize = 32 * 1024;
 
+/// What waits for the path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// How fast it leaves: a congestion window in each round trip. 0 if that is not known, as where nothing waits.
+    pub bytes_per_sec: u64,
+}
+
 /// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
 pub struct SendStream {
     of: Dispatcher,
@@ -126,6 +135,14 @@ impl SendStream {
     pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
         let now_ns = self.of.now_ns();
         Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, now_ns }
+    }
+
+    /// What leaves before a byte that would be queued now.
+    #[must_use]
+    pub fn ahead(&self) -> Ahead {
+        let bytes = self.of.hub.lock().bytes_ahead(self.name);
+        // A window that nothing fills says nothing about the path.
+        Ahead { bytes, bytes_per_sec: if bytes > 0 { self.of.ledger.bytes_per_sec() } else { 0 } }
     }
 
     /// Ends the stream properly: what is queued is sent, then its end.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     class::Terms,
-    dispatch::{self, Payloads},
+    dispatch::{self, Ahead, Payloads},
 };
 
 /// The receiving half of a request stream.
@@ -150,6 +150,12 @@ impl SendStream {
     /// As [`SendStream::poll_ready`].
     pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         self.stream.poll_stopped(cx).map_err(Error::from)
+    }
+
+    /// What leaves before a byte that would be queued now.
+    #[must_use]
+    pub fn ahead(&self) -> Ahead {
+        self.stream.ahead()
     }
 
     /// Changes the terms on which the stream is served, at once.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, mem, sync::Arc};
 
 use bytes::Bytes;
 use s2n_quic::{application, stream::SendStream};
-use sched::stream::{Expiry, Rank};
+use sched::stream::{Discipline, Expiry, Level, Rank, Service};
 
 use super::{
     State,
@@ -176,6 +176,22 @@ impl State {
             }
             self.turns.wake(Kind::Stream, name);
         }
+    }
+
+    /// How many bytes of other streams would leave before a byte that a stream queued now: under priorities and levels those
+    /// of the same rank and above, and under other disciplines all, since it cannot be told whose turns will come between.
+    pub(crate) fn bytes_ahead(&self, name: u32) -> u64 {
+        let slots = || self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        let Some((_, own)) = slots().find(|(at, _)| *at == name as usize) else { return 0 };
+        let own = own.terms.service;
+        let discipline = self.turns.discipline();
+        let precedes = |other: &Service| match discipline {
+            Discipline::Ml { .. } => own.level == Level::Low || other.level == Level::High,
+            Discipline::Abs => other.priority >= own.priority,
+            _ => true,
+        };
+        let others = slots().filter(|(at, slot)| *at != name as usize && precedes(&slot.terms.service));
+        others.map(|(_, slot)| slot.queue.bytes() as u64).sum()
     }
 
     /// Wakes the streams whose departure time has come; returns the next one.

@@ -5,7 +5,12 @@ use std::{net::SocketAddr, sync::Arc};
 use config::policy::RequestSubject;
 use masque::{h3::RequestHead, priority::Priority};
 use pacing::path::PathStats;
-use quic::class::{Classes, Since, Terms};
+use quic::{
+    class::{Classes, Since, Terms},
+    dispatch::Ahead,
+    h3::SendStream,
+};
+use sched::route::Path;
 
 use crate::{openai::Ask, tenants::Tenant};
 
@@ -24,10 +29,14 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// The way back to the client, as far as it is known.
-    pub(super) fn path(&self) -> sched::route::Path {
+    /// The way back to the client, as far as it is known: what waits for it ahead of an answer on these terms, and how fast
+    /// it carries that, at most as fast as the class may be.
+    pub(super) fn path(&self, send: &SendStream, terms: &Terms) -> Path {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
-        sched::route::Path { smoothed_rtt_ns, ..sched::route::Path::default() }
+        let Ahead { bytes, bytes_per_sec } = send.ahead();
+        let rates = [Some(bytes_per_sec).filter(|rate| *rate > 0), terms.class.policy().rate_down];
+        let bytes_per_sec = rates.into_iter().flatten().min().unwrap_or_default();
+        Path { smoothed_rtt_ns, backlog_bytes: bytes, bytes_per_sec, ..Path::default() }
     }
 }
 

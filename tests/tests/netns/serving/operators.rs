@@ -21,7 +21,10 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     let (code, said) = pacectl(&["--model", "huge", "x"]);
     assert!(code == Some(1) && said.contains("there is no model called \"huge\""), "{said}");
     let (code, said) = pacectl(&["--model", "large", "cut 2"]);
-    assert!(code == Some(1) && said.contains("0 1 ") && said.contains("the answer broke off: the engine failed"), "{said}");
+    assert!(
+        code == Some(1) && said.contains("0 1 ") && said.contains("the answer broke off: the engine failed"),
+        "{said}"
+    );
 
     let (code, said) = desk.site.pacectl(&["engines"], "").unwrap();
     assert!(code == Some(0) && said.lines().count() == 4, "{said}");
@@ -32,4 +35,25 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     let sum = |key: &str| large.iter().map(|of| of[key].as_u64().unwrap()).sum::<u64>();
     assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 3, 1), "{said}");
     assert!(large.iter().any(|of| of["cost"]["first_tokens"].as_u64() > Some(0)), "{said}");
+}
+
+#[test]
+fn a_prediction_takes_in_how_fast_the_class_may_leave() {
+    lab::ring!(Netns);
+    // A token takes about 20 ms at this rate, and a few at the engine.
+    let policy = "[class.thin]\nrate_down = \"80 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
+    let desk = Desk::with_large(1, 1, "", "", policy);
+    let predicted_ms = |class: &str| {
+        let class = format!("x-paced-class: {class}");
+        let body = chat("large", "x", true);
+        let (status, head, _) = desk.ask("/v1/chat/completions", &["--json", &body, "-H", &class]);
+        assert_eq!(status, 200);
+        let predicted = head.lines().find_map(|line| line.strip_prefix("x-paced-predicted-ms: "));
+        predicted.map_or(0, |ms| ms.trim().parse::<u64>().unwrap())
+    };
+    for _ in 0..3 {
+        predicted_ms("none");
+    }
+    let (plain, thin) = (predicted_ms("none"), predicted_ms("thin"));
+    assert!(thin >= 90 && plain < thin / 2, "{plain} {thin}");
 }
