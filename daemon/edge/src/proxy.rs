@@ -69,8 +69,8 @@ impl Entrance {
         uplink: Arc<Uplink>,
         counters: Arc<Counters>,
     ) -> Result<Self> {
-        let door = Door::new(listener, proxy.max_connections as u32, counters.clone())
-            .context("failed to watch the listener")?;
+        let door =
+            Door::new(listener, proxy.max_connections, counters.clone()).context("failed to watch the listener")?;
         let is_chosen = proxy.class.is_some();
         let shared = Shared {
             way: Way { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },

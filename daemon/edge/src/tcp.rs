@@ -38,7 +38,7 @@ impl Connections {
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let is_chosen = forward.class.is_some();
-        let door = Door::new(listener, forward.max_connections as u32, counters.clone())?;
+        let door = Door::new(listener, forward.max_connections, counters.clone())?;
         let way = Way { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
         Ok(Self { door, way: Arc::new(way), target: forward.target.clone() })
     }

@@ -40,7 +40,7 @@ use crate::{
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
     places::{Engines, Fault, NoPlace, Place, Standing, Turn},
-    routes::{Routes, Wanted},
+    routes::{self, Routes, Wanted},
     tenants::Tenants,
     view::EngineView,
 };
@@ -136,7 +136,7 @@ impl Gateway {
         let rewards: Vec<_> = settings.models.iter().map(|model| (&model.name[..], worth(model))).collect();
         let engines = models.iter().map(|model| model.engines.clone()).collect();
         let margin = f64::from(settings.margin_percent) / 100.0;
-        let routes = Routes::new(&rewards, engines, &groups(settings), margin, clock.now_ns);
+        let routes = Routes::new(&rewards, engines, &routes::groups(&settings.models), margin, clock.now_ns);
         routes.recall(learned.averages, |model, engine| {
             let (model, engine) =
                 (settings.models.get(model)?, settings.models.get(model)?.engines.get(engine)?.to_string());
@@ -383,22 +383,6 @@ impl Gateway {
         let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
         json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
     }
-}
-
-/// The GPU of each engine, model by model, as a number; an engine of which nothing is said has one of its own.
-fn groups(settings: &config::gateway::Gateway) -> Vec<Vec<u32>> {
-    let mut names = Vec::new();
-    let mut group = |name: Option<String>| {
-        let known = names.iter().position(|known| name.is_some() && *known == name);
-        known.unwrap_or_else(|| {
-            names.push(name);
-            names.len() - 1
-        }) as u32
-    };
-    let of = |config::gateway::Model { engines, gpus, .. }: &config::gateway::Model| {
-        (0..engines.len()).map(|place| group(gpus.as_ref().and_then(|gpus| gpus.get(place).cloned()))).collect()
-    };
-    settings.models.iter().map(of).collect()
 }
 
 /// Whether a `content-type` says JSON, whatever its parameters.

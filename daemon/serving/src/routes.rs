@@ -12,16 +12,19 @@ use sched::route::{
     share_groups,
 };
 
-use crate::{openai::Ask, places::Engines, sse::Usage};
+use crate::{openai::Ask, places::Engines};
+
+mod lesson;
+#[cfg(test)]
+mod tests;
+
+pub use self::lesson::Lesson;
 
 /// How long answers are taken to be before any was seen, in tokens.
 const FIRST_TOKENS: f64 = 200.0;
 
 /// How many bytes of a body make a token of a prompt, before any was billed.
 const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
-
-/// How much of an average the newest answer is.
-const NEWEST: f64 = 0.05;
 
 /// What a token takes on the path: an event of a chat with its frame, about.
 const BYTES_PER_TOKEN: u32 = 220;
@@ -74,25 +77,6 @@ pub struct Route {
     /// How many tokens the answer is taken to have.
     expected_tokens: u32,
     prompt_tokens: u32,
-}
-
-/// An answer as its tokens pass, of which the engine's costs are learned.
-#[derive(Debug)]
-pub struct Lesson<'a> {
-    routes: &'a Routes,
-    replica: usize,
-    model: usize,
-    prompt_tokens: u32,
-    /// Tokens that the engine is still taken to owe.
-    owed: u64,
-    began_ns: u64,
-    /// Whether the engine had nothing else to do when it began.
-    is_alone: bool,
-    first_ns: Option<u64>,
-    last_ns: u64,
-    events: u64,
-    /// The sum of how many requests the engine worked on, event by event.
-    batches: u64,
 }
 
 impl Wanted {
@@ -247,31 +231,6 @@ impl Routes {
         best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
     }
 
-    /// Begins to learn from an engine's answer to a request.
-    #[must_use]
-    pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
-        let now_ns = (self.now_ns)();
-        let mut known = self.state.lock();
-        let owed = u64::from(route.expected_tokens);
-        let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
-        if let Some(replica) = known.replica(route.model, replica) {
-            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
-        }
-        Lesson {
-            routes: self,
-            replica,
-            model: route.model,
-            prompt_tokens: route.prompt_tokens,
-            owed,
-            began_ns: now_ns,
-            is_alone,
-            first_ns: None,
-            last_ns: now_ns,
-            events: 0,
-            batches: 0,
-        }
-    }
-
     /// Notes what became of a request: how long it took in all, if it was answered.
     pub fn observe(&self, route: &Route, wanted: &Wanted, took_ns: u64) {
         let Some(choice) = route.choice else { return };
@@ -324,180 +283,24 @@ impl Known {
     }
 }
 
-impl Lesson<'_> {
-    /// Notes that a token passed, or several at once.
-    pub fn token(&mut self) {
-        let now_ns = (self.routes.now_ns)();
-        self.first_ns.get_or_insert(now_ns);
-        (self.last_ns, self.events) = (now_ns, self.events + 1);
-        self.batches +=
-            self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
-        if self.owed > 1 {
-            self.owed -= 1;
-            if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
-                replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(1);
-            }
-        }
-    }
-
-    /// Learns from an answer that came to its end. The engine's own count of tokens is believed before that of events.
-    pub fn learn(&self, usage: Option<Usage>, body_bytes: usize) {
-        let mut known = self.routes.state.lock();
-        if let Some(usage) = usage {
-            let average = |before: f64, now: f64| before + NEWEST * (now - before);
-            known.is_billed = true;
-            known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
-            if usage.prompt_tokens > 0 {
-                let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
-                known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
-            }
-        }
-        let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
-        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
-        let Some(first_ns) = self.first_ns else { return };
-        let Some(replica) = known.replica(self.model, self.replica) else { return };
-        let others = replica.load.others_utilisation;
-        if self.is_alone {
-            replica.curve.observe_first_token(prompt_tokens, first_ns - self.began_ns);
-        }
-        if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
-            let batch = self.batches.div_ceil(self.events.max(1)).max(1);
-            replica.curve.observe_step(batch as u32, others, step_ns);
-        }
-    }
-}
-
-impl Drop for Lesson<'_> {
-    fn drop(&mut self) {
-        if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
-            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(self.owed);
-        }
-    }
+/// The GPU of each engine, model by model, as a number; an engine of which nothing is said has one of its own.
+#[must_use]
+pub fn groups(models: &[config::gateway::Model]) -> Vec<Vec<u32>> {
+    let mut names = Vec::new();
+    let mut group = |name: Option<String>| {
+        let known = names.iter().position(|known| name.is_some() && *known == name);
+        known.unwrap_or_else(|| {
+            names.push(name);
+            names.len() - 1
+        }) as u32
+    };
+    let of = |config::gateway::Model { engines, gpus, .. }: &config::gateway::Model| {
+        (0..engines.len()).map(|place| group(gpus.as_ref().and_then(|gpus| gpus.get(place).cloned()))).collect()
+    };
+    models.iter().map(of).collect()
 }
 
 /// FNV-1a of a name: the same for the same model in every process, whatever else is configured.
 fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use sched::stream::{Discipline, Service};
-
-    use super::*;
-    use crate::places::{Fault, Place, Turn};
-
-    thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
-
-    fn now_ns() -> u64 {
-        NOW_NS.get()
-    }
-
-    fn pass(ms: u64) {
-        NOW_NS.set(NOW_NS.get() + ms * NS_PER_MS);
-    }
-
-    /// A large and a small model, of one engine each.
-    fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
-        let engines: Vec<_> = (0..2).map(|_| Engines::new(1, most_in_flight, 8, Discipline::Fcfs, now_ns)).collect();
-        (Routes::new(&[("large", 1.0), ("small", 0.7)], engines.clone(), &[vec![0], vec![1]], 1.1, now_ns), engines)
-    }
-
-    fn wanted(budget_ms: Option<u64>) -> Wanted {
-        let budget_ns = budget_ms.map_or(Slo::NONE, |ms| ms * NS_PER_MS);
-        Wanted { slo: Slo { budget_ns, ..Slo::unlimited() }, body_bytes: 400, max_tokens: Some(20) }
-    }
-
-    fn take(engines: &Arc<Engines>) -> Place {
-        match engines.take(Service::default(), &[]) {
-            Ok(Turn::Now(place)) => place,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Has a model answer with 20 tokens, of which the first takes `first_ms` and the others `step_ms` each.
-    fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, step_ms): (u64, u64)) {
-        let route = routes.route(&[model], &wanted(None), Path::default()).unwrap();
-        let place = take(&engines[model]);
-        let mut lesson = routes.begin(&route, place.replica);
-        pass(first_ms);
-        lesson.token();
-        for _ in 1..20 {
-            pass(step_ms);
-            lesson.token();
-        }
-        lesson.learn(Some(Usage { prompt_tokens: 100, completion_tokens: 20 }), 400);
-    }
-
-    #[test]
-    fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
-        let (routes, engines) = routes(8);
-        let choose = |budget_ms| routes.route(&[0, 1], &wanted(Some(budget_ms)), Path::default()).unwrap();
-        assert_eq!(choose(100).model, 0, "of an engine that nothing is known of, the best is thought");
-        for _ in 0..30 {
-            answer(&routes, &engines, 0, (50, 40));
-            answer(&routes, &engines, 1, (10, 5));
-        }
-        let slow = choose(2_000);
-        assert_eq!((slow.model, slow.reason), (0, "in_time"));
-        let predicted_ms = slow.choice.unwrap().predicted_ns / NS_PER_MS;
-        assert!((700..950).contains(&predicted_ms), "{predicted_ms} ms for 50 ms and 19 steps of 40");
-        assert_eq!(choose(500).model, 1, "the large one would take 810 ms");
-        assert_eq!(choose(10).reason, "none_in_time");
-        let far = Path { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..Path::default() };
-        assert_eq!(routes.route(&[0, 1], &wanted(Some(2_900)), far).unwrap().model, 1, "the way back takes 2 s");
-        assert_eq!(routes.route(&[0], &wanted(Some(10)), far).unwrap().model, 0, "a name is a name");
-    }
-
-    #[test]
-    fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
-        let (routes, engines) = routes(1);
-        let choose = || routes.route(&[1, 0], &wanted(None), Path::default()).map(|route| route.model);
-        assert_eq!(choose(), Some(0));
-        let large = take(&engines[0]);
-        assert_eq!(choose(), Some(1));
-        let _small = take(&engines[1]);
-        let _waits = engines[1].take(Service::default(), &[]);
-        assert_eq!(choose(), Some(0));
-        engines[0].failed(large.replica, Fault::OutOfReach);
-        assert_eq!(choose(), Some(1), "none waits for an engine that failed");
-        engines[1].failed(0, Fault::OutOfReach);
-        assert_eq!(choose(), None);
-    }
-
-    #[test]
-    fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request() {
-        let (routes, engines) = routes(8);
-        let route = routes.route(&[0], &wanted(None), Path::default()).unwrap();
-        let owed = || routes.state.lock().replicas[0].load.outstanding_tokens;
-        let place = take(&engines[0]);
-        let mut lesson = routes.begin(&route, place.replica);
-        assert_eq!(owed(), 20);
-        (0..3).for_each(|_| lesson.token());
-        assert_eq!(owed(), 17);
-        drop(lesson);
-        assert_eq!(owed(), 0);
-    }
-
-    #[test]
-    fn limits_are_read_from_the_fields_and_else_from_the_class() {
-        let field = |name: &'static str, value: &'static str| masque::h3::Field::new(name, value);
-        let head = |fields| RequestHead {
-            method: "POST".into(),
-            scheme: None,
-            authority: None,
-            path: None,
-            protocol: None,
-            fields,
-        };
-        let ask = Ask::read(br#"{"model":"m"}"#).unwrap();
-        let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &ask, 0).slo;
-        assert_eq!(limits(vec![], None), Slo::unlimited());
-        assert_eq!(limits(vec![], Some(7)), Slo::within(7));
-        let fields = vec![field("x-paced-budget-ms", "20"), field("x-slo-ttft-ms", "3"), field("x-slo-tpot-ms", "x")];
-        let expected = Slo { budget_ns: 20_000_000, first_token_ns: 3_000_000, per_token_ns: Slo::NONE };
-        assert_eq!(limits(fields, Some(7)), expected);
-    }
 }

@@ -1,0 +1,104 @@
+//! What an engine's answer teaches of its costs.
+
+use super::{Route, Routes};
+use crate::sse::Usage;
+
+/// How much of an average the newest answer is.
+const NEWEST: f64 = 0.05;
+
+/// An answer as its tokens pass, of which the engine's costs are learned.
+#[derive(Debug)]
+pub struct Lesson<'a> {
+    routes: &'a Routes,
+    replica: usize,
+    model: usize,
+    prompt_tokens: u32,
+    /// Tokens that the engine is still taken to owe.
+    owed: u64,
+    began_ns: u64,
+    /// Whether the engine had nothing else to do when it began.
+    is_alone: bool,
+    first_ns: Option<u64>,
+    last_ns: u64,
+    events: u64,
+    /// The sum of how many requests the engine worked on, event by event.
+    batches: u64,
+}
+
+impl Routes {
+    /// Begins to learn from an engine's answer to a request.
+    #[must_use]
+    pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
+        let now_ns = (self.now_ns)();
+        let mut known = self.state.lock();
+        let owed = u64::from(route.expected_tokens);
+        let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
+        if let Some(replica) = known.replica(route.model, replica) {
+            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
+        }
+        Lesson {
+            routes: self,
+            replica,
+            model: route.model,
+            prompt_tokens: route.prompt_tokens,
+            owed,
+            began_ns: now_ns,
+            is_alone,
+            first_ns: None,
+            last_ns: now_ns,
+            events: 0,
+            batches: 0,
+        }
+    }
+}
+
+impl Lesson<'_> {
+    /// Notes that a token passed, or several at once.
+    pub fn token(&mut self) {
+        let now_ns = (self.routes.now_ns)();
+        self.first_ns.get_or_insert(now_ns);
+        (self.last_ns, self.events) = (now_ns, self.events + 1);
+        self.batches +=
+            self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
+        if self.owed > 1 {
+            self.owed -= 1;
+            if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
+                replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Learns from an answer that came to its end. The engine's own count of tokens is believed before that of events.
+    pub fn learn(&self, usage: Option<Usage>, body_bytes: usize) {
+        let mut known = self.routes.state.lock();
+        if let Some(usage) = usage {
+            let average = |before: f64, now: f64| before + NEWEST * (now - before);
+            known.is_billed = true;
+            known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
+            if usage.prompt_tokens > 0 {
+                let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
+                known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
+            }
+        }
+        let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
+        let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
+        let Some(first_ns) = self.first_ns else { return };
+        let Some(replica) = known.replica(self.model, self.replica) else { return };
+        let others = replica.load.others_utilisation;
+        if self.is_alone {
+            replica.curve.observe_first_token(prompt_tokens, first_ns - self.began_ns);
+        }
+        if let Some(step_ns) = (self.last_ns - first_ns).checked_div(tokens.saturating_sub(1)) {
+            let batch = self.batches.div_ceil(self.events.max(1)).max(1);
+            replica.curve.observe_step(batch as u32, others, step_ns);
+        }
+    }
+}
+
+impl Drop for Lesson<'_> {
+    fn drop(&mut self) {
+        if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
+            replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(self.owed);
+        }
+    }
+}
