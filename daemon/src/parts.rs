@@ -7,7 +7,7 @@ use pacing::io::qdisc;
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, access::AccessLog};
 use role::{accept, ready::Readiness};
-use serving::metrics::GatewayMetrics;
+use serving::{live::Live, metrics::GatewayMetrics};
 
 use crate::enforcement::Tables;
 
@@ -21,6 +21,8 @@ pub struct Parts {
     pub relay: Arc<RelayMetrics>,
     /// What the gateway role counts.
     pub gateway: GatewayMetrics,
+    /// The requests that it serves, whichever gateway of a configuration they began with.
+    pub requests: Arc<Live>,
     /// What the edge role counts.
     pub edge: Arc<EdgeMetrics>,
     /// What became of each class's traffic.
@@ -44,6 +46,7 @@ impl Default for Parts {
             doors: accept::Counters::default(),
             relay: Arc::default(),
             gateway: GatewayMetrics::default(),
+            requests: Arc::default(),
             classes: ClassMetrics::default(),
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),

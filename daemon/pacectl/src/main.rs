@@ -58,6 +58,8 @@ enum Command {
     Tunnels(status::Tunnels),
     /// Lists the open connections of clients
     Connections,
+    /// Lists the requests that the gateway serves now
+    Requests,
     /// Lists the engines of the gateway: what each works on, and what was learned of it
     Engines,
     /// Closes a tunnel
@@ -131,6 +133,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Reload => status::reload(&mut door.open().await?, json).await,
         Command::Tunnels(arguments) => status::tunnels(&mut door.open().await?, arguments, json).await,
         Command::Connections => status::connections(&mut door.open().await?, json).await,
+        Command::Requests => status::requests(&mut door.open().await?, json).await,
         Command::Engines => status::engines(&mut door.open().await?, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,

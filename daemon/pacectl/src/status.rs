@@ -249,6 +249,30 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
+pub(crate) async fn requests(client: &mut Client, as_json: bool) -> Result<()> {
+    let requests = pages(async |page_token| {
+        let request = v1::ListRequestsRequest { page_token, ..v1::ListRequestsRequest::default() };
+        let page = client.list_requests(request).await?.into_inner();
+        Ok((page.requests, page.next_page_token))
+    });
+    let row = |of: v1::ModelRequest| {
+        let budget = of.budget.and_then(|budget| Duration::try_from(budget).ok());
+        [
+            of.id.to_string(),
+            or_dash(&of.user),
+            or_dash(&of.class),
+            or_dash(&of.model),
+            of.stage,
+            age(of.since.as_ref()),
+            budget.map_or_else(|| "-".into(), |budget| format!("{:.1} s", budget.as_secs_f64())),
+            of.tokens.to_string(),
+            if of.tokens_per_sec > 0.0 { format!("{:.1}", of.tokens_per_sec) } else { "-".into() },
+        ]
+    };
+    let heads = ["id", "user", "class", "model", "state", "for", "budget", "tokens", "tokens/s"];
+    show(as_json, requests.await?, |requests| table(heads, requests.into_iter().map(row)))
+}
+
 pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
     let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
     let ms = |time: Option<prost_types::Duration>| {

@@ -37,6 +37,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     learned::{Learned, LearnedEngine},
+    live::{Entry, Live},
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
     places::{Engines, Fault, NoPlace, Place, Standing, Turn},
@@ -68,6 +69,7 @@ pub struct Gateway {
     /// What bodies may still take, in KiB.
     bodies: Arc<Semaphore>,
     metrics: GatewayMetrics,
+    live: Arc<Live>,
     clock: Clock,
 }
 
@@ -105,14 +107,15 @@ impl From<Error> for Failure {
 }
 
 impl Gateway {
-    /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before.
+    /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before. Its requests
+    /// are entered in `live`.
     ///
     /// # Errors
     /// A file with a key cannot be read, or holds what no field can carry.
     pub fn new(
         settings: &config::gateway::Gateway,
         classes: &Classes,
-        metrics: GatewayMetrics,
+        (metrics, live): (GatewayMetrics, Arc<Live>),
         learned: &Learned,
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
@@ -151,6 +154,7 @@ impl Gateway {
             bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
             settings: settings.clone(),
             metrics,
+            live,
             clock,
         }))
     }
@@ -186,6 +190,7 @@ impl Gateway {
         let tenant = admitted.as_ref().ok().and_then(|(_, tenant)| tenant.clone());
         let caller = Caller::new(classes, asker, head, request.signal, tenant);
         request.set_terms(&caller.terms(None));
+        let entry = self.live.enter(caller.user().cloned());
         let mut model = Arc::from("");
         let ended = match admitted {
             Ok((Operation::Health, _)) => respond(&mut request, 200, "text/plain", b"ok\n", Vec::new()).await,
@@ -193,7 +198,7 @@ impl Gateway {
                 let list = self.list();
                 respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
             }
-            Ok((operation, _)) => self.answer(&mut request, operation, head, &caller, &mut model).await,
+            Ok((operation, _)) => self.answer(&mut request, operation, head, (&caller, &entry), &mut model).await,
             Err(refusal) => Err(refusal.into()),
         };
         let (outcome, ended) = match ended {
@@ -206,7 +211,7 @@ impl Gateway {
             }
         };
         self.metrics.ended(operation.ok(), &model, outcome);
-        drop(in_flight);
+        drop((in_flight, entry));
         end(request, ended).await;
     }
 
@@ -216,7 +221,7 @@ impl Gateway {
         request: &mut Request,
         operation: Operation,
         head: &RequestHead,
-        caller: &Caller<'_>,
+        (caller, entry): (&Caller<'_>, &Entry),
         served_by: &mut Arc<str>,
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
@@ -240,12 +245,13 @@ impl Gateway {
                 .ok_or(Refusal::NoEngine)?;
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
+            entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 return Err(Refusal::Late.into());
             }
             let sent = ask.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
-            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer };
+            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry };
             match self.try_engines(request, &pass, &sent, &terms).await {
                 // The others that the name stands for may fare better.
                 Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {

@@ -13,7 +13,7 @@
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
 //! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
 //! | [`tenants`] | whose requests these are: keys of clients, and what each may use |
-//! | [`view`] | what operators see of engines |
+//! | [`live`], [`view`] | the requests that are served at this moment, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
 //! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`sse`] | events that pass: which bytes are whole, and how many tokens they bill |
@@ -25,6 +25,7 @@
 pub mod entrance;
 pub mod gateway;
 pub mod learned;
+pub mod live;
 pub mod metrics;
 pub mod openai;
 pub mod places;

@@ -103,6 +103,12 @@ impl Wanted {
         has_budget.then(|| took.as_nanos() <= u128::from(self.slo.budget_ns))
     }
 
+    /// The time for the whole answer, if there is a limit.
+    #[must_use]
+    pub fn budget(&self) -> Option<Duration> {
+        (self.slo.budget_ns != Slo::NONE).then(|| Duration::from_nanos(self.slo.budget_ns))
+    }
+
     /// Whether there is any limit.
     #[must_use]
     pub fn is_limited(&self) -> bool {

@@ -1,6 +1,6 @@
-//! What operators see of engines.
+//! What operators see of engines and requests.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sched::route::Cost;
 
@@ -25,4 +25,59 @@ pub struct EngineView {
     pub samples: (u64, u64),
     /// What was learned: nothing yet where there are no samples.
     pub cost: Cost,
+}
+
+/// A request that a gateway serves, at one moment.
+#[derive(Clone, Debug)]
+pub struct RequestView {
+    /// Its ID, which no other request has had since paced started.
+    pub id: u64,
+    /// The user; empty where anybody may come.
+    pub user: String,
+    /// The name of its class; empty until its body has come.
+    pub class: String,
+    /// The model; empty until one was chosen.
+    pub model: String,
+    /// What is done with it.
+    pub stage: Stage,
+    /// When it came.
+    pub since: SystemTime,
+    /// The time that it has for the whole answer, if there is a limit.
+    pub budget: Option<Duration>,
+    /// Tokens that have passed.
+    pub tokens: u64,
+    /// How fast they came after the first; 0 before the second.
+    pub tokens_per_sec: f64,
+}
+
+/// What is done with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// Its body arrives.
+    Arrives,
+    /// It waits for an engine.
+    Waits,
+    /// An engine works on it.
+    AtWork,
+}
+
+impl Stage {
+    pub(crate) const fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Arrives,
+            1 => Self::Waits,
+            _ => Self::AtWork,
+        }
+    }
+
+    /// A word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Arrives => "arriving",
+            Self::Waits => "waiting",
+            Self::AtWork => "at work",
+        }
+    }
 }

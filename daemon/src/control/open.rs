@@ -6,7 +6,7 @@ use config::policy;
 use edge::roster::{self, Roster};
 use quic::class::{ClassCounters, Role};
 use relay::{Relay, tunnels::Tunnel};
-use serving::view::EngineView;
+use serving::view::{EngineView, RequestView};
 
 use super::{
     Caller, Control, Error,
@@ -102,6 +102,13 @@ impl Control {
         let uplinks = self.edge().uplinks();
         let found = uplinks.iter().flat_map(|uplink| uplink.standpoints());
         found.map(|standpoint| UplinkView::new(standpoint, caller)).collect()
+    }
+
+    /// Lists the requests that the gateway serves now, by ID from `after` on, at most `limit` or as many as a page has.
+    #[must_use]
+    pub fn requests(&self, after: u64, limit: usize) -> Page<RequestView> {
+        let limit = page_rows(limit);
+        Page::of(self.parts.requests.page(after, limit + 1), limit, |request| request.id)
     }
 
     /// Lists the engines of the gateway. Readers see no URLs.

@@ -205,6 +205,7 @@ pub(super) fn prepare_gateway(
     parts: &Parts,
 ) -> Result<Option<Arc<Gateway>>> {
     let Some(settings) = &config.gateway else { return Ok(None) };
-    let gateway = Gateway::new(settings, &relay.classes(), parts.gateway.clone(), &lessons.learned())?;
+    let gateway =
+        Gateway::new(settings, &relay.classes(), (parts.gateway.clone(), parts.requests.clone()), &lessons.learned())?;
     Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
 }

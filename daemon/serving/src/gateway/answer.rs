@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::{Ended, Failure, Gateway, Model, unless_gone};
 use crate::{
+    live::Entry,
     openai::{Operation, Refusal},
     places::{Fault, Place},
     routes::{Lesson, Route},
@@ -40,6 +41,7 @@ pub(super) struct Pass<'a> {
     /// When the request was whole.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
+    pub(super) entry: &'a Entry,
 }
 
 /// Who pays for the tokens.
@@ -75,6 +77,7 @@ impl Pass<'_> {
     /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
     pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<(), Failure> {
         let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
+        self.entry.at_work();
         let answer = self.ask(request, body, place).await?;
         if answer.status().is_success() {
             self.payer.pass(u64::from(self.route.prompt_tokens()));
@@ -164,6 +167,7 @@ impl Pass<'_> {
             }
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
+            self.entry.pass(events.with_content() - before);
             self.send(request, &whole).await?;
         };
         match broken {

@@ -8,7 +8,7 @@ use std::{
 
 use api::v1;
 use pacing::io::recorder::{self, Records};
-use serving::view::EngineView;
+use serving::view::{EngineView, RequestView};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
@@ -165,6 +165,14 @@ impl v1::control_service_server::ControlService for Service {
         answer(v1::ListConnectionsResponse { connections, next_page_token: token(next) })
     }
 
+    async fn list_requests(&self, request: Request<v1::ListRequestsRequest>) -> Answer<v1::ListRequestsResponse> {
+        caller(&request)?;
+        let v1::ListRequestsRequest { page_size, page_token } = request.into_inner();
+        let Page { rows, next } = self.0.requests(after(&page_token)?, page_size as usize);
+        let requests = rows.into_iter().map(model_request).collect();
+        answer(v1::ListRequestsResponse { requests, next_page_token: token(next) })
+    }
+
     async fn list_engines(&self, request: Request<v1::ListEnginesRequest>) -> Answer<v1::ListEnginesResponse> {
         let engines = self.0.engines(&caller(&request)?).into_iter().map(engine).collect();
         answer(v1::ListEnginesResponse { engines })
@@ -275,6 +283,13 @@ fn certificate(of: &Certificate) -> v1::Certificate {
         expires: Some(of.expires.into()),
         days_left: of.days_left(SystemTime::now()),
     }
+}
+
+fn model_request(of: RequestView) -> v1::ModelRequest {
+    let RequestView { id, user, class, model, stage, since, budget, tokens, tokens_per_sec } = of;
+    let (stage, since) = (stage.name().to_owned(), Some(since.into()));
+    let budget = budget.and_then(|budget| budget.try_into().ok());
+    v1::ModelRequest { id, user, class, model, stage, since, budget, tokens, tokens_per_sec }
 }
 
 fn engine(of: EngineView) -> v1::Engine {

@@ -26,6 +26,22 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
         "{said}"
     );
 
+    let mut open = desk.begin_chat(&chat("large", "stall 2", true));
+    let listed = || {
+        let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
+        let listed: Value = serde_json::from_str(&said).unwrap();
+        listed.as_array().and_then(|listed| listed.first().filter(|of| of["tokens"] == 2).cloned())
+    };
+    let request = wait_for("the request to be listed", SOON, listed).unwrap();
+    assert_eq!([&request["user"], &request["model"], &request["stage"]], ["edge", "large", "at work"], "{request}");
+    let (code, said) = desk.site.pacectl(&["requests"], "").unwrap();
+    assert!(code == Some(0) && said.lines().count() == 2 && said.contains("at work"), "{said}");
+    open.kill().unwrap();
+    open.wait().unwrap();
+    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
+    assert_eq!(said.trim(), "[]");
+
     let (code, said) = desk.site.pacectl(&["engines"], "").unwrap();
     assert!(code == Some(0) && said.lines().count() == 4, "{said}");
     assert!(said.contains("0 of 64") && said.contains(":8002"), "{said}");
@@ -33,7 +49,7 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     let listed: Value = serde_json::from_str(&said).unwrap();
     let large: Vec<_> = listed["engines"].as_array().unwrap().iter().filter(|of| of["model"] == "large").collect();
     let sum = |key: &str| large.iter().map(|of| of[key].as_u64().unwrap()).sum::<u64>();
-    assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 3, 1), "{said}");
+    assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 4, 1), "{said}");
     assert!(large.iter().any(|of| of["cost"]["first_tokens"].as_u64() > Some(0)), "{said}");
 }
 
