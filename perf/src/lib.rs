@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`load`] | the scenarios: echo, one way up and down, set-up, idle |
 //! | [`bench`](mod@bench) | relays in turns, medians, the table and the results file |
+//! | [`serving`] | the gateway for models beside plain reverse proxies, under streams of tokens |
 //! | [`relay`] | relays as processes: started, ready, ended |
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`flood`] | packets that deserve nothing |
@@ -35,4 +36,5 @@ pub mod process;
 pub mod queue_baselines;
 pub mod random;
 pub mod relay;
+pub mod serving;
 pub mod target;

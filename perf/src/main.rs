@@ -22,6 +22,7 @@ use perf::{
     plan::{self, BASE, Clock, Plan, Scheduler},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
+    serving::{self, Serving},
 };
 
 /// Loads CONNECT-UDP relays and compares them, and runs experiments.
@@ -63,6 +64,8 @@ enum Command {
         #[arg(long)]
         virtual_time: bool,
     },
+    /// Measures the gateway for models beside plain reverse proxies, in turns, and prints a table.
+    Serving(Serving),
     /// Lists all plans and their variants.
     List,
     /// Runs an experiment and prints a table.
@@ -149,6 +152,7 @@ fn run(command: Command) -> Result<()> {
             };
             load::on_core(GENERATOR_CORE, bench::run(&bench, &out))
         }
+        Command::Serving(serving) => load::on_core(GENERATOR_CORE, serving::run(&serving)),
         Command::List => list(),
         Command::Run(experiment) => run_plan(&experiment),
     }

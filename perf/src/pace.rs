@@ -48,10 +48,11 @@ impl Pacer {
 }
 
 /// A timer of the kernel, because tokio's knows only milliseconds.
-struct Ticks(AsyncFd<File>);
+pub(crate) struct Ticks(AsyncFd<File>);
 
 impl Ticks {
-    fn start(period: Duration) -> io::Result<Self> {
+    /// Starts to tick.
+    pub(crate) fn start(period: Duration) -> io::Result<Self> {
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         let period = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: i64::from(period.subsec_nanos()) };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: period, it_value: period })?;
@@ -59,7 +60,7 @@ impl Ticks {
     }
 
     /// Returns how many periods went by since the last call, at least one.
-    async fn wait(&self) -> io::Result<u64> {
+    pub(crate) async fn wait(&self) -> io::Result<u64> {
         self.0
             .async_io(Interest::READABLE, |mut timer| {
                 let mut ticks = [0; 8];

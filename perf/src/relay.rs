@@ -223,7 +223,8 @@ pub fn parse_fingerprint(text: &str) -> Result<[u8; 32]> {
     Ok(fingerprint)
 }
 
-fn scratch_folder() -> Result<PathBuf> {
+/// Makes a folder for files of a program under test.
+pub(crate) fn scratch_folder() -> Result<PathBuf> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("paced-perf.{}.{number}", std::process::id()));

@@ -1,0 +1,286 @@
+//! Clients of the API: streams that begin when they are due, whatever became of others, and answers one after the other.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use hdrhistogram::Histogram;
+use tokio::{
+    net::TcpStream,
+    task::{JoinHandle, spawn_local},
+    time::{sleep, timeout},
+};
+
+use super::wire::{Answers, Stamp};
+use crate::{payload::now_ns, random::Random};
+
+/// How long a client waits for anything before it counts an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes read at once.
+const READ_BYTES: usize = 16 << 10;
+
+/// What clients saw while it was measured.
+pub struct Seen {
+    /// From the engine's writing of a token to the client's reading it, in nanoseconds.
+    pub delay: Histogram<u64>,
+    /// From the request to its first token, less what the engine made it wait.
+    pub first: Histogram<u64>,
+    /// Between two tokens of a stream, as the client reads them.
+    pub gap: Histogram<u64>,
+    /// Tokens that were read.
+    pub tokens: u64,
+    /// Answers that came to their end.
+    pub answers: u64,
+    /// Answers that did not, with the first of their reasons.
+    pub errors: u64,
+    /// Why the first of them did not.
+    pub first_error: Option<String>,
+}
+
+impl Seen {
+    fn new() -> Result<Self> {
+        // To 0.1 %, and up to a minute.
+        let histogram = || Histogram::new_with_max(60_000_000_000, 3);
+        let (delay, first, gap) = (histogram()?, histogram()?, histogram()?);
+        Ok(Self { delay, first, gap, tokens: 0, answers: 0, errors: 0, first_error: None })
+    }
+}
+
+/// What all clients of a measurement share.
+pub struct Clients {
+    at: SocketAddr,
+    idle: RefCell<Vec<TcpStream>>,
+    running: Cell<u64>,
+    is_measuring: Cell<bool>,
+    seen: RefCell<Seen>,
+}
+
+/// Streams that begin at random moments (a Poisson process), so many that about `streams` run at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Streams at once, on average.
+    pub streams: u64,
+    /// Tokens of each.
+    pub tokens: u64,
+    /// Between two tokens of a stream.
+    pub period_ns: u64,
+    /// Of when streams begin.
+    pub seed: u64,
+}
+
+impl Clients {
+    /// Clients that ask at `at`.
+    ///
+    /// # Errors
+    /// There is no memory for histograms.
+    pub fn new(at: SocketAddr) -> Result<Rc<Self>> {
+        Ok(Rc::new(Self {
+            at,
+            idle: RefCell::default(),
+            running: Cell::new(0),
+            is_measuring: Cell::new(false),
+            seen: RefCell::new(Seen::new()?),
+        }))
+    }
+
+    /// Streams that run.
+    #[must_use]
+    pub fn running(&self) -> u64 {
+        self.running.get()
+    }
+
+    /// Begins to measure.
+    pub fn measure(&self) {
+        self.is_measuring.set(true);
+    }
+
+    /// Ends to measure, and returns what was seen.
+    ///
+    /// # Errors
+    /// There is no memory for histograms.
+    pub fn measured(&self) -> Result<Seen> {
+        self.is_measuring.set(false);
+        Ok(self.seen.replace(Seen::new()?))
+    }
+
+    /// Begins streams when they are due, until the task is aborted. Those of the first period of a token are in the middle of
+    /// their answers, as if others had gone before.
+    #[must_use]
+    pub fn offer(self: &Rc<Self>, load: Load) -> JoinHandle<()> {
+        let clients = self.clone();
+        spawn_local(async move {
+            let mut random = Random::new(load.seed, 0x5e71);
+            let period = Duration::from_nanos(load.period_ns);
+            for _ in 0..load.streams {
+                let left = 1 + random.below(load.tokens as usize) as u64;
+                clients.begin(left);
+                // Not all at the same moment: that would be another load.
+                sleep_until_ns(now_ns() + load.period_ns / load.streams).await;
+            }
+            let per_ns = load.streams as f64 / (period.as_nanos() as f64 * load.tokens as f64);
+            let mut at_ns = now_ns() as f64;
+            loop {
+                at_ns += random.exponential() / per_ns;
+                sleep_until_ns(at_ns as u64).await;
+                clients.begin(load.tokens);
+            }
+        })
+    }
+
+    fn begin(self: &Rc<Self>, tokens: u64) {
+        let clients = self.clone();
+        self.running.set(self.running.get() + 1);
+        spawn_local(async move {
+            let asked = clients.ask(tokens, tokens).await;
+            clients.count(asked.map(drop));
+            clients.running.set(clients.running.get() - 1);
+        });
+    }
+
+    fn count(&self, asked: Result<()>) {
+        let mut seen = self.seen.borrow_mut();
+        match asked {
+            Ok(()) => seen.answers += 1,
+            Err(error) => {
+                seen.errors += 1;
+                seen.first_error.get_or_insert_with(|| format!("{error:#}"));
+            }
+        }
+    }
+
+    /// Asks for a stream of `tokens`, and leaves once `wanted` of them came, if that is before the end.
+    ///
+    /// # Errors
+    /// The answer is not what it should be.
+    pub async fn ask(&self, tokens: u64, wanted: u64) -> Result<()> {
+        let idle = self.idle.borrow_mut().pop();
+        let socket = match idle {
+            Some(socket) => socket,
+            None => self.connect().await?,
+        };
+        let sent_ns = now_ns();
+        write(&socket, &stream_request(tokens)).await?;
+        let (mut answers, mut number, mut last_ns) = (Answers::default(), 0, None);
+        let mut buffer = [0; READ_BYTES];
+        while number < wanted || wanted == tokens {
+            let len = read(&socket, &mut buffer).await?;
+            let read_ns = now_ns();
+            answers.push(&buffer[..len]).map_err(|wrong| anyhow!("{wrong:?}"))?;
+            let mut in_order = true;
+            answers.events(|event| {
+                let Some(stamp) = Stamp::read(event) else { return };
+                in_order &= stamp.number == number;
+                number += 1;
+                self.note(&stamp, sent_ns, last_ns.replace(read_ns), read_ns);
+            });
+            ensure!(in_order, "a token is missing before that with number {number}");
+            if let Some(rest) = answers.end() {
+                ensure!(number == tokens && rest.is_empty(), "{number} of {tokens} tokens came");
+                self.idle.borrow_mut().push(socket);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, stamp: &Stamp, sent_ns: u64, last_ns: Option<u64>, read_ns: u64) {
+        if !self.is_measuring.get() {
+            return;
+        }
+        let mut seen = self.seen.borrow_mut();
+        seen.tokens += 1;
+        seen.delay.saturating_record(read_ns - stamp.written_ns);
+        match last_ns {
+            None => seen.first.saturating_record((read_ns - sent_ns).saturating_sub(stamp.waited_ns)),
+            Some(last_ns) => seen.gap.saturating_record(read_ns - last_ns),
+        }
+    }
+
+    /// Asks for whole answers, `times` one after the other on one connection.
+    ///
+    /// # Errors
+    /// An answer is not what it should be.
+    pub async fn ask_again_and_again(&self, times: u64) -> Result<()> {
+        let socket = self.connect().await?;
+        let (mut answers, mut buffer) = (Answers::default(), [0; READ_BYTES]);
+        for answered in 0..times {
+            let sent_ns = now_ns();
+            write(
+                &socket,
+                &request(r#"{"model":"large","messages":[{"role":"user","content":"yes?"}],"max_tokens":1}"#),
+            )
+            .await?;
+            loop {
+                let len = read(&socket, &mut buffer).await.with_context(|| format!("after {answered} answers"))?;
+                answers.push(&buffer[..len]).map_err(|wrong| anyhow!("{wrong:?} after {answered} answers"))?;
+                if let Some(content) = answers.end() {
+                    ensure!(content.ends_with(b"\"total_tokens\":10}}"), "an answer is another's");
+                    break;
+                }
+            }
+            let mut seen = self.seen.borrow_mut();
+            seen.answers += 1;
+            seen.first.saturating_record(now_ns() - sent_ns);
+        }
+        Ok(())
+    }
+
+    async fn connect(&self) -> Result<TcpStream> {
+        let socket = timeout(PATIENCE, TcpStream::connect(self.at)).await.context("no connection in time")??;
+        socket.set_nodelay(true)?;
+        Ok(socket)
+    }
+}
+
+fn stream_request(tokens: u64) -> Vec<u8> {
+    request(&format!(
+        r#"{{"model":"large","messages":[{{"role":"user","content":"Say something."}}],"stream":true,"max_tokens":{tokens}}}"#
+    ))
+}
+
+fn request(content: &str) -> Vec<u8> {
+    let length = content.len();
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: models.example\r\naccept: application/json\r\nuser-agent: OpenAI/Python 1.99.0\r\n\
+        authorization: Bearer sk-none\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{content}"
+    )
+    .into_bytes()
+}
+
+async fn write(socket: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match socket.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn read(socket: &TcpStream, buffer: &mut [u8]) -> Result<usize> {
+    loop {
+        match socket.try_read(buffer) {
+            Ok(0) => return Err(anyhow!("the connection ended")),
+            Ok(len) => return Ok(len),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                timeout(PATIENCE, socket.readable()).await.context("nothing came in time")??;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn sleep_until_ns(at_ns: u64) {
+    let left_ns = at_ns.saturating_sub(now_ns());
+    // The runtime's timer knows milliseconds; what is less is made up for by the next.
+    if left_ns >= 500_000 {
+        sleep(Duration::from_nanos(left_ns)).await;
+    }
+}

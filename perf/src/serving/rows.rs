@@ -1,0 +1,188 @@
+//! What was measured, as lines of JSON, and the table that is made of them.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::origin::Origin;
+
+/// All samples of one metric of one peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The load.
+    pub config: String,
+    /// What was measured.
+    pub metric: String,
+    /// In what.
+    pub unit: String,
+    /// Who stood between clients and engine.
+    pub peer: String,
+    /// The median of the samples.
+    pub value: f64,
+    /// One of each round.
+    pub samples: Vec<f64>,
+    /// The seed of the first round; each further round has the next.
+    pub seed: u64,
+}
+
+/// All rows of a run, in the order in which they first appeared.
+#[derive(Debug, Default)]
+pub struct Rows(Vec<Row>);
+
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    row: &'a Row,
+}
+
+/// A value of a round.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What was measured.
+    pub metric: &'static str,
+    /// The value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+}
+
+impl Rows {
+    /// Adds what a round measured.
+    pub fn add(&mut self, config: &str, peer: &str, seed: u64, samples: &[Sample]) {
+        for &Sample { metric, value, unit } in samples {
+            let is_same = |row: &&mut Row| (&row.config[..], &row.peer[..], &row.metric[..]) == (config, peer, metric);
+            let row = match self.0.iter_mut().find(is_same) {
+                Some(row) => row,
+                None => {
+                    let [config, metric, unit, peer] = [config, metric, unit, peer].map(str::to_owned);
+                    self.0.push(Row { config, metric, unit, peer, value: 0.0, samples: Vec::new(), seed });
+                    let Some(row) = self.0.last_mut() else { continue };
+                    row
+                }
+            };
+            row.samples.push(value);
+            row.value = median(&row.samples);
+        }
+    }
+
+    /// Adds how much more of `metric` each peer has than `base`, round by round, as `name`.
+    pub fn add_difference(&mut self, base: &str, metric: &str, name: &'static str) {
+        let of_metric: Vec<_> = self.0.iter().filter(|row| row.metric == metric).cloned().collect();
+        for row in of_metric.iter().filter(|row| row.peer != base) {
+            let Some(base) = of_metric.iter().find(|other| other.peer == base && other.config == row.config) else {
+                continue;
+            };
+            let samples: Vec<_> = row.samples.iter().zip(&base.samples).map(|(own, base)| own - base).collect();
+            let value = median(&samples);
+            self.0.push(Row { metric: name.to_owned(), value, samples, ..row.clone() });
+        }
+    }
+
+    /// Renders lines of JSON.
+    ///
+    /// # Errors
+    /// A value is no number.
+    pub fn json_lines(&self, origin: &Origin) -> Result<String> {
+        let mut lines = String::new();
+        for row in &self.0 {
+            lines += &serde_json::to_string(&Line { origin, row })?;
+            lines.push('\n');
+        }
+        Ok(lines)
+    }
+
+    /// Reads lines of JSON.
+    ///
+    /// # Errors
+    /// A line is no row.
+    pub fn read(lines: &str) -> Result<Self> {
+        Ok(Self(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?))
+    }
+
+    /// Renders a table in Markdown: medians over the rounds, with the least and the most.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let (mut peers, mut metrics) = (Vec::new(), Vec::new());
+        for row in &self.0 {
+            if !peers.contains(&&row.peer) {
+                peers.push(&row.peer);
+            }
+            if !metrics.contains(&(&row.config, &row.metric, &row.unit)) {
+                metrics.push((&row.config, &row.metric, &row.unit));
+            }
+        }
+        let mut table = String::from("| load | figure |");
+        peers.iter().for_each(|peer| _ = write!(table, " {peer} |"));
+        _ = writeln!(table, "\n|---|---|{}", "--:|".repeat(peers.len()));
+        for (config, metric, unit) in metrics {
+            _ = write!(table, "| {config} | {metric}, {unit} |");
+            for peer in &peers {
+                let is_cell = |row: &&Row| (&row.config, &row.metric, &&row.peer) == (config, metric, peer);
+                let cell = self.0.iter().find(is_cell).map_or_else(String::new, Row::cell);
+                _ = write!(table, " {cell} |");
+            }
+            table.push('\n');
+        }
+        table
+    }
+}
+
+impl Row {
+    fn cell(&self) -> String {
+        let least = self.samples.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let [value, least, most] = [self.value, least, most].map(number);
+        if least == most { value } else { format!("{value} ({least} to {most})") }
+    }
+}
+
+fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted[..] {
+        [] => 0.0,
+        _ if sorted.len() % 2 == 0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ => sorted[middle],
+    }
+}
+
+/// Three significant digits, or all before the point.
+fn number(value: f64) -> String {
+    let decimals = if value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 3) };
+    format!("{value:.*}", decimals as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_shows_medians_with_their_range_and_differences_are_those_of_a_round() {
+        let mut rows = Rows::default();
+        let sample = |value| [Sample { metric: "delay", value, unit: "µs" }];
+        for (direct, paced) in [(10.0, 200.0), (100.0, 310.0), (20.0, 300.0)] {
+            rows.add("tokens", "direct", 7, &sample(direct));
+            rows.add("tokens", "paced", 7, &sample(paced));
+        }
+        rows.add_difference("direct", "delay", "added delay");
+        let origin = Origin::of_this_run("wall").unwrap();
+        let table = Rows::read(&rows.json_lines(&origin).unwrap()).unwrap().table();
+        assert!(table.contains("| tokens | delay, µs | 20.0 (10.0 to 100) | 300 (200 to 310) |\n"), "{table}");
+        assert!(table.contains("| tokens | added delay, µs |  | 210 (190 to 280) |\n"), "{table}");
+    }
+
+    #[test]
+    fn each_line_says_where_it_comes_from() {
+        let mut rows = Rows::default();
+        rows.add("x", "direct", 7, &[Sample { metric: "errors", value: 0.0, unit: "" }]);
+        let lines = rows.json_lines(&Origin::of_this_run("wall").unwrap()).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&lines).unwrap();
+        assert!(
+            ["machine", "kernel", "commit", "command"].iter().all(|key| line[key].is_string()) && line["seed"] == 7
+        );
+    }
+}
