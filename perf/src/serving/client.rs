@@ -22,6 +22,9 @@ use crate::{payload::now_ns, random::Random};
 /// How long a client waits for anything before it counts an error.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long it takes until so many streams run as are to run at once.
+const FILL_NS: f64 = 1e9;
+
 /// Bytes read at once.
 const READ_BYTES: usize = 16 << 10;
 
@@ -31,8 +34,8 @@ pub struct Seen {
     pub delay: Histogram<u64>,
     /// From the request to its first token, less what the engine made it wait.
     pub first: Histogram<u64>,
-    /// Between two tokens of a stream, as the client reads them.
-    pub gap: Histogram<u64>,
+    /// How much more or less time than at the engine passed between two tokens of a stream (RFC 3550 §6.4.1, D).
+    pub jitter: Histogram<u64>,
     /// Tokens that were read.
     pub tokens: u64,
     /// Answers that came to their end.
@@ -47,8 +50,8 @@ impl Seen {
     fn new() -> Result<Self> {
         // To 0.1 %, and up to a minute.
         let histogram = || Histogram::new_with_max(60_000_000_000, 3);
-        let (delay, first, gap) = (histogram()?, histogram()?, histogram()?);
-        Ok(Self { delay, first, gap, tokens: 0, answers: 0, errors: 0, first_error: None })
+        let (delay, first, jitter) = (histogram()?, histogram()?, histogram()?);
+        Ok(Self { delay, first, jitter, tokens: 0, answers: 0, errors: 0, first_error: None })
     }
 }
 
@@ -109,22 +112,21 @@ impl Clients {
         Ok(self.seen.replace(Seen::new()?))
     }
 
-    /// Begins streams when they are due, until the task is aborted. Those of the first period of a token are in the middle of
-    /// their answers, as if others had gone before.
+    /// Begins streams when they are due, until the task is aborted. Those of the first second are in the middle of their
+    /// answers, as if others had gone before.
     #[must_use]
     pub fn offer(self: &Rc<Self>, load: Load) -> JoinHandle<()> {
         let clients = self.clone();
         spawn_local(async move {
             let mut random = Random::new(load.seed, 0x5e71);
-            let period = Duration::from_nanos(load.period_ns);
-            for _ in 0..load.streams {
-                let left = 1 + random.below(load.tokens as usize) as u64;
-                clients.begin(left);
-                // Not all at the same moment: that would be another load.
-                sleep_until_ns(now_ns() + load.period_ns / load.streams).await;
-            }
-            let per_ns = load.streams as f64 / (period.as_nanos() as f64 * load.tokens as f64);
             let mut at_ns = now_ns() as f64;
+            for _ in 0..load.streams {
+                clients.begin(1 + random.below(load.tokens as usize) as u64);
+                // Not all at the same moment: that would be another load.
+                at_ns += FILL_NS / load.streams as f64;
+                sleep_until_ns(at_ns as u64).await;
+            }
+            let per_ns = load.streams as f64 / (load.period_ns as f64 * load.tokens as f64);
             loop {
                 at_ns += random.exponential() / per_ns;
                 sleep_until_ns(at_ns as u64).await;
@@ -143,7 +145,8 @@ impl Clients {
         });
     }
 
-    fn count(&self, asked: Result<()>) {
+    /// Counts what became of a request.
+    pub fn count(&self, asked: Result<()>) {
         let mut seen = self.seen.borrow_mut();
         match asked {
             Ok(()) => seen.answers += 1,
@@ -166,7 +169,7 @@ impl Clients {
         };
         let sent_ns = now_ns();
         write(&socket, &stream_request(tokens)).await?;
-        let (mut answers, mut number, mut last_ns) = (Answers::default(), 0, None);
+        let (mut answers, mut number, mut last_delay_ns) = (Answers::default(), 0, None);
         let mut buffer = [0; READ_BYTES];
         while number < wanted || wanted == tokens {
             let len = read(&socket, &mut buffer).await?;
@@ -177,7 +180,7 @@ impl Clients {
                 let Some(stamp) = Stamp::read(event) else { return };
                 in_order &= stamp.number == number;
                 number += 1;
-                self.note(&stamp, sent_ns, last_ns.replace(read_ns), read_ns);
+                self.note(&stamp, sent_ns, &mut last_delay_ns, read_ns);
             });
             ensure!(in_order, "a token is missing before that with number {number}");
             if let Some(rest) = answers.end() {
@@ -189,16 +192,18 @@ impl Clients {
         Ok(())
     }
 
-    fn note(&self, stamp: &Stamp, sent_ns: u64, last_ns: Option<u64>, read_ns: u64) {
+    fn note(&self, stamp: &Stamp, sent_ns: u64, last_delay_ns: &mut Option<u64>, read_ns: u64) {
+        let delay_ns = read_ns - stamp.written_ns;
+        let last_delay_ns = last_delay_ns.replace(delay_ns);
         if !self.is_measuring.get() {
             return;
         }
         let mut seen = self.seen.borrow_mut();
         seen.tokens += 1;
-        seen.delay.saturating_record(read_ns - stamp.written_ns);
-        match last_ns {
+        seen.delay.saturating_record(delay_ns);
+        match last_delay_ns {
             None => seen.first.saturating_record((read_ns - sent_ns).saturating_sub(stamp.waited_ns)),
-            Some(last_ns) => seen.gap.saturating_record(read_ns - last_ns),
+            Some(last_delay_ns) => seen.jitter.saturating_record(delay_ns.abs_diff(last_delay_ns)),
         }
     }
 

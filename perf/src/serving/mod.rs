@@ -7,30 +7,35 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`engine`] | tokens when they are due |
-//! | [`client`] | streams that begin when they are due, whole answers, clients that leave |
+//! | [`client`] | what clients ask, and what they see |
+//! | [`tokens`], [`whole`], [`leave`] | the loads: streams of tokens, whole answers, clients that leave |
 //! | [`wire`] | what the two say to each other |
 //! | [`peer`] | who stands in between, as processes |
 //! | [`rows`] | results and their table |
 
 pub mod client;
 pub mod engine;
+pub mod leave;
 pub mod peer;
 pub mod rows;
+pub mod tokens;
+pub mod whole;
 pub mod wire;
 
 use std::{
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use anyhow::{Context as _, Result, ensure};
-use tokio::time::sleep;
+use anyhow::{Context as _, Result};
 
 use self::{
-    client::{Clients, Load, Seen},
-    engine::{Engine, Rhythm},
+    engine::Engine,
+    leave::Leave,
     peer::{Peer, Running, Wanted},
     rows::{Rows, Sample},
+    tokens::Tokens,
+    whole::Whole,
 };
 use crate::{
     origin::Origin,
@@ -43,7 +48,7 @@ const REQUESTS: u32 = 20_000;
 /// What is measured, and how often.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
-    /// Whom to measure; all but `paced-before` unless it says otherwise.
+    /// Whom to measure, of those that the load is for; all but `paced-before` unless it says otherwise.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<Peer>,
     /// Another build of paced, for the peer `paced-before`.
@@ -67,38 +72,12 @@ pub struct Serving {
 enum Scenario {
     /// Open loop: streams of tokens.
     Tokens(Tokens),
-}
-
-/// Streams of tokens.
-#[derive(Clone, Copy, Debug, clap::Args)]
-struct Tokens {
-    /// Streams at once, on average.
-    #[arg(long, default_value_t = 1_000)]
-    streams: u64,
-    /// Tokens per second of each.
-    #[arg(long, default_value_t = 10)]
-    rate: u64,
-    /// Tokens of each answer.
-    #[arg(long, default_value_t = 100)]
-    tokens: u64,
-    /// Streams that get their tokens at the same moment, as the requests of one step of an engine do.
-    #[arg(long, default_value_t = 1)]
-    at_once: u64,
-    /// Seconds to measure.
-    #[arg(long, default_value_t = 5)]
-    seconds: u64,
-}
-
-impl Tokens {
-    fn period_ns(&self) -> u64 {
-        1_000_000_000 / self.rate.max(1)
-    }
-
-    fn name(&self) -> String {
-        let Self { streams, rate, at_once, .. } = self;
-        let at_once = if *at_once > 1 { format!(", {at_once} at once") } else { String::new() };
-        format!("{streams} streams × {rate} tokens/s{at_once}")
-    }
+    /// Closed loop: whole answers, one after the other on connections that stay.
+    Whole(Whole),
+    /// Clients that leave in the middle of their answers.
+    Leave(Leave),
+    /// How many tokens a second engine and clients manage by themselves.
+    Ceiling(Tokens),
 }
 
 /// Measures all peers in turns, prints the table and writes the rows. A peer whose program is missing is reported and left
@@ -108,7 +87,11 @@ impl Tokens {
 /// The results cannot be written.
 pub async fn run(serving: &Serving) -> Result<()> {
     let all = [Peer::Direct, Peer::Paced, Peer::Nginx, Peer::NginxTwice, Peer::NginxTwiceTls];
-    let wanted = if serving.peers.is_empty() { &all[..] } else { &serving.peers };
+    let wanted = match &serving.scenario {
+        Scenario::Ceiling(_) => &all[..1],
+        _ if serving.peers.is_empty() => &all[..],
+        _ => &serving.peers,
+    };
     let mut peers = Vec::new();
     for peer in wanted {
         match peer.program(serving.before.as_deref()) {
@@ -121,8 +104,15 @@ pub async fn run(serving: &Serving) -> Result<()> {
         for peer in &peers {
             let seed = serving.seed + round;
             eprintln!("round {} of {}: {}", round + 1, serving.rounds, peer.name());
-            let Scenario::Tokens(tokens) = &serving.scenario;
-            let (config, measured) = (tokens.name(), stream(*peer, tokens, serving.before.as_deref(), seed).await);
+            let trial = Trial { peer: *peer, before: serving.before.as_deref(), seed };
+            let (config, measured) = match &serving.scenario {
+                Scenario::Tokens(tokens) => (tokens.name(), tokens::run(tokens, trial).await),
+                Scenario::Whole(whole) => (whole.name(), whole::run(whole, trial).await),
+                Scenario::Leave(leave) => (leave.name(), leave::run(leave, trial).await),
+                Scenario::Ceiling(tokens) => {
+                    ("engine and clients alone".to_owned(), tokens::ceiling(tokens, trial).await)
+                }
+            };
             match measured {
                 Ok(samples) => rows.add(&config, peer.name(), serving.seed, &samples),
                 Err(error) => println!("FAILED {config}, {}: {error:#}", peer.name()),
@@ -134,8 +124,8 @@ pub async fn run(serving: &Serving) -> Result<()> {
         ("first token, 99 %", "added to the first token, 99 %"),
         ("token, median", "added to a token, median"),
         ("token, 99 %", "added to a token, 99 %"),
-        ("between tokens, median", "added between tokens, median"),
-        ("between tokens, 99 %", "added between tokens, 99 %"),
+        ("jitter between tokens, median", "added jitter, median"),
+        ("jitter between tokens, 99 %", "added jitter, 99 %"),
     ] {
         rows.add_difference(Peer::Direct.name(), metric, name);
     }
@@ -145,6 +135,27 @@ pub async fn run(serving: &Serving) -> Result<()> {
         std::fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// One measurement of one peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial<'a> {
+    /// Who is measured.
+    pub peer: Peer,
+    /// The program of [`Peer::PacedBefore`].
+    pub before: Option<&'a Path>,
+    /// Of what is random.
+    pub seed: u64,
+}
+
+impl Trial<'_> {
+    fn start(self, engine: &Engine) -> Result<Running> {
+        self.start_with(engine, REQUESTS)
+    }
+
+    fn start_with(self, engine: &Engine, requests: u32) -> Result<Running> {
+        Running::start(self.peer, Wanted { engine: engine.address(), requests }, self.before)
+    }
 }
 
 /// CPU time of the processes in between, and of engine and clients, which are this process.
@@ -202,46 +213,4 @@ fn of(process: &str, figure: Of) -> &'static str {
         (Of::Memory, "back") => "memory, back",
         (Of::Memory, _) => "memory, alone",
     }
-}
-
-/// Streams tokens through a peer.
-async fn stream(peer: Peer, tokens: &Tokens, before: Option<&Path>, seed: u64) -> Result<Vec<Sample>> {
-    let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once.max(1)).max(1) };
-    let engine = Engine::start(rhythm).await?;
-    let running = Running::start(peer, Wanted { engine: engine.address(), requests: REQUESTS }, before)?;
-    let clients = Clients::new(running.address)?;
-    clients.ask(1, 1).await.context("the first request")?;
-    let load = Load { streams: tokens.streams, tokens: tokens.tokens, period_ns: tokens.period_ns(), seed };
-    let offered = clients.offer(load);
-    // All streams have begun, and have had tokens.
-    sleep(Duration::from_nanos(2 * tokens.period_ns()) + Duration::from_secs(2)).await;
-    ensure!(clients.running() > tokens.streams / 2, "only {} streams run", clients.running());
-    drop(clients.measured()?);
-    let (meters, written) = (Meters::start(&running)?, engine.tokens());
-    clients.measure();
-    sleep(Duration::from_secs(tokens.seconds)).await;
-    let seen = clients.measured()?;
-    let (elapsed, written) = (meters.began.elapsed(), engine.tokens() - written);
-    let mut samples = meters.per_thousand(seen.tokens)?;
-    offered.abort();
-    let micros = |metric, value: u64| Sample { metric, value: value as f64 / 1e3, unit: "µs" };
-    let Seen { delay, first, gap, .. } = &seen;
-    samples.extend([
-        Sample { metric: "tokens", value: seen.tokens as f64 / elapsed.as_secs_f64(), unit: "1/s" },
-        Sample { metric: "tokens on the way", value: written as f64 - seen.tokens as f64, unit: "" },
-        Sample { metric: "streams", value: clients.running() as f64, unit: "" },
-        Sample { metric: "errors", value: seen.errors as f64, unit: "" },
-        Sample { metric: "stalls of the engine", value: engine.stalls() as f64, unit: "" },
-        micros("first token, median", first.value_at_quantile(0.5)),
-        micros("first token, 99 %", first.value_at_quantile(0.99)),
-        micros("token, median", delay.value_at_quantile(0.5)),
-        micros("token, 99 %", delay.value_at_quantile(0.99)),
-        micros("token, 99.9 %", delay.value_at_quantile(0.999)),
-        micros("between tokens, median", gap.value_at_quantile(0.5)),
-        micros("between tokens, 99 %", gap.value_at_quantile(0.99)),
-    ]);
-    if let Some(error) = seen.first_error {
-        println!("{}: {} errors, the first: {error}", peer.name(), seen.errors);
-    }
-    Ok(samples)
 }

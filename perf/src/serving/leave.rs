@@ -1,0 +1,102 @@
+//! Clients that leave: before their answer begins, or in the middle of it. Nothing of them may stay.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::join_all;
+use tokio::time::sleep;
+
+use super::{
+    Trial,
+    client::Clients,
+    engine::{Engine, Rhythm},
+    peer::Running,
+    rows::Sample,
+};
+use crate::random::Random;
+
+/// Requests over one connection of paced at once: far fewer than clients that leave, so that each has to give its place back.
+const REQUESTS: u32 = 256;
+
+/// How long what a client left behind may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Clients that leave.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Leave {
+    /// How many clients come and leave.
+    #[arg(long, default_value_t = 10_000)]
+    pub clients: u64,
+    /// At once.
+    #[arg(long, default_value_t = 50)]
+    pub at_once: u64,
+}
+
+impl Leave {
+    /// What the load is called.
+    pub fn name(&self) -> String {
+        format!("{} clients leave, {} at once", self.clients, self.at_once)
+    }
+}
+
+/// Has clients leave, and asks again afterwards.
+///
+/// # Errors
+/// The peer does not start; what clients left does not end; or a client that comes later gets no answer.
+pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
+    // A token each millisecond, so that clients are soon in the middle.
+    let engine = Engine::start(Rhythm { period_ns: 1_000_000, groups: 1 }).await?;
+    let running = trial.start_with(&engine, REQUESTS)?;
+    let clients = Clients::new(running.address)?;
+    // Memory that is taken once is taken before.
+    depart(leave, &clients, leave.clients / 5, trial.seed).await;
+    settle(&engine).await?;
+    let (before, began) = (resident_mib(&running)?, Instant::now());
+    depart(leave, &clients, leave.clients / 2, trial.seed + 1).await;
+    settle(&engine).await?;
+    let middle = resident_mib(&running)?;
+    depart(leave, &clients, leave.clients / 2, trial.seed + 2).await;
+    settle(&engine).await?;
+    let (elapsed, after) = (began.elapsed(), resident_mib(&running)?);
+    let (cancelled, seen) = (engine.cancelled(), clients.measured()?);
+    for _ in 0..2 * REQUESTS {
+        clients.ask(1, 1).await.context("a client that came later")?;
+    }
+    Ok(vec![
+        Sample { metric: "clients that left", value: leave.clients as f64 / elapsed.as_secs_f64(), unit: "1/s" },
+        Sample { metric: "errors", value: seen.errors as f64, unit: "" },
+        Sample { metric: "given up at the engine", value: cancelled as f64, unit: "" },
+        Sample { metric: "left at the engine", value: engine.running() as f64, unit: "" },
+        Sample { metric: "memory, all, before", value: before, unit: "MiB" },
+        Sample { metric: "memory, all, in the middle", value: middle, unit: "MiB" },
+        Sample { metric: "memory, all, after", value: after, unit: "MiB" },
+    ])
+}
+
+/// Has `count` clients leave after up to five tokens each, some before the first.
+async fn depart(leave: &Leave, clients: &Clients, count: u64, seed: u64) {
+    let each = count / leave.at_once.max(1);
+    join_all((0..leave.at_once).map(async |number| {
+        let mut random = Random::new(seed, number);
+        for _ in 0..each {
+            let asked = clients.ask(10_000, random.below(6) as u64).await;
+            clients.count(asked);
+        }
+    }))
+    .await;
+}
+
+/// Waits until nobody works for a client that left.
+async fn settle(engine: &Engine) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while engine.running() > 0 {
+        ensure!(Instant::now() < until, "{} requests of clients that left are still worked on", engine.running());
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+fn resident_mib(running: &Running) -> Result<f64> {
+    let bytes = running.processes.iter().map(|(_, process)| process.resident_bytes()).sum::<Result<u64>>()?;
+    Ok(bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,120 @@
+//! Open loop: streams of tokens, which begin when they are due.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::time::sleep;
+
+use super::{
+    Meters, Trial,
+    client::{Clients, Load, Seen},
+    engine::{Engine, Rhythm},
+    peer::Peer,
+    rows::Sample,
+};
+
+/// How many times as many tokens are asked for in the next step of a search, and the most tokens per second.
+const STEP: u64 = 2;
+const MOST_PER_SEC: u64 = 640_000;
+
+/// Streams of tokens.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Tokens {
+    /// Streams at once, on average.
+    #[arg(long, default_value_t = 1_000)]
+    pub streams: u64,
+    /// Tokens per second of each.
+    #[arg(long, default_value_t = 10)]
+    pub rate: u64,
+    /// Tokens of each answer.
+    #[arg(long, default_value_t = 100)]
+    pub tokens: u64,
+    /// Streams that get their tokens at the same moment, as the requests of one step of an engine do.
+    #[arg(long, default_value_t = 1)]
+    pub at_once: u64,
+    /// Seconds to measure.
+    #[arg(long, default_value_t = 5)]
+    pub seconds: u64,
+}
+
+impl Tokens {
+    fn period_ns(&self) -> u64 {
+        1_000_000_000 / self.rate.max(1)
+    }
+
+    /// What the load is called.
+    pub fn name(&self) -> String {
+        let Self { streams, rate, at_once, .. } = self;
+        let at_once = if *at_once > 1 { format!(", {at_once} at once") } else { String::new() };
+        format!("{streams} streams × {rate} tokens/s{at_once}")
+    }
+}
+
+/// Streams tokens through a peer.
+///
+/// # Errors
+/// The peer does not start, or too few streams run.
+pub async fn run(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
+    let rhythm = Rhythm { period_ns: tokens.period_ns(), groups: (tokens.streams / tokens.at_once.max(1)).max(1) };
+    let engine = Engine::start(rhythm).await?;
+    let running = trial.start(&engine)?;
+    let clients = Clients::new(running.address)?;
+    clients.ask(1, 1).await.context("the first request")?;
+    let load = Load { streams: tokens.streams, tokens: tokens.tokens, period_ns: tokens.period_ns(), seed: trial.seed };
+    let offered = clients.offer(load);
+    // All streams have begun, and have had tokens.
+    sleep(Duration::from_nanos(2 * tokens.period_ns()) + Duration::from_secs(2)).await;
+    ensure!(clients.running() > tokens.streams / 2, "only {} streams run", clients.running());
+    drop(clients.measured()?);
+    let (meters, written) = (Meters::start(&running)?, engine.tokens());
+    clients.measure();
+    sleep(Duration::from_secs(tokens.seconds)).await;
+    let seen = clients.measured()?;
+    let (elapsed, written) = (meters.began.elapsed(), engine.tokens() - written);
+    let mut samples = meters.per_thousand(seen.tokens)?;
+    offered.abort();
+    let micros = |metric, value: u64| Sample { metric, value: value as f64 / 1e3, unit: "µs" };
+    let Seen { delay, first, jitter, .. } = &seen;
+    samples.extend([
+        Sample { metric: "tokens", value: seen.tokens as f64 / elapsed.as_secs_f64(), unit: "1/s" },
+        Sample { metric: "tokens on the way", value: written as f64 - seen.tokens as f64, unit: "" },
+        Sample { metric: "streams", value: clients.running() as f64, unit: "" },
+        Sample { metric: "errors", value: seen.errors as f64, unit: "" },
+        Sample { metric: "stalls of the engine", value: engine.stalls() as f64, unit: "" },
+        micros("first token, median", first.value_at_quantile(0.5)),
+        micros("first token, 99 %", first.value_at_quantile(0.99)),
+        micros("token, median", delay.value_at_quantile(0.5)),
+        micros("token, 99 %", delay.value_at_quantile(0.99)),
+        micros("token, 99.9 %", delay.value_at_quantile(0.999)),
+        micros("jitter between tokens, median", jitter.value_at_quantile(0.5)),
+        micros("jitter between tokens, 99 %", jitter.value_at_quantile(0.99)),
+    ]);
+    if let Some(error) = seen.first_error {
+        println!("{}: {} errors, the first: {error}", trial.peer.name(), seen.errors);
+    }
+    Ok(samples)
+}
+
+/// Doubles the tokens per second without anybody in between, until the engine or its clients fall behind; returns the most
+/// that passed.
+///
+/// # Errors
+/// As [`run`].
+pub async fn ceiling(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
+    let trial = Trial { peer: Peer::Direct, ..trial };
+    let mut best = Vec::new();
+    let mut tokens = *tokens;
+    while tokens.streams * tokens.rate <= MOST_PER_SEC {
+        // As long as before: an answer that is over sooner would be another load.
+        let samples = run(&tokens, trial).await?;
+        let of = |metric| samples.iter().find(|sample| sample.metric == metric).map_or(0.0, |sample| sample.value);
+        // Streams may be a few more or fewer than they are on average.
+        let due = of("streams") * tokens.rate as f64;
+        if of("tokens") < 0.9 * due || of("errors") > 0.0 || of("token, 99 %") > 1e6 / tokens.rate as f64 {
+            break;
+        }
+        best = samples;
+        tokens = Tokens { rate: tokens.rate * STEP, tokens: tokens.tokens * STEP, ..tokens };
+    }
+    Ok(best)
+}
