@@ -9,6 +9,7 @@
 mod error;
 mod message;
 mod signal;
+mod stirred;
 
 use std::{
     collections::VecDeque,
@@ -21,7 +22,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::task::AtomicWaker;
+use futures::task::{AtomicWaker, waker_ref};
 use masque::{
     h3::{self, Code, Control, ControlEvent, RequestHead, RequestStream, Role, Settings, UniStream, UniVerdict},
     priority::Priority,
@@ -34,7 +35,7 @@ use s2n_quic::{
 use tokio::sync::Notify;
 
 pub use self::error::connection_reason;
-use self::{error::application_code, signal::Signals};
+use self::{error::application_code, signal::Signals, stirred::Stirred};
 pub use self::{
     error::{Error, close},
     message::{RecvStream, SendStream},
@@ -66,6 +67,8 @@ pub struct Connection {
     goaway: Option<u64>,
     /// Priorities of requests that have not arrived.
     early_signals: Signals,
+    /// Whether anything but the driver may have something to do: each look at it takes the transport's lock several times.
+    stirred: Arc<Stirred>,
 }
 
 /// Bounds on what a peer may make us hold for one message.
@@ -195,6 +198,7 @@ impl Connection {
             next_request: 0,
             goaway: None,
             early_signals: Signals::default(),
+            stirred: Arc::default(),
         })
     }
 
@@ -217,7 +221,14 @@ impl Connection {
     /// # Errors
     /// The connection ended, by either side.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
-        let polled = self.poll_all(cx);
+        let polled = match self.stirred.take(cx.waker()) {
+            true => self.poll_all(&mut Context::from_waker(&waker_ref(&self.stirred.clone()))),
+            false => Poll::Pending,
+        };
+        if polled.is_ready() {
+            // There may be more.
+            self.stirred.set();
+        }
         // Last, so that what was just decided is in order; and even if the connection is over, which streams learn so.
         self.driver.poll(cx);
         if let Poll::Ready(Err(error)) = &polled {
@@ -239,6 +250,7 @@ impl Connection {
         if self.goaway.is_none() {
             self.goaway = Some(self.next_request);
             self.control_queue.push_back(Control::goaway(self.next_request));
+            self.stirred.set();
         }
     }
 
