@@ -49,6 +49,7 @@ use crate::{
 mod answer;
 mod body;
 mod caller;
+mod silence;
 
 pub use self::caller::Asker;
 use self::caller::Caller;

@@ -1,9 +1,9 @@
 //! One engine's answer on its way to the client.
 
-use std::{sync::Arc, time::Instant};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Instant};
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::Full;
 use hyper::{
     Method, Response,
     body::{Body as _, Incoming},
@@ -14,7 +14,7 @@ use quic::{class::Class, h3::Request};
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::{Ended, Failure, Gateway, Model, unless_gone};
+use super::{Ended, Failure, Gateway, Model, silence::Silence, unless_gone};
 use crate::{
     live::Entry,
     openai::{Operation, Refusal},
@@ -143,9 +143,9 @@ impl Pass<'_> {
         Answering { place, lesson }: &mut Answering<'_>,
     ) -> Result<Option<Usage>, Failure> {
         let head = self.head(&answer, None);
-        let (mut answer, mut events, mut has_begun) = (answer.into_body(), Events::default(), false);
+        let (mut answer, mut events, mut has_begun) = (self.pieces(answer), Events::default(), false);
         let broken = loop {
-            let bytes = match self.piece(request, &mut answer).await? {
+            let bytes = match answer.next(request).await? {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) if events.is_done() => break None,
                 Ok(None) => break Some(Refusal::Engine("it ended its answer early")),
@@ -193,9 +193,9 @@ impl Pass<'_> {
         let status = answer.status();
         let head = |length| self.head(&answer, length);
         let (known, unknown) = (head(length), head(None));
-        let (mut answer, mut held, mut has_begun) = (answer.into_body(), BytesMut::new(), false);
+        let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
         loop {
-            match self.piece(request, &mut answer).await? {
+            match answer.next(request).await? {
                 Ok(Some(bytes)) => held.extend_from_slice(&bytes),
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
@@ -231,30 +231,52 @@ impl Pass<'_> {
         head
     }
 
-    /// Returns the next piece of an engine's answer; `None` at its end.
-    async fn piece(
-        &self,
-        request: &mut Request,
-        answer: &mut Incoming,
-    ) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
-        let settings = &self.gateway.settings;
-        loop {
-            return Ok(match unless_gone(request, timeout(settings.stall_timeout, answer.frame())).await? {
-                Err(_) => Err(Refusal::EngineTimeout),
-                Ok(None) => Ok(None),
-                Ok(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
-                Ok(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(bytes) => Ok(Some(bytes)),
-                    Err(_) => continue,
-                },
-            });
-        }
+    fn pieces(&self, answer: Response<Incoming>) -> Pieces {
+        Pieces { body: answer.into_body(), silence: Silence::new(self.gateway.settings.stall_timeout) }
     }
 
     /// Sends content to the client, which has as long to take some as an engine has to make some: its place at the engine is
     /// of use to others.
     async fn send(&self, request: &mut Request, content: &[u8]) -> Result<(), Failure> {
+        // A timer would cost more than the sending, for which there is nearly always room.
+        if let Poll::Ready(room) = poll_fn(|cx| Poll::Ready(request.send.poll_ready(cx))).await {
+            room?;
+            request.send.push(h3::data_frame(content));
+            return Ok(());
+        }
         let sending = request.send.send(h3::data_frame(content));
         Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Gone)??)
+    }
+}
+
+/// An engine's answer, piece by piece.
+struct Pieces {
+    body: Incoming,
+    silence: Silence,
+}
+
+impl Pieces {
+    /// Returns the next piece; `None` at the end of the answer.
+    async fn next(&mut self, request: &mut Request) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
+        let Self { body, silence } = self;
+        silence.begin();
+        unless_gone(
+            request,
+            poll_fn(|cx| {
+                loop {
+                    return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
+                        Poll::Pending if silence.poll_over(cx).is_ready() => Err(Refusal::EngineTimeout),
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(None) => Ok(None),
+                        Poll::Ready(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
+                        Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                            Ok(bytes) => Ok(Some(bytes)),
+                            Err(_) => continue,
+                        },
+                    });
+                }
+            }),
+        )
+        .await
     }
 }

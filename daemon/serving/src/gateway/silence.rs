@@ -1,0 +1,66 @@
+//! How long an engine may say nothing, without a timer for each thing that it says.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// A bound on silence. Its timer is set anew when it rings, and not when a silence ends: tokens come far more often.
+pub(super) struct Silence {
+    longest: Duration,
+    since: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Silence {
+    /// A silence that may last so long begins.
+    pub(super) fn new(longest: Duration) -> Self {
+        let since = Instant::now();
+        Self { longest, since, timer: Box::pin(sleep_until(since + longest)) }
+    }
+
+    /// Another silence begins.
+    pub(super) fn begin(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Ready once the silence has lasted too long.
+    pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            let until = self.since + self.longest;
+            if self.timer.deadline() >= until {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(until);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silence_is_over_when_it_alone_has_lasted_so_long() {
+        let (began, longest) = (Instant::now(), Duration::from_secs(30));
+        let mut silence = Silence::new(longest);
+        for _ in 0..3 {
+            let quiet = poll_fn(|cx| silence.poll_over(cx));
+            tokio::select! {
+                () = quiet => panic!("over after {:?}", began.elapsed()),
+                () = sleep(Duration::from_secs(20)) => {}
+            }
+            silence.begin();
+        }
+        poll_fn(|cx| silence.poll_over(cx)).await;
+        assert_eq!(began.elapsed().as_secs(), 3 * 20 + 30);
+    }
+}
