@@ -268,11 +268,13 @@ impl State {
 async fn step(state: Rc<State>, ticks: Ticks) -> io::Result<()> {
     loop {
         ticks.wait().await?;
-        let due = |now_ns| {
+        // What becomes due meanwhile is for the next tick, so that clients have their turn.
+        let now_ns = now_ns();
+        let due = || {
             let mut due = state.due.borrow_mut();
             due.peek().is_some_and(|Reverse(first)| first.at_ns <= now_ns).then(|| due.pop()).flatten()
         };
-        while let Some(Reverse(Due { at_ns, stream })) = due(now_ns()) {
+        while let Some(Reverse(Due { at_ns, stream })) = due() {
             if stream.is_gone.get() {
                 continue;
             }

@@ -44,8 +44,8 @@ impl Leave {
 /// # Errors
 /// The peer does not start; what clients left does not end; or a client that comes later gets no answer.
 pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
-    // A token each millisecond, so that clients are soon in the middle.
-    let engine = Engine::start(Rhythm { period_ns: 1_000_000, groups: 1 }).await?;
+    // Clients are soon in the middle of an answer.
+    let engine = Engine::start(Rhythm { period_ns: 10_000_000, groups: leave.at_once }).await?;
     let running = trial.start_with(&engine, REQUESTS)?;
     let clients = Clients::new(running.address)?;
     // Memory that is taken once is taken before.
@@ -59,6 +59,9 @@ pub async fn run(leave: &Leave, trial: Trial<'_>) -> Result<Vec<Sample>> {
     settle(&engine).await?;
     let (elapsed, after) = (began.elapsed(), resident_mib(&running)?);
     let (cancelled, seen) = (engine.cancelled(), clients.measured()?);
+    if let Some(error) = &seen.first_error {
+        println!("{}: {} errors, the first: {error}", trial.peer.name(), seen.errors);
+    }
     for _ in 0..2 * REQUESTS {
         clients.ask(1, 1).await.context("a client that came later")?;
     }
