@@ -68,7 +68,7 @@ pub struct Serving {
 }
 
 /// What clients ask for.
-#[derive(Clone, Copy, Debug, clap::Subcommand)]
+#[derive(Clone, Debug, clap::Subcommand)]
 enum Scenario {
     /// Open loop: streams of tokens.
     Tokens(Tokens),
@@ -78,6 +78,12 @@ enum Scenario {
     Leave(Leave),
     /// How many tokens a second engine and clients manage by themselves.
     Ceiling(Tokens),
+    /// Measures nothing: prints the table of rows that were written before.
+    Table {
+        /// Lines of JSON.
+        #[arg(required = true)]
+        rows: Vec<PathBuf>,
+    },
 }
 
 /// Measures all peers in turns, prints the table and writes the rows. A peer whose program is missing is reported and left
@@ -86,6 +92,11 @@ enum Scenario {
 /// # Errors
 /// The results cannot be written.
 pub async fn run(serving: &Serving) -> Result<()> {
+    if let Scenario::Table { rows } = &serving.scenario {
+        let lines = rows.iter().map(std::fs::read_to_string).collect::<Result<String, _>>();
+        println!("{}", Rows::read(&lines.context("failed to read rows")?)?.table());
+        return Ok(());
+    }
     let all = [Peer::Direct, Peer::Paced, Peer::Nginx, Peer::NginxTwice, Peer::NginxTwiceTls];
     let wanted = match &serving.scenario {
         Scenario::Ceiling(_) => &all[..1],
@@ -112,6 +123,8 @@ pub async fn run(serving: &Serving) -> Result<()> {
                 Scenario::Ceiling(tokens) => {
                     ("engine and clients alone".to_owned(), tokens::ceiling(tokens, trial).await)
                 }
+                // Nothing is measured.
+                Scenario::Table { .. } => continue,
             };
             match measured {
                 Ok(samples) => rows.add(&config, peer.name(), serving.seed, &samples),

@@ -26,6 +26,22 @@ pub struct Row {
     pub seed: u64,
 }
 
+/// Metrics that are not in the table: they explain results, or others are made of them.
+const EXPLANATIONS: [&str; 12] = [
+    "generator cores",
+    "tokens on the way",
+    "streams",
+    "stalls of the engine",
+    "first token, median",
+    "first token, 99 %",
+    "token, median",
+    "token, 99 %",
+    "token, 99.9 %",
+    "jitter between tokens, median",
+    "jitter between tokens, 99 %",
+    "CPU per 1,000, alone",
+];
+
 /// All rows of a run, in the order in which they first appeared.
 #[derive(Debug, Default)]
 pub struct Rows(Vec<Row>);
@@ -110,7 +126,11 @@ impl Rows {
             if !peers.contains(&&row.peer) {
                 peers.push(&row.peer);
             }
-            if !metrics.contains(&(&row.config, &row.metric, &row.unit)) {
+        }
+        for row in &self.0 {
+            // Without anybody to compare with, there is nothing else to tell.
+            let is_shown = peers.len() == 1 || !EXPLANATIONS.contains(&&row.metric[..]);
+            if is_shown && !metrics.contains(&(&row.config, &row.metric, &row.unit)) {
                 metrics.push((&row.config, &row.metric, &row.unit));
             }
         }
@@ -118,7 +138,8 @@ impl Rows {
         peers.iter().for_each(|peer| _ = write!(table, " {peer} |"));
         _ = writeln!(table, "\n|---|---|{}", "--:|".repeat(peers.len()));
         for (config, metric, unit) in metrics {
-            _ = write!(table, "| {config} | {metric}, {unit} |");
+            let comma = if unit.is_empty() { "" } else { ", " };
+            _ = write!(table, "| {config} | {metric}{comma}{unit} |");
             for peer in &peers {
                 let is_cell = |row: &&Row| (&row.config, &row.metric, &&row.peer) == (config, metric, peer);
                 let cell = self.0.iter().find(is_cell).map_or_else(String::new, Row::cell);

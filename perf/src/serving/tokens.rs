@@ -118,3 +118,22 @@ pub async fn ceiling(tokens: &Tokens, trial: Trial<'_>) -> Result<Vec<Sample>> {
     }
     Ok(best)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn streams_without_anybody_in_between_lose_no_token_and_get_them_at_their_rate() {
+        let tokens = Tokens { streams: 40, rate: 50, tokens: 20, at_once: 4, seconds: 1 };
+        let trial = Trial { peer: Peer::Direct, before: None, seed: 1 };
+        let samples = LocalSet::new().run_until(run(&tokens, trial)).await.unwrap();
+        let of = |metric| samples.iter().find(|sample| sample.metric == metric).unwrap().value;
+        assert_eq!((of("errors"), of("stalls of the engine")), (0.0, 0.0));
+        // As many as run on average, more or less.
+        assert!((1_000.0..3_000.0).contains(&of("tokens")), "{samples:?}");
+        assert!(of("token, median") < 100_000.0 && of("tokens on the way").abs() < 100.0, "{samples:?}");
+    }
+}
