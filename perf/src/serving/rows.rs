@@ -166,7 +166,7 @@ fn median(samples: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     match sorted[..] {
         [] => 0.0,
-        _ if sorted.len() % 2 == 0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ if sorted.len().is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
         _ => sorted[middle],
     }
 }
