@@ -69,7 +69,7 @@ fn faster(workload: Workload, scale: f64) -> Workload {
         Workload::Stable { requests_per_sec, duration_ns } => {
             Workload::Stable { requests_per_sec: requests_per_sec * scale, duration_ns }
         }
-        bursts @ Workload::Bursts { .. } => bursts,
+        other => other,
     }
 }
 

@@ -131,6 +131,58 @@ fn knowing_the_way_back_is_worth_something() {
     assert!(knowing.iter().zip(&blind).all(|(knowing, blind)| knowing > blind), "{knowing:?} and {blind:?}");
 }
 
+/// How many requests are sent in each span, on average over seeds.
+fn sent_in(workload: Workload, spans_ns: &[(u64, u64)]) -> Vec<f64> {
+    let setup = Setup::paper();
+    let mut counts = vec![0.0; spans_ns.len()];
+    for seed in 0..40 {
+        for arrival in workload.arrivals(&setup, seed) {
+            for (count, (from_ns, to_ns)) in counts.iter_mut().zip(spans_ns) {
+                *count += f64::from(u8::from((*from_ns..*to_ns).contains(&arrival.sent_ns))) / 40.0;
+            }
+        }
+    }
+    counts
+}
+
+#[test]
+fn a_day_in_small_has_its_rate_in_each_hold() {
+    const SEC: u64 = 1_000_000_000;
+    let day = Workload::Diurnal {
+        requests_per_sec: 10.0,
+        swing: 0.8,
+        period_ns: 80 * SEC,
+        hold_ns: 20 * SEC,
+        duration_ns: 70 * SEC,
+    };
+    // The sine is 0, 1, 0 and -1 where the holds begin; the last one is cut short.
+    let spans = [(0, 20 * SEC), (20 * SEC, 40 * SEC), (40 * SEC, 60 * SEC), (60 * SEC, 70 * SEC), (70 * SEC, u64::MAX)];
+    let counts = sent_in(day, &spans);
+    for (count, expected) in counts.iter().zip([200.0, 360.0, 200.0, 20.0, 0.0]) {
+        assert!((count - expected).abs() <= 0.05 * expected, "{counts:?}");
+    }
+}
+
+#[test]
+fn spikes_rise_above_a_steady_rate_for_their_share_of_the_time() {
+    const SEC: u64 = 1_000_000_000;
+    let spikes = |spike_per_sec| Workload::Spikes {
+        requests_per_sec: 2.0,
+        spike_per_sec,
+        shape: 1.5,
+        gap_ns: 15 * SEC,
+        length_ns: 5 * SEC,
+        duration_ns: 400 * SEC,
+    };
+    let all = [(0, 400 * SEC), (400 * SEC, u64::MAX)];
+    // Spikes of one rate take a quarter of the time: 400 · (0.75 · 2 + 0.25 · 40) requests.
+    let counts = sent_in(spikes((40.0, 40.0)), &all);
+    assert!((counts[0] / 4_600.0 - 1.0).abs() < 0.1 && counts[1] == 0.0, "{counts:?}");
+    // Pareto's mean with a shape of 1.5 is three times the least; the bound takes a part of that.
+    let (free, bound) = (sent_in(spikes((20.0, 1e4)), &all)[0], sent_in(spikes((20.0, 30.0)), &all)[0]);
+    assert!(free > 1.3 * bound && bound > 2_600.0 && bound < 3_600.0, "{free} and {bound}");
+}
+
 #[test]
 fn windows_are_counted_from_their_threshold_on() {
     let outcome = |number, reward| Outcome {
@@ -154,14 +206,21 @@ proptest! {
 
     #[test]
     fn each_request_ends_once_and_the_seed_repeats_everything(
-        seed in any::<u64>(), rate in 0.25..100.0f64, bursts in any::<bool>(), network in any::<bool>(),
+        seed in any::<u64>(), rate in 0.25..100.0f64, shape in 0..4u8, network in any::<bool>(),
         discards in any::<bool>(), known in any::<bool>(), places in 1..40u32,
     ) {
         let mut setup = Setup { discards, network: network.then(Network::default), ..Setup::paper() };
         setup.lengths.known = known;
         setup.engines.iter_mut().for_each(|engine| engine.most_running = places);
-        let workload = if bursts { Workload::bursts(0.25, rate, 300) } else {
-            Workload::Stable { requests_per_sec: rate, duration_ns: 5_000_000_000 }
+        let (requests_per_sec, hold_ns, duration_ns) = (rate, 700_000_000, 5_000_000_000);
+        let workload = match shape {
+            0 => Workload::bursts(0.25, rate, 300),
+            1 => Workload::Stable { requests_per_sec, duration_ns },
+            2 => Workload::Diurnal { requests_per_sec, swing: 1.0, period_ns: 3_000_000_000, hold_ns, duration_ns },
+            _ => Workload::Spikes {
+                requests_per_sec: 0.25, spike_per_sec: (1.0, rate), shape: 1.0, gap_ns: hold_ns, length_ns: hold_ns,
+                duration_ns,
+            },
         };
         // Anything may decide anything, also what is not there.
         struct Any(Random);

@@ -25,6 +25,39 @@ pub enum Workload {
         /// How many requests come in all.
         requests: usize,
     },
+    /// Days in small: the rate follows a sine, and stays for a while what it was at the beginning of that while. From `k · hold`
+    /// on it is `mean · (1 + swing · sin(2π · k · hold / period))`. So long steady periods follow each other, as the paper
+    /// (§5.1) says of the Azure trace MAF1 (Shahrad et al.: "Serverless in the Wild", USENIX ATC 2020); it is not the trace.
+    Diurnal {
+        /// The mean rate.
+        requests_per_sec: f64,
+        /// By which part of the mean the rate rises and falls, from 0 to 1.
+        swing: f64,
+        /// How long a day is.
+        period_ns: u64,
+        /// For how long a rate stays.
+        hold_ns: u64,
+        /// For how long requests come.
+        duration_ns: u64,
+    },
+    /// A steady rate, and now and then another one for a short time: spikes begin an exponential time after the one before ended, last
+    /// an exponential time, and have a rate by Pareto's distribution, `least · u^(-1 / shape)`, up to a most. So rates change rapidly and far,
+    /// as the paper (§5.1) says of the Azure trace MAF2 (Zhang et al.: "Faster and Cheaper Serverless Computing on Harvested
+    /// Resources", SOSP 2021); it is not the trace.
+    Spikes {
+        /// The rate between spikes.
+        requests_per_sec: f64,
+        /// The least and the most rate of a spike.
+        spike_per_sec: (f64, f64),
+        /// Of Pareto's distribution: the smaller, the more spikes are far above the least. At least 0.1.
+        shape: f64,
+        /// The mean time between spikes.
+        gap_ns: u64,
+        /// The mean time that a spike lasts.
+        length_ns: u64,
+        /// For how long requests come.
+        duration_ns: u64,
+    },
 }
 
 /// The rates of the stable workload, per second: from the lowest to the highest of the paper's figure 4.
@@ -73,14 +106,20 @@ impl Workload {
         let mut random = Random::new(seed);
         let mut arrivals = Vec::new();
         let mut sent_ns = 0.0;
-        match *self {
-            Self::Stable { requests_per_sec, duration_ns } => loop {
-                sent_ns += random.exponential(NS_PER_SEC / requests_per_sec.max(1e-3));
-                if sent_ns >= duration_ns as f64 {
+        let phase = |arrivals: &mut Vec<Arrival>, random: &mut Random, from_ns: f64, to_ns: f64, per_sec: f64| {
+            let mut sent_ns = from_ns;
+            loop {
+                sent_ns += random.exponential(NS_PER_SEC / per_sec.max(1e-3));
+                if sent_ns >= to_ns {
                     break;
                 }
-                arrivals.push(arrival(setup, sent_ns as u64, &mut random));
-            },
+                arrivals.push(arrival(setup, sent_ns as u64, random));
+            }
+        };
+        match *self {
+            Self::Stable { requests_per_sec, duration_ns } => {
+                phase(&mut arrivals, &mut random, 0.0, duration_ns as f64, requests_per_sec);
+            }
             Self::Bursts { requests_per_sec: (low, high), of_one_rate: (fewest, most), requests } => {
                 while arrivals.len() < requests {
                     let gap_ns = NS_PER_SEC / random.log_uniform(low.max(1e-3), high.max(1e-3));
@@ -89,6 +128,26 @@ impl Workload {
                         sent_ns += random.exponential(gap_ns);
                         arrivals.push(arrival(setup, sent_ns as u64, &mut random));
                     }
+                }
+            }
+            Self::Diurnal { requests_per_sec, swing, period_ns, hold_ns, duration_ns } => {
+                let hold_ns = hold_ns.max(1_000_000);
+                for from_ns in (0..duration_ns).step_by(usize::try_from(hold_ns).unwrap_or(usize::MAX)) {
+                    let angle = std::f64::consts::TAU * from_ns as f64 / period_ns.max(1) as f64;
+                    let per_sec = requests_per_sec * swing.mul_add(angle.sin(), 1.0);
+                    let to_ns = from_ns.saturating_add(hold_ns).min(duration_ns);
+                    phase(&mut arrivals, &mut random, from_ns as f64, to_ns as f64, per_sec);
+                }
+            }
+            Self::Spikes { requests_per_sec, spike_per_sec: (least, most), shape, gap_ns, length_ns, duration_ns } => {
+                let end_ns = duration_ns as f64;
+                while sent_ns < end_ns {
+                    // Times of 0 would never come to an end.
+                    let spike_ns = (sent_ns + random.exponential(gap_ns.max(1_000_000) as f64)).min(end_ns);
+                    phase(&mut arrivals, &mut random, sent_ns, spike_ns, requests_per_sec);
+                    let per_sec = (least * random.uniform().powf(-1.0 / shape.max(0.1))).min(most);
+                    sent_ns = (spike_ns + random.exponential(length_ns as f64)).min(end_ns);
+                    phase(&mut arrivals, &mut random, spike_ns, sent_ns, per_sec);
                 }
             }
         }
