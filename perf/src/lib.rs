@@ -19,7 +19,7 @@
 //! | [`process`] | CPU time, memory and cores of processes (procfs) |
 //! | [`payload`], [`pace`] | what is in a payload, when it leaves |
 //! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
-//! | [`experiment`] | runs plans, over a simulated network or in the VM lab; tables, results, plots |
+//! | [`experiment`] | runs plans, over a simulated network, in the VM lab, or on simulated engines; tables, results, plots |
 //! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
 //! | [`origin`] | machine, kernel, commit, command: what results have to say |
 

@@ -7,11 +7,11 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
-    experiment,
+    experiment::{self, serving},
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -19,7 +19,7 @@ use perf::{
         setup::Setup,
     },
     origin::Origin,
-    plan::{self, BASE, Clock, Plan, Scheduler},
+    plan::{self, BASE, Clock, Scheduler, ServingPlan},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
     serving::{self, Serving},
@@ -70,6 +70,14 @@ enum Command {
     List,
     /// Runs an experiment and prints a table.
     Run(Experiment),
+    /// Prints the tables of results that a plan of model serving has left, as they stand in `perf/README.md`.
+    Show {
+        /// Lines of JSON, as `run` writes them.
+        results: PathBuf,
+        /// Where pictures are written, as SVG, each to a file of its own.
+        #[arg(long, value_name = "FILE")]
+        plot: Option<PathBuf>,
+    },
 }
 
 #[derive(clap::Args)]
@@ -82,7 +90,10 @@ struct Experiment {
     /// Only these schedulers.
     #[arg(long, value_delimiter = ',')]
     scheduler: Vec<Scheduler>,
-    /// How often each scheduler runs, instead of what the plan says.
+    /// Of a plan of model serving: only these policies.
+    #[arg(long, value_delimiter = ',')]
+    policy: Vec<String>,
+    /// How often each scheduler runs, or how many seeds policies are held against, instead of what the plan says.
     #[arg(long)]
     repetitions: Option<u64>,
     /// Where it runs, instead of the plan's first; `lab` is for inside the VM.
@@ -155,6 +166,7 @@ fn run(command: Command) -> Result<()> {
         Command::Serving(serving) => load::on_core(GENERATOR_CORE, serving::run(&serving)),
         Command::List => list(),
         Command::Run(experiment) => run_plan(&experiment),
+        Command::Show { results, plot } => show(&results, plot.as_deref()),
     }
 }
 
@@ -167,15 +179,25 @@ fn named_after(path: &Path, variant: &str) -> PathBuf {
 
 fn list() -> Result<()> {
     for name in plan::names()? {
-        let plan = Plan::read(&name)?;
-        let variants: Vec<_> = plan.variants().collect();
-        println!("{name:24} {} ({}); variants: {}", plan.title, plan.source, variants.join(", "));
+        let (title, source, variants) = match plan::Any::read(&name)? {
+            plan::Any::Network(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
+            plan::Any::Serving(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
+        };
+        println!("{name:24} {title} ({source}); variants: {variants}");
     }
     Ok(())
 }
 
+fn variants<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
 fn run_plan(experiment: &Experiment) -> Result<()> {
-    let plan = Plan::read(&experiment.plan)?;
+    let plan = match plan::Any::read(&experiment.plan)? {
+        plan::Any::Network(plan) => *plan,
+        plan::Any::Serving(plan) => return run_serving(experiment, &plan),
+    };
+    ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
     let variants: Vec<_> = match experiment.variant.as_str() {
         "all" => plan.variants().collect(),
         one => vec![one],
@@ -212,6 +234,58 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
         fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// A line of results.
+#[derive(serde::Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    row: &'a serving::Row,
+    #[serde(flatten)]
+    origin: &'a Origin,
+}
+
+fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some();
+    ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
+    let origin = Origin::of_this_run("simulated")?;
+    let chosen: Vec<_> = match experiment.variant.as_str() {
+        "all" => plan.variants().collect(),
+        one => vec![one],
+    };
+    let (mut rows, mut lines) = (Vec::new(), String::new());
+    for variant in chosen {
+        let mut plan = plan.variant(variant)?;
+        plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
+        for row in serving::run(&plan, &experiment.policy)? {
+            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
+            lines.push('\n');
+            rows.push(row);
+        }
+        // Trainings take long, so what is done is kept.
+        if let Some(path) = &experiment.json {
+            fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+        }
+    }
+    show_serving(&rows, experiment.plot.as_deref())
+}
+
+/// Prints tables of rows, and draws their pictures.
+fn show_serving(rows: &[serving::Row], plot: Option<&Path>) -> Result<()> {
+    println!("{}", serving::tables(rows));
+    for (name, svg) in plot.map(|_| serving::pictures(rows)).unwrap_or_default() {
+        let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
+        fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
+        println!("a picture is {}", path.display());
+    }
+    Ok(())
+}
+
+/// Reads rows that a plan of model serving has left.
+fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
+    let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
+    let rows = serving::Row::parse_all(&text).with_context(|| results.display().to_string())?;
+    show_serving(&rows, plot)
 }
 
 async fn measure(relay: &Relay, scenario: Scenario) -> Result<()> {

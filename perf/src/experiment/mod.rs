@@ -13,6 +13,7 @@ pub mod masque;
 mod outcome;
 mod plot;
 mod reader;
+pub mod serving;
 pub mod simulated;
 mod table;
 pub mod tls;

@@ -5,6 +5,7 @@
 
 mod network;
 mod scheduler;
+pub mod serving;
 #[cfg(test)]
 mod tests;
 mod validity;
@@ -15,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use sched::stream::{self, Service};
 use serde::Deserialize;
 use toml::Table;
@@ -23,6 +24,7 @@ use toml::Table;
 pub use self::{
     network::{Congestion, Family, Network},
     scheduler::Scheduler,
+    serving::ServingPlan,
     validity::METRICS,
 };
 
@@ -51,7 +53,54 @@ pub fn names() -> Result<Vec<String>> {
         .collect())
 }
 
-/// One experiment, or one variant of it.
+/// A plan of either kind.
+#[derive(Clone, Debug)]
+pub enum Any {
+    /// Requests over a network.
+    Network(Box<Plan>),
+    /// Requests to models.
+    Serving(Box<ServingPlan>),
+}
+
+impl Any {
+    /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
+    ///
+    /// # Errors
+    /// There is no such file, it has another name, or what [`Plan::from_toml`] and [`ServingPlan::from_toml`] say.
+    pub fn read(name: &str) -> Result<Self> {
+        let known = Path::new(FOLDER).join(name).with_extension("toml");
+        let path = if known.exists() { known } else { PathBuf::from(name) };
+        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
+        let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
+        ensure!(
+            path.file_stem().is_some_and(|stem| *stem == *plan.name()),
+            "{}: `name` is {}, not the file's",
+            path.display(),
+            plan.name()
+        );
+        Ok(plan)
+    }
+
+    /// Parses a plan of either kind; those of model serving say so by their key `kind`.
+    fn from_toml(text: &str) -> Result<Self> {
+        let table: Table = toml::from_str(text)?;
+        if table.contains_key("kind") {
+            return Ok(Self::Serving(Box::new(ServingPlan::from_toml(text)?)));
+        }
+        Ok(Self::Network(Box::new(Plan::from_toml(text)?)))
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.name,
+            Self::Serving(plan) => &plan.name,
+        }
+    }
+}
+
+/// One experiment with a network, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -325,19 +374,12 @@ impl Plan {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
     /// # Errors
-    /// There is no such file, or what [`Plan::from_toml`] says.
+    /// What [`Any::read`] says, or it is not of this kind.
     pub fn read(name: &str) -> Result<Self> {
-        let known = Path::new(FOLDER).join(name).with_extension("toml");
-        let path = if known.exists() { known } else { PathBuf::from(name) };
-        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
-        let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
-        ensure!(
-            path.file_stem().is_some_and(|stem| *stem == *plan.name),
-            "{}: `name` is {}, not the file's",
-            path.display(),
-            plan.name
-        );
-        Ok(plan)
+        match Any::read(name)? {
+            Any::Network(plan) => Ok(*plan),
+            Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
+        }
     }
 
     /// Parses a plan and all its variants.

@@ -1,0 +1,105 @@
+//! What a run comes to.
+
+use super::play::Answered;
+use crate::plan::serving::{ServingPlan, Workload};
+
+/// The figures of one run: sums, so that runs can be added, and counts of what stands behind them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// By task: how many requests, the sum of their rewards, how many were in time, and how many each model answered.
+    pub tasks: Vec<Task>,
+    /// How many windows there were, and how many reached each of the workload's thresholds.
+    pub windows: (usize, Vec<usize>),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Task {
+    pub requests: usize,
+    pub reward: f64,
+    pub met: usize,
+    pub selected: Vec<usize>,
+}
+
+impl Figures {
+    pub fn of(plan: &ServingPlan, workload: &Workload, answered: &[Answered]) -> Self {
+        let none = Task { selected: vec![0; plan.models.len()], ..Task::default() };
+        let mut tasks = vec![none; plan.tasks.len()];
+        for one in answered {
+            let Some(task) = tasks.get_mut(one.task) else { continue };
+            task.requests += 1;
+            task.reward += one.reward;
+            task.met += usize::from(one.met);
+            if let Some(selected) = one.model.and_then(|model| task.selected.get_mut(model)) {
+                *selected += 1;
+            }
+        }
+        Self { tasks, windows: windows(answered, plan.window, &workload.thresholds) }
+    }
+
+    /// Of one task, or of all.
+    pub fn of_task(&self, task: Option<usize>) -> Task {
+        let mut sum =
+            Task { selected: vec![0; self.tasks.first().map_or(0, |task| task.selected.len())], ..Task::default() };
+        let wanted = self.tasks.iter().enumerate().filter(|(at, _)| task.is_none_or(|task| task == *at));
+        for (_, one) in wanted {
+            sum.requests += one.requests;
+            sum.reward += one.reward;
+            sum.met += one.met;
+            sum.selected.iter_mut().zip(&one.selected).for_each(|(sum, count)| *sum += count);
+        }
+        sum
+    }
+
+    pub fn score(&self) -> f64 {
+        self.of_task(None).score()
+    }
+}
+
+impl Task {
+    pub fn score(&self) -> f64 {
+        self.reward / self.requests.max(1) as f64
+    }
+
+    pub fn met_pct(&self) -> f64 {
+        100.0 * self.met as f64 / self.requests.max(1) as f64
+    }
+
+    /// Of the requests that came to a model.
+    pub fn selected_pct(&self, model: usize) -> f64 {
+        let all = self.selected.iter().sum::<usize>().max(1);
+        100.0 * self.selected.get(model).copied().unwrap_or_default() as f64 / all as f64
+    }
+}
+
+/// Counts windows of so many requests in a row, each request being the first of one as long as there are enough after it
+/// (the paper, table 2).
+fn windows(answered: &[Answered], size: usize, thresholds: &[f64]) -> (usize, Vec<usize>) {
+    if thresholds.is_empty() {
+        return (0, Vec::new());
+    }
+    let mut counts = vec![0; thresholds.len()];
+    let mut all = 0;
+    for window in answered.windows(size.max(1)) {
+        let mean = window.iter().map(|one| one.reward).sum::<f64>() / window.len() as f64;
+        all += 1;
+        // Rewards are rounded to f32; a mean of 0.96 is to count as that.
+        let reached = thresholds.iter().map(|threshold| mean >= threshold - 1e-6);
+        counts.iter_mut().zip(reached).for_each(|(count, reached)| *count += usize::from(reached));
+    }
+    (all, counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_overlap_and_count_from_their_threshold_on() {
+        let answered: Vec<_> = [1.0, 1.0, f64::from(0.94_f32), 0.98, 1.0]
+            .map(|reward| Answered { task: 0, model: Some(0), met: true, reward })
+            .to_vec();
+        assert_eq!(windows(&answered, 2, &[1.0, 0.97, 0.96]), (4, vec![1, 3, 4]));
+        assert_eq!(windows(&answered, 20, &[0.0]), (0, vec![0]));
+        assert_eq!(windows(&answered, 2, &[]), (0, Vec::new()));
+    }
+}

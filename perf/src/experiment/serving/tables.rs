@@ -1,0 +1,333 @@
+//! Results for people: tables made of rows and of nothing else, so that what is written down can be held against them.
+
+use std::fmt::Write as _;
+
+use super::row::Row;
+
+/// The rows of one variant and workload.
+struct View<'a>(Vec<&'a Row>);
+
+/// Renders rows as Markdown: scores, deadlines met, windows and selected models of the first variant; scores of the others.
+#[must_use]
+pub fn tables(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
+    let Some((first, others)) = variants.split_first() else { return text };
+    let of_first: Vec<_> = rows.iter().filter(|row| row.variant == *first).collect();
+    if let Some(row) = of_first.first() {
+        _ = writeln!(
+            text,
+            "{} ({first}): means over seeds {} to {}, ± what a 95 % interval leaves open.\n",
+            row.plan,
+            row.seed,
+            row.seed + row.repetitions - 1
+        );
+    }
+    let workloads = distinct(of_first.iter().map(|row| row.workload.as_str()));
+    let mut single = Vec::new();
+    for workload in &workloads {
+        let view = View(of_first.iter().filter(|row| row.workload == **workload).copied().collect());
+        if view.0.iter().any(|row| row.scheduler.is_some()) {
+            text += &view.by_scheduler(workload);
+        } else if view.rates().is_empty() {
+            single.push((*workload, view));
+        } else {
+            text += &view.by_rate(workload);
+        }
+    }
+    if !single.is_empty() {
+        text += &scores(&single);
+        for (workload, view) in &single {
+            text += &view.windows(workload);
+        }
+    }
+    if !others.is_empty() {
+        text += &of_variants(rows, &variants);
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
+}
+
+/// A mean and half of its interval.
+fn cell(row: Option<&&Row>, decimals: usize) -> String {
+    row.map_or("–".to_owned(), |row| format!("{:.decimals$} ± {:.decimals$}", row.value, (row.high - row.low) / 2.0))
+}
+
+/// The same, with the least and the most of several trainings, and with what the paper has in brackets.
+fn full(row: Option<&&Row>, decimals: usize) -> String {
+    let mut text = cell(row, decimals);
+    if let Some(row) = row {
+        if row.training_count > 1 {
+            let [least, most] = row.trainings;
+            _ = write!(text, ", {least:.decimals$} to {most:.decimals$}");
+        }
+        if let Some(published) = row.published {
+            _ = write!(text, " ({published})");
+        }
+    }
+    text
+}
+
+fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(head);
+    _ = writeln!(text, "|---{}|", "|--:".repeat(head.len().saturating_sub(1)));
+    rows.iter().for_each(|row| text += &line(row));
+    text + "\n"
+}
+
+fn head<'a>(first: &'a str, others: impl Iterator<Item = &'a str>) -> Vec<String> {
+    std::iter::once(first).chain(others).map(str::to_owned).collect()
+}
+
+impl View<'_> {
+    fn find(&self, rate: Option<f64>, policy: &str, task: &str, metric: &str) -> Option<&&Row> {
+        self.0.iter().find(|row| row.rate == rate && row.policy == policy && row.task == task && row.metric == metric)
+    }
+
+    fn rates(&self) -> Vec<f64> {
+        let mut rates: Vec<f64> = Vec::new();
+        for rate in self.0.iter().filter_map(|row| row.rate) {
+            if !rates.contains(&rate) {
+                rates.push(rate);
+            }
+        }
+        rates
+    }
+
+    fn policies(&self) -> Vec<&str> {
+        distinct(self.0.iter().map(|row| row.policy.as_str()))
+    }
+
+    /// Policies that are held against models alone.
+    fn choosers(&self) -> Vec<&str> {
+        let chosen = self.0.iter().filter(|row| row.metric == "over_best_model");
+        distinct(chosen.map(|row| row.policy.as_str()))
+    }
+
+    fn by_rate(&self, workload: &str) -> String {
+        let rates = self.rates();
+        let names: Vec<_> = rates.iter().map(f64::to_string).collect();
+        let mut text =
+            format!("`{workload}`, mean score by requests per second; of several trainings, least and most:\n\n");
+        let row = |policy: &&str, metric: &str, decimals| -> Vec<String> {
+            rates.iter().map(|rate| cell(self.find(Some(*rate), policy, "all", metric), decimals)).collect()
+        };
+        let of_scores = self.policies().into_iter().map(|policy| {
+            let mean = full(self.find(None, policy, "all", "score"), 3);
+            [vec![policy.to_owned(), mean], row(&policy, "score", 2)].concat()
+        });
+        let all = ["all rates"].into_iter().chain(names.iter().map(String::as_str));
+        text += &markdown(&head("policy", all), &of_scores.collect::<Vec<_>>());
+        _ = writeln!(
+            text,
+            "`{workload}`, what the score has above that of the model which is best alone at this rate, seed by seed:\n"
+        );
+        let over = self
+            .choosers()
+            .into_iter()
+            .map(|policy| [vec![policy.to_owned()], row(&policy, "over_best_model", 3)].concat());
+        text += &markdown(&head("policy", names.iter().map(String::as_str)), &over.collect::<Vec<_>>());
+        _ = writeln!(text, "`{workload}`, deadlines met, in %:\n");
+        let met =
+            self.policies().into_iter().map(|policy| [vec![policy.to_owned()], row(&policy, "met_pct", 1)].concat());
+        text += &markdown(&head("policy", names.iter().map(String::as_str)), &met.collect::<Vec<_>>());
+        text + &self.goals(workload, &rates) + &self.selected(workload, &rates)
+    }
+
+    /// What is wanted at steady rates, and what came of it.
+    fn goals(&self, workload: &str, rates: &[f64]) -> String {
+        const NEAR: f64 = 0.01;
+        const TEN_TIMES: f64 = 20.0;
+        const MET_PCT: f64 = 95.0;
+        let over = |policy, rate| self.find(Some(rate), policy, "all", "over_best_model");
+        let rows = self.choosers().into_iter().map(|policy| {
+            let all = rates.iter().filter_map(|rate| Some((*rate, over(policy, *rate)?.value)));
+            let worst = all.clone().min_by(|(_, one), (_, other)| one.total_cmp(other));
+            let near = worst.map_or("–".to_owned(), |(rate, value)| {
+                let verdict = if value >= -NEAR { "met" } else { "failed" };
+                format!("{verdict}: {value:+.3} at {rate}")
+            });
+            let above = rates.iter().filter(|rate| over(policy, **rate).is_some_and(|row| row.low > 0.0));
+            let above: Vec<_> = above.map(f64::to_string).collect();
+            let met = self.find(Some(TEN_TIMES), policy, "all", "met_pct");
+            let far = met.zip(over(policy, TEN_TIMES)).map_or("–".to_owned(), |(met, over)| {
+                let verdict = if met.value >= MET_PCT && over.value > 0.0 { "met" } else { "failed" };
+                format!("{verdict}: {:.1} %, {:+.3}", met.value, over.value)
+            });
+            vec![policy.to_owned(), near, above.join(", "), far]
+        });
+        let rows: Vec<_> = rows.collect();
+        let titles = [
+            "within 0.01 of the best model alone at each rate; the worst",
+            "above it by more than chance, at rates",
+            "at 20/s, ten times where 6.7b breaks down: 95 % of deadlines met, above the best model alone",
+        ];
+        format!("`{workload}`, goals:\n\n") + &markdown(&head("policy", titles.into_iter()), &rows)
+    }
+
+    fn selected(&self, workload: &str, rates: &[f64]) -> String {
+        let chosen = self.0.iter().filter_map(|row| row.metric.strip_prefix("selected_pct_"));
+        let models = distinct(chosen);
+        let tasks: Vec<_> = distinct(self.0.iter().map(|row| row.task.as_str()));
+        let tasks: Vec<_> = tasks.into_iter().filter(|task| *task != "all").collect();
+        let last = rates.len().saturating_sub(3);
+        let spans = [("all", rates), ("the highest three", rates.get(last..).unwrap_or_default())];
+        let mut rows = Vec::new();
+        let counted = self.0.iter().filter(|row| row.metric.starts_with("selected_pct_"));
+        for policy in distinct(counted.map(|row| row.policy.as_str())) {
+            for (name, rates) in spans {
+                let share = |task: &str, model: &str| {
+                    let metric = format!("selected_pct_{model}");
+                    let values = rates.iter().filter_map(|rate| self.find(Some(*rate), policy, task, &metric));
+                    values.map(|row| row.value).sum::<f64>() / rates.len().max(1) as f64
+                };
+                let of_task = |task: &&str| {
+                    let shares: Vec<_> = models.iter().map(|model| format!("{:.0}", share(task, model))).collect();
+                    shares.join(" / ")
+                };
+                rows.push([vec![policy.to_owned(), name.to_owned()], tasks.iter().map(of_task).collect()].concat());
+            }
+        }
+        let title = format!(
+            "`{workload}`, requests that went to {}, in % of each task, means over rates:\n\n",
+            models.join(" / ")
+        );
+        title + &markdown(&head("policy", ["rates"].into_iter().chain(tasks)), &rows)
+    }
+
+    fn windows(&self, workload: &str) -> String {
+        let thresholds = distinct(self.0.iter().filter_map(|row| row.metric.strip_prefix("windows_")));
+        let find = |policy, threshold: &str| self.find(None, policy, "all", &format!("windows_{threshold}"));
+        let policies = self.policies();
+        let Some(base) = policies.first() else { return String::new() };
+        let Some(some) = thresholds.first().and_then(|threshold| find(base, threshold)) else { return String::new() };
+        // Ratios are of means over seeds, or of the paper's counts.
+        let ratio = |value: f64, base: Option<f64>| {
+            base.filter(|base| *base > 0.0).map_or(String::new(), |base| format!(", {:.2}×", value / base))
+        };
+        let mut rows = Vec::new();
+        for policy in &policies {
+            let cells = thresholds.iter().map(|threshold| {
+                find(policy, threshold).map_or("–".to_owned(), |row| {
+                    let half = (row.high - row.low) / 2.0;
+                    let of_base = find(base, threshold).map(|row| row.value).filter(|_| policy != base);
+                    format!("{:.0} ± {half:.0}{}", row.value, ratio(row.value, of_base))
+                })
+            });
+            rows.push([vec![(*policy).to_owned()], cells.collect()].concat());
+        }
+        for policy in &policies {
+            let counts = || thresholds.iter().map(|threshold| find(policy, threshold)?.published);
+            if counts().all(|count| count.is_none()) {
+                continue;
+            }
+            let cells = thresholds.iter().zip(counts()).map(|(threshold, count)| {
+                count.map_or("–".to_owned(), |count| {
+                    let of_base = find(base, threshold).and_then(|row| row.published).filter(|_| policy != base);
+                    format!("{count}{}", ratio(count, of_base))
+                })
+            });
+            rows.push([vec![format!("published: {policy}")], cells.collect()].concat());
+        }
+        let windows = some.samples as f64 / some.repetitions as f64;
+        let title = format!(
+            "`{workload}`, windows with at least this mean score, of {windows:.0} for each seed, and how many times as many as `{base}` has:\n\n"
+        );
+        title + &markdown(&head("policy", thresholds.into_iter()), &rows)
+    }
+
+    /// What the paper's tables 3 and 4 have: the schedulers of the link, and the policies.
+    fn by_scheduler(&self, workload: &str) -> String {
+        const WANTED: f64 = 0.60;
+        let policies = self.policies();
+        let schedulers = distinct(self.0.iter().filter_map(|row| row.scheduler.as_deref()));
+        let find = |scheduler: &str, policy: &str, metric: &str| {
+            let of = self.0.iter().filter(|row| row.scheduler.as_deref() == Some(scheduler) && row.rate.is_none());
+            let mut of = of.filter(|row| row.policy == policy && row.task == "all" && row.metric == metric);
+            of.next()
+        };
+        let mut text = String::new();
+        for (metric, what, decimals) in [("score", "mean score", 3), ("met_pct", "deadlines met, in %", 1)] {
+            let rows = schedulers.iter().map(|scheduler| {
+                let cells = policies.iter().map(|policy| full(find(scheduler, policy, metric), decimals));
+                [vec![(*scheduler).to_owned()], cells.collect()].concat()
+            });
+            _ = writeln!(text, "`{workload}`, {what}:\n");
+            text += &markdown(&head("scheduler", policies.iter().copied()), &rows.collect::<Vec<_>>());
+        }
+        let choosers = self.choosers();
+        let alone: Vec<_> = policies.iter().filter(|policy| !choosers.contains(policy)).collect();
+        let rows = choosers.iter().map(|policy| {
+            let score = |scheduler: &str, policy: &str| find(scheduler, policy, "score").map(|row| row.value);
+            let least = |other: &str| {
+                let over = schedulers.iter().filter_map(|at| Some((*at, score(at, policy)? - score(at, other)?)));
+                over.min_by(|(_, one), (_, other)| one.total_cmp(other))
+            };
+            let against = alone.iter().map(|other| {
+                least(other).map_or("–".to_owned(), |(scheduler, over)| {
+                    let verdict = if over > 0.0 { "met" } else { "failed" };
+                    format!("{verdict}: {over:+.3} under {scheduler}")
+                })
+            });
+            let edf = schedulers.iter().find(|scheduler| scheduler.starts_with("edf"));
+            let edf = edf.and_then(|edf| score(edf, policy)).map_or("–".to_owned(), |value| {
+                let verdict = if value >= WANTED { "met" } else { "failed" };
+                format!("{verdict}: {value:.3}, {:+.3}", value - WANTED)
+            });
+            [vec![(*policy).to_owned()], against.collect(), vec![edf]].concat()
+        });
+        let rows: Vec<_> = rows.collect();
+        let over = alone.iter().map(|other| format!("above {other} under every scheduler; the least"));
+        let titles =
+            [vec!["policy".to_owned()], over.collect(), vec![format!("at least {WANTED:.2} under edf")]].concat();
+        text + &format!("`{workload}`, goals:\n\n") + &markdown(&titles, &rows)
+    }
+}
+
+/// Scores of workloads without rates.
+fn scores(single: &[(&str, View<'_>)]) -> String {
+    let Some((_, view)) = single.first() else { return String::new() };
+    let rows = view.policies().into_iter().map(|policy| {
+        let cells = single.iter().map(|(_, view)| full(view.find(None, policy, "all", "score"), 3));
+        [vec![policy.to_owned()], cells.collect()].concat()
+    });
+    let rows: Vec<_> = rows.collect();
+    "Mean score of changing rates; of several trainings, least and most:\n\n".to_owned()
+        + &markdown(&head("policy", single.iter().map(|(workload, _)| *workload)), &rows)
+}
+
+/// Mean scores by variant, in the order of policies.
+fn of_variants(rows: &[Row], variants: &[&str]) -> String {
+    let of_scores = || rows.iter().filter(|row| row.rate.is_none() && row.task == "all" && row.metric == "score");
+    let policies = distinct(of_scores().map(|row| row.policy.as_str()));
+    let mut text = String::new();
+    for workload in distinct(of_scores().map(|row| row.workload.as_str())) {
+        let mut lines = Vec::new();
+        for variant in variants {
+            let here = || of_scores().filter(|row| row.workload == workload && row.variant == *variant);
+            let schedulers = distinct(here().map(|row| row.scheduler.as_deref().unwrap_or_default()));
+            for scheduler in schedulers {
+                let cells = policies.iter().map(|policy| {
+                    let same =
+                        |row: &&Row| row.policy == *policy && row.scheduler.as_deref().unwrap_or_default() == scheduler;
+                    cell(here().find(same).as_ref(), 3)
+                });
+                let name = if scheduler.is_empty() { (*variant).to_owned() } else { format!("{variant}, {scheduler}") };
+                lines.push([vec![name], cells.collect()].concat());
+            }
+        }
+        _ = writeln!(text, "`{workload}`, mean score by variant:\n");
+        text += &markdown(&head("variant", policies.iter().copied()), &lines);
+    }
+    text
+}

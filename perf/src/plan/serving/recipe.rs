@@ -1,0 +1,119 @@
+//! How policies learn.
+
+use sched::route::{Features, Measure, train::Training, tune::Search};
+use serde::Deserialize;
+
+/// A search for thresholds by the cross-entropy method; see `sched::route::tune`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tuned {
+    /// What thresholds are compared with.
+    pub measure: Measured,
+    /// How often the distribution moves.
+    pub generations: usize,
+    /// How many sets of numbers are drawn each time.
+    pub candidates: usize,
+    /// How many of the best move it.
+    pub elites: usize,
+    /// How many searches there are, each from a seed of its own.
+    pub trainings: u64,
+    /// The names of the workloads to learn from.
+    pub learns_from: Vec<String>,
+}
+
+/// What thresholds are compared with; see `sched::route::Measure`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measured {
+    /// The part of its limits that an answer is predicted to use.
+    Predicted,
+    /// How full a batch is.
+    Fill,
+}
+
+/// A training of a network by double deep Q-learning; see `sched::route::train::Training`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dqn {
+    /// What the network sees.
+    pub features: Inputs,
+    /// The sizes of its hidden layers.
+    pub hidden: Vec<usize>,
+    /// How many updates.
+    pub updates: u64,
+    /// How many steps each update learns from.
+    pub batch: usize,
+    /// How many steps are remembered.
+    pub replay: usize,
+    /// After how many steps learning begins.
+    pub warm_up: usize,
+    /// What a reward is worth one request later.
+    pub gamma: f32,
+    /// The rate of Adam, at the beginning and at the end.
+    pub learning_rate: [f32; 2],
+    /// The part of random actions, at the beginning and from half of the time on.
+    pub epsilon: [f64; 2],
+    /// After how many updates the older copy is renewed.
+    pub target_every: u64,
+    /// How many trainings there are, each from a seed of its own.
+    pub trainings: u64,
+    /// The names of the workloads to learn from.
+    pub learns_from: Vec<String>,
+}
+
+/// What a network sees; see `sched::route::Features`.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Inputs {
+    /// The paper's state: batches, task, rate.
+    Batches,
+    /// Predictions, budget and weight besides.
+    Predictions,
+}
+
+impl Tuned {
+    /// How it searches, from a seed.
+    #[must_use]
+    pub fn search(&self, seed: u64) -> Search {
+        let Self { generations, candidates, elites, .. } = *self;
+        Search { generations, candidates, elites, seed, ..Search::default() }
+    }
+}
+
+impl Measured {
+    /// The router's.
+    #[must_use]
+    pub const fn measure(self) -> Measure {
+        match self {
+            Self::Predicted => Measure::Predicted,
+            Self::Fill => Measure::Fill,
+        }
+    }
+}
+
+impl Dqn {
+    /// How it trains, from a seed, with so many replicas of each model.
+    #[must_use]
+    pub fn training(&self, replicas: u32, seed: u64) -> Training {
+        let [learning_rate, last_learning_rate] = self.learning_rate;
+        let [epsilon, last_epsilon] = self.epsilon;
+        Training {
+            features: match self.features {
+                Inputs::Batches => Features::Batches(replicas as usize),
+                Inputs::Predictions => Features::Predictions,
+            },
+            hidden: self.hidden.clone(),
+            iterations: self.updates,
+            batch: self.batch,
+            replay: self.replay,
+            warm_up: self.warm_up,
+            gamma: self.gamma,
+            learning_rate,
+            last_learning_rate,
+            epsilon,
+            last_epsilon,
+            target_every: self.target_every,
+            seed,
+        }
+    }
+}
