@@ -27,7 +27,7 @@ fn mistakes_are_refused_with_their_place() {
         ("choose.rule = 1.1", "choose.rule = 0.5", "policy rule"),
         ("choose.dqn = \"paper\"", "choose.dqn = \"papers\"", "no [dqn.papers]"),
         ("choose.tuned = \"fill\"", "choose.toned = \"fill\"", "toned"),
-        ("tuning = 920_000", "tuning = 910_005", "seeds"),
+        ("tuning = 920_000", "tuning = 940_005", "seeds"),
         ("rates = [1, 24]", "rates = [24, 1]", "workload bursts"),
         ("swing = 0.9", "swing = 1.9", "swing"),
         ("spikes = [8, 64]", "spikes = [64, 8]", "workload like-maf2"),
