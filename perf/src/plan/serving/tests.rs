@@ -11,15 +11,16 @@ fn text(name: &str) -> String {
 fn the_plan_of_the_papers_figures_has_the_simulators_setup_and_the_papers_recipe() {
     let plan = ServingPlan::from_toml(&text("routing-fig4-6")).unwrap();
     assert_eq!(plan.setup(), Setup::paper());
-    let seed = plan.seeds.training;
-    assert_eq!(plan.dqn["paper"].training(plan.gpus, seed), Training { seed, ..Training::paper() });
+    let whole = plan.variant("updates-1.2m").unwrap();
+    let seed = whole.seeds.training;
+    assert_eq!(whole.dqn["paper"].training(whole.gpus, seed), Training { seed, ..Training::paper() });
 }
 
 #[test]
 fn mistakes_are_refused_with_their_place() {
     let right = text("routing-fig4-6");
     for (part, wrong, message) in [
-        ("gpus = 4", "gpu = 4", "line 6"),
+        ("gpus = 4", "gpu = 4", "line 5"),
         ("kind = \"serving\"", "kind = \"seving\"", "seving"),
         ("gpus = 4", "gpus = 0", "gpus"),
         ("rewards = [1.0, 1.0, 1.0, 1.0]", "rewards = [1.0, 1.0, 1.0]", "model 6.7b"),
@@ -41,6 +42,20 @@ fn mistakes_are_refused_with_their_place() {
         assert_ne!(wrong, right, "{part}");
         let error = format!("{:#}", ServingPlan::from_toml(&wrong).unwrap_err());
         assert!(error.contains(message), "{error}");
+    }
+    let right = text("routing-table3-4");
+    for (part, wrong, message) in [
+        ("\"rr\", \"fcfs\"", "\"tls-n\", \"fcfs\"", "tls-n"),
+        ("\"rr\", \"fcfs\"", "\"paced\", \"fcfs\"", "paced"),
+        ("deadline_ms = 7_000\n", "", "class long-input"),
+        ("classes = [\"realtime-short\"]\n", "", "task openbookqa"),
+        ("loss = 0.005", "loss = 1.5", "link.loss"),
+        ("[link]", "latency = {one_way_ms = 1, congested = 0, extra_up_ms = 0, extra_back_ms = 0, grace_ms = 0}\n[link]", "latency"),
+    ] {
+        let wrong = right.replacen(part, wrong, 1);
+        assert_ne!(wrong, right, "{part}");
+        let error = format!("{:#}", ServingPlan::from_toml(&wrong).unwrap_err());
+        assert!(error.contains(message), "{message}: {error}");
     }
 }
 
