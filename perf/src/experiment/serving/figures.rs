@@ -50,24 +50,26 @@ impl Figures {
         sum
     }
 
-    pub fn score(&self) -> f64 {
+    pub fn score(&self) -> Option<f64> {
         self.of_task(None).score()
     }
 }
 
 impl Task {
-    pub fn score(&self) -> f64 {
-        self.reward / self.requests.max(1) as f64
+    /// Nothing where there was no request.
+    pub fn score(&self) -> Option<f64> {
+        (self.requests > 0).then(|| self.reward / self.requests as f64)
     }
 
-    pub fn met_pct(&self) -> f64 {
-        100.0 * self.met as f64 / self.requests.max(1) as f64
+    pub fn met_pct(&self) -> Option<f64> {
+        (self.requests > 0).then(|| 100.0 * self.met as f64 / self.requests as f64)
     }
 
     /// Of the requests that came to a model.
-    pub fn selected_pct(&self, model: usize) -> f64 {
-        let all = self.selected.iter().sum::<usize>().max(1);
-        100.0 * self.selected.get(model).copied().unwrap_or_default() as f64 / all as f64
+    pub fn selected_pct(&self, model: usize) -> Option<f64> {
+        let all = self.selected.iter().sum::<usize>();
+        let selected = self.selected.get(model)?;
+        (all > 0).then(|| 100.0 * *selected as f64 / all as f64)
     }
 }
 
@@ -92,6 +94,14 @@ fn windows(answered: &[Answered], size: usize, thresholds: &[f64]) -> (usize, Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_task_that_nobody_asked_has_no_shares() {
+        let task = Task { requests: 4, reward: 1.0, met: 2, selected: vec![1, 3] };
+        assert_eq!((task.score(), task.met_pct(), task.selected_pct(1)), (Some(0.25), Some(50.0), Some(75.0)));
+        let none = Task { selected: vec![0, 0], ..Task::default() };
+        assert_eq!((none.score(), none.met_pct(), none.selected_pct(1)), (None, None, None));
+    }
 
     #[test]
     fn windows_overlap_and_count_from_their_threshold_on() {

@@ -90,7 +90,7 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
         let tasks = (0..plan.tasks.len()).filter(|_| by_task).map(Some);
         for task in std::iter::once(None).chain(tasks) {
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(task).requests).sum();
-            let of_task = |figure: fn(&Task) -> f64| Values::of(runs, |run| figure(&run.of_task(task)));
+            let of_task = |figure: fn(&Task) -> Option<f64>| Values::of(runs, |run| figure(&run.of_task(task)));
             rows.push(maker.row(task, "score".to_owned(), "", &of_task(Task::score), samples));
             if task.is_none() {
                 rows.push(maker.row(task, "met_pct".to_owned(), "%", &of_task(Task::met_pct), samples));
@@ -101,7 +101,7 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
             }
         }
         for (at, threshold) in cell.workload(plan).thresholds.iter().enumerate() {
-            let count = |run: &Figures| run.windows.1.get(at).copied().unwrap_or_default() as f64;
+            let count = |run: &Figures| Some(run.windows.1.get(at).copied().unwrap_or_default() as f64);
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.windows.0).sum();
             rows.push(maker.row(None, format!("windows_{threshold:.2}"), "windows", &Values::of(runs, count), samples));
         }
@@ -118,7 +118,7 @@ pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) 
     for (at, policy) in plan.policies.iter().enumerate() {
         let maker = Maker { plan, cell, rate: None, policy: &policy.name };
         for (metric, unit, figure) in
-            [("score", "", Task::score as fn(&Task) -> f64), ("met_pct", "%", Task::met_pct as fn(&Task) -> f64)]
+            [("score", "", Task::score as fn(&Task) -> Option<f64>), ("met_pct", "%", Task::met_pct)]
         {
             let of_rates: Vec<_> =
                 by_rate.iter().map(|by_policy| Values::of(&by_policy[at], |run| figure(&run.of_task(None)))).collect();
@@ -135,8 +135,9 @@ pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) 
 struct Values(Vec<Vec<f64>>);
 
 impl Values {
-    fn of(runs: &Runs, figure: impl Fn(&Figures) -> f64) -> Self {
-        Self(runs.iter().map(|of_seed| of_seed.iter().map(&figure).collect()).collect())
+    /// Leaves out seeds for which there is nothing that the figure could be about.
+    fn of(runs: &Runs, figure: impl Fn(&Figures) -> Option<f64>) -> Self {
+        Self(runs.iter().filter_map(|of_seed| of_seed.iter().map(&figure).collect()).collect())
     }
 
     /// The mean of several, seed by seed and training by training.
@@ -172,14 +173,12 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn by_seed(runs: &Runs, figure: impl Fn(&Figures) -> f64) -> Vec<f64> {
-    Values::of(runs, figure).by_seed()
-}
-
 /// The values by seed of the model alone whose mean is highest.
 fn best_alone(plan: &ServingPlan, by_policy: &[Vec<Vec<Figures>>]) -> Option<Vec<f64>> {
     let alone = plan.policies.iter().zip(by_policy).filter(|(policy, _)| matches!(policy.choose, Choose::Fixed(_)));
-    alone.map(|(_, runs)| by_seed(runs, Figures::score)).max_by(|one, other| mean(one).total_cmp(&mean(other)))
+    alone
+        .map(|(_, runs)| Values::of(runs, Figures::score).by_seed())
+        .max_by(|one, other| mean(one).total_cmp(&mean(other)))
 }
 
 /// Makes rows of a policy in a cell.

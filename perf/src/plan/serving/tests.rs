@@ -16,6 +16,11 @@ fn the_plan_of_the_papers_figures_has_the_simulators_setup_and_the_papers_recipe
     assert_eq!(whole.dqn["paper"].training(whole.gpus, seed), Training { seed, ..Training::paper() });
 }
 
+/// Latency where there is a link already.
+const BOTH: &str = "sharing = 0.5
+latency = { one_way_ms = 1, congested = 0, extra_up_ms = 0, extra_back_ms = 0, grace_ms = 0 }
+";
+
 #[test]
 fn mistakes_are_refused_with_their_place() {
     let right = text("routing-fig4-6");
@@ -50,7 +55,7 @@ fn mistakes_are_refused_with_their_place() {
         ("deadline_ms = 7_000\n", "", "class long-input"),
         ("classes = [\"realtime-short\"]\n", "", "task openbookqa"),
         ("loss = 0.005", "loss = 1.5", "link.loss"),
-        ("[link]", "latency = {one_way_ms = 1, congested = 0, extra_up_ms = 0, extra_back_ms = 0, grace_ms = 0}\n[link]", "latency"),
+        ("sharing = 0.5\n", BOTH, "not beside a link"),
     ] {
         let wrong = right.replacen(part, wrong, 1);
         assert_ne!(wrong, right, "{part}");
