@@ -1,11 +1,12 @@
 //! What the papers claim, over the simulated network: three classes of requests at once, 8 KB within 1 s, 8 KB within
-//! 2 s, and 102.4 KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`).
+//! 2 s, and 102.4 KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`); and over simulated engines:
+//! three models, and two behind such a link (plans `routing-fig4-6` and `routing-table3-4`).
 
-#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
 use perf::{
-    experiment::{self, Outcome},
-    plan::{Clock, Plan, Scheduler},
+    experiment::{self, Outcome, serving},
+    plan::{Any, Clock, Plan, Scheduler, ServingPlan},
 };
 
 const REALTIME: usize = 0;
@@ -98,4 +99,61 @@ fn higher_priorities_are_served_before_lower_ones_among_many_streams() {
     let abs = outcome(&plan, Scheduler::Abs);
     let means: Vec<_> = (0..plan.classes.len()).map(|class| abs.latencies(class).mean_ms().unwrap()).collect();
     assert!(means.is_sorted_by(|low, high| low > high), "{means:?}");
+}
+
+/// A plan of models with few seeds, which are not those that are reported, and short searches.
+fn models(name: &str) -> ServingPlan {
+    let Any::Serving(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan of model serving") };
+    (plan.seeds.evaluation, plan.seeds.evaluations) = (600_000, 3);
+    for recipe in plan.tuned.values_mut() {
+        (recipe.generations, recipe.candidates, recipe.trainings) = (12, 32, 1);
+    }
+    *plan
+}
+
+fn value(rows: &[serving::Row], wanted: impl Fn(&serving::Row) -> bool) -> f64 {
+    rows.iter().find(|row| row.task == "all" && wanted(row)).unwrap().value
+}
+
+#[test]
+fn the_largest_model_breaks_down_where_a_policy_still_answers_in_time_and_better_than_each_model_alone() {
+    let plan = models("routing-fig4-6");
+    let rows = serving::run(&plan, &["6.7b", "1.3b", "125m", "tuned"].map(str::to_owned)).unwrap();
+    let at = |rate: f64, policy: &str, metric: &str| {
+        value(&rows, |row| row.rate == Some(rate) && row.policy == policy && row.metric == metric)
+    };
+    assert!(at(1.0, "6.7b", "score") > 0.95 && at(4.0, "6.7b", "score") < 0.3);
+    assert!(at(1.0, "tuned", "over_best_model") > -0.03);
+    for rate in [3.0, 6.0, 20.0] {
+        assert!(at(rate, "tuned", "over_best_model") > 0.01, "{rate}");
+    }
+    assert!(at(20.0, "tuned", "met_pct") > 95.0);
+    assert!(at(4.0, "tuned", "selected_pct_6.7b") > at(20.0, "tuned", "selected_pct_6.7b"));
+    // The task that loses most by a smaller model has the larger one more often than the others do.
+    let share = |task: &str| {
+        let metric = "selected_pct_6.7b";
+        let same =
+            |row: &&serving::Row| (row.rate, row.policy.as_str(), row.metric.as_str()) == (Some(4.0), "tuned", metric);
+        rows.iter().filter(same).find(|row| row.task == task).unwrap().value
+    };
+    assert!(["copa", "piqa", "openbookqa"].iter().all(|task| share("hellaswag") > share(task) + 10.0));
+}
+
+#[test]
+fn a_policy_that_knows_what_is_left_of_the_time_beats_one_that_does_not_whatever_schedules_the_link() {
+    let mut plan = models("routing-table3-4");
+    plan.workloads.retain(|workload| workload.name == "bursts");
+    plan.tuned.get_mut("predicted").unwrap().learns_from = vec!["bursts".to_owned()];
+    plan.dqn.clear();
+    plan.policies.retain(|policy| policy.name != "dqn-paper");
+    let rows = serving::run(&plan, &[]).unwrap();
+    for scheduler in plan.schedulers().into_iter().flatten() {
+        let score = |policy: &str| {
+            let here = |row: &serving::Row| row.scheduler.as_deref() == Some(scheduler.name());
+            value(&rows, |row| here(row) && row.policy == policy && row.metric == "score")
+        };
+        let name = scheduler.name();
+        assert!(score("tuned") > score("rule-blind") + 0.02, "{name}");
+        assert!(score("tuned") > score("2.7b") + 0.1, "{name}");
+    }
 }
