@@ -5,6 +5,7 @@
 //! before, from seeds of their own, and several times: a figure of theirs is the mean over their trainings for each
 //! seed, and the least and the most of the trainings' own means stand beside it.
 
+mod answer;
 mod figures;
 mod interval;
 mod learn;
@@ -49,7 +50,7 @@ pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
             let offered = Offered::new(&plan, &setup, &cell, seed);
             for ((policy, trainings), figures) in plan.policies.iter().zip(&learned).zip(&mut by_policy) {
                 let of_each = trainings.iter().map(|training| {
-                    let answered = offered.answered(&plan, &setup, policy, training.clone());
+                    let answered = offered.answered(&setup, policy, training.clone());
                     Figures::of(&plan, cell.workload(&plan), &answered)
                 });
                 figures.push(of_each.collect::<Vec<_>>());

@@ -1,6 +1,6 @@
 //! What a run comes to.
 
-use super::play::Answered;
+use super::answer::Answered;
 use crate::plan::serving::{ServingPlan, Workload};
 
 /// The figures of one run: sums, so that runs can be added, and counts of what stands behind them.

@@ -98,8 +98,7 @@ fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Th
             offered = (0..).zip(drawn).map(|(at, cell)| Offered::new(plan, setup, cell, seed ^ at)).collect();
         }
         let policy = Policy::Thresholds(start.clone().with_parameters(numbers));
-        let scores =
-            offered.iter().map(|offered| score(plan, &offered.played(plan, setup, policy.clone(), false, false)));
+        let scores = offered.iter().map(|offered| score(plan, &offered.played(setup, policy.clone(), false, false)));
         scores.sum::<f64>() / offered.len().max(1) as f64
     });
     start.with_parameters(&numbers)

@@ -2,8 +2,8 @@
 //!
 //! Which stream's packet leaves next is what `sched::stream` says, as in the product. The link always runs at its rate while
 //! anything waits: congestion control, handshakes and the window of a stream are not simulated, so what depends on them
-//! (TLS over TCP, with one connection or with many) cannot be expressed here. A lost packet is known after a round trip, and its
-//! bytes ask for a turn again.
+//! (TLS over TCP, with one connection or with many) cannot be expressed here. A lost packet is known after a round trip, and
+//! its bytes ask for a turn again.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -15,7 +15,7 @@ use sched::{
     stream::{Clock, Discipline, Service, Streams},
 };
 
-use super::play::Answered;
+use super::answer::Answered;
 use crate::{
     plan::{
         Class, Scheduler,
@@ -108,7 +108,7 @@ pub(super) fn up(
 
 impl Carried {
     /// Carries answers back, and says what became of each request, in the order in which they were sent.
-    pub fn back(&self, plan: &ServingPlan, setup: &Setup, arrivals: &[Arrival], outcomes: &[Outcome]) -> Vec<Answered> {
+    pub fn back(&self, setup: &Setup, arrivals: &[Arrival], outcomes: &[Outcome]) -> Vec<Answered> {
         let finished: Vec<_> = (self.requests.iter().zip(arrivals).zip(outcomes))
             .filter(|(_, outcome)| outcome.finished_ns > 0)
             .map(|((request, arrival), outcome)| (*request, arrival, outcome))
@@ -123,10 +123,10 @@ impl Carried {
         let delivered = carry(&self.link, self.discipline, &jobs.collect::<Vec<_>>(), &mut random);
         let never = |(task, _): &(usize, Class)| Answered { task: *task, model: None, met: false, reward: 0.0 };
         let mut answered: Vec<_> = self.sent.iter().map(never).collect();
-        for ((request, outcome), arrival) in self.requests.iter().zip(outcomes).zip(arrivals) {
-            let Some(one) = answered.get_mut(*request) else { continue };
-            debug_assert_eq!(one.task, arrival.request.class);
-            one.model = outcome.choice.map(|choice| choice.model);
+        for (request, outcome) in self.requests.iter().zip(outcomes) {
+            if let Some(one) = answered.get_mut(*request) {
+                one.model = outcome.choice.map(|choice| choice.model);
+            }
         }
         for ((request, arrival, _), delivered_ns) in finished.into_iter().zip(delivered) {
             let Some(one) = answered.get_mut(request) else { continue };
@@ -134,7 +134,6 @@ impl Carried {
             let model = one.model.and_then(|model| setup.models.get(model)).filter(|_| one.met);
             one.reward = model.map_or(0.0, |model| f64::from(model.reward(one.task)));
         }
-        debug_assert_eq!(plan.tasks.len(), setup.classes());
         answered
     }
 }

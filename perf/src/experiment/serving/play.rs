@@ -5,7 +5,7 @@ use sched::route::{
     serving::{self, Arrival, Decide, Fate, Outcome, Setup},
 };
 
-use super::link;
+use super::{answer::Answered, link};
 use crate::plan::serving::{self as plan, ServingPlan};
 
 /// A workload at one of its rates, under one of the link's schedulers.
@@ -35,16 +35,6 @@ impl Cell {
     }
 }
 
-/// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Answered {
-    pub task: usize,
-    /// Nothing where a request never came to a model.
-    pub model: Option<usize>,
-    pub met: bool,
-    pub reward: f64,
-}
-
 /// The requests of a seed, as they come to the gateway.
 pub(super) struct Offered {
     /// What the gateway sees.
@@ -64,23 +54,16 @@ impl Offered {
     }
 
     /// Returns what a policy makes of the requests, in the order in which they were sent.
-    pub fn answered(&self, plan: &ServingPlan, setup: &Setup, policy: &plan::Policy, choose: Policy) -> Vec<Answered> {
-        self.played(plan, setup, choose, policy.guarded, policy.blind)
+    pub fn answered(&self, setup: &Setup, policy: &plan::Policy, choose: Policy) -> Vec<Answered> {
+        self.played(setup, choose, policy.guarded, policy.blind)
     }
 
-    pub fn played(
-        &self,
-        plan: &ServingPlan,
-        setup: &Setup,
-        policy: Policy,
-        guarded: bool,
-        blind: bool,
-    ) -> Vec<Answered> {
+    pub fn played(&self, setup: &Setup, policy: Policy, guarded: bool, blind: bool) -> Vec<Answered> {
         let router = Router::new(setup.models.clone(), policy);
         let mut router = Asked { router: if guarded { router } else { router.unguarded() }, blind, setup };
         let outcomes = serving::run(setup, &self.arrivals, &mut router);
         if let Some(carried) = &self.carried {
-            return carried.back(plan, setup, &self.arrivals, &outcomes);
+            return carried.back(setup, &self.arrivals, &outcomes);
         }
         outcomes.iter().map(answered).collect()
     }

@@ -241,7 +241,8 @@ impl View<'_> {
         }
         let windows = some.samples as f64 / some.repetitions as f64;
         let title = format!(
-            "`{workload}`, windows with at least this mean score, of {windows:.0} for each seed, and how many times as many as `{base}` has:\n\n"
+            "`{workload}`, windows with at least this mean score, of {windows:.0} for each seed, and how many times as many \
+             as `{base}` has:\n\n"
         );
         title + &markdown(&head("policy", thresholds.into_iter()), &rows)
     }

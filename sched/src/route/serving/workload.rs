@@ -25,9 +25,10 @@ pub enum Workload {
         /// How many requests come in all.
         requests: usize,
     },
-    /// Days in small: the rate follows a sine, and stays for a while what it was at the beginning of that while. From `k · hold`
-    /// on it is `mean · (1 + swing · sin(2π · k · hold / period))`. So long steady periods follow each other, as the paper
-    /// (§5.1) says of the Azure trace MAF1 (Shahrad et al.: "Serverless in the Wild", USENIX ATC 2020); it is not the trace.
+    /// Days in small: the rate follows a sine, and stays for a while what it was at the beginning of that while. From
+    /// `k · hold` on it is `mean · (1 + swing · sin(2π · k · hold / period))`. So long steady periods follow each other, as
+    /// the paper (§5.1) says of the Azure trace MAF1 (Shahrad et al.: "Serverless in the Wild", USENIX ATC 2020); it is not
+    /// the trace.
     Diurnal {
         /// The mean rate.
         requests_per_sec: f64,
@@ -40,10 +41,10 @@ pub enum Workload {
         /// For how long requests come.
         duration_ns: u64,
     },
-    /// A steady rate, and now and then another one for a short time: spikes begin an exponential time after the one before ended, last
-    /// an exponential time, and have a rate by Pareto's distribution, `least · u^(-1 / shape)`, up to a most. So rates change rapidly and far,
-    /// as the paper (§5.1) says of the Azure trace MAF2 (Zhang et al.: "Faster and Cheaper Serverless Computing on Harvested
-    /// Resources", SOSP 2021); it is not the trace.
+    /// A steady rate, and now and then another one for a short time: spikes begin an exponential time after the one before
+    /// ended, last an exponential time, and have a rate by Pareto's distribution, `least · u^(-1 / shape)`, up to a most. So
+    /// rates change rapidly and far, as the paper (§5.1) says of the Azure trace MAF2 (Zhang et al.: "Faster and Cheaper
+    /// Serverless Computing on Harvested Resources", SOSP 2021); it is not the trace.
     Spikes {
         /// The rate between spikes.
         requests_per_sec: f64,
