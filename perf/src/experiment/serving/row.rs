@@ -77,22 +77,24 @@ type Runs = [Vec<Figures>];
 pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figures>>]) -> Vec<Row> {
     let mut rows = Vec::new();
     let best = best_alone(plan, by_policy);
-    // Of variants, what is looked at is their scores: files with everything would be of megabytes.
+    // Of variants and of each scheduler's rates, what is looked at is their scores: files with everything would be of
+    // megabytes.
     let whole = plan.variant == BASE;
     if !whole && cell.rate.is_some() {
         return rows;
     }
+    let brief = plan.link.is_some() && cell.rate.is_some();
     for (policy, runs) in plan.policies.iter().zip(by_policy) {
         let maker = Maker { plan, cell, rate: cell.rate, policy: &policy.name };
         let fixed = matches!(policy.choose, Choose::Fixed(_) | Choose::RoundRobin | Choose::LeastLoaded);
         // What the guard changes is in the scores.
-        let by_task = whole && !fixed && !policy.guarded;
+        let by_task = whole && !fixed && !policy.guarded && plan.link.is_none();
         let tasks = (0..plan.tasks.len()).filter(|_| by_task).map(Some);
         for task in std::iter::once(None).chain(tasks) {
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(task).requests).sum();
             let of_task = |figure: fn(&Task) -> Option<f64>| Values::of(runs, |run| figure(&run.of_task(task)));
             rows.push(maker.row(task, "score".to_owned(), "", &of_task(Task::score), samples));
-            if task.is_none() {
+            if task.is_none() && !brief {
                 rows.push(maker.row(task, "met_pct".to_owned(), "%", &of_task(Task::met_pct), samples));
             }
             for (at, model) in plan.models.iter().enumerate().filter(|_| by_task) {
@@ -105,7 +107,7 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.windows.0).sum();
             rows.push(maker.row(None, format!("windows_{threshold:.2}"), "windows", &Values::of(runs, count), samples));
         }
-        if !matches!(policy.choose, Choose::Fixed(_)) {
+        if !matches!(policy.choose, Choose::Fixed(_)) && !brief {
             rows.extend(maker.over(best.as_deref(), runs));
         }
     }

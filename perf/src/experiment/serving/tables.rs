@@ -5,7 +5,11 @@ use std::fmt::Write as _;
 use super::row::Row;
 
 /// The rows of one variant and workload.
-struct View<'a>(Vec<&'a Row>);
+struct View<'a> {
+    rows: Vec<&'a Row>,
+    /// Policies that are held against models alone, in whichever workload.
+    choosers: Vec<&'a str>,
+}
 
 /// Renders rows as Markdown: scores, deadlines met, windows and selected models of the first variant; scores of the others.
 #[must_use]
@@ -24,10 +28,13 @@ pub fn tables(rows: &[Row]) -> String {
         );
     }
     let workloads = distinct(of_first.iter().map(|row| row.workload.as_str()));
+    let choosers = of_first.iter().filter(|row| row.metric == "over_best_model");
+    let choosers = distinct(choosers.map(|row| row.policy.as_str()));
     let mut single = Vec::new();
     for workload in &workloads {
-        let view = View(of_first.iter().filter(|row| row.workload == **workload).copied().collect());
-        if view.0.iter().any(|row| row.scheduler.is_some()) {
+        let rows = of_first.iter().filter(|row| row.workload == **workload).copied().collect();
+        let view = View { rows, choosers: choosers.clone() };
+        if view.rows.iter().any(|row| row.scheduler.is_some()) {
             text += &view.by_scheduler(workload);
         } else if view.rates().is_empty() {
             single.push((*workload, view));
@@ -91,12 +98,14 @@ fn head<'a>(first: &'a str, others: impl Iterator<Item = &'a str>) -> Vec<String
 
 impl View<'_> {
     fn find(&self, rate: Option<f64>, policy: &str, task: &str, metric: &str) -> Option<&&Row> {
-        self.0.iter().find(|row| row.rate == rate && row.policy == policy && row.task == task && row.metric == metric)
+        self.rows
+            .iter()
+            .find(|row| row.rate == rate && row.policy == policy && row.task == task && row.metric == metric)
     }
 
     fn rates(&self) -> Vec<f64> {
         let mut rates: Vec<f64> = Vec::new();
-        for rate in self.0.iter().filter_map(|row| row.rate) {
+        for rate in self.rows.iter().filter_map(|row| row.rate) {
             if !rates.contains(&rate) {
                 rates.push(rate);
             }
@@ -105,13 +114,7 @@ impl View<'_> {
     }
 
     fn policies(&self) -> Vec<&str> {
-        distinct(self.0.iter().map(|row| row.policy.as_str()))
-    }
-
-    /// Policies that are held against models alone.
-    fn choosers(&self) -> Vec<&str> {
-        let chosen = self.0.iter().filter(|row| row.metric == "over_best_model");
-        distinct(chosen.map(|row| row.policy.as_str()))
+        distinct(self.rows.iter().map(|row| row.policy.as_str()))
     }
 
     fn by_rate(&self, workload: &str) -> String {
@@ -132,10 +135,8 @@ impl View<'_> {
             text,
             "`{workload}`, what the score has above that of the model which is best alone at this rate, seed by seed:\n"
         );
-        let over = self
-            .choosers()
-            .into_iter()
-            .map(|policy| [vec![policy.to_owned()], row(&policy, "over_best_model", 3)].concat());
+        let over =
+            self.choosers.iter().map(|policy| [vec![(*policy).to_owned()], row(policy, "over_best_model", 3)].concat());
         text += &markdown(&head("policy", names.iter().map(String::as_str)), &over.collect::<Vec<_>>());
         _ = writeln!(text, "`{workload}`, deadlines met, in %:\n");
         let met =
@@ -150,7 +151,7 @@ impl View<'_> {
         const TEN_TIMES: f64 = 20.0;
         const MET_PCT: f64 = 95.0;
         let over = |policy, rate| self.find(Some(rate), policy, "all", "over_best_model");
-        let rows = self.choosers().into_iter().map(|policy| {
+        let rows = self.choosers.iter().map(|policy| {
             let all = rates.iter().filter_map(|rate| Some((*rate, over(policy, *rate)?.value)));
             let worst = all.clone().min_by(|(_, one), (_, other)| one.total_cmp(other));
             let near = worst.map_or("–".to_owned(), |(rate, value)| {
@@ -164,7 +165,7 @@ impl View<'_> {
                 let verdict = if met.value >= MET_PCT && over.value > 0.0 { "met" } else { "failed" };
                 format!("{verdict}: {:.1} %, {:+.3}", met.value, over.value)
             });
-            vec![policy.to_owned(), near, above.join(", "), far]
+            vec![(*policy).to_owned(), near, above.join(", "), far]
         });
         let rows: Vec<_> = rows.collect();
         let titles = [
@@ -176,14 +177,14 @@ impl View<'_> {
     }
 
     fn selected(&self, workload: &str, rates: &[f64]) -> String {
-        let chosen = self.0.iter().filter_map(|row| row.metric.strip_prefix("selected_pct_"));
+        let chosen = self.rows.iter().filter_map(|row| row.metric.strip_prefix("selected_pct_"));
         let models = distinct(chosen);
-        let tasks: Vec<_> = distinct(self.0.iter().map(|row| row.task.as_str()));
+        let tasks: Vec<_> = distinct(self.rows.iter().map(|row| row.task.as_str()));
         let tasks: Vec<_> = tasks.into_iter().filter(|task| *task != "all").collect();
         let last = rates.len().saturating_sub(3);
         let spans = [("all", rates), ("the highest three", rates.get(last..).unwrap_or_default())];
         let mut rows = Vec::new();
-        let counted = self.0.iter().filter(|row| row.metric.starts_with("selected_pct_"));
+        let counted = self.rows.iter().filter(|row| row.metric.starts_with("selected_pct_"));
         for policy in distinct(counted.map(|row| row.policy.as_str())) {
             for (name, rates) in spans {
                 let share = |task: &str, model: &str| {
@@ -206,7 +207,7 @@ impl View<'_> {
     }
 
     fn windows(&self, workload: &str) -> String {
-        let thresholds = distinct(self.0.iter().filter_map(|row| row.metric.strip_prefix("windows_")));
+        let thresholds = distinct(self.rows.iter().filter_map(|row| row.metric.strip_prefix("windows_")));
         let find = |policy, threshold: &str| self.find(None, policy, "all", &format!("windows_{threshold}"));
         let policies = self.policies();
         let Some(base) = policies.first() else { return String::new() };
@@ -251,13 +252,13 @@ impl View<'_> {
     fn by_scheduler(&self, workload: &str) -> String {
         const WANTED: f64 = 0.60;
         let policies = self.policies();
-        let schedulers = distinct(self.0.iter().filter_map(|row| row.scheduler.as_deref()));
+        let schedulers = distinct(self.rows.iter().filter_map(|row| row.scheduler.as_deref()));
         let find = |scheduler: &str, policy: &str, metric: &str| {
-            let of = self.0.iter().filter(|row| row.scheduler.as_deref() == Some(scheduler) && row.rate.is_none());
+            let of = self.rows.iter().filter(|row| row.scheduler.as_deref() == Some(scheduler) && row.rate.is_none());
             let mut of = of.filter(|row| row.policy == policy && row.task == "all" && row.metric == metric);
             of.next()
         };
-        let mut text = String::new();
+        let (mut text, choosers) = (String::new(), &self.choosers);
         for (metric, what, decimals) in [("score", "mean score", 3), ("met_pct", "deadlines met, in %", 1)] {
             let rows = schedulers.iter().map(|scheduler| {
                 let cells = policies.iter().map(|policy| full(find(scheduler, policy, metric), decimals));
@@ -266,7 +267,17 @@ impl View<'_> {
             _ = writeln!(text, "`{workload}`, {what}:\n");
             text += &markdown(&head("scheduler", policies.iter().copied()), &rows.collect::<Vec<_>>());
         }
-        let choosers = self.choosers();
+        if schedulers.iter().any(|at| policies.iter().any(|policy| find(at, policy, "over_best_model").is_some())) {
+            _ = writeln!(
+                text,
+                "`{workload}`, what the score has above that of the model which is best alone, seed by seed:\n"
+            );
+            let rows = schedulers.iter().map(|scheduler| {
+                let cells = choosers.iter().map(|policy| full(find(scheduler, policy, "over_best_model"), 3));
+                [vec![(*scheduler).to_owned()], cells.collect()].concat()
+            });
+            text += &markdown(&head("scheduler", choosers.iter().copied()), &rows.collect::<Vec<_>>());
+        }
         let alone: Vec<_> = policies.iter().filter(|policy| !choosers.contains(policy)).collect();
         let rows = choosers.iter().map(|policy| {
             let score = |scheduler: &str, policy: &str| find(scheduler, policy, "score").map(|row| row.value);
