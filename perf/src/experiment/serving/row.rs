@@ -93,19 +93,25 @@ pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figu
         for task in std::iter::once(None).chain(tasks) {
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(task).requests).sum();
             let of_task = |figure: fn(&Task) -> Option<f64>| Values::of(runs, |run| figure(&run.of_task(task)));
-            rows.push(maker.row(task, "score".to_owned(), "", &of_task(Task::score), samples));
+            rows.extend(maker.row(task, "score".to_owned(), "", &of_task(Task::score), samples));
             if task.is_none() && !brief {
-                rows.push(maker.row(task, "met_pct".to_owned(), "%", &of_task(Task::met_pct), samples));
+                rows.extend(maker.row(task, "met_pct".to_owned(), "%", &of_task(Task::met_pct), samples));
             }
             for (at, model) in plan.models.iter().enumerate().filter(|_| by_task) {
                 let values = Values::of(runs, |run| run.of_task(task).selected_pct(at));
-                rows.push(maker.row(task, format!("selected_pct_{}", model.name), "%", &values, samples));
+                rows.extend(maker.row(task, format!("selected_pct_{}", model.name), "%", &values, samples));
             }
         }
         for (at, threshold) in cell.workload(plan).thresholds.iter().enumerate() {
             let count = |run: &Figures| Some(run.windows.1.get(at).copied().unwrap_or_default() as f64);
             let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.windows.0).sum();
-            rows.push(maker.row(None, format!("windows_{threshold:.2}"), "windows", &Values::of(runs, count), samples));
+            rows.extend(maker.row(
+                None,
+                format!("windows_{threshold:.2}"),
+                "windows",
+                &Values::of(runs, count),
+                samples,
+            ));
         }
         if !matches!(policy.choose, Choose::Fixed(_)) && !brief {
             rows.extend(maker.over(best.as_deref(), runs));
@@ -126,7 +132,7 @@ pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) 
                 by_rate.iter().map(|by_policy| Values::of(&by_policy[at], |run| figure(&run.of_task(None)))).collect();
             let samples = by_rate.iter().flat_map(|by_policy| &by_policy[at]);
             let samples = samples.filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(None).requests).sum();
-            rows.push(maker.row(None, metric.to_owned(), unit, &Values::mean(&of_rates), samples));
+            rows.extend(maker.row(None, metric.to_owned(), unit, &Values::mean(&of_rates), samples));
         }
     }
     rows
@@ -142,8 +148,11 @@ impl Values {
         Self(runs.iter().filter_map(|of_seed| of_seed.iter().map(&figure).collect()).collect())
     }
 
-    /// The mean of several, seed by seed and training by training.
+    /// The mean of several, seed by seed and training by training; nothing if some have fewer seeds than others.
     fn mean(several: &[Self]) -> Self {
+        if several.windows(2).any(|pair| pair[0].0.len() != pair[1].0.len()) {
+            return Self(Vec::new());
+        }
         let mut sum = several.first().map_or(Vec::new(), |first| first.0.clone());
         for other in several.iter().skip(1) {
             for (sum, other) in sum.iter_mut().zip(&other.0) {
@@ -192,14 +201,16 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn row(&self, task: Option<usize>, metric: String, unit: &str, values: &Values, samples: usize) -> Row {
+    /// Makes none where fewer than two seeds have something to say.
+    fn row(&self, task: Option<usize>, metric: String, unit: &str, values: &Values, samples: usize) -> Option<Row> {
         let Self { plan, cell, rate, policy } = *self;
+        (values.0.len() >= 2).then_some(())?;
         let Interval { mean, low, high } = Interval::of(&values.by_seed());
         let (trainings, training_count) = values.trainings();
         let workload = &cell.workload(plan).name;
         let scheduler = plan.schedulers().get(cell.scheduler).copied().flatten();
         let wanted = rate.is_none() && task.is_none();
-        Row {
+        Some(Row {
             plan: plan.name.clone(),
             variant: plan.variant.clone(),
             workload: workload.clone(),
@@ -218,7 +229,7 @@ impl Maker<'_> {
             training_count,
             seed: plan.seeds.evaluation,
             repetitions: plan.seeds.evaluations,
-        }
+        })
     }
 
     /// What a policy has above the best model alone, seed by seed.
@@ -228,7 +239,7 @@ impl Maker<'_> {
             of_seed.iter_mut().for_each(|value| *value -= best);
         }
         let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(None).requests).sum();
-        Some(self.row(None, "over_best_model".to_owned(), "", &values, samples))
+        self.row(None, "over_best_model".to_owned(), "", &values, samples)
     }
 }
 
