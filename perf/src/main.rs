@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
-    experiment::{self, serving},
+    experiment::{self, serving as routing},
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -240,7 +240,7 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
 #[derive(serde::Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
-    row: &'a serving::Row,
+    row: &'a routing::Row,
     #[serde(flatten)]
     origin: &'a Origin,
 }
@@ -257,7 +257,7 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     for variant in chosen {
         let mut plan = plan.variant(variant)?;
         plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
-        for row in serving::run(&plan, &experiment.policy)? {
+        for row in routing::run(&plan, &experiment.policy)? {
             lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
             lines.push('\n');
             rows.push(row);
@@ -271,9 +271,9 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
 }
 
 /// Prints tables of rows, and draws their pictures.
-fn show_serving(rows: &[serving::Row], plot: Option<&Path>) -> Result<()> {
-    println!("{}", serving::tables(rows));
-    for (name, svg) in plot.map(|_| serving::pictures(rows)).unwrap_or_default() {
+fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
+    println!("{}", routing::tables(rows));
+    for (name, svg) in plot.map(|_| routing::pictures(rows)).unwrap_or_default() {
         let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
         fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
         println!("a picture is {}", path.display());
@@ -284,7 +284,7 @@ fn show_serving(rows: &[serving::Row], plot: Option<&Path>) -> Result<()> {
 /// Reads rows that a plan of model serving has left.
 fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
-    let rows = serving::Row::parse_all(&text).with_context(|| results.display().to_string())?;
+    let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
     show_serving(&rows, plot)
 }
 
