@@ -1,7 +1,6 @@
 //! QPACK (RFC 9204) with a dynamic table of capacity 0: field sections by the static table and literals, and the
 //! judgement of the peer's two instruction streams, which have almost nothing left to say.
 
-mod huffman;
 mod prefix;
 mod static_table;
 

@@ -1,8 +1,9 @@
 //! Integers with a prefix and string literals (RFC 9204 §4.1, RFC 7541 §5).
 
-use super::huffman;
 use crate::varint;
 use bytes::Bytes;
+use httlib_huffman::DecoderSpeed;
+use httlib_huffman::encoder::table::ENCODE_TABLE;
 
 /// Why an integer or a string cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Result<Bytes, 
     let (bytes, rest) = parts.ok_or(Unreadable::Broken)?;
     *input = rest;
     if huffman {
-        huffman::decode(bytes).map(Bytes::from).ok_or(Unreadable::Broken)
+        huffman_decode(bytes).map(Bytes::from).ok_or(Unreadable::Broken)
     } else {
         Ok(Bytes::copy_from_slice(bytes))
     }
@@ -97,14 +98,32 @@ pub(super) fn read_string(input: &mut &[u8], prefix_bits: u32) -> Result<Bytes, 
 
 /// Appends a string, compressed if that makes it shorter; the Huffman flag stands just above the prefix.
 pub(super) fn write_string(flags: u8, prefix_bits: u32, string: &[u8], out: &mut Vec<u8>) {
-    let compressed_len = huffman::encoded_len(string);
+    let bits: usize = string.iter().map(|byte| usize::from(ENCODE_TABLE[usize::from(*byte)].0)).sum();
+    let compressed_len = bits.div_ceil(8);
     if compressed_len < string.len() {
         write_integer(flags | 1 << prefix_bits, prefix_bits, compressed_len as u64, out);
-        huffman::encode(string, out);
+        huffman_encode(string, out);
     } else {
         write_integer(flags, prefix_bits, string.len() as u64, out);
         out.extend_from_slice(string);
     }
+}
+
+/// Decompresses a string (RFC 7541 §5.2).
+///
+/// The library lets padding through that is not made of ones. A string has exactly one valid compressed form, so
+/// compressing again finds that and every other irregularity.
+fn huffman_decode(compressed: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = Vec::with_capacity(compressed.len() * 8 / 5);
+    httlib_huffman::decode(compressed, &mut plain, DecoderSpeed::FourBits).ok()?;
+    let mut again = Vec::with_capacity(compressed.len());
+    huffman_encode(&plain, &mut again);
+    (again == compressed).then_some(plain)
+}
+
+fn huffman_encode(plain: &[u8], out: &mut Vec<u8>) {
+    let encoded = httlib_huffman::encode(plain, out);
+    debug_assert!(encoded.is_ok(), "every byte has a code");
 }
 
 fn prefix_mask(prefix_bits: u32) -> u8 {
@@ -172,7 +191,7 @@ mod tests {
     #[test]
     fn padding_that_is_too_long_or_not_all_ones_is_refused() {
         // RFC 7541 §5.2: "a" is 00011, "&" is 11111000.
-        assert_eq!(huffman::decode(&[0b0001_1111]).as_deref(), Some(&b"a"[..]));
+        assert_eq!(huffman_decode(&[0b0001_1111]).as_deref(), Some(&b"a"[..]));
         for compressed in [
             &[0b0001_1000][..],
             &[0b0001_1001],
@@ -184,7 +203,7 @@ mod tests {
             &[0xff, 0xff],
             &[0xff, 0xff, 0xff],
         ] {
-            assert_eq!(huffman::decode(compressed), None, "{compressed:x?}");
+            assert_eq!(huffman_decode(compressed), None, "{compressed:x?}");
         }
     }
 
@@ -192,7 +211,7 @@ mod tests {
     fn the_end_of_string_symbol_is_refused() {
         // RFC 7541 §5.2: thirty ones, alone or behind an "a".
         for compressed in [&[0xff, 0xff, 0xff, 0xff][..], &[0x1f, 0xff, 0xff, 0xff, 0xff], &[0xff; 8]] {
-            assert_eq!(huffman::decode(compressed), None, "{compressed:x?}");
+            assert_eq!(huffman_decode(compressed), None, "{compressed:x?}");
         }
     }
 
@@ -223,15 +242,15 @@ mod tests {
             prop_assert!(bytes.len() <= string.len() + 1);
             prop_assert_eq!(read_string(&mut &bytes[..], 7).unwrap(), &string[..]);
             let mut compressed = Vec::new();
-            huffman::encode(&string, &mut compressed);
-            prop_assert_eq!(huffman::decode(&compressed), Some(string));
+            huffman_encode(&string, &mut compressed);
+            prop_assert_eq!(huffman_decode(&compressed), Some(string));
         }
 
         #[test]
         fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), bits in 3u32..=7) {
             let _ = read_integer(&mut &bytes[..], bits);
             let _ = read_string(&mut &bytes[..], bits);
-            let _ = huffman::decode(&bytes);
+            let _ = huffman_decode(&bytes);
         }
     }
 }
