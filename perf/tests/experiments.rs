@@ -101,7 +101,7 @@ fn higher_priorities_are_served_before_lower_ones_among_many_streams() {
     assert!(means.is_sorted_by(|low, high| low > high), "{means:?}");
 }
 
-/// A plan of models with few seeds, which are not those that are reported, and short searches.
+/// A plan of models with short searches and few seeds. None of these seeds is reported.
 fn models(name: &str) -> ServingPlan {
     let Any::Serving(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan of model serving") };
     (plan.seeds.evaluation, plan.seeds.evaluations) = (600_000, 3);

@@ -81,7 +81,7 @@ pub struct Running {
     folder: Option<PathBuf>,
 }
 
-/// What is asked of whoever stands in between.
+/// What a peer is started for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Where the engine listens.
