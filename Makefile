@@ -12,7 +12,7 @@ tools := $(CARGO_TARGET_DIR)/tools
 # Installs a program of crates.io for use by this file: its name; its version, and flags of cargo.
 tool = test -x $(tools)/bin/$(1) || cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
-.PHONY: run demo test lint deny bench bench-models programs documents install deb
+.PHONY: run demo test lint deny bench bench-models papers programs documents install deb
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
@@ -56,6 +56,11 @@ bench-models: ## The gateway for models beside nginx, if that is here, in five m
 	@tests/setup build
 	cargo build --release -p paced -p perf
 	$(CARGO_TARGET_DIR)/release/paced-perf serving $(or $(ARGS),tokens)
+
+papers: ## All experiments of the papers; goes on where it was. ARGS="--budget MINUTES", "--no-lab", or names of plans.
+	@tests/setup build netns vm
+	cargo build --release -p paced -p pacectl -p perf
+	$(CARGO_TARGET_DIR)/release/paced-perf papers $(ARGS)
 
 programs:
 ifeq ($(PROFILE),release)

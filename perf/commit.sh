@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
 # Prints the commit that stands here, with `-dirty` where anything tracked differs from it but the results of measurements.
+# With --trees, prints the git trees of the product's folders instead, which say whether two commits have the same product.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-commit=$(git rev-parse --short HEAD)
-changed=$(git status --porcelain --untracked-files=no -- . ':!perf/results')
-echo "$commit${changed:+-dirty}"
+changed=$(git status --porcelain --untracked-files=no -- . ':!perf/results' ':!perf/RESULTS.md')
+if [[ ${1-} == --trees ]]; then
+  for folder in bpf config daemon masque sched; do
+    echo -n "$folder $(git rev-parse --short=10 "HEAD:$folder") "
+  done | sed "s/ $/${changed:+ dirty}\n/"
+else
+  echo "$(git rev-parse --short HEAD)${changed:+-dirty}"
+fi

@@ -34,8 +34,8 @@ fi
 options=(--timeout 1800)
 while [[ ${1-} == --kernel || ${1-} == --timeout ]]; do options+=("$1" "$2"); shift 2; done
 "$project/tests/interop/run.sh" hostile --help >/dev/null
-PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")}
-export PACED_COMMIT PACED_PROFILE=$profile
+PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
+export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
 "$project/tests/vm/run" --icount "${options[@]}" "$here/vm-hostile.sh" --guest "$@" |
   awk -v to="$here/results/hostile-lab.json" '
     BEGIN { printf "" >to }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs a plan in the VM lab: over netem, by a clock that counts instructions (1 ns each).
 #
-#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] PLAN [ARGUMENT…]     writes perf/results/PLAN-lab.json and .svg
+#   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] [--out PREFIX] PLAN [ARGUMENT…]
 #
+# Writes PREFIX.json and PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
 # ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
 # `cargo build` made, but then the CPU is several times slower.
 set -euo pipefail
@@ -27,13 +28,17 @@ if [[ ${1-} == --guest ]]; then
   exit
 fi
 
-options=(--timeout 1200)
-while [[ ${1-} == --* ]]; do options+=("$1" "$2"); shift 2; done
+options=(--timeout 1200) out=
+while [[ ${1-} == --* ]]; do
+  if [[ $1 == --out ]]; then out=$2; else options+=("$1" "$2"); fi
+  shift 2
+done
 plan=${1:?a plan}; shift
-PACED_COMMIT=$("$here/commit.sh")
-export PACED_COMMIT PACED_PROFILE=$profile
-rm -f "$here/results/$plan-lab.json"
-"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$here/results/$plan-lab" '
+out=${out:-$here/results/$plan-lab}
+PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
+export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
+rm -f "$out.json"
+"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$out" '
   /^=== / { picture = to $2; printf "" >picture; next }
   /^===$/ { picture = ""; next }
   picture { print >picture; next }

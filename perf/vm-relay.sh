@@ -18,8 +18,8 @@ if [[ ${1-} == --guest ]]; then
   exec /tmp/bench/release/paced-perf bench --virtual-time
 fi
 
-PACED_COMMIT=$("$here/commit.sh")
-export PACED_COMMIT
+PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
+export PACED_COMMIT PACED_TREES
 output=$("$project/tests/vm/run" --icount --timeout 900 "$@" "$here/vm-relay.sh" --guest)
 grep -v '^{' <<<"$output"
 grep '^{' <<<"$output" >"$here/results/relay-virtual.json"

@@ -20,6 +20,7 @@
 //! | [`payload`], [`pace`] | what is in a payload, when it leaves |
 //! | [`plan`] | experiments as TOML: network, workload, schedulers, published figures |
 //! | [`experiment`] | runs plans, over a simulated network, in the VM lab, or on simulated engines; tables, results, plots |
+//! | [`papers`] | all plans by one command, and the report of their results |
 //! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
 //! | [`origin`] | machine, kernel, commit, command: what results have to say |
 
@@ -30,6 +31,7 @@ pub mod flood;
 pub mod load;
 pub mod origin;
 pub mod pace;
+pub mod papers;
 pub mod payload;
 pub mod plan;
 pub mod process;

@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,12 +19,19 @@ use perf::{
         one_way::{Direction, OneWay},
         setup::Setup,
     },
-    origin::Origin,
+    origin::{Origin, Trees},
+    papers::{self, results::Provenance},
     plan::{self, BASE, Clock, Scheduler, ServingPlan},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
     serving::{self, Serving},
 };
+
+/// Where results lie, from the project's folder.
+const RESULTS: &str = "perf/results";
+
+/// Where their report lies.
+const REPORT: &str = "perf/RESULTS.md";
 
 /// Loads CONNECT-UDP relays and compares them, and runs experiments.
 #[derive(Parser)]
@@ -70,7 +78,13 @@ enum Command {
     List,
     /// Runs an experiment and prints a table.
     Run(Experiment),
-    /// Prints the tables of results that a plan of model serving has left, as they stand in `perf/README.md`.
+    /// Runs all plans of which there are no results of the product as it stands, the most telling first, and writes the report.
+    Papers(Papers),
+    /// Writes the report of all results, `perf/RESULTS.md`.
+    Report,
+    /// Says of which commits results are, and what of the product has changed since; fails if some are of a changed tree.
+    Provenance,
+    /// Prints the tables of results that a plan of model serving has left.
     Show {
         /// Lines of JSON, as `run` writes them.
         results: PathBuf,
@@ -78,6 +92,18 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         plot: Option<PathBuf>,
     },
+}
+
+#[derive(clap::Args)]
+struct Papers {
+    /// For how many minutes; by default until all is done.
+    #[arg(long, value_name = "MINUTES")]
+    budget: Option<u64>,
+    /// Leaves out what runs in the VM lab, which takes most of the time.
+    #[arg(long)]
+    no_lab: bool,
+    /// Only these plans.
+    plans: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -166,8 +192,39 @@ fn run(command: Command) -> Result<()> {
         Command::Serving(serving) => load::on_core(GENERATOR_CORE, serving::run(&serving)),
         Command::List => list(),
         Command::Run(experiment) => run_plan(&experiment),
+        Command::Papers(Papers { budget, no_lab, plans }) => {
+            let budget = budget.map(|minutes| Duration::from_secs(60 * minutes));
+            let done = papers::run(&papers::Bounds { budget, plans, lab: !no_lab, folder: RESULTS.into() });
+            // What is there is worth a report, whatever failed.
+            report().and(done)
+        }
+        Command::Report => report(),
+        Command::Provenance => provenance(),
         Command::Show { results, plot } => show(&results, plot.as_deref()),
     }
+}
+
+fn report() -> Result<()> {
+    let folder = Path::new(RESULTS);
+    let text = papers::report(&papers::Results::open(folder)?, folder)?;
+    fs::write(REPORT, text).with_context(|| format!("failed to write {REPORT}; run this in the project's folder"))?;
+    println!("the report is {REPORT}");
+    Ok(())
+}
+
+fn provenance() -> Result<()> {
+    let found = papers::Results::open(Path::new(RESULTS))?.provenance(&Trees::standing());
+    for Provenance { file, commit, rows, has_trees, changed } in &found {
+        let since = match (has_trees, changed.as_slice()) {
+            (false, _) => "do not say of which product".to_owned(),
+            (true, []) => "are of the product as it stands".to_owned(),
+            (true, folders) => format!("are older than {}", folders.join(", ")),
+        };
+        println!("{file}: {rows} rows of {commit} {since}");
+    }
+    let dirty: Vec<_> = found.iter().filter(|from| from.commit.ends_with("-dirty")).map(|from| &*from.file).collect();
+    ensure!(dirty.is_empty(), "results of a changed tree cannot be made again: {}", dirty.join(", "));
+    Ok(())
 }
 
 /// `results/plan.svg` and `rtt-100` make `results/plan-rtt-100.svg`.
@@ -207,28 +264,25 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
     let mut lines = String::new();
     for variant in variants {
         let mut plan = plan.variant(variant)?;
-        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions_on(clock));
         if !experiment.scheduler.is_empty() {
             plan.schedulers.clone_from(&experiment.scheduler);
         }
         let outcomes = experiment::compare(&plan, &plan.schedulers, clock)?;
-        println!("{}", experiment::table(&plan, &outcomes));
+        let mut of_variant: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
+        println!("{}", experiment::table(&plan, &of_variant));
         if let Some(path) = &experiment.plot {
             let path = if experiment.variant == "all" { named_after(path, variant) } else { path.clone() };
             fs::write(&path, experiment::plot(&plan, &outcomes))
                 .with_context(|| format!("failed to write {}", path.display()))?;
             println!("the picture is {}\n", path.display());
         }
-        let mut rows: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
         if variant == BASE && !plan.queues.is_empty() {
             let managed = experiment::manage(&plan, &Origin::of_this_run("wall")?);
             println!("{}", experiment::queues(&managed));
-            rows.extend(managed);
+            of_variant.extend(managed);
         }
-        for row in rows {
-            lines += &serde_json::to_string(&row)?;
-            lines.push('\n');
-        }
+        lines += &experiment::Row::lines(&of_variant)?;
     }
     if let Some(path) = &experiment.json {
         fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;

@@ -1,26 +1,30 @@
 //! Where results come from: what has to be known to get them again.
 
-use std::{env, fs, process::Command};
+use std::{collections::BTreeMap, env, fs, process::Command};
 
 use anyhow::{Context as _, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Machine, kernel, commit, command and clock of a run; part of every line of results.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Origin {
     machine: String,
     kernel: String,
     commit: String,
+    /// The git trees of the product's folders, as `perf/commit.sh --trees` prints them; empty in rows of before.
+    #[serde(default)]
+    trees: String,
     command: String,
-    clock: &'static str,
+    clock: String,
 }
 
 impl Origin {
-    /// Describes this machine, this program and what it was told. `PACED_COMMIT` takes precedence over git.
+    /// Describes this machine, this program and what it was told. `PACED_COMMIT` and `PACED_TREES` take precedence
+    /// over git.
     ///
     /// # Errors
     /// procfs is not there.
-    pub fn of_this_run(clock: &'static str) -> Result<Self> {
+    pub fn of_this_run(clock: &str) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
         let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
@@ -33,10 +37,35 @@ impl Origin {
         Ok(Self {
             machine: format!("{}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
             kernel: kernel.trim().to_owned(),
-            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| commit()),
+            commit: env::var("PACED_COMMIT").unwrap_or_else(|_| standing(&[])),
+            trees: env::var("PACED_TREES").unwrap_or_else(|_| standing(&["--trees"])),
             command: arguments.join(" "),
-            clock,
+            clock: clock.to_owned(),
         })
+    }
+
+    /// The commit, with `-dirty` if anything differed from it.
+    #[must_use]
+    pub fn commit(&self) -> &str {
+        &self.commit
+    }
+
+    /// The git trees of the product's folders.
+    #[must_use]
+    pub fn trees(&self) -> &str {
+        &self.trees
+    }
+
+    /// The clock's name.
+    #[must_use]
+    pub fn clock(&self) -> &str {
+        &self.clock
+    }
+
+    /// The kernel's release.
+    #[must_use]
+    pub fn kernel(&self) -> &str {
+        &self.kernel
     }
 
     /// Whether time was the machine's own.
@@ -46,8 +75,79 @@ impl Origin {
     }
 }
 
-/// What `perf/commit.sh` says, where there is one.
-fn commit() -> String {
-    let output = Command::new("perf/commit.sh").output().ok().filter(|output| output.status.success());
+/// The git trees of the product's folders: where they are the same, the product is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trees(BTreeMap<String, String>);
+
+impl Trees {
+    /// Those of the commit that stands here.
+    #[must_use]
+    pub fn standing() -> Self {
+        Self::parse(&standing(&["--trees"]))
+    }
+
+    /// Reads what `perf/commit.sh --trees` prints.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        let words: Vec<_> = text.split_whitespace().collect();
+        Self(
+            words
+                .chunks(2)
+                .map(|pair| (pair[0].to_owned(), pair.get(1).copied().unwrap_or_default().to_owned()))
+                .collect(),
+        )
+    }
+
+    /// Whether there were changes that were not committed.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.0.contains_key("dirty")
+    }
+
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The folders that matter by a clock and differ. What is simulated uses little of the product.
+    #[must_use]
+    pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
+        let folders: &[&str] = match clock {
+            "simulated" => &["sched"],
+            "virtual-network" => &["daemon", "masque", "sched"],
+            _ => &["bpf", "config", "daemon", "masque", "sched"],
+        };
+        let differ = |folder: &&&str| self.0.get(**folder) != other.0.get(**folder);
+        folders.iter().filter(differ).map(|folder| (*folder).to_owned()).collect()
+    }
+
+    /// Whether the product is the same, as far as a clock uses it, and nothing had been changed.
+    #[must_use]
+    pub fn same(&self, other: &Self, clock: &str) -> bool {
+        !self.is_empty() && !self.is_dirty() && self.changed(other, clock).is_empty()
+    }
+}
+
+/// What `perf/commit.sh` says of the commit that stands here, if there is one.
+fn standing(arguments: &[&str]) -> String {
+    let output = Command::new("perf/commit.sh").args(arguments).output().ok().filter(|output| output.status.success());
     output.map_or("unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_current_while_the_folders_that_they_depend_on_are_the_same() {
+        let then = Trees::parse("bpf 1 config 2 daemon 3 masque 4 sched 5");
+        let now = Trees::parse("bpf 0 config 2 daemon 0 masque 4 sched 5");
+        assert!(then.same(&then, "lab") && then.same(&now, "simulated"));
+        assert_eq!(then.changed(&now, "lab"), ["bpf", "daemon"]);
+        assert_eq!(then.changed(&now, "virtual-network"), ["daemon"]);
+        let dirty = Trees::parse("bpf 1 config 2 daemon 3 masque 4 sched 5 dirty");
+        assert!(dirty.is_dirty() && !dirty.same(&then, "simulated"));
+        assert!(!Trees::parse("").same(&then, "simulated"), "rows that say nothing are of nothing");
+    }
 }

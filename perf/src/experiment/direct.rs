@@ -72,6 +72,13 @@ impl Ends {
         };
         let mut pacing = Pacing::default();
         pacing.quantum = plan.quantum_us.map_or(pacing.quantum, Duration::from_micros);
+        if matches!(scheduler, Scheduler::ActiveWait | Scheduler::PassiveWait) {
+            // Devices that nobody looks at are taken to keep departures, and then nothing waits in the process.
+            pacing.devices.unknown().set_keeps_departures(false);
+        }
+        if scheduler == Scheduler::PassiveWait {
+            pacing.quantum = Duration::from_millis(1);
+        }
         let defaults = Transport::default();
         // What goes one way as fast as it goes is to meet no bound but the path's.
         let ample = |bytes: u64| if plan.workload.one_way { 8 << 20 } else { bytes };

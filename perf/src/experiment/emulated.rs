@@ -80,9 +80,9 @@ const ETHERNET_BYTES: u64 = 14;
 /// Bytes of IPv4 and UDP headers.
 const UDP_BYTES: u64 = 28;
 
-/// What makes a device of the bottleneck the end of a link that holds so many packets and delays them so long.
-fn netem(link: &Network, queue_packets: usize, delay_ms: f64) -> String {
-    let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, delay_ms * 1e3, link.loss * 100.0);
+/// What makes a device of the bottleneck the end of a link that holds so many packets.
+fn netem(link: &Network, queue_packets: usize) -> String {
+    let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, link.delay_ms * 1e3, link.loss * 100.0);
     format!("netem limit {queue_packets} rate {rate_bits:.0}bit delay {delay_us:.0}us loss random {loss_percent}%")
 }
 
@@ -123,12 +123,12 @@ impl Emulated {
         for end in [&near.near, &far.far] {
             end.segment()?;
         }
-        let Network { delay_ms, return_delay_ms, queue_packets, .. } = *link;
+        let Network { return_delay_ms, queue_packets, .. } = *link;
         let return_queue = if return_delay_ms > 0.0 { ENDLESS_QUEUE } else { queue_packets };
         far.near
-            .set_qdisc(&netem(link, queue_packets, delay_ms))
+            .set_qdisc(&netem(link, queue_packets))
             .context("a kernel without netem: perf/vm-plan.sh has another")?;
-        near.far.set_qdisc(&netem(link, return_queue, delay_ms + return_delay_ms))?;
+        near.far.set_qdisc(&netem(&link.back(), return_queue))?;
         let egress = Link::new(&relay, &target, 3)?;
         let access = Link { near: near.near, far: far.far };
         let chain = Chain { client, relay, target, access, egress };
@@ -203,7 +203,7 @@ impl Emulated {
         let up = observe(client, relay, access.far.v4, &self.link)?;
         up.judge(&self.link).context("from client to server")?;
         let down = observe(relay, client, access.near.v4, &self.link)?;
-        down.judge(&self.link).context("from server to client")
+        down.judge(&self.link.back()).context("from server to client")
     }
 
     /// The fastest of a few pings, as long as any of them survives.
@@ -360,12 +360,18 @@ fn ping(socket: &UdpSocket, number: u8) -> Result<Duration> {
 mod tests {
     use super::*;
 
-    const LINK: Network =
-        Network { rate_mbit: 5.0, loss: 0.005, delay_ms: 25.0, return_delay_ms: 0.0, queue_packets: 1_000 };
+    const LINK: Network = Network {
+        rate_mbit: 5.0,
+        loss: 0.005,
+        return_loss: None,
+        delay_ms: 25.0,
+        return_delay_ms: 0.0,
+        queue_packets: 1_000,
+    };
 
     #[test]
     fn netem_is_told_all_of_a_link() {
-        assert_eq!(netem(&LINK, 1_000, 25.0), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
+        assert_eq!(netem(&LINK, 1_000), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
     }
 
     #[test]

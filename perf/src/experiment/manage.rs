@@ -5,7 +5,7 @@ use std::{hint::black_box, time::Instant};
 
 use sched::pifo::Pifo;
 
-use super::{Latencies, Row};
+use super::{Latencies, row::Row};
 use crate::{
     origin::Origin,
     plan::{ManagedBy, Plan, Queue, Scheduler},
@@ -25,7 +25,7 @@ impl Queue {
     }
 
     /// The median time that the thesis's sequence of insertions, extractions and reinsertions takes, in milliseconds.
-    fn manage_ms(self) -> f64 {
+    fn manage_ms(self) -> Option<f64> {
         let manage: fn() -> Operations = match self {
             Self::List => manage_streams::<SortedList>,
             Self::Heap => manage_streams::<Heap>,
@@ -36,7 +36,7 @@ impl Queue {
             black_box(manage());
             Some(started.elapsed())
         };
-        Latencies::of((0..ROUNDS).map(round)).quantile_ms(0.5).unwrap_or_default()
+        Latencies::of((0..ROUNDS).map(round)).quantile_ms(0.5)
     }
 }
 
@@ -45,9 +45,9 @@ impl Queue {
 pub fn manage(plan: &Plan, origin: &Origin) -> Vec<Row> {
     let row = |ManagedBy { queue, published_ms }: &ManagedBy| Row {
         variant: queue.name().to_owned(),
-        metric: "manage_ms",
+        metric: "manage_ms".to_owned(),
         value: queue.manage_ms(),
-        unit: "ms",
+        unit: "ms".to_owned(),
         published: *published_ms,
         repetitions: ROUNDS,
         ..Row::of(plan, Scheduler::Abs, origin)

@@ -13,6 +13,7 @@ pub mod masque;
 mod outcome;
 mod plot;
 mod reader;
+mod row;
 pub mod serving;
 pub mod simulated;
 mod table;
@@ -23,15 +24,21 @@ mod unpaced;
 mod workers;
 mod workload;
 
-use std::time::Duration;
+use std::{
+    num::NonZero,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread::{self, available_parallelism},
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 pub use self::{
     manage::manage,
-    outcome::{Latencies, Outcome, Row},
+    outcome::{Latencies, Measured, Outcome},
     plot::plot,
-    table::{queues, table},
+    row::Row,
+    table::{queues, table, tables},
     workload::{Request, requests},
 };
 use crate::{
@@ -112,20 +119,47 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
     }
 }
 
-/// Runs all repetitions of schedulers. They take turns, so that what changes on the machine meanwhile concerns all alike.
+/// Runs all repetitions of schedulers. They take turns, so that what changes on the machine meanwhile concerns all alike. In
+/// virtual time nothing does, and repetitions run beside each other.
 ///
 /// # Errors
 /// See [`run`].
 pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Vec<Outcome>> {
-    let outcome = |scheduler: &Scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() };
-    let mut outcomes: Vec<_> = schedulers.iter().map(outcome).collect();
-    for seed in plan.seed..plan.seed + plan.repetitions {
+    let repetition = |seed| -> Result<Vec<Run>> {
         let mut bases = RELATIVES.map(|_| None);
-        for Outcome { scheduler, runs } in &mut outcomes {
+        let of = |scheduler: &Scheduler| {
             let mut run = run(plan, *scheduler, clock, seed).with_context(|| scheduler.name())?;
             relate(*scheduler, &mut run.figures, &mut bases);
-            runs.push(run);
+            Ok(run)
+        };
+        schedulers.iter().map(of).collect()
+    };
+    let seeds: Vec<u64> = (plan.seed..plan.seed + plan.repetitions).collect();
+    let abreast = match clock {
+        Clock::VirtualNetwork => available_parallelism().map_or(1, NonZero::get),
+        Clock::Lab | Clock::Native => 1,
+    };
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some(seed) = seeds.get(next.fetch_add(1, Relaxed)) {
+            done.push((*seed, repetition(*seed)));
         }
+        done
+    };
+    let mut repetitions: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (1..abreast).map(|_| scope.spawn(worker)).collect();
+        let mut done = worker();
+        for worker in workers {
+            done.extend(worker.join().map_err(|_| anyhow!("a repetition panicked"))?);
+        }
+        anyhow::Ok(done)
+    })?;
+    repetitions.sort_by_key(|(seed, _)| *seed);
+    let mut outcomes: Vec<_> =
+        schedulers.iter().map(|scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() }).collect();
+    for (_, runs) in repetitions {
+        outcomes.iter_mut().zip(runs?).for_each(|(outcome, run)| outcome.runs.push(run));
     }
     Ok(outcomes)
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use sched::route::serving::Interval;
 
-use super::Run;
+use super::{Run, row::Row};
 use crate::{
     load::{self, Figure},
     origin::Origin,
@@ -20,7 +20,8 @@ pub struct Outcome {
     pub runs: Vec<Run>,
 }
 
-/// How long requests took.
+/// How long requests took. A request that never got all of its echo, because it was discarded or the run ended, took for
+/// ever: quantiles count it, and a figure that it would make infinite does not exist.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     /// The latencies of requests that got all of their echo, ascending, in milliseconds.
@@ -38,13 +39,26 @@ impl Latencies {
         Self { sorted_ms, requests: all.len() }
     }
 
-    /// The latency that `share` (0 to 1) of requests with an echo do not exceed, by linear interpolation between ranks.
+    /// How many requests there were.
+    #[must_use]
+    pub const fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// The latency that `share` (0 to 1) of all requests do not exceed, by linear interpolation between ranks; `None` if
+    /// there were no requests, or too few of them were completed.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<f64> {
-        let last = self.sorted_ms.len().checked_sub(1)?;
+        let last = self.requests.checked_sub(1)?;
         let rank = last as f64 * share.clamp(0.0, 1.0);
-        let (low, high) = (self.sorted_ms[rank as usize], self.sorted_ms[(rank.ceil() as usize).min(last)]);
-        Some(low + (high - low) * rank.fract())
+        let at = |rank: f64| self.sorted_ms.get(rank as usize).copied();
+        Some(at(rank)? + (at(rank.ceil())? - at(rank)?) * rank.fract())
+    }
+
+    /// The longest latency of a request that was completed.
+    #[must_use]
+    pub fn longest_completed_ms(&self) -> Option<f64> {
+        self.sorted_ms.last().copied()
     }
 
     /// The percentage of all requests that were completed within a deadline, or at all without one.
@@ -54,64 +68,33 @@ impl Latencies {
         (self.requests > 0).then(|| 100.0 * self.sorted_ms.partition_point(met) as f64 / self.requests as f64)
     }
 
-    /// The arithmetic mean of the latencies of requests with an echo.
+    /// The arithmetic mean of the latencies of all requests; `None` if there were none, or one was not completed.
     #[must_use]
     pub fn mean_ms(&self) -> Option<f64> {
-        let count = self.sorted_ms.len();
-        (count > 0).then(|| self.sorted_ms.iter().sum::<f64>() / count as f64)
+        let all = self.requests > 0 && self.sorted_ms.len() == self.requests;
+        all.then(|| self.sorted_ms.iter().sum::<f64>() / self.requests as f64)
     }
 }
 
-/// One line of results.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// The plan's name.
-    pub plan: String,
-    /// The variant's name.
-    pub variant: String,
-    /// What was compared.
-    pub scheduler: Scheduler,
-    /// The class's name, or `all`.
-    pub class: String,
+/// A figure of all repetitions together, and of each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
     /// One of [`METRICS`](crate::plan::METRICS).
     pub metric: &'static str,
-    /// Over all repetitions: of latencies and completion, all requests together; of the rest, the median.
-    pub value: f64,
-    /// The value's unit.
+    /// Of all repetitions; `None` if it is infinite.
+    pub value: Option<f64>,
+    /// Of each repetition, in the order of their seeds; `None` where it is infinite, or was not measured.
+    pub by_seed: Vec<Option<f64>>,
+    /// The unit.
     pub unit: &'static str,
-    /// What the paper gives, if it does.
-    pub published: Option<f64>,
-    /// The seed of the first repetition; further ones count up.
-    pub seed: u64,
-    /// How many repetitions there were.
-    pub repetitions: usize,
-    /// The links.
-    pub network: String,
-    /// The congestion controller.
-    pub congestion: String,
-    /// Where it was measured.
-    #[serde(flatten)]
-    pub origin: Origin,
 }
 
-impl Row {
-    /// A line about a plan as a whole, without a figure yet.
-    pub(super) fn of(plan: &Plan, scheduler: Scheduler, origin: &Origin) -> Self {
-        Self {
-            plan: plan.name.clone(),
-            variant: plan.variant.clone(),
-            scheduler,
-            class: "all".to_owned(),
-            metric: "",
-            value: 0.0,
-            unit: "",
-            published: None,
-            seed: plan.seed,
-            repetitions: 0,
-            network: plan.links(origin.is_native()),
-            congestion: plan.congestion.to_string(),
-            origin: origin.clone(),
-        }
+impl Measured {
+    /// The mean of the repetitions with its 95 % interval; `None` with fewer than two repetitions, or if one has no value.
+    #[must_use]
+    pub fn interval(&self) -> Option<Interval> {
+        let values: Option<Vec<f64>> = self.by_seed.iter().copied().collect();
+        values.filter(|values| values.len() > 1).map(|values| Interval::of(&values))
     }
 }
 
@@ -119,30 +102,53 @@ impl Outcome {
     /// How long the requests of a class took, in all repetitions.
     #[must_use]
     pub fn latencies(&self, class: usize) -> Latencies {
-        let samples = self.runs.iter().flat_map(|run| &run.samples).filter(|sample| sample.class == class);
-        Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
+        latencies(self.runs.iter(), class)
     }
 
-    /// The median over all repetitions of what a run measured besides latencies.
+    /// What became of the requests of a class: how many met their deadline, and how long they took.
     #[must_use]
-    pub fn figures(&self) -> Vec<(&'static str, f64, &'static str)> {
-        let total_ms = median(self.runs.iter().map(|run| run.total_ns as f64 / 1e6));
-        let mut figures = vec![("total_ms", total_ms, "ms")];
+    pub fn requests(&self, index: usize, class: &Class) -> Vec<Measured> {
+        let all = self.latencies(index);
+        if all.requests() == 0 {
+            return Vec::new();
+        }
+        let by_seed: Vec<_> = self.runs.iter().map(|run| latencies(std::iter::once(run), index)).collect();
+        let measured = |metric, unit, figure: &dyn Fn(&Latencies) -> Option<f64>| Measured {
+            metric,
+            value: figure(&all),
+            by_seed: by_seed.iter().map(figure).collect(),
+            unit,
+        };
+        vec![
+            measured("completion_pct", "%", &|latencies| latencies.completion_pct(class.deadline_ms)),
+            measured("latency_mean_ms", "ms", &Latencies::mean_ms),
+            measured("latency_p50_ms", "ms", &|latencies| latencies.quantile_ms(0.5)),
+            measured("latency_p95_ms", "ms", &|latencies| latencies.quantile_ms(0.95)),
+            measured("latency_max_ms", "ms", &|latencies| latencies.quantile_ms(1.0)),
+        ]
+    }
+
+    /// What runs measured besides latencies, as medians over the repetitions.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Measured> {
+        let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
+        let value = Some(median(totals.iter().flatten().copied()));
+        let mut figures = vec![Measured { metric: "total_ms", value, by_seed: totals, unit: "ms" }];
         figures.extend(self.medians(|run| &run.figures));
         figures
     }
 
     /// The same for a class.
     #[must_use]
-    pub fn class_figures(&self, class: usize) -> Vec<(&'static str, f64, &'static str)> {
+    pub fn class_figures(&self, class: usize) -> Vec<Measured> {
         self.medians(|run| run.class_figures.get(class).map_or(&[], Vec::as_slice)).collect()
     }
 
-    fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = (&'static str, f64, &'static str)> {
+    fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = Measured> {
         let first = self.runs.first().map_or(&[][..], &figures);
-        first.iter().map(move |figure| {
-            let values = self.runs.iter().filter_map(|run| load::value(figures(run), figure.metric));
-            (figure.metric, median(values), figure.unit)
+        first.iter().map(move |&Figure { metric, unit, .. }| {
+            let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
+            Measured { metric, value: Some(median(by_seed.iter().flatten().copied())), by_seed, unit }
         })
     }
 
@@ -150,31 +156,33 @@ impl Outcome {
     #[must_use]
     pub fn rows(&self, plan: &Plan, origin: &Origin) -> Vec<Row> {
         let template = Row { repetitions: self.runs.len(), ..Row::of(plan, self.scheduler, origin) };
-        let row = |class: &str, metric, value, unit| Row {
-            class: class.to_owned(),
-            metric,
-            value,
-            unit,
-            published: plan.published(self.scheduler, class, metric),
-            ..template.clone()
+        let row = |class: &str, measured: Measured| {
+            let interval = measured.interval();
+            Row {
+                class: class.to_owned(),
+                metric: measured.metric.to_owned(),
+                value: measured.value,
+                low: interval.map(|interval| interval.low),
+                high: interval.map(|interval| interval.high),
+                by_seed: measured.by_seed,
+                unit: measured.unit.to_owned(),
+                published: plan.published(self.scheduler, class, measured.metric),
+                ..template.clone()
+            }
         };
         let mut rows = Vec::new();
-        for (index, Class { name, deadline_ms, .. }) in plan.classes.iter().enumerate() {
-            let latencies = self.latencies(index);
-            let figures = [
-                ("completion_pct", latencies.completion_pct(*deadline_ms), "%"),
-                ("latency_mean_ms", latencies.mean_ms(), "ms"),
-                ("latency_p50_ms", latencies.quantile_ms(0.5), "ms"),
-                ("latency_p95_ms", latencies.quantile_ms(0.95), "ms"),
-                ("latency_max_ms", latencies.quantile_ms(1.0), "ms"),
-            ];
-            rows.extend(figures.into_iter().filter_map(|(metric, value, unit)| Some(row(name, metric, value?, unit))));
-            let measured = self.class_figures(index).into_iter();
-            rows.extend(measured.map(|(metric, value, unit)| row(name, metric, value, unit)));
+        for (index, class) in plan.classes.iter().enumerate() {
+            let measured = self.requests(index, class).into_iter().chain(self.class_figures(index));
+            rows.extend(measured.map(|measured| row(&class.name, measured)));
         }
-        rows.extend(self.figures().into_iter().map(|(metric, value, unit)| row("all", metric, value, unit)));
+        rows.extend(self.figures().into_iter().map(|measured| row("all", measured)));
         rows
     }
+}
+
+fn latencies<'a>(runs: impl Iterator<Item = &'a Run>, class: usize) -> Latencies {
+    let samples = runs.flat_map(|run| &run.samples).filter(|sample| sample.class == class);
+    Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -196,13 +204,36 @@ mod tests {
     }
 
     #[test]
-    fn what_never_came_back_counts_as_a_request_but_has_no_latency() {
+    fn a_request_that_is_never_completed_takes_for_ever() {
+        // Two repetitions of each.
         let latencies = outcome(&[Some(10), Some(20), None, Some(40)]).latencies(0);
         assert_eq!(latencies.completion_pct(Some(20)), Some(50.0));
         assert_eq!(latencies.completion_pct(None), Some(75.0));
-        assert_eq!([0.0, 0.5, 1.0].map(|share| latencies.quantile_ms(share)), [Some(10.0), Some(20.0), Some(40.0)]);
+        assert_eq!(
+            [0.0, 0.3, 5.0 / 7.0, 0.8, 1.0].map(|share| latencies.quantile_ms(share)),
+            [Some(10.0), Some(20.0), Some(40.0), None, None]
+        );
+        assert_eq!((latencies.mean_ms(), latencies.longest_completed_ms()), (None, Some(40.0)));
+        assert_eq!(outcome(&[Some(10), Some(20)]).latencies(0).mean_ms(), Some(15.0));
         assert_eq!(outcome(&[None]).latencies(0).quantile_ms(0.5), None);
         assert_eq!(outcome(&[]).latencies(0).completion_pct(None), None);
+    }
+
+    #[test]
+    fn an_interval_is_over_repetitions_and_none_where_one_is_infinite() {
+        let run = |ms: &[Option<u64>]| outcome(ms).runs[0].clone();
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let of = |runs| {
+            let outcome = Outcome { scheduler: Scheduler::Rr, runs };
+            outcome.requests(0, &plan.classes[0]).into_iter().find(|of| of.metric == "latency_p50_ms").unwrap()
+        };
+        let both = of(vec![run(&[Some(10)]), run(&[Some(20)])]);
+        assert_eq!((both.value, both.by_seed.as_slice()), (Some(15.0), &[Some(10.0), Some(20.0)][..]));
+        let interval = both.interval().unwrap();
+        assert!(interval.low < 10.0 && interval.mean == 15.0 && interval.high > 20.0);
+        assert_eq!(of(vec![run(&[Some(10)])]).interval(), None, "one repetition says nothing about chance");
+        let one = of(vec![run(&[Some(10), Some(10), Some(10)]), run(&[None])]);
+        assert_eq!((one.value, one.interval()), (Some(10.0), None));
     }
 
     #[test]

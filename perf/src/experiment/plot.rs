@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::Outcome;
+use super::{Latencies, Outcome};
 use crate::plan::{Class, Plan, Scheduler};
 
 const ROW: f64 = 26.0;
@@ -55,7 +55,7 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
 /// One class: its schedulers below each other over one axis of time.
 fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
     let latencies: Vec<_> = outcomes.iter().map(|outcome| outcome.latencies(index)).collect();
-    let longest = latencies.iter().filter_map(|latencies| latencies.quantile_ms(1.0)).fold(1.0, f64::max);
+    let longest = latencies.iter().filter_map(Latencies::longest_completed_ms).fold(1.0, f64::max);
     let deadline_ms = class.deadline_ms.map(|ms| ms as f64);
     let step_ms = step(longest.max(deadline_ms.unwrap_or(0.0)) * 1.02);
     let end_ms = (longest.max(deadline_ms.unwrap_or(0.0)) * 1.02 / step_ms).ceil() * step_ms;
@@ -78,12 +78,15 @@ fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
             text(svg, (NAMES + AXIS + 8.0, middle + 4.0), "start", "", &format!("{share:.0} %"));
         }
         let color = if outcome.scheduler.is_baseline() { OTHERS } else { OURS };
-        let at = |share| latencies.quantile_ms(share).map(x);
-        let [Some(min), Some(low), Some(median), Some(high), Some(max)] = [0.0, 0.25, 0.5, 0.75, 1.0].map(at) else {
+        if latencies.quantile_ms(0.0).is_none() {
             continue;
-        };
+        }
+        // What is infinite is drawn to the end of the axis, where no whisker ends.
+        let at = |share| latencies.quantile_ms(share).map_or(NAMES + AXIS, x);
+        let [min, low, median, high, max] = [0.0, 0.25, 0.5, 0.75, 1.0].map(at);
         line(svg, (min, middle), (max, middle), &format!("stroke=\"{color}\""));
-        for end in [min, max] {
+        let last = latencies.quantile_ms(1.0).map(x);
+        for end in [Some(min), last].into_iter().flatten() {
             line(svg, (end, middle - BOX / 4.0), (end, middle + BOX / 4.0), &format!("stroke=\"{color}\""));
         }
         let (top, width) = (middle - BOX / 2.0, (high - low).max(1.0));
@@ -104,7 +107,7 @@ fn legend(svg: &mut String, y: f64) {
         (OURS, "scheduled by paced"),
         (OTHERS, "not scheduled"),
         (DEADLINE, "deadline; percentages met it"),
-        ("black", "median; boxes: quartiles; whiskers: fastest and slowest"),
+        ("black", "median; boxes: quartiles; whiskers: fastest and slowest; open to the right: never completed"),
     ];
     let mut x = 12.0;
     for (color, meaning) in entries {

@@ -7,7 +7,6 @@
 
 mod answer;
 mod figures;
-mod interval;
 mod learn;
 mod link;
 mod pictures;

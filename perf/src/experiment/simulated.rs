@@ -94,6 +94,7 @@ struct Links {
 
 /// One direction.
 struct Link {
+    network: plan::Network,
     random: Random,
     /// When the packet sent last has left.
     idle_at_ns: u64,
@@ -117,15 +118,17 @@ impl Links {
     fn transmit(&mut self, mut packet: Packet, buffers: &Buffers) {
         let now_ns = (CLOCK.now_ns)();
         let sender = SocketAddr::from(*packet.path.local_address);
-        // Senders are numbered in the order in which they come up.
-        let purpose = 100 + self.from.len() as u64;
-        let random = || Random::new(self.seed, purpose);
+        // Senders are numbered in the order in which they come up; the client speaks first.
+        let number = self.from.len();
+        let network = if number == 0 { self.network } else { self.network.back() };
+        let random = || Random::new(self.seed, 100 + number as u64);
         let link = self.from.entry(sender).or_insert_with(|| Link {
+            network,
             random: random(),
             idle_at_ns: 0,
             arrivals_ns: VecDeque::new(),
         });
-        match link.transmit(&self.network, now_ns, packet.payload.len() + HEADER_BYTES) {
+        match link.transmit(now_ns, packet.payload.len() + HEADER_BYTES) {
             Fate::Lost => {}
             Fate::Dropped => _ = self.dropped.fetch_add(1, Relaxed),
             Fate::Arrives { at_ns } => {
@@ -141,7 +144,8 @@ impl Links {
 }
 
 impl Link {
-    fn transmit(&mut self, network: &plan::Network, now_ns: u64, frame_bytes: usize) -> Fate {
+    fn transmit(&mut self, now_ns: u64, frame_bytes: usize) -> Fate {
+        let network = &self.network;
         if self.random.share() < network.loss {
             return Fate::Lost;
         }
@@ -177,31 +181,46 @@ impl Network for Links {
 mod tests {
     use super::*;
 
-    const NETWORK: plan::Network =
-        plan::Network { rate_mbit: 8.0, loss: 0.0, delay_ms: 10.0, return_delay_ms: 0.0, queue_packets: 3 };
+    const NETWORK: plan::Network = plan::Network {
+        rate_mbit: 8.0,
+        loss: 0.0,
+        return_loss: Some(0.5),
+        delay_ms: 10.0,
+        return_delay_ms: 5.0,
+        queue_packets: 3,
+    };
 
-    fn link() -> Link {
-        Link { random: Random::new(1, 1), idle_at_ns: 0, arrivals_ns: VecDeque::new() }
+    fn link(network: plan::Network) -> Link {
+        Link { network, random: Random::new(1, 1), idle_at_ns: 0, arrivals_ns: VecDeque::new() }
     }
 
     #[test]
     fn frames_leave_one_after_the_other_and_arrive_a_delay_later() {
-        let mut link = link();
-        let arrivals: Vec<_> = [0, 0, 5_000_000].map(|now_ns| link.transmit(&NETWORK, now_ns, 1_000)).into();
+        let mut link = link(NETWORK);
+        let arrivals: Vec<_> = [0, 0, 5_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
         assert_eq!(arrivals, [11, 12, 16].map(|ms| Fate::Arrives { at_ns: ms * 1_000_000 }));
     }
 
     #[test]
     fn a_full_link_drops_until_a_packet_has_arrived() {
-        let mut link = link();
-        let fates: Vec<_> = [0, 0, 0, 0, 11_000_000].map(|now_ns| link.transmit(&NETWORK, now_ns, 1_000)).into();
+        let mut link = link(NETWORK);
+        let fates: Vec<_> = [0, 0, 0, 0, 11_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
         assert_eq!((fates[3], fates[4]), (Fate::Dropped, Fate::Arrives { at_ns: 22_000_000 }));
     }
 
     #[test]
     fn packets_are_lost_at_the_rate_told() {
-        let (mut link, network) = (link(), plan::Network { loss: 0.02, queue_packets: usize::MAX, ..NETWORK });
-        let lost = (0..100_000).filter(|_| link.transmit(&network, 0, 1) == Fate::Lost).count();
-        assert!((1_800..2_200).contains(&lost), "{lost}");
+        for (loss, expected) in [(0.02, 1_800..2_200), (0.5, 49_000..51_000)] {
+            let mut link = link(plan::Network { loss, queue_packets: usize::MAX, ..NETWORK });
+            let lost = (0..100_000).filter(|_| link.transmit(0, 1) == Fate::Lost).count();
+            assert!(expected.contains(&lost), "{lost}");
+        }
+    }
+
+    #[test]
+    fn the_way_back_has_a_loss_and_a_delay_of_its_own() {
+        let back = NETWORK.back();
+        assert_eq!((back.loss, back.delay_ms, back.rate_mbit), (0.5, 15.0, 8.0));
+        assert_eq!(plan::Network { return_loss: None, ..NETWORK }.back().loss, 0.0);
     }
 }

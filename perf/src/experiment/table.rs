@@ -1,93 +1,163 @@
-//! Results for people.
+//! Results for people, made of rows and of nothing else.
 
 use std::fmt::Write as _;
 
-use super::{Outcome, Row};
-use crate::plan::{Class, Plan};
+use super::Row;
+use crate::plan::{Class, Plan, Scheduler};
 
-/// Renders outcomes of a plan as Markdown: a table for each class, and for what concerns all. What the paper gives
-/// stands in brackets.
+/// What became of requests, in the order of the columns, with their decimals.
+const REQUESTS: [(&str, &str, usize); 5] = [
+    ("completion_pct", "deadline met", 1),
+    ("latency_mean_ms", "mean", 0),
+    ("latency_p50_ms", "p50", 0),
+    ("latency_p95_ms", "p95", 0),
+    ("latency_max_ms", "max", 0),
+];
+
+/// Renders the rows of a variant as Markdown: a table for each class, and one for what concerns all. Behind ± stands half of
+/// the 95 % interval over repetitions, and in brackets what the paper gives.
 #[must_use]
-pub fn table(plan: &Plan, outcomes: &[Outcome]) -> String {
-    let Plan { name, variant, title, congestion, .. } = plan;
-    let mut text = format!("{name} ({variant}): {title}\n{}; {congestion}\n", plan.links(false));
-    for (index, Class { name, bytes, deadline_ms, .. }) in plan.classes.iter().enumerate() {
-        let figures = outcomes.iter().any(|outcome| !outcome.class_figures(index).is_empty());
-        if !figures && outcomes.iter().all(|outcome| outcome.latencies(index).completion_pct(None).is_none()) {
-            continue;
-        }
-        let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
-        _ = writeln!(text, "\n{name}: {bytes} bytes{within}\n");
-        let rows = outcomes.iter().map(|outcome| {
-            let latencies = outcome.latencies(index);
-            let cell = |metric, value: Option<f64>, unit, decimals| {
-                let measured = value.map_or("–".to_owned(), |value| format!("{value:.decimals$} {unit}"));
-                match plan.published(outcome.scheduler, name, metric) {
-                    Some(published) => format!("{measured} ({published})"),
-                    None => measured,
-                }
-            };
-            [
-                outcome.scheduler.name().to_owned(),
-                cell("completion_pct", latencies.completion_pct(*deadline_ms), "%", 1),
-                cell("latency_mean_ms", latencies.mean_ms(), "ms", 0),
-                cell("latency_p50_ms", latencies.quantile_ms(0.5), "ms", 0),
-                cell("latency_p95_ms", latencies.quantile_ms(0.95), "ms", 0),
-                cell("latency_max_ms", latencies.quantile_ms(1.0), "ms", 0),
-            ]
-        });
-        let figures = outcomes.iter().flat_map(|outcome| {
-            let name = outcome.scheduler.name();
-            outcome
-                .class_figures(index)
-                .into_iter()
-                .map(move |(metric, value, unit)| [name.to_owned(), metric.to_owned(), format!("{value:.4} {unit}")])
-        });
-        if outcomes.iter().any(|outcome| !outcome.class_figures(index).is_empty()) {
-            text += &markdown(["scheduler", "metric", "median"], figures);
-            continue;
-        }
-        let met = if deadline_ms.is_some() { "deadline met" } else { "completed" };
-        text += &markdown(["scheduler", met, "mean", "p50", "p95", "max"], rows);
-    }
-    text += "\nall classes\n\n";
-    let rows = outcomes.iter().flat_map(|outcome| {
-        outcome.figures().into_iter().map(|(metric, value, unit)| {
-            let published = plan.published(outcome.scheduler, "all", metric);
-            let published = published.map_or(String::new(), |value| format!(" ({value})"));
-            [outcome.scheduler.name().to_owned(), metric.to_owned(), format!("{value:.1} {unit}{published}")]
-        })
-    });
-    text + &markdown(["scheduler", "metric", "median"], rows)
+pub fn table(plan: &Plan, rows: &[Row]) -> String {
+    let Plan { name, variant, title, .. } = plan;
+    let mut text = format!("{name} ({variant}): {title}\n");
+    text += &tables(plan, rows);
+    text
 }
 
-/// Renders what managing streams cost.
+/// The same without the title.
+#[must_use]
+pub fn tables(plan: &Plan, rows: &[Row]) -> String {
+    let mut text = String::new();
+    if let Some(row) = rows.first() {
+        let times = if row.repetitions == 1 { "once" } else { &format!("{} repetitions", row.repetitions) };
+        _ = writeln!(text, "{}; {}; {times} from seed {}", row.network, row.congestion, row.seed);
+    }
+    for Class { name, bytes, deadline_ms, .. } in &plan.classes {
+        let of_class: Vec<_> = rows.iter().filter(|row| row.class == *name).collect();
+        let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
+        let heading = format!("\n{name}: {bytes} bytes{within}\n\n");
+        let (requests, others): (Vec<_>, Vec<_>) = of_class.into_iter().partition(|row| is_of_requests(row));
+        if !requests.is_empty() {
+            text += &heading;
+            text += &of_requests(&requests, deadline_ms.is_some());
+        }
+        if !others.is_empty() {
+            text += &heading;
+            text += &of_figures(&others);
+        }
+    }
+    let all: Vec<_> = rows.iter().filter(|row| row.class == "all" && row.metric != "manage_ms").collect();
+    if !all.is_empty() {
+        text += "\nall classes\n\n";
+        text += &of_figures(&all);
+    }
+    text
+}
+
+/// Renders what managing streams cost, if rows say so.
 #[must_use]
 pub fn queues(rows: &[Row]) -> String {
-    let rows = rows.iter().map(|Row { variant, value, unit, published, .. }| {
-        let published = published.map_or(String::new(), |value| format!(" ({value})"));
-        [variant.clone(), format!("{value:.3} {unit}{published}")]
-    });
-    markdown(["queue", "managing streams"], rows)
+    let managed = rows.iter().filter(|row| row.metric == "manage_ms");
+    let cells: Vec<_> = managed.map(|row| vec![row.variant.clone(), cell(Some(row), 3)]).collect();
+    if cells.is_empty() {
+        String::new()
+    } else {
+        markdown(&["queue".to_owned(), "managing streams".to_owned()], &cells)
+    }
+}
+
+fn is_of_requests(row: &Row) -> bool {
+    REQUESTS.iter().any(|(metric, ..)| *metric == row.metric)
+}
+
+fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
+    let met = if has_deadline { "deadline met" } else { "completed" };
+    let head = ["scheduler", met].into_iter().chain(REQUESTS[1..].iter().map(|(_, heading, _)| *heading));
+    let line = |scheduler: Scheduler| {
+        let find = |metric| rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied();
+        let cells = REQUESTS.iter().map(|(metric, _, decimals)| cell(find(*metric), *decimals));
+        std::iter::once(scheduler.name().to_owned()).chain(cells).collect()
+    };
+    markdown(&head.map(str::to_owned).collect::<Vec<_>>(), &schedulers(rows).into_iter().map(line).collect::<Vec<_>>())
+}
+
+/// Whatever there is more of, schedulers or metrics, goes down.
+fn of_figures(rows: &[&Row]) -> String {
+    let schedulers = schedulers(rows);
+    let mut metrics: Vec<&str> = Vec::new();
+    for row in rows {
+        if !metrics.contains(&row.metric.as_str()) {
+            metrics.push(&row.metric);
+        }
+    }
+    let find = |scheduler: Scheduler, metric: &str| {
+        cell(rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied(), 2)
+    };
+    let names = schedulers.iter().map(|scheduler| scheduler.name().to_owned());
+    let titles = metrics.iter().map(|metric| (*metric).to_owned());
+    if schedulers.len() >= metrics.len() {
+        let head: Vec<_> = std::iter::once("scheduler".to_owned()).chain(titles).collect();
+        let line = |scheduler: &Scheduler| {
+            let cells = metrics.iter().map(|metric| find(*scheduler, metric));
+            std::iter::once(scheduler.name().to_owned()).chain(cells).collect()
+        };
+        return markdown(&head, &schedulers.iter().map(line).collect::<Vec<_>>());
+    }
+    let head: Vec<_> = std::iter::once("figure".to_owned()).chain(names).collect();
+    let line = |metric: &&str| {
+        let cells = schedulers.iter().map(|scheduler| find(*scheduler, metric));
+        std::iter::once((*metric).to_owned()).chain(cells).collect()
+    };
+    markdown(&head, &metrics.iter().map(line).collect::<Vec<_>>())
+}
+
+/// In the order of the rows.
+fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
+    let mut schedulers = Vec::new();
+    for row in rows {
+        if !schedulers.contains(&row.scheduler) {
+            schedulers.push(row.scheduler);
+        }
+    }
+    schedulers
+}
+
+/// A value with half of its interval, and what the paper gives. A value that is infinite reads `never`.
+fn cell(row: Option<&Row>, decimals: usize) -> String {
+    let Some(row) = row else { return "–".to_owned() };
+    let Some(value) = row.value else { return "never".to_owned() };
+    // Large values need no decimals, whatever they are.
+    let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
+    let mut text = format!("{value:.decimals$}");
+    if let (Some(low), Some(high)) = (row.low, row.high) {
+        _ = write!(text, " ± {:.decimals$}", (high - low) / 2.0);
+    }
+    _ = write!(text, " {}", row.unit);
+    if let Some(published) = row.published {
+        _ = write!(text, " ({published})");
+    }
+    text.trim_end().to_owned()
 }
 
 /// A table whose columns have the width of their widest cell; all but the first are aligned right.
-fn markdown<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
-    let widths: [usize; N] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
     let mut text = String::new();
-    for (index, row) in rows.iter().enumerate() {
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+    for (index, row) in std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).enumerate() {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             _ = if column == 0 { write!(text, "| {cell:<width$} ") } else { write!(text, "| {cell:>width$} ") };
         }
         text += "|\n";
         if index == 0 {
-            let rule = |(column, width): (usize, usize)| match column {
+            let rule = |(column, width): (usize, &usize)| match column {
                 0 => "-".repeat(width + 2),
                 _ => "-".repeat(width + 1) + ":",
             };
-            _ = writeln!(text, "|{}|", widths.into_iter().enumerate().map(rule).collect::<Vec<_>>().join("|"));
+            _ = writeln!(text, "|{}|", widths.iter().enumerate().map(rule).collect::<Vec<_>>().join("|"));
         }
     }
     text
@@ -97,8 +167,8 @@ fn markdown<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String;
 mod tests {
     use super::*;
     use crate::{
-        experiment::{Run, Sample},
-        plan::Scheduler,
+        experiment::{Outcome, Run, Sample},
+        origin::Origin,
     };
 
     #[test]
@@ -109,12 +179,18 @@ mod tests {
             Sample { class: 0, latency_ns: Some(1_200_000_000) },
             Sample { class: 1, latency_ns: None },
         ];
-        let runs = vec![Run { samples, total_ns: 2_000_000_000, ..Run::default() }];
-        let text = table(&plan, &[Outcome { scheduler: Scheduler::Abs, runs }]);
-        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
-        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).map(cells).collect();
+        let run = Run { samples, total_ns: 2_000_000_000, ..Run::default() };
+        let origin = Origin::of_this_run("lab").unwrap();
+        let cells = |runs: Vec<Run>| {
+            let text = table(&plan, &Outcome { scheduler: Scheduler::Abs, runs }.rows(&plan, &origin));
+            let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+            text.lines().filter(|line| line.starts_with("| abs")).map(cells).collect::<Vec<_>>()
+        };
+        let rows = cells(vec![run.clone()]);
         assert_eq!(rows[0][1..7], ["abs", "50.0 % (100)", "800 ms", "800 ms", "1160 ms", "1200 ms"]);
-        assert_eq!(rows[1][1..7], ["abs", "0.0 %", "–", "–", "–", "–"]);
-        assert_eq!(rows[2][1..4], ["abs", "total_ms", "2000.0 ms"], "nothing was measured of the third class");
+        assert_eq!(rows[1][1..7], ["abs", "0.0 %", "never", "never", "never", "never"]);
+        assert_eq!(rows[2][1..3], ["abs", "2000 ms"], "nothing was measured of the third class");
+        let twice = cells(vec![run.clone(), run]);
+        assert_eq!(twice[0][2..4], ["50.0 ± 0.0 % (100)", "800 ± 0 ms"]);
     }
 }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use futures::future::try_join_all;
 use quic::{clock::Clock, dispatch::Dispatcher};
@@ -29,7 +29,7 @@ use super::{
     reader, requests, train,
 };
 use crate::{
-    load::Figure,
+    load::{Figure, value},
     plan::{self, Class, Plan, Reader, Scheduler},
     process,
 };
@@ -62,7 +62,9 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
                 if matches!(scheduler, Scheduler::Stock | Scheduler::Paced) {
                     network.enforce_departures()?;
                 }
-                observed(network, || network.chain.client.run(send)?)
+                let run = observed(network, || network.chain.client.run(send)?)?;
+                judge(scheduler, &run.figures)?;
+                Ok(run)
             }
             Some(network) => network.chain.client.run(send)?,
             None => process::bind_to_core(1).map_err(Into::into).and_then(|()| send()),
@@ -71,6 +73,26 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: plan::Clock, seed: u64) -> 
         let served = server.join().map_err(|_| anyhow!("the server's thread ended"))?;
         served.and(run)
     })
+}
+
+/// Refuses a run in which packets did not leave as the sender's name says.
+fn judge(scheduler: Scheduler, figures: &[Figure]) -> Result<()> {
+    let figure = |metric| value(figures, metric).unwrap_or_default();
+    let (alone, gap_us) = (figure("train_le_1_pct"), figure("gap_p90_us"));
+    match scheduler {
+        Scheduler::ActiveWait => {
+            ensure!(alone >= 50.0, "active-wait does not wait: {alone:.1} % of packets leave alone")
+        }
+        Scheduler::PassiveWait => {
+            ensure!(
+                gap_us >= 500.0,
+                "passive-wait does not wait: nine of ten packets leave within {gap_us:.0} µs of the last"
+            );
+        }
+        Scheduler::Unpaced => ensure!(alone < 50.0, "unpaced waits: {alone:.1} % of packets leave alone"),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Runs `send` and adds how its packets left and what became of them.
@@ -206,9 +228,10 @@ fn thread_cpu_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::judge;
     use crate::{
         experiment::compare,
-        load::value,
+        load::{Figure, value},
         plan::{Clock, Plan, Scheduler},
     };
 
@@ -224,5 +247,25 @@ mod tests {
         }
         assert_eq!(value(&outcomes[0].runs[0].figures, "cpu_over_plain_pct"), None);
         assert!(value(&outcomes[1].runs[0].figures, "cpu_over_plain_pct").is_some());
+    }
+
+    #[test]
+    fn a_sender_that_does_not_do_what_it_is_called_is_refused() {
+        let figures = |alone, gap_us| {
+            [("train_le_1_pct", alone, "%"), ("gap_p90_us", gap_us, "µs")].map(|(metric, value, unit)| Figure {
+                metric,
+                value,
+                unit,
+            })
+        };
+        for (scheduler, waits, does_not) in [
+            (Scheduler::ActiveWait, (90.0, 150.0), (2.1, 13.0)),
+            (Scheduler::PassiveWait, (5.0, 950.0), (2.1, 13.0)),
+            (Scheduler::Unpaced, (0.1, 20.0), (95.0, 150.0)),
+        ] {
+            assert!(judge(scheduler, &figures(waits.0, waits.1)).is_ok(), "{}", scheduler.name());
+            assert!(judge(scheduler, &figures(does_not.0, does_not.1)).is_err(), "{}", scheduler.name());
+        }
+        assert!(judge(Scheduler::Paced, &figures(0.0, 0.0)).is_ok());
     }
 }

@@ -9,6 +9,7 @@ pub mod serving;
 #[cfg(test)]
 mod tests;
 mod validity;
+mod verdict;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,6 +27,7 @@ pub use self::{
     scheduler::Scheduler,
     serving::ServingPlan,
     validity::METRICS,
+    verdict::{Judgement, Verdict},
 };
 
 /// Where plans lie.
@@ -98,6 +100,33 @@ impl Any {
             Self::Serving(plan) => &plan.name,
         }
     }
+
+    /// What it is.
+    #[must_use]
+    pub fn title(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.title,
+            Self::Serving(plan) => &plan.title,
+        }
+    }
+
+    /// What it reproduces; `none` and why, where nothing was published.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.source,
+            Self::Serving(plan) => &plan.source,
+        }
+    }
+
+    /// What its results say about what was published.
+    #[must_use]
+    pub fn verdicts(&self) -> &[Verdict] {
+        match self {
+            Self::Network(plan) => &plan.verdicts,
+            Self::Serving(plan) => &plan.verdicts,
+        }
+    }
 }
 
 /// One experiment with a network, or one variant of it.
@@ -123,6 +152,8 @@ pub struct Plan {
     pub seed: u64,
     /// How often each scheduler runs.
     pub repetitions: u64,
+    /// How often in the lab, where that takes long.
+    pub lab_repetitions: Option<u64>,
     /// What is compared.
     pub schedulers: Vec<Scheduler>,
     /// The link between the client and the next machine.
@@ -142,6 +173,9 @@ pub struct Plan {
     /// What the paper says.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// What the results say about it.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
     /// Queues of which the management of many streams is timed besides.
     #[serde(default)]
     pub queues: Vec<ManagedBy>,
@@ -427,6 +461,25 @@ impl Plan {
             _ if natively => "loopback".to_owned(),
             _ => self.network.to_string(),
         }
+    }
+
+    /// Eight digits that differ between variants, and between texts of the plan that mean something else: rows with the same
+    /// ones were made by the same variant, however often it was repeated (FNV-1a, which is no secret).
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let mut table = self.table.clone();
+        for words in ["title", "source", "published", "repetitions", "lab_repetitions", "schedulers", "verdicts"] {
+            table.remove(words);
+        }
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
+        format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
+    }
+
+    /// How often each scheduler runs on a clock.
+    #[must_use]
+    pub fn repetitions_on(&self, clock: Clock) -> u64 {
+        self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
     }
 
     /// The published value of a metric, where there is one.

@@ -39,6 +39,8 @@ pub struct Network {
     pub loss: f64,
     /// How long a packet travels, in each direction.
     pub delay_ms: f64,
+    /// The share that it loses from server to client, if that is another.
+    pub return_loss: Option<f64>,
     /// How much longer it travels from server to client. There the queue is not part of the way, so that all of a round
     /// trip can be beside a queue of a few packets.
     #[serde(default)]
@@ -46,6 +48,20 @@ pub struct Network {
     /// How many packets it holds in each direction, those on their way included, as `netem` counts. Packets that come
     /// when it is full are dropped.
     pub queue_packets: usize,
+}
+
+impl Network {
+    /// The link from server to client, as a link of its own.
+    #[must_use]
+    pub fn back(&self) -> Self {
+        Self {
+            loss: self.return_loss.unwrap_or(self.loss),
+            return_loss: None,
+            delay_ms: self.delay_ms + self.return_delay_ms,
+            return_delay_ms: 0.0,
+            ..*self
+        }
+    }
 }
 
 impl fmt::Display for Congestion {
@@ -60,9 +76,12 @@ impl fmt::Display for Congestion {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self;
+        let Self { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets } = self;
         let loss_pct = loss * 100.0;
         write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")?;
+        if let Some(loss) = return_loss {
+            write!(f, "; {} % loss on the way back", loss * 100.0)?;
+        }
         if *return_delay_ms > 0.0 { write!(f, "; {return_delay_ms} ms more on the way back") } else { Ok(()) }
     }
 }

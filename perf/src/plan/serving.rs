@@ -21,7 +21,7 @@ pub use self::{
     validity::METRICS,
     workload::{Arrivals, Workload},
 };
-use super::{BASE, Class, Scheduler, merge};
+use super::{BASE, Class, Scheduler, Verdict, merge};
 
 /// One experiment with models, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -72,6 +72,9 @@ pub struct ServingPlan {
     /// What the paper says.
     #[serde(default)]
     pub published: Vec<Published>,
+    /// What the results say about it.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
     /// Tables like this one's, with only what they change.
     #[serde(default)]
     variants: BTreeMap<String, Table>,

@@ -10,9 +10,11 @@ use crate::payload::PAYLOAD_BYTES;
 impl Plan {
     /// What types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
-        let Network { rate_mbit, loss, delay_ms, return_delay_ms, queue_packets } = self.network;
+        let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets } = self.network;
         ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
-        ensure!((0.0..1.0).contains(&loss), "network.loss: {loss} is no share from 0 to below 1");
+        for (key, share) in [("loss", loss), ("return_loss", return_loss.unwrap_or_default())] {
+            ensure!((0.0..1.0).contains(&share), "network.{key}: {share} is no share from 0 to below 1");
+        }
         for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
             ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
         }
@@ -49,7 +51,7 @@ impl Plan {
         if let Congestion::FixedMbit(mbit) = self.congestion {
             ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
         }
-        ensure!(self.repetitions > 0, "repetitions: at least one");
+        ensure!(self.repetitions > 0 && self.lab_repetitions != Some(0), "repetitions: at least one");
         ensure!(!self.clocks.is_empty(), "clocks: at least one");
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
         ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");

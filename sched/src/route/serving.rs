@@ -9,10 +9,12 @@
 //! figure 4 break down, so that agreement with its shape is by construction. Nothing absolute follows from it.
 
 mod engine;
+mod interval;
 mod run;
 mod score;
 mod workload;
 
+pub use interval::Interval;
 pub use run::{Decide, run};
 pub use score::{Fate, Outcome, mean_score, windows};
 pub use workload::{Arrival, RATES, Workload};

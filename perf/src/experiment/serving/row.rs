@@ -1,11 +1,11 @@
 //! Rows of results.
 
 use anyhow::{Context as _, Result};
+use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
 
 use super::{
     figures::{Figures, Task},
-    interval::Interval,
     play::Cell,
 };
 use crate::plan::{

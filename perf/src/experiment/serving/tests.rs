@@ -80,19 +80,12 @@ fn tables_say_which_goals_are_met() {
 }
 
 #[test]
-fn tables_of_the_readme_are_what_the_rows_say() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-    let readme = std::fs::read_to_string(format!("{root}README.md")).unwrap();
+fn nothing_is_reported_on_what_was_learned_from() {
     let mut checked = 0;
     for name in crate::plan::names().unwrap() {
         let Ok(Any::Serving(plan)) = Any::read(&name) else { continue };
-        let results = std::fs::read_to_string(format!("{root}results/{name}.json")).unwrap();
+        let results = std::fs::read_to_string(format!("{}/results/{name}.json", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let rows = Row::parse_all(&results).unwrap();
-        let (start, end) = (format!("<!-- tables of results/{name}.json -->\n\n"), "\n<!-- end of tables -->");
-        let (_, rest) = readme.split_once(&start).unwrap_or_else(|| panic!("{name} has no tables in README.md"));
-        let (written, _) = rest.split_once(end).unwrap();
-        assert!(written == tables(&rows), "print them again: paced-perf show perf/results/{name}.json");
-        // What is reported must not be what was learned from.
         let learned = plan.seeds.tuning..plan.seeds.training + 100;
         assert!(rows.iter().all(|row| row.seed == plan.seeds.evaluation && !learned.contains(&row.seed)), "{name}");
         checked += 1;

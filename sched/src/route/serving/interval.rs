@@ -2,9 +2,12 @@
 
 /// A mean over seeds, and its 95 % interval by Student's t distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Interval {
+pub struct Interval {
+    /// The mean.
     pub mean: f64,
+    /// The lower end; minus infinity of one value.
     pub low: f64,
+    /// The upper end; infinity of one value.
     pub high: f64,
 }
 
@@ -19,6 +22,7 @@ const LAST: f64 = 2.042;
 
 impl Interval {
     /// Takes one value for each seed, of which there have to be two for the interval to be finite.
+    #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count.max(1.0);
@@ -35,15 +39,15 @@ impl Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::route::random::Random;
 
     #[test]
     fn an_interval_holds_the_true_mean_nineteen_times_in_twenty() {
-        let mut random = Random::new(5, 0);
+        let mut random = Random::new(5);
         let rounds = 4_000;
         let holds = (0..rounds).filter(|_| {
             // Sums of uniform numbers are nearly normal.
-            let values: Vec<_> = (0..5).map(|_| (0..12).map(|_| random.share()).sum::<f64>()).collect();
+            let values: Vec<_> = (0..5).map(|_| (0..12).map(|_| random.uniform()).sum::<f64>()).collect();
             let interval = Interval::of(&values);
             interval.low <= 6.0 && 6.0 <= interval.high
         });

@@ -1,0 +1,177 @@
+//! All plans by one command: what there is to run, what of it is there already, and the report of it all.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`cell`] | a variant of a plan on a clock, and which come first |
+//! | [`results`] | files of rows, and whether rows are of the product as it stands |
+//! | [`report`](mod@report) | `perf/RESULTS.md`, made of rows and of verdicts |
+
+pub mod cell;
+pub mod report;
+pub mod results;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+pub use self::{cell::Cell, report::report, results::Results};
+use crate::{origin::Trees, plan::BASE};
+
+/// Where durations of earlier runs are kept, beside the results.
+const DURATIONS: &str = "durations.toml";
+
+/// How a run of all plans is bounded.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// No cell begins that would end later than this, as far as is known.
+    pub budget: Option<Duration>,
+    /// Only these plans; all of them if there are none.
+    pub plans: Vec<String>,
+    /// Whether the VM lab takes part.
+    pub lab: bool,
+    /// Where rows lie.
+    pub folder: PathBuf,
+}
+
+/// Runs every cell of which there are no rows of the product as it stands, the most telling ones first, each in a process of its
+/// own. What is done is kept: a run that is ended goes on where it was.
+///
+/// # Errors
+/// The tree has changes that are not committed, or a file of results cannot be read or written. A cell that fails is reported,
+/// and the others go on; that is an error at the end.
+pub fn run(bounds: &Bounds) -> Result<()> {
+    let trees = Trees::standing();
+    ensure!(!trees.is_dirty(), "commit first: rows of a changed tree cannot be made again");
+    let all = cell::all(&bounds.plans, bounds.lab)?;
+    let mut results = Results::open(&bounds.folder)?;
+    let mut durations = Durations::read(&bounds.folder);
+    let open: Vec<_> = all.iter().filter(|cell| !results.is_current(cell, &trees)).collect();
+    println!("{} of {} cells are there already", all.len() - open.len(), all.len());
+    let (began, mut failed, mut left_out) = (Instant::now(), 0, 0);
+    for (at, cell) in open.iter().enumerate() {
+        let expected = durations.of(cell);
+        let left: Duration = open[at..].iter().filter_map(|cell| durations.of(cell)).sum();
+        let unknown = open[at..].iter().filter(|cell| durations.of(cell).is_none()).count();
+        if bounds.budget.is_some_and(|budget| began.elapsed() + expected.unwrap_or_default() > budget) {
+            left_out += 1;
+            continue;
+        }
+        println!(
+            "[{} of {}] {cell}: {}; left {}{}",
+            at + 1,
+            open.len(),
+            expected.map_or("never timed".to_owned(), |expected| format!("about {}", minutes(expected))),
+            minutes(left),
+            if unknown > 0 { format!(" and {unknown} cells that were never timed") } else { String::new() }
+        );
+        let started = Instant::now();
+        match run_cell(cell, &bounds.folder) {
+            Ok(rows) => {
+                results.replace(cell, &rows)?;
+                durations.set(cell, started.elapsed());
+                durations.write(&bounds.folder)?;
+            }
+            Err(error) => {
+                eprintln!("paced-perf: {cell}: {error:#}");
+                failed += 1;
+            }
+        }
+    }
+    if left_out > 0 {
+        println!("{left_out} cells do not fit into the budget; the same command goes on with them");
+    }
+    ensure!(failed == 0, "{failed} cells failed");
+    Ok(())
+}
+
+/// Runs a cell in a process of its own, and returns its rows as lines of JSON. Pictures of bases go to `results`.
+fn run_cell(cell: &Cell, results: &Path) -> Result<String> {
+    let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let rows = run_in(cell, &folder).and_then(|rows| {
+        if cell.variant == BASE {
+            keep_pictures(cell, &folder, results)?;
+        }
+        Ok(rows)
+    });
+    // A folder that stays behind does no harm.
+    _ = fs::remove_dir_all(&folder);
+    rows
+}
+
+fn run_in(cell: &Cell, folder: &Path) -> Result<String> {
+    let (rows, picture) = (folder.join("cell.json"), folder.join("cell.svg"));
+    let mut command = match cell.clock.as_str() {
+        "lab" => {
+            let mut command = Command::new("perf/vm-plan.sh");
+            command.args(["--timeout", "7200", "--out"]).arg(folder.join("cell")).arg(&cell.plan);
+            command
+        }
+        clock => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["run", &cell.plan, "--json"]).arg(&rows).arg("--plot").arg(&picture);
+            if clock != cell::SIMULATED {
+                command.args(["--clock", clock]);
+            }
+            command
+        }
+    };
+    let status = command.args(["--variant", &cell.variant]).stdout(std::process::Stdio::null()).status()?;
+    ensure!(status.success(), "{status}");
+    fs::read_to_string(&rows).with_context(|| rows.display().to_string())
+}
+
+/// `cell-scores.svg` of plan `p` becomes `p-scores.svg`, and in the lab `p-lab-scores.svg`.
+fn keep_pictures(cell: &Cell, from: &Path, to: &Path) -> Result<()> {
+    let lab = if cell.clock == "lab" { "-lab" } else { "" };
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if let Some(rest) = name.strip_prefix("cell").filter(|rest| rest.ends_with(".svg")) {
+            fs::copy(&path, to.join(format!("{}{lab}{rest}", cell.plan)))?;
+        }
+    }
+    Ok(())
+}
+
+/// How long cells took last time.
+#[derive(Debug, Default)]
+struct Durations(BTreeMap<String, f64>);
+
+impl Durations {
+    fn read(folder: &Path) -> Self {
+        let text = fs::read_to_string(folder.join(DURATIONS)).unwrap_or_default();
+        Self(toml::from_str(&text).unwrap_or_default())
+    }
+
+    fn of(&self, cell: &Cell) -> Option<Duration> {
+        self.0.get(&cell.to_string()).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok())
+    }
+
+    fn set(&mut self, cell: &Cell, took: Duration) {
+        self.0.insert(cell.to_string(), took.as_secs_f64().round());
+    }
+
+    fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(DURATIONS);
+        let text = format!(
+            "# Seconds that each cell of `make papers` took last, wherever that was.\n{}",
+            toml::to_string(&self.0)?
+        );
+        fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+}
+
+fn minutes(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds @ ..120 => format!("{seconds} s"),
+        seconds @ ..7200 => format!("{} min", seconds.div_ceil(60)),
+        seconds => format!("{} h", seconds.div_ceil(3600)),
+    }
+}

@@ -1,0 +1,132 @@
+//! `perf/RESULTS.md`: all plans, with what was published beside what was measured. It is made of rows and of verdicts, and of nothing
+//! that was typed for it.
+
+use std::{collections::BTreeSet, fmt::Write as _, path::Path};
+
+use anyhow::{Context as _, Result};
+
+use super::Results;
+use crate::{
+    experiment::{self, Row, serving},
+    plan::{self, Any, BASE, Plan, Verdict},
+};
+
+/// Renders the report. Pictures that lie beside the rows in `folder` are shown.
+///
+/// # Errors
+/// A plan is not valid, or its file of results holds a line that is no row.
+pub fn report(results: &Results, folder: &Path) -> Result<String> {
+    let plans: Vec<_> = plan::names()?.iter().map(|name| Any::read(name)).collect::<Result<_>>()?;
+    let mut text = String::from(
+        "# Results\n\nMade by `paced-perf report` of the rows in [results](results) and of the verdicts in [plans](plans); a test holds it against\n\
+         them. [README.md](README.md) says how everything was measured. ± is half of the 95 % interval of the mean over repetitions\n\
+         (Student's t); a cell without it was measured once, or by a commit before intervals. `never` is a quantile that too few requests\n\
+         reached. What the paper gives stands in brackets. `make papers` makes all rows again.\n\n\
+         ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
+    );
+    for plan in &plans {
+        for Verdict { claim, judgement, why } in plan.verdicts() {
+            _ = writeln!(text, "| [{0}](#{0}) | {claim} | {judgement} | {why} |", plan.name());
+        }
+    }
+    for plan in &plans {
+        _ = writeln!(text, "\n## {}\n\n{} ({}).", plan.name(), sentence(plan.title()), plan.source());
+        match plan {
+            Any::Network(plan) => {
+                for lab in [false, true] {
+                    text += &of_network(plan, results, lab, folder)?;
+                }
+            }
+            Any::Serving(plan) => {
+                let lines = results.lines(&plan.name, false);
+                let rows = serving::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+                text += &origins(&lines, "simulated engines")?;
+                _ = write!(text, "\n{}", serving::tables(&rows));
+                text += &pictures(&plan.name, folder)?;
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn of_network(plan: &Plan, results: &Results, lab: bool, folder: &Path) -> Result<String> {
+    let lines = results.lines(&plan.name, lab);
+    if lines.is_empty() {
+        return Ok(String::new());
+    }
+    let rows = Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+    let clock = rows.first().map_or("", |row| row.origin.clock());
+    let mut text = format!("\n### By the clock `{clock}`\n{}", origins(&lines, clock)?);
+    for variant in plan.variants() {
+        let of_variant: Vec<_> = rows.iter().filter(|row| row.variant == variant).cloned().collect();
+        if of_variant.is_empty() {
+            continue;
+        }
+        let tables = experiment::tables(&plan.variant(variant)?, &of_variant);
+        if variant == BASE {
+            _ = write!(text, "\n{tables}");
+        } else {
+            _ = write!(text, "\n<details><summary>{variant}</summary>\n\n{tables}\n</details>\n");
+        }
+    }
+    let queues = experiment::queues(&rows);
+    if !queues.is_empty() {
+        _ = write!(text, "\n{queues}");
+    }
+    let name = if lab { format!("{}-lab", plan.name) } else { plan.name.clone() };
+    if folder.join(format!("{name}.svg")).exists() {
+        _ = write!(text, "\n![{name}](results/{name}.svg)\n");
+    }
+    Ok(text)
+}
+
+/// Which commits, kernels and machines rows are from.
+fn origins(lines: &str, clock: &str) -> Result<String> {
+    let mut from = BTreeSet::new();
+    for line in lines.lines() {
+        let row: serde_json::Value = serde_json::from_str(line)?;
+        let word = |key: &str| row.get(key).and_then(serde_json::Value::as_str).unwrap_or("unknown").to_owned();
+        from.insert((word("commit"), word("kernel"), word("machine")));
+    }
+    let all: Vec<_> = from.iter().map(|(commit, kernel, machine)| format!("{commit} ({kernel}, {machine})")).collect();
+    Ok(format!("\nRows of {clock}, by commit: {}.\n", all.join("; ")))
+}
+
+/// The pictures of a plan of model serving, by name.
+fn pictures(plan: &str, folder: &Path) -> Result<String> {
+    let mut names: Vec<_> = std::fs::read_dir(folder)?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.starts_with(&format!("{plan}-")) && name.ends_with(".svg"))
+        .collect();
+    names.sort();
+    Ok(names.iter().map(|name| format!("\n![{}](results/{name})\n", name.trim_end_matches(".svg"))).collect())
+}
+
+/// With a capital at the beginning.
+fn sentence(title: &str) -> String {
+    let mut letters = title.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_that_is_committed_is_what_rows_and_verdicts_say() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let folder = root.join("results");
+        let made = report(&Results::open(&folder).unwrap(), &folder).unwrap();
+        let committed = std::fs::read_to_string(root.join("RESULTS.md")).unwrap();
+        assert!(made == committed, "make it again: paced-perf report");
+    }
+
+    #[test]
+    fn every_plan_of_a_paper_has_a_verdict() {
+        for name in plan::names().unwrap() {
+            let plan = Any::read(&name).unwrap();
+            let is_of_a_paper = !plan.source().starts_with("none");
+            assert!(!is_of_a_paper || !plan.verdicts().is_empty(), "{name}: `verdicts` are missing");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Files of rows, by plan: `PLAN-lab.json` from the VM lab, `PLAN.json` from everywhere else.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+use super::Cell;
+use crate::origin::Trees;
+
+/// What any row says of where it belongs, whatever else is in it.
+#[derive(Clone, Debug, Deserialize)]
+struct Head {
+    plan: String,
+    variant: String,
+    clock: String,
+    commit: String,
+    #[serde(default)]
+    trees: String,
+    #[serde(default)]
+    fingerprint: String,
+    #[serde(default)]
+    repetitions: u64,
+}
+
+/// The rows of all plans.
+#[derive(Debug)]
+pub struct Results {
+    folder: PathBuf,
+    /// By the file's name: each line, and what it says. Lines of other benchmarks say nothing of a plan and are not here.
+    files: BTreeMap<String, Vec<(Head, String)>>,
+}
+
+impl Results {
+    /// Reads all files of a folder.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| name.ends_with(".json"))
+            else {
+                continue;
+            };
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            let lines = text.lines().filter_map(|line| Some((serde_json::from_str(line).ok()?, line.to_owned())));
+            let lines: Vec<(Head, String)> = lines.collect();
+            if !lines.is_empty() {
+                files.insert(name.to_owned(), lines);
+            }
+        }
+        Ok(Self { folder: folder.to_owned(), files })
+    }
+
+    /// Whether the rows of a cell are of the product as it stands: its folders have the same trees, the plan says the same, and
+    /// there are as many repetitions.
+    #[must_use]
+    pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
+        let mut rows = self.of(cell).peekable();
+        rows.peek().is_some()
+            && rows.all(|row| {
+                Trees::parse(&row.trees).same(trees, &cell.clock)
+                    && cell.fingerprint.as_ref().is_none_or(|fingerprint| *fingerprint == row.fingerprint)
+                    && row.repetitions >= cell.repetitions
+            })
+    }
+
+    fn of<'a>(&'a self, cell: &'a Cell) -> impl Iterator<Item = &'a Head> {
+        let rows = self.files.get(&file(&cell.plan, &cell.clock)).into_iter().flatten().map(|(head, _)| head);
+        rows.filter(|row| row.plan == cell.plan && row.variant == cell.variant && row.clock == cell.clock)
+    }
+
+    /// Puts lines of JSON in the place of a cell's rows, and writes the file.
+    ///
+    /// # Errors
+    /// The file cannot be written, or a line is no row.
+    pub fn replace(&mut self, cell: &Cell, lines: &str) -> Result<()> {
+        let name = file(&cell.plan, &cell.clock);
+        let rows = self.files.entry(name.clone()).or_default();
+        let mut new: Vec<(Head, String)> = Vec::new();
+        for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+            new.push((
+                serde_json::from_str(line).context("a row without plan, variant, clock or commit")?,
+                line.to_owned(),
+            ));
+        }
+        // What is not of this variant came with it: the costs of queues, which are nobody else's.
+        let key = |head: &Head| (head.variant.clone(), head.clock.clone());
+        let at = rows.iter().position(|(head, _)| (&head.variant, &head.clock) == (&cell.variant, &cell.clock));
+        let at = at.unwrap_or(rows.len());
+        let before =
+            rows[..at].iter().filter(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head))).count();
+        rows.retain(|(head, _)| !new.iter().any(|(of_new, _)| key(of_new) == key(head)));
+        rows.splice(before..before, new);
+        let text: String = rows.iter().map(|(_, line)| format!("{line}\n")).collect();
+        let path = self.folder.join(&name);
+        fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+
+    /// The lines of a plan in its two files, as they stand.
+    #[must_use]
+    pub fn lines(&self, plan: &str, lab: bool) -> String {
+        let name = if lab { file(plan, "lab") } else { file(plan, "") };
+        let lines = self.files.get(&name).into_iter().flatten().filter(|(head, _)| head.plan == plan);
+        lines.map(|(_, line)| format!("{line}\n")).collect()
+    }
+
+    /// What rows of each file say of where they come from: a line for each commit, with the folders of the product that have
+    /// changed since.
+    #[must_use]
+    pub fn provenance(&self, trees: &Trees) -> Vec<Provenance> {
+        let mut found = BTreeMap::<(String, String), Provenance>::new();
+        for (file, rows) in &self.files {
+            for (head, _) in rows {
+                let of_rows = Trees::parse(&head.trees);
+                let entry = found.entry((file.clone(), head.commit.clone())).or_insert_with(|| Provenance {
+                    file: file.clone(),
+                    commit: head.commit.clone(),
+                    rows: 0,
+                    has_trees: !of_rows.is_empty(),
+                    changed: of_rows.changed(trees, &head.clock),
+                });
+                entry.rows += 1;
+            }
+        }
+        found.into_values().collect()
+    }
+}
+
+/// Where rows of a file come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provenance {
+    /// The file's name.
+    pub file: String,
+    /// The commit.
+    pub commit: String,
+    /// How many rows it has there.
+    pub rows: usize,
+    /// Whether the rows say of which trees they are.
+    pub has_trees: bool,
+    /// The product's folders that have changed since.
+    pub changed: Vec<String>,
+}
+
+fn file(plan: &str, clock: &str) -> String {
+    if clock == "lab" { format!("{plan}-lab.json") } else { format!("{plan}.json") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(variant: &str, trees: &str, value: u32) -> String {
+        format!(
+            "{{\"plan\":\"p\",\"variant\":\"{variant}\",\"clock\":\"virtual-network\",\"commit\":\"c\",\"trees\":\"{trees}\",\
+             \"fingerprint\":\"f\",\"repetitions\":3,\"value\":{value}}}"
+        )
+    }
+
+    fn cell(variant: &str) -> Cell {
+        Cell {
+            plan: "p".to_owned(),
+            variant: variant.to_owned(),
+            clock: "virtual-network".to_owned(),
+            fingerprint: Some("f".to_owned()),
+            repetitions: 3,
+        }
+    }
+
+    #[test]
+    fn rows_of_a_cell_take_the_place_of_its_earlier_ones_and_leave_others_alone() {
+        let folder = std::env::temp_dir().join(format!("paced-results-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("other.json"), "{\"no\":\"plan\"}\n").unwrap();
+        let (now, before) = ("daemon 1 sched 2 masque 3", "daemon 0 sched 2 masque 3");
+        let [a, b] = [row("base", before, 1), row("more", now, 2)];
+        fs::write(folder.join("p.json"), format!("{a}\n{b}\n")).unwrap();
+        let mut results = Results::open(&folder).unwrap();
+        let trees = Trees::parse(now);
+        assert!(!results.is_current(&cell("base"), &trees) && results.is_current(&cell("more"), &trees));
+        assert!(!results.is_current(&cell("none"), &trees), "without rows there is nothing");
+        assert!(!results.is_current(&Cell { repetitions: 4, ..cell("more") }, &trees));
+        assert!(!results.is_current(&Cell { fingerprint: Some("g".to_owned()), ..cell("more") }, &trees));
+        let changed = results.provenance(&trees);
+        assert_eq!((changed.len(), changed[0].rows, changed[0].changed.as_slice()), (1, 2, &["daemon".to_owned()][..]));
+
+        let new = row("base", now, 7);
+        results.replace(&cell("base"), &format!("{new}\n")).unwrap();
+        assert_eq!(fs::read_to_string(folder.join("p.json")).unwrap(), format!("{new}\n{b}\n"), "in its place");
+        assert!(results.is_current(&cell("base"), &trees));
+        let third = row("third", now, 8);
+        results.replace(&cell("third"), &third).unwrap();
+        assert!(results.lines("p", false).ends_with(&format!("{third}\n")));
+        assert!(results.replace(&cell("base"), "{}").is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
