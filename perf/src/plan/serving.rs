@@ -17,7 +17,7 @@ use serde::Deserialize;
 use toml::Table;
 
 pub use self::{
-    recipe::{Dqn, Inputs, Measured, Tuned},
+    recipe::{Dqn, Inputs, Tuned},
     validity::METRICS,
     workload::{Arrivals, Workload},
 };

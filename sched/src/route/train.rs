@@ -14,7 +14,7 @@ pub use adam::{Adam, Gradient};
 use super::features::Features;
 use super::policy::Dqn;
 use super::random::Random;
-use super::serving::{Setup, Workload, run};
+use super::serving::{Arrival, Setup, Workload, run};
 use learner::Learner;
 
 /// How to train. [`Training::paper`] has what the paper says; it leaves open what is marked so.
@@ -90,12 +90,24 @@ impl Training {
 /// an untrained network.
 #[must_use]
 pub fn double_dqn(setup: &Setup, workloads: &[Workload], training: &Training) -> Trained {
+    double_dqn_on(setup, training, |random| {
+        let workload = workloads.get(random.below(workloads.len()))?;
+        Some(workload.arrivals(setup, random.bits()))
+    })
+}
+
+/// Trains a network on episodes that `draw` gives, as [`double_dqn`] does; it ends early when `draw` has no more.
+#[must_use]
+pub fn double_dqn_on(
+    setup: &Setup,
+    training: &Training,
+    mut draw: impl FnMut(&mut Random) -> Option<Vec<Arrival>>,
+) -> Trained {
     let mut random = Random::new(training.seed);
     let mut learner = Learner::new(setup, training, random.bits());
     let mut idle = 0;
     while !learner.is_done() && idle < 1_000 {
-        let Some(workload) = workloads.get(random.below(workloads.len())) else { break };
-        let arrivals = workload.arrivals(setup, random.bits());
+        let Some(arrivals) = draw(&mut random) else { break };
         idle = if arrivals.is_empty() { idle + 1 } else { 0 };
         run(setup, &arrivals, &mut learner);
         learner.end_episode();

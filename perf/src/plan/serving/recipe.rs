@@ -1,6 +1,7 @@
 //! How policies learn.
 
-use sched::route::{Features, Measure, train::Training, tune::Search};
+use routing::Measured;
+use sched::route::{Features, train::Training, tune::Search};
 use serde::Deserialize;
 
 /// A search for thresholds by the cross-entropy method; see `sched::route::tune`.
@@ -19,16 +20,6 @@ pub struct Tuned {
     pub trainings: u64,
     /// The names of the workloads to learn from.
     pub learns_from: Vec<String>,
-}
-
-/// What thresholds are compared with; see `sched::route::Measure`.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Measured {
-    /// The part of its limits that an answer is predicted to use.
-    Predicted,
-    /// How full a batch is.
-    Fill,
 }
 
 /// A training of a network by double deep Q-learning; see `sched::route::train::Training`.
@@ -77,17 +68,6 @@ impl Tuned {
     pub fn search(&self, seed: u64) -> Search {
         let Self { generations, candidates, elites, .. } = *self;
         Search { generations, candidates, elites, seed, ..Search::default() }
-    }
-}
-
-impl Measured {
-    /// The router's.
-    #[must_use]
-    pub const fn measure(self) -> Measure {
-        match self {
-            Self::Predicted => Measure::Predicted,
-            Self::Fill => Measure::Fill,
-        }
     }
 }
 

@@ -1,0 +1,326 @@
+//! What a gateway decided, and what became of it.
+//!
+//! A line has all that the decision depended on, so that another policy can be asked the same ([`crate::replay`]), and nothing
+//! of what was asked or answered.
+
+use sched::route::{Choice, Cost, Curve, Load, ModelSet, Path, Replica, Request, Slo};
+use serde::{Deserialize, Serialize};
+
+/// A decision about a request that left the choice of its model open, as one line of JSON.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Decision {
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The same on a clock that only runs forward, in nanoseconds since some time.
+    pub at_ns: u64,
+    /// The name that stands for several models.
+    pub alias: String,
+    /// The name of the request's class.
+    pub class: String,
+    /// How many tokens the prompt was taken to have.
+    pub prompt_tokens: u32,
+    /// How many tokens the answer was taken to have.
+    pub expected_tokens: u32,
+    /// How many tokens it may have; 0 if nothing said so.
+    #[serde(default)]
+    pub max_tokens: u32,
+    /// Its limits.
+    pub limits: Limits,
+    /// The way back.
+    pub path: ReturnPath,
+    /// The models that were open to it, with what each is worth.
+    pub models: Vec<Candidate>,
+    /// The engines, with what they had to do and what is known of their costs.
+    pub engines: Vec<Engine>,
+    /// The kind of the policy.
+    pub policy: String,
+    /// What was decided; nothing if no engine was usable.
+    pub choice: Option<Chosen>,
+    /// The model that the shadow would have chosen, if there is one and it could decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<String>,
+    /// What became of it; nothing if it was not answered to its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+}
+
+/// The time limits of a request, in nanoseconds; what is missing is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Limits {
+    /// To the first token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_token_ns: Option<u64>,
+    /// For each further token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_token_ns: Option<u64>,
+    /// For the whole answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_ns: Option<u64>,
+}
+
+/// The way back to the client ([`Path`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct ReturnPath {
+    /// The smoothed round-trip time.
+    pub smoothed_rtt_ns: u64,
+    /// What waits ahead.
+    pub backlog_bytes: u64,
+    /// The rate; 0 if it is not known.
+    pub bytes_per_sec: u64,
+    /// What a token takes.
+    pub bytes_per_token: u32,
+}
+
+/// A model that may answer.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Candidate {
+    /// Its name.
+    pub name: String,
+    /// What an answer in time is worth, from 0 to 1.
+    pub reward: f32,
+}
+
+/// An engine at the time of a decision.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Engine {
+    /// The name of its model.
+    pub model: String,
+    /// Its place among the engines of the model.
+    pub place: usize,
+    /// The number of its GPU.
+    pub gpu: u32,
+    /// Whether it got requests.
+    pub usable: bool,
+    /// How many requests it works on at once at most.
+    pub most_running: u32,
+    /// How many it worked on.
+    pub running: u32,
+    /// How many waited for it.
+    pub waiting: u32,
+    /// Tokens that it was expected to make for all of these.
+    pub outstanding_tokens: u64,
+    /// What other engines used of its GPU, from 0 to 1 each.
+    pub others: f64,
+    /// What was known of its costs, in nanoseconds: of a step on the host and on the GPU, of each sequence in it, of a prompt, of
+    /// each token of it; and by which part a whole other engine slows it.
+    pub cost: [f64; 6],
+}
+
+/// What was decided.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Chosen {
+    /// The model.
+    pub model: String,
+    /// The engine's place among those of the model. The one that answered may be another: the least busy when it was its turn.
+    pub place: usize,
+    /// Why, as in `x-paced-reason`.
+    pub reason: String,
+    /// When the last token was expected with the client.
+    pub predicted_ns: u64,
+    /// Whether that was in time.
+    pub in_time: bool,
+}
+
+/// What became of a request that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Outcome {
+    /// How long it took.
+    pub took_ns: u64,
+    /// How many tokens the answer had, as the engine billed or as they passed.
+    pub tokens: u64,
+    /// Whether it was in time for its budget.
+    pub met: bool,
+}
+
+impl Limits {
+    /// The limits of a request.
+    #[must_use]
+    pub fn of(slo: &Slo) -> Self {
+        let limit = |ns: u64| (ns != Slo::NONE).then_some(ns);
+        Self {
+            first_token_ns: limit(slo.first_token_ns),
+            per_token_ns: limit(slo.per_token_ns),
+            budget_ns: limit(slo.budget_ns),
+        }
+    }
+
+    /// The same for a router.
+    #[must_use]
+    pub fn slo(&self) -> Slo {
+        Slo {
+            first_token_ns: self.first_token_ns.unwrap_or(Slo::NONE),
+            per_token_ns: self.per_token_ns.unwrap_or(Slo::NONE),
+            budget_ns: self.budget_ns.unwrap_or(Slo::NONE),
+        }
+    }
+}
+
+impl ReturnPath {
+    /// The way of a request.
+    #[must_use]
+    pub const fn of(path: &Path) -> Self {
+        let Path { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *path;
+        Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
+    }
+
+    /// The same for a router.
+    #[must_use]
+    pub const fn path(&self) -> Path {
+        let Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *self;
+        Path { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
+    }
+}
+
+impl Engine {
+    /// An engine of a model, and its place there.
+    #[must_use]
+    pub fn of(model: &str, place: usize, replica: &Replica) -> Self {
+        let Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing } =
+            replica.curve.cost();
+        Self {
+            model: model.to_owned(),
+            place,
+            gpu: replica.group,
+            usable: replica.usable,
+            most_running: replica.most_running,
+            running: replica.load.running,
+            waiting: replica.load.waiting,
+            outstanding_tokens: replica.load.outstanding_tokens,
+            others: replica.load.others_utilisation,
+            cost: [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing],
+        }
+    }
+
+    /// What was known of its costs.
+    #[must_use]
+    pub const fn cost(&self) -> Cost {
+        let [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing] = self.cost;
+        Cost { host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing }
+    }
+
+    /// The same for a router that knows its model by `model`.
+    #[must_use]
+    pub fn replica(&self, model: usize, updated_ns: u64) -> Replica {
+        Replica {
+            model,
+            group: self.gpu,
+            usable: self.usable,
+            most_running: self.most_running,
+            load: Load {
+                running: self.running,
+                waiting: self.waiting,
+                outstanding_tokens: self.outstanding_tokens,
+                others_utilisation: self.others,
+                updated_ns,
+            },
+            curve: Curve::new(self.cost()),
+        }
+    }
+}
+
+impl Decision {
+    /// The request for a router, of the class with this number.
+    #[must_use]
+    pub fn request(&self, class: usize) -> Request {
+        Request {
+            class,
+            prompt_tokens: self.prompt_tokens,
+            expected_tokens: self.expected_tokens,
+            max_tokens: self.max_tokens,
+            slo: self.limits.slo(),
+            weight: 1.0,
+            allowed: ModelSet::ALL,
+        }
+    }
+
+    /// Notes what was decided.
+    pub fn decide(&mut self, model: &str, place: usize, choice: &Choice) {
+        self.choice = Some(Chosen {
+            model: model.to_owned(),
+            place,
+            reason: choice.reason.name().to_owned(),
+            predicted_ns: choice.predicted_ns,
+            in_time: choice.in_time,
+        });
+    }
+
+    /// Returns it as a line, its end included.
+    #[must_use]
+    pub fn line(&self) -> String {
+        // Numbers that are not finite, which JSON cannot say, are in no curve.
+        let mut line = serde_json::to_string(self).unwrap_or_default();
+        line.push('\n');
+        line
+    }
+}
+
+/// Reads lines, of which some may be of other versions or cut off: those are counted and left out. Returns the decisions in the
+/// order of their time.
+#[must_use]
+pub fn read(text: &str) -> (Vec<Decision>, usize) {
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let (read, wrong): (Vec<_>, Vec<_>) = lines.map(serde_json::from_str::<Decision>).partition(Result::is_ok);
+    let mut decisions: Vec<Decision> = read.into_iter().flatten().collect();
+    decisions.sort_by_key(|decision| (decision.at_ms, decision.at_ns));
+    (decisions, wrong.len())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A decision between a large and a small model, of one engine each: of the large one with so many requests.
+    pub fn decision(at_ms: u64, running: u32, budget_ms: u64) -> Decision {
+        let engine = |model: &str, gpu, running, step_ms: f64| Engine {
+            model: model.to_owned(),
+            place: 0,
+            gpu,
+            usable: true,
+            most_running: 32,
+            running,
+            waiting: 0,
+            outstanding_tokens: u64::from(running) * 100,
+            others: 0.0,
+            cost: [0.0, step_ms * 1e6, step_ms * 1e5, 5e6, 1e5, 1.0],
+        };
+        let open = |name: &str, reward| Candidate { name: name.to_owned(), reward };
+        Decision {
+            at_ms,
+            at_ns: at_ms * 1_000_000,
+            alias: "auto".to_owned(),
+            class: "interactive".to_owned(),
+            prompt_tokens: 100,
+            expected_tokens: 200,
+            max_tokens: 0,
+            limits: Limits { budget_ns: Some(budget_ms * 1_000_000), ..Limits::default() },
+            path: ReturnPath { smoothed_rtt_ns: 40_000_000, ..ReturnPath::default() },
+            models: vec![open("large", 1.0), open("small", 0.7)],
+            engines: vec![engine("large", 0, running, 20.0), engine("small", 1, 0, 5.0)],
+            policy: "rule".to_owned(),
+            choice: None,
+            shadow: None,
+            outcome: Some(Outcome { took_ns: 1_000_000_000, tokens: 180, met: true }),
+        }
+    }
+
+    #[test]
+    fn lines_come_back_in_the_order_of_time_and_others_are_counted() {
+        let [one, two] = [decision(1_000, 0, 8_000), decision(2_000, 3, 8_000)];
+        let text = format!("{}{}\nnot one\n{{\"at_ms\":1}}\n{}", two.line(), one.line(), &one.line()[..40]);
+        assert_eq!(read(&text), (vec![one, two], 3));
+    }
+
+    #[test]
+    fn an_engine_is_what_it_was_for_a_router() {
+        let replica = decision(1, 3, 1).engines[0].replica(0, 77);
+        assert_eq!(Engine::of("large", 0, &replica), decision(1, 3, 1).engines[0]);
+        assert_eq!((replica.load.running, replica.load.updated_ns), (3, 77));
+    }
+
+    #[test]
+    fn limits_that_are_none_are_not_said() {
+        assert_eq!(Limits::of(&Slo::unlimited()), Limits::default());
+        assert_eq!(Limits::default().slo(), Slo::unlimited());
+        assert!(!decision(1, 1, 1).line().contains("per_token_ns"));
+    }
+}

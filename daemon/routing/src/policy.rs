@@ -1,0 +1,198 @@
+//! A policy as a file holds it.
+
+use anyhow::{Result, bail, ensure};
+use sched::route::{Model, Policy};
+
+use crate::{network, thresholds};
+
+/// A policy, and the names of what it is for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PolicyFile {
+    /// The models, in the order that the policy knows them by.
+    pub models: Vec<String>,
+    /// The classes, in the same way. Requests of others count as of the last one with thresholds, and as of none with a
+    /// network.
+    pub classes: Vec<String>,
+    /// The policy: [`Policy::Thresholds`] or [`Policy::Dqn`].
+    pub policy: Policy,
+}
+
+/// Larger files are none of ours: four layers of 1,024 units have 13 MiB.
+pub const MOST_BYTES: u64 = 64 << 20;
+
+impl PolicyFile {
+    /// Reads the bytes of a file. What it is, its first bytes tell.
+    ///
+    /// # Errors
+    /// It is neither thresholds nor a network, a part is missing or damaged, or numbers are not finite.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let file = if network::is_one(bytes) {
+            network::parse(bytes)?
+        } else {
+            let Ok(text) = str::from_utf8(bytes) else {
+                bail!("neither thresholds in TOML nor weights in safetensors")
+            };
+            thresholds::parse(text)?
+        };
+        ensure!(!file.classes.is_empty(), "there is no class: name at least one, \"default\" if there are no others");
+        let shared = |names: &[String]| names.iter().enumerate().any(|(at, name)| names[..at].contains(name));
+        ensure!(!shared(&file.models), "a model is named twice");
+        ensure!(!shared(&file.classes), "a class is named twice");
+        Ok(file)
+    }
+
+    /// Returns the bytes of a file, with comments on how it was made where the format has room for them.
+    ///
+    /// # Errors
+    /// The policy is one that needs no file.
+    pub fn to_bytes(&self, made: &str) -> Result<Vec<u8>> {
+        match &self.policy {
+            Policy::Thresholds(of) => Ok(thresholds::write(self, of, made).into_bytes()),
+            Policy::Dqn(of) => network::write(self, of, made),
+            _ => bail!("only thresholds and networks have files"),
+        }
+    }
+
+    /// Returns the models for a router, with what each is worth: `reward` is given its name and a class's.
+    pub fn router_models(&self, reward: impl Fn(&str, &str) -> f32) -> Vec<Model> {
+        let model = |name: &String| Model {
+            id: id(name),
+            rewards: self.classes.iter().map(|class| reward(name, class)).collect(),
+        };
+        self.models.iter().map(model).collect()
+    }
+
+    /// Checks that the policy is for these models, in whatever order.
+    ///
+    /// # Errors
+    /// A model is missing on either side.
+    pub fn check(&self, models: &[String]) -> Result<()> {
+        let missing = |from: &[String], among: &[String]| from.iter().find(|name| !among.contains(name)).cloned();
+        if let Some(name) = missing(models, &self.models) {
+            bail!("it knows no model {name}: make it anew for {}", models.join(", "));
+        }
+        if let Some(name) = missing(&self.models, models) {
+            bail!("it is for a model {name} as well, which is none here: make it anew for {}", models.join(", "));
+        }
+        Ok(())
+    }
+
+    /// The place of a class by its name; of one that is not named, the one after the last.
+    #[must_use]
+    pub fn class(&self, name: &str) -> usize {
+        self.classes.iter().position(|class| class == name).unwrap_or(self.classes.len())
+    }
+}
+
+/// Returns what is the same for the same model in every process, whatever else is configured: the FNV-1a of its name (64 bits;
+/// draft-eastlake-fnv §5).
+#[must_use]
+pub fn id(model: &str) -> u64 {
+    model.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A word for a kind of policy, for metrics and tables.
+#[must_use]
+pub const fn kind(policy: &Policy) -> &'static str {
+    match policy {
+        Policy::Fixed(_) => "fixed",
+        Policy::RoundRobin => "round_robin",
+        Policy::LeastLoaded => "least_loaded",
+        Policy::Rule { .. } => "rule",
+        Policy::Thresholds(_) => "thresholds",
+        Policy::Dqn(_) => "dqn",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use sched::route::{Dqn, Features, Measure, Mlp, Random, Thresholds};
+
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn thresholds() -> PolicyFile {
+        let mut of = Thresholds::uniform(Measure::Predicted, 2, 2, 0.9);
+        of.limits[1] = 0.75;
+        of.slopes[0] = -0.25;
+        PolicyFile {
+            models: names(&["large", "small"]),
+            classes: names(&["interactive", "batch"]),
+            policy: Policy::Thresholds(of),
+        }
+    }
+
+    fn network() -> PolicyFile {
+        let (models, classes) = (names(&["large", "small"]), names(&["interactive", "batch"]));
+        let mut file = PolicyFile { models, classes, policy: Policy::RoundRobin };
+        let features = Features::Predictions;
+        let of = Mlp::random(&[features.len(2, 2), 8, 2], &mut Random::new(1));
+        file.policy = Policy::Dqn(Dqn::new(of, features, &file.router_models(|_, _| 1.0), 2));
+        file
+    }
+
+    #[test]
+    fn files_come_back_as_the_same_policy() {
+        for file in [thresholds(), network()] {
+            let bytes = file.to_bytes("by a test\nof two lines").unwrap();
+            assert_eq!(PolicyFile::parse(&bytes).unwrap(), file);
+            assert_eq!(bytes, file.to_bytes("by a test\nof two lines").unwrap(), "the same policy is the same file");
+        }
+        let text = String::from_utf8(thresholds().to_bytes("by a test\nof two lines").unwrap()).unwrap();
+        assert!(text.starts_with("# by a test\n# of two lines\n"), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_network_is_refused() {
+        let bytes = network().to_bytes("").unwrap();
+        for at in [bytes.len() - 1, bytes.len() - 40] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            let error = PolicyFile::parse(&damaged).unwrap_err().to_string();
+            assert!(error.contains("checksum"), "{error}");
+        }
+        assert!(PolicyFile::parse(&bytes[..bytes.len() - 4]).is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_with_thresholds_is_said() {
+        let text = String::from_utf8(thresholds().to_bytes("").unwrap()).unwrap();
+        for (from, to, said) in [
+            ("limits = [0.9, 0.75]", "limits = [0.9]", "large has 1 limits, and there are 2 classes"),
+            ("slope = -0.25", "slope = nan", "not finite"),
+            ("overload", "overlaod", "overlaod"),
+            ("\"predicted\"", "\"guessed\"", "guessed"),
+            ("\"small\"", "\"large\"", "named twice"),
+            ("[\"interactive\", \"batch\"]", "[]", "there are 0 classes"),
+        ] {
+            assert!(text.contains(from), "{from} in {text}");
+            let error = format!("{:#}", PolicyFile::parse(text.replace(from, to).as_bytes()).unwrap_err());
+            assert!(error.contains(said), "{from}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_is_for_the_models_that_it_names() {
+        let file = thresholds();
+        assert!(file.check(&names(&["small", "large"])).is_ok());
+        let error = |models: &[&str]| file.check(&names(models)).unwrap_err().to_string();
+        assert!(error(&["small", "large", "tiny"]).contains("knows no model tiny"));
+        assert!(error(&["small"]).contains("a model large"));
+        assert_eq!((file.class("batch"), file.class("other")), (1, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), at in 0..400usize, with in any::<u8>()) {
+            drop(PolicyFile::parse(&bytes));
+            let mut network = network().to_bytes("").unwrap();
+            let at = at % network.len();
+            network[at] = with;
+            drop(PolicyFile::parse(&network));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What another policy would have decided about recorded requests.
+//!
+//! Each decision is asked again in the state that was recorded. That tells how often a policy would have decided otherwise, and
+//! whether its choices were predicted in time; what would have come of them, and of the load that they would have left, is for
+//! a simulation to tell ([`crate::learn::evaluate`]).
+
+use std::collections::BTreeMap;
+
+use sched::route::{Choice, Model, ModelSet, Policy, Replica, Router, State};
+
+use crate::{decision::Decision, policy};
+
+/// A policy with the names of what it is for; without names it takes any.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The policy.
+    pub policy: &'a Policy,
+    /// The models in the order of the policy; those of each record if there are none.
+    pub models: &'a [String],
+    /// The classes in the same way.
+    pub classes: &'a [String],
+    /// The margin of the rule that decides where the policy cannot.
+    pub margin: f64,
+}
+
+/// What came of asking.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Replayed {
+    /// Decisions that were asked again.
+    pub asked: usize,
+    /// Decisions about other models than the policy is for, which were not.
+    pub other_models: usize,
+    /// Choices of the model that was recorded.
+    pub same: usize,
+    /// By the recorded model and the one that the policy would have chosen; nothing where nobody was usable.
+    pub pairs: BTreeMap<(Option<String>, Option<String>), usize>,
+    /// Choices that were predicted in time: the recorded ones, and those of the policy.
+    pub in_time: (usize, usize),
+    /// The sum of what choices that were predicted in time are worth, in the same way.
+    pub worth: (f64, f64),
+    /// How many answers of recorded choices were in time, and how many had come to their end.
+    pub met: (usize, usize),
+}
+
+/// Asks a policy about decisions, in the order of their time, with the guard in force.
+#[must_use]
+pub fn replay(decisions: &[Decision], asked: Asked<'_>) -> Replayed {
+    let mut replayed = Replayed::default();
+    let mut routers: BTreeMap<Vec<String>, Router> = BTreeMap::new();
+    for decision in decisions {
+        let names = match asked.models {
+            [] => decision.models.iter().map(|open| open.name.clone()).collect(),
+            of_policy => of_policy.to_vec(),
+        };
+        if decision.models.iter().any(|open| !names.contains(&open.name)) {
+            replayed.other_models += 1;
+            continue;
+        }
+        let router = routers.entry(names.clone()).or_insert_with(|| {
+            let reward = |name: &String| decision.models.iter().find(|open| open.name == *name).map(|open| open.reward);
+            let model = |name: &String| Model { id: policy::id(name), rewards: vec![reward(name).unwrap_or_default()] };
+            Router::new(names.iter().map(model).collect(), asked.policy.clone()).with_margin(asked.margin)
+        });
+        let choice = ask(router, decision, &names, asked.classes);
+        replayed.note(decision, choice.and_then(|choice| Some((names.get(choice.model)?, choice))));
+    }
+    replayed
+}
+
+fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[String]) -> Option<Choice> {
+    let place = |model: &str| names.iter().position(|name| name == model);
+    let class = classes.iter().position(|class| *class == decision.class).unwrap_or(classes.len());
+    // A model that is none of the policy's keeps its place among engines, where the router passes it over.
+    let replicas: Vec<Replica> = (decision.engines.iter())
+        .map(|engine| engine.replica(place(&engine.model).unwrap_or(usize::MAX), decision.at_ns))
+        .collect();
+    let open = decision.models.iter().filter_map(|open| place(&open.name));
+    let mut request = decision.request(class);
+    request.allowed = open.fold(ModelSet::NONE, ModelSet::with);
+    router.route(&request, &State { replicas: &replicas, path: decision.path.path() }, decision.at_ns)
+}
+
+impl Replayed {
+    fn note(&mut self, decision: &Decision, choice: Option<(&String, Choice)>) {
+        let recorded = decision.choice.as_ref();
+        let worth =
+            |model: &str| decision.models.iter().find(|open| open.name == model).map_or(0.0, |open| open.reward.into());
+        self.asked += 1;
+        let (before, now) = (recorded.map(|chosen| chosen.model.clone()), choice.map(|(name, _)| name.clone()));
+        self.same += usize::from(before == now);
+        if let Some(chosen) = recorded.filter(|chosen| chosen.in_time) {
+            self.in_time.0 += 1;
+            self.worth.0 += worth(&chosen.model);
+        }
+        if let Some((name, _)) = choice.filter(|(_, choice)| choice.in_time) {
+            self.in_time.1 += 1;
+            self.worth.1 += worth(name);
+        }
+        if let Some(outcome) = decision.outcome {
+            self.met = (self.met.0 + usize::from(outcome.met), self.met.1 + 1);
+        }
+        *self.pairs.entry((before, now)).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::tests::decision;
+
+    fn asked(policy: &Policy) -> Asked<'_> {
+        Asked { policy, models: &[], classes: &[], margin: 1.1 }
+    }
+
+    /// Decisions of the rule, of which the later ones find the large model's engine busy.
+    fn recorded() -> Vec<Decision> {
+        let rule = Policy::Rule { margin: 1.1 };
+        let mut decisions: Vec<_> = (0..10).map(|at| decision(at * 100, at as u32 * 2, 9_000)).collect();
+        let mut router = Router::new(
+            decisions[0]
+                .models
+                .iter()
+                .map(|open| Model { id: policy::id(&open.name), rewards: vec![open.reward] })
+                .collect(),
+            rule,
+        );
+        let names = ["large".to_owned(), "small".to_owned()];
+        for decision in &mut decisions {
+            let choice = ask(&mut router, decision, &names, &[]).unwrap();
+            decision.decide(&names[choice.model], 0, &choice);
+        }
+        decisions
+    }
+
+    #[test]
+    fn the_same_policy_decides_the_same() {
+        let decisions = recorded();
+        let rule = Policy::Rule { margin: 1.1 };
+        let replayed = replay(&decisions, asked(&rule));
+        assert_eq!((replayed.asked, replayed.same, replayed.other_models), (10, 10, 0));
+        assert_eq!(replayed.in_time.0, replayed.in_time.1);
+        let models: Vec<_> = replayed.pairs.keys().map(|(before, _)| before.clone().unwrap()).collect();
+        assert_eq!(models, ["large", "small"], "the rule leaves the busy engine alone");
+    }
+
+    #[test]
+    fn another_policy_decides_otherwise_but_never_late_while_one_is_in_time() {
+        let decisions = recorded();
+        let fixed = replay(&decisions, asked(&Policy::Fixed(1)));
+        assert!(fixed.same < 10 && fixed.worth.1 < fixed.worth.0);
+        let late = replay(&decisions, asked(&Policy::Fixed(0)));
+        assert_eq!(late.in_time, (10, 10), "the guard is in force");
+        assert_eq!(fixed.met, (10, 10));
+    }
+
+    #[test]
+    fn a_policy_for_other_models_is_not_asked() {
+        let names = ["large".to_owned(), "other".to_owned()];
+        let replayed = replay(&recorded(), Asked { models: &names, ..asked(&Policy::RoundRobin) });
+        assert_eq!((replayed.asked, replayed.other_models), (0, 10));
+    }
+}

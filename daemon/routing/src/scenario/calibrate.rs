@@ -1,0 +1,181 @@
+//! A scenario, as recorded decisions show it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{ClassSpec, EngineSpec, ModelSpec, Quality, Scenario};
+use crate::decision::Decision;
+
+/// A scenario, and what of the records could not be used for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibrated {
+    /// The scenario.
+    pub scenario: Scenario,
+    /// Decisions that it is made of.
+    pub used: usize,
+    /// Decisions about requests without a budget for the whole answer, which are left out.
+    pub without_budget: usize,
+}
+
+/// Fewer requests say nothing about rates and lengths.
+const FEWEST: usize = 20;
+
+/// What a class showed.
+#[derive(Default)]
+struct Seen {
+    budgets_ms: Vec<f64>,
+    prompts: Vec<f64>,
+    answers: Vec<f64>,
+}
+
+/// Makes a scenario of decisions about one alias, in the order of their time: engines as they were known last, classes with
+/// the median of their budgets and the lengths that they had, and rates from half the least to twice the most of a minute.
+///
+/// # Errors
+/// There are too few, or some engine had not shown what it costs.
+pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
+    let of_alias: Vec<_> = decisions.iter().filter(|decision| decision.alias == alias).collect();
+    let mut classes: BTreeMap<&str, Seen> = BTreeMap::new();
+    let mut used = Vec::new();
+    for decision in &of_alias {
+        let Some(budget_ns) = decision.limits.budget_ns else { continue };
+        used.push(*decision);
+        let seen = classes.entry(&decision.class).or_default();
+        seen.budgets_ms.push(budget_ns as f64 / 1e6);
+        seen.prompts.push(f64::from(decision.prompt_tokens.max(1)));
+        if let Some(outcome) = decision.outcome.filter(|outcome| outcome.tokens > 0) {
+            seen.answers.push(outcome.tokens as f64);
+        }
+    }
+    let last = used.last().with_context(|| format!("there is no decision about {alias} with a budget"))?;
+    let count = used.len();
+    ensure!(count >= FEWEST, "{count} decisions about {alias} are fewer than {FEWEST}: record for longer");
+    let mean_answer = f64::from(last.expected_tokens.max(1));
+    let class = |(name, seen): (&str, Seen)| {
+        let (prompt_tokens, sigma_prompt) = log_normal(&seen.prompts).unwrap_or((1.0, 0.0));
+        let (answer_tokens, sigma) = log_normal(&seen.answers).unwrap_or((mean_answer, sigma_prompt));
+        ClassSpec {
+            name: name.to_owned(),
+            share: rounded(seen.budgets_ms.len() as f64 / count as f64),
+            budget_ms: rounded(median(seen.budgets_ms)),
+            budget_per_token_ms: 0.0,
+            prompt_tokens: rounded(prompt_tokens),
+            answer_tokens: rounded(answer_tokens.max(1.0)),
+            sigma: rounded(sigma.min(3.0)),
+        }
+    };
+    let runs = |engine: &crate::decision::Engine| {
+        let ms = engine.cost.map(|ns| rounded(ns / 1e6));
+        EngineSpec {
+            model: engine.model.clone(),
+            gpu: engine.gpu,
+            max_in_flight: engine.most_running,
+            host_ms: ms[0],
+            gpu_ms: ms[1],
+            gpu_per_sequence_ms: ms[2],
+            prefill_ms: ms[3],
+            prefill_per_token_ms: ms[4],
+            sharing: engine.cost[5],
+        }
+    };
+    let is_open = |model: &str| last.models.iter().any(|open| open.name == *model);
+    let engines: Vec<EngineSpec> = last.engines.iter().filter(|engine| is_open(&engine.model)).map(runs).collect();
+    if let Some(unknown) = engines.iter().find(|engine| engine.host_ms + engine.gpu_ms <= 0.0) {
+        anyhow::bail!(
+            "an engine of {} has not answered yet, so that its costs are not known: record for longer",
+            unknown.model
+        );
+    }
+    let served = |open: &crate::decision::Candidate| ModelSpec {
+        name: open.name.clone(),
+        quality_percent: Quality::Same((open.reward * 100.0).round()),
+    };
+    let scenario = Scenario {
+        requests_per_sec: rates(&used),
+        seconds: 60.0,
+        round_trip_ms: rounded(median(used.iter().map(|one| one.path.smoothed_rtt_ns as f64 / 1e6).collect())),
+        classes: classes.into_iter().map(class).collect(),
+        models: last.models.iter().map(served).collect(),
+        engines,
+    };
+    scenario.check()?;
+    Ok(Calibrated { scenario, used: count, without_budget: of_alias.len() - count })
+}
+
+/// Six rates, each as many times the one before: from half the least to twice the most that came in any minute with requests.
+fn rates(decisions: &[&Decision]) -> Vec<f64> {
+    let mut minutes: BTreeMap<u64, u32> = BTreeMap::new();
+    decisions.iter().for_each(|decision| *minutes.entry(decision.at_ms / 60_000).or_default() += 1);
+    let per_sec = |count: u32| f64::from(count) / 60.0;
+    let least = minutes.values().min().map_or(1.0, |count| per_sec(*count)) / 2.0;
+    let most = minutes.values().max().map_or(1.0, |count| per_sec(*count)) * 2.0;
+    const STEPS: u8 = 5;
+    (0..=STEPS).map(|step| rounded(least * (most / least).powf(f64::from(step) / f64::from(STEPS)))).collect()
+}
+
+/// The mean of a log-normal distribution that fits values above 0, and the deviation of their logarithms.
+fn log_normal(values: &[f64]) -> Option<(f64, f64)> {
+    let count = values.len() as f64;
+    let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / count)?;
+    let logs = || values.iter().map(|value| value.ln());
+    let center = logs().sum::<f64>() / count;
+    let variance = logs().map(|log| (log - center).powi(2)).sum::<f64>() / count;
+    Some((mean, variance.sqrt()))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Four digits, so that people can read what they may change.
+fn rounded(number: f64) -> f64 {
+    if number == 0.0 || !number.is_finite() {
+        return number;
+    }
+    let scale = 10f64.powf(3.0 - number.abs().log10().floor());
+    (number * scale).round() / scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::tests::decision;
+
+    #[test]
+    fn a_scenario_shows_what_was_recorded() {
+        // One a second for a minute, then four a second for another.
+        let seconds = (0..60).map(|at| at * 1_000).chain((0..240).map(|at| 60_000 + at * 250));
+        let mut decisions: Vec<_> = seconds.map(|at_ms| decision(at_ms, 2, 3_000 + at_ms % 3)).collect();
+        for late in decisions.iter_mut().step_by(3) {
+            late.class = "batch".to_owned();
+        }
+        decisions[7].limits.budget_ns = None;
+        decisions[8].alias = "other".to_owned();
+        let Calibrated { scenario, used, without_budget } = calibrate(&decisions, "auto").unwrap();
+        assert_eq!((used, without_budget), (298, 1));
+        assert_eq!(scenario.class_names(), ["batch", "interactive"]);
+        assert_eq!(scenario.classes[0].answer_tokens, 180.0);
+        assert!((3_000.0..3_003.0).contains(&scenario.classes[1].budget_ms));
+        assert_eq!(scenario.engines[0].gpu_ms, 20.0);
+        assert_eq!(scenario.round_trip_ms, 40.0);
+        let (first, last) = (scenario.requests_per_sec[0], scenario.requests_per_sec[5]);
+        assert!((first - 58.0 / 60.0 / 2.0).abs() < 1e-3 && (last - 8.0).abs() < 1e-3, "{first} to {last}");
+    }
+
+    #[test]
+    fn too_little_is_no_scenario() {
+        let few: Vec<_> = (0..5).map(|at| decision(at, 0, 1_000)).collect();
+        assert!(calibrate(&few, "auto").unwrap_err().to_string().contains("record for longer"));
+        assert!(calibrate(&few, "other").unwrap_err().to_string().contains("no decision about other"));
+        let mut unknown: Vec<_> = (0..50).map(|at| decision(at, 0, 1_000)).collect();
+        unknown.iter_mut().for_each(|decision| decision.engines[1].cost = [0.0; 6]);
+        assert!(calibrate(&unknown, "auto").unwrap_err().to_string().contains("small has not answered"));
+    }
+
+    #[test]
+    fn numbers_have_four_digits() {
+        assert_eq!([0.0, 1.0 / 3.0, 12_345.6, 2e-5].map(rounded), [0.0, 0.3333, 12_350.0, 2e-5]);
+    }
+}
