@@ -258,7 +258,10 @@ fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
             gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus))).unwrap_or_default(),
         )
     }));
-    lines.extend(aliases.iter().map(|alias| format!("  model {}: the best of {}", alias.name, joined(&alias.models))));
+    lines.extend(aliases.iter().map(|alias| {
+        let shadow = alias.shadow.as_ref().map(|shadow| format!(", beside {shadow}")).unwrap_or_default();
+        format!("  model {}: the best of {} by {}{shadow}", alias.name, joined(&alias.models), alias.policy)
+    }));
     lines.extend(keys.iter().map(|key| {
         let in_flight = key.max_in_flight.map(|most| format!(", {most} requests at once"));
         let tokens = key.tokens_per_minute.map(|most| format!(", {most} tokens a minute"));

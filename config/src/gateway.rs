@@ -1,12 +1,13 @@
 //! The gateway role: which models are served to clients of the OpenAI API, and by which engines.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::error::Problem;
 use crate::moment::Moment;
+use crate::routing::Routing;
 use crate::section::Section;
 
 /// A gateway with at least one model.
@@ -58,6 +59,10 @@ pub struct Alias {
     pub name: String,
     /// The names of the models. At least one, none twice.
     pub models: Vec<String>,
+    /// How one of them is chosen for a request with a time limit.
+    pub policy: Routing,
+    /// What is asked about each such request as well, and never obeyed.
+    pub shadow: Option<Routing>,
 }
 
 /// A client's key, known by its hash only.
@@ -77,6 +82,16 @@ pub struct Key {
 
 /// How many models there may be: a decision is over a set of them.
 const MOST_MODELS: usize = 64;
+
+impl Gateway {
+    /// Returns the files that policies are read from: the alias, the key that names the file, and its path.
+    pub fn policy_files(&self) -> impl Iterator<Item = (&Alias, &'static str, &Path)> {
+        self.aliases.iter().flat_map(|alias| {
+            let named = [("policy", Some(&alias.policy)), ("shadow", alias.shadow.as_ref())];
+            named.into_iter().filter_map(move |(key, routing)| Some((alias, key, routing?.file()?)))
+        })
+    }
+}
 
 impl Default for Gateway {
     fn default() -> Self {
@@ -164,7 +179,9 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
         section.refuse("models", Problem::Contradiction { cause, remedy: "correct the name, or add the model" });
     }
     section.refuse_shared("models", named, String::clone, "a model is named twice");
-    Some(Alias { name: name?, models: members? })
+    let policy = section.optional("policy", of.map(|of| of.policy.clone())).unwrap_or_default();
+    let shadow = section.optional("shadow", of.and_then(|of| of.shadow.clone()));
+    Some(Alias { name: name?, models: members?, policy, shadow })
 }
 
 /// Walks through the section of a client's key.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`relay`] | the relay role: listeners, users, limits |
 //! | [`targets`] | which targets may be reached: the rules and their decision |
-//! | [`gateway`], [`engine`] | the gateway role: models, and the engines that run them |
+//! | [`gateway`], [`engine`], [`routing`] | the gateway role: models, the engines that run them, and how one is chosen |
 //! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
 //! | [`uplink`] | the relay behind them |
@@ -62,6 +62,7 @@ pub mod policy;
 pub mod proxy;
 pub mod quota;
 pub mod relay;
+pub mod routing;
 mod sample;
 mod schema;
 mod section;

@@ -15,6 +15,7 @@ use crate::error::Problem;
 use crate::hash;
 use crate::nat64::Nat64Prefix;
 use crate::pattern::{NotAPattern, Pattern};
+use crate::routing::Routing;
 use crate::text::quoted;
 
 /// Something that one word of the configuration says.
@@ -258,6 +259,23 @@ impl Value for Engine {
 
     fn schema() -> Json {
         text(&format!(r"^http://({NAME}|{V4}|\[{V6}\])(:{PORT})?(/[0-9A-Za-z/._~%-]*)?$"))
+    }
+}
+
+impl Value for Routing {
+    const EXPECTED: &'static str =
+        "\"rule\", \"least-loaded\", \"round-robin\", or the path of a file, which begins with a slash";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
+    fn schema() -> Json {
+        text("^(rule|least-loaded|round-robin|/.*)$")
     }
 }
 

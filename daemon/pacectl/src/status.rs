@@ -84,6 +84,12 @@ fn people(status: v1::GetStatusResponse) {
         };
         say!("relay         {relay}: {open}; connected {}, failed {}", times(*connects), times(*failures));
     }
+    for of in &status.aliases {
+        say!("model         {}: one of {} by {}", of.alias, of.models.join(", "), policy(&of.policy, &of.kind));
+        if !of.shadow_kind.is_empty() {
+            say!("              in its shadow {}", policy(&of.shadow, &of.shadow_kind));
+        }
+    }
     say!("workers       {}", status.workers);
     say!("open          {} connections, {} tunnels", status.connections, status.tunnels);
     say!("you           may {}", if status.writable { "read and write" } else { "read" });
@@ -114,6 +120,15 @@ fn people(status: v1::GetStatusResponse) {
     say!("");
     let row = |of: v1::Feature| [of.name, of.state, of.detail];
     table(["feature", "state", "why, or what to do"], status.features.into_iter().map(row));
+}
+
+/// A policy of an alias, with its kind where a file says which it is.
+fn policy(name: &str, kind: &str) -> String {
+    match name {
+        "" => kind.to_owned(),
+        _ if name.starts_with('/') => format!("{kind} ({name})"),
+        _ => name.to_owned(),
+    }
 }
 
 /// For how long classes are watched.
@@ -316,10 +331,31 @@ pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
         "first token, by prompt",
         "step, by requests",
     ];
-    show(as_json, answer, |answer| match answer.engines.is_empty() {
-        true => say!("there is no gateway"),
-        false => table(heads, answer.engines.into_iter().map(row)),
+    show(as_json, answer, |answer| {
+        if answer.engines.is_empty() {
+            say!("there is no gateway");
+            return;
+        }
+        table(heads, answer.engines.into_iter().map(row));
+        if !answer.aliases.is_empty() {
+            say!("");
+            let heads = ["alias", "policy", "decided", "guarded", "fell back", "shadow", "agreed"];
+            table(heads, answer.aliases.into_iter().map(alias));
+        }
     })
+}
+
+fn alias(of: v1::ModelAlias) -> [String; 7] {
+    let is_watched = !of.shadow_kind.is_empty();
+    [
+        of.alias,
+        policy(&of.policy, &of.kind),
+        of.decided.to_string(),
+        of.guarded.to_string(),
+        of.fell_back.to_string(),
+        if is_watched { policy(&of.shadow, &of.shadow_kind) } else { "-".into() },
+        if is_watched { format!("{} of {}", of.agreed, of.shadowed) } else { "-".into() },
+    ]
 }
 
 pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {

@@ -41,9 +41,9 @@ use crate::{
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
     places::{Engines, Fault, NoPlace, Place, Standing, Turn},
-    routes::{self, Routes, Wanted},
+    routes::{Asked, Policies, Route, Routes, Tally, Wanted},
     tenants::Tenants,
-    view::EngineView,
+    view::{AliasView, EngineView},
 };
 
 mod answer;
@@ -64,6 +64,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Gateway {
     settings: config::gateway::Gateway,
     models: Vec<Model>,
+    policies: Policies,
     routes: Routes,
     tenants: Tenants,
     client: Client<HttpConnector, Full<Bytes>>,
@@ -112,7 +113,7 @@ impl Gateway {
     /// are entered in `live`.
     ///
     /// # Errors
-    /// A file with a key cannot be read, or holds what no field can carry.
+    /// A file with a key cannot be read, or holds what no field can carry; or a file with a policy cannot be used.
     pub fn new(
         settings: &config::gateway::Gateway,
         classes: &Classes,
@@ -136,11 +137,9 @@ impl Gateway {
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
         let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
         let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
-        let worth = |model: &config::gateway::Model| f32::from(model.quality_percent) / 100.0;
-        let rewards: Vec<_> = settings.models.iter().map(|model| (&model.name[..], worth(model))).collect();
         let engines = models.iter().map(|model| model.engines.clone()).collect();
-        let margin = f64::from(settings.margin_percent) / 100.0;
-        let routes = Routes::new(&rewards, engines, &routes::groups(&settings.models), margin, clock.now_ns);
+        let policies = Policies::read(settings)?;
+        let routes = Routes::new(settings, &policies, engines, clock.now_ns);
         routes.recall(learned.averages, |model, engine| {
             let (model, engine) =
                 (settings.models.get(model)?, settings.models.get(model)?.engines.get(engine)?.to_string());
@@ -148,6 +147,7 @@ impl Gateway {
             Curve::from_numbers(&learned.engines.iter().find(is_it)?.curve)
         });
         Ok(Arc::new(Self {
+            policies,
             routes,
             tenants: Tenants::new(&settings.keys, clock.now_ns),
             models,
@@ -164,7 +164,7 @@ impl Gateway {
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         let keys = |of: &Self| of.models.iter().map(|model| model.key.clone()).collect::<Vec<_>>();
-        self.settings == other.settings && keys(self) == keys(other)
+        self.settings == other.settings && keys(self) == keys(other) && self.policies == other.policies
     }
 
     /// Whether a request is one for a gateway and not for a proxy: it asks for no tunnel.
@@ -235,15 +235,15 @@ impl Gateway {
         request.set_terms(&terms);
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
-        let mut models = self.named(&ask.model)?;
+        let (mut models, alias) = self.named(&ask.model)?;
         if let Some(seat) = &seat {
             seat.reserve(self.routes.expected_tokens(&wanted))?;
         }
         loop {
-            let route = self
-                .routes
-                .route(&models, &wanted, caller.asker.path(&request.send, &terms))
-                .ok_or(Refusal::NoEngine)?;
+            let asked = Asked { models: &models, alias, class: &terms.class.policy().name };
+            let path = caller.asker.path(&request.send, &terms);
+            let route = self.routes.route(asked, &wanted, path).ok_or(Refusal::NoEngine)?;
+            self.count_decision(&route);
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
@@ -330,15 +330,41 @@ impl Gateway {
         }
     }
 
-    /// Returns the places of the models that a name stands for.
-    fn named(&self, name: &str) -> Result<Vec<usize>, Refusal> {
+    /// Counts what the policy of an alias decided, and whether its shadow agreed.
+    fn count_decision(&self, Route { model, choice, by, .. }: &Route) {
+        let (Some(by), Some(choice), Some(model)) = (by, choice, self.models.get(*model)) else { return };
+        let Some(alias) = self.settings.aliases.get(by.alias) else { return };
+        self.metrics.decided(&alias.name, by, &model.name, choice);
+    }
+
+    /// Returns the places of the models that a name stands for, and that of the alias if it is one.
+    fn named(&self, name: &str) -> Result<(Vec<usize>, Option<usize>), Refusal> {
         let place = |name: &str| self.models.iter().position(|model| &*model.name == name);
         if let Some(place) = place(name) {
-            return Ok(vec![place]);
+            return Ok((vec![place], None));
         }
-        let alias = self.settings.aliases.iter().find(|alias| alias.name == name);
+        let at = self.settings.aliases.iter().position(|alias| alias.name == name);
+        let alias = at.and_then(|at| self.settings.aliases.get(at));
         let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
-        Ok(alias.models.iter().filter_map(|name| place(name)).collect())
+        Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
+    }
+
+    /// Returns the policy of each alias, and what it decided so far.
+    #[must_use]
+    pub fn aliases(&self) -> Vec<AliasView> {
+        let view = |(at, (alias, tally)): (usize, (&config::gateway::Alias, Tally))| {
+            let (kind, shadow_kind) = self.policies.kinds(at);
+            AliasView {
+                alias: alias.name.clone(),
+                models: alias.models.clone(),
+                policy: alias.policy.to_string(),
+                kind,
+                shadow: alias.shadow.as_ref().map(ToString::to_string),
+                shadow_kind,
+                tally,
+            }
+        };
+        self.settings.aliases.iter().zip(self.routes.tallies()).enumerate().map(view).collect()
     }
 
     /// Returns how each engine does, model by model.

@@ -18,10 +18,11 @@ use prometheus_client::{
     },
     registry::Registry,
 };
+use sched::route::{Choice, Reason};
 
 use crate::{
     openai::Operation,
-    routes::{Route, Wanted},
+    routes::{Decided, Route, Wanted},
     sse::Usage,
 };
 
@@ -44,6 +45,25 @@ struct Deadlines {
     model: Arc<str>,
     /// "met" or "missed".
     result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Decision {
+    alias: String,
+    policy: &'static str,
+    model: Arc<str>,
+    reason: &'static str,
+    /// Why the policy could not decide; empty if it did.
+    cause: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Shadowed {
+    alias: String,
+    /// The shadow's kind.
+    policy: &'static str,
+    /// "same" or "other": the model that the shadow would have chosen, beside the one that was.
+    model: &'static str,
 }
 
 /// The borders of the histogram of predictions.
@@ -69,6 +89,8 @@ pub struct GatewayMetrics {
     retries: Family<OfModel, Counter>,
     deadlines: Family<Deadlines, Counter>,
     predicted: Family<OfModel, Histogram>,
+    decisions: Family<Decision, Counter>,
+    shadowed: Family<Shadowed, Counter>,
 }
 
 /// A request that is served, counted for as long.
@@ -87,6 +109,8 @@ impl Default for GatewayMetrics {
             retries: Family::default(),
             deadlines: Family::default(),
             predicted: Family::new_with_constructor(|| Histogram::new(RATIOS)),
+            decisions: Family::default(),
+            shadowed: Family::default(),
         }
     }
 }
@@ -107,6 +131,10 @@ impl GatewayMetrics {
         registry.register("gateway_deadlines", help, self.deadlines.clone());
         let help = "How long answers took, as a multiple of what was predicted";
         registry.register("gateway_predicted_ratio", help, self.predicted.clone());
+        let help = "Choices of a model by the policies of aliases, by reason";
+        registry.register("gateway_decisions", help, self.decisions.clone());
+        let help = "Choices that a shadow was asked about, by whether it would have chosen the same model";
+        registry.register("gateway_shadow_decisions", help, self.shadowed.clone());
     }
 
     /// Counts an answer that came to its end after so long: whether it met its deadline, if it had one, and what had been
@@ -120,6 +148,19 @@ impl GatewayMetrics {
             let ratio = took.as_nanos() as f64 / predicted as f64;
             self.predicted.get_or_create(&OfModel { model: model.clone() }).observe(ratio);
         }
+    }
+
+    /// Counts what the policy of an alias decided, and whether its shadow agreed.
+    pub fn decided(&self, alias: &str, by: &Decided, model: &Arc<str>, choice: &Choice) {
+        let cause = if let Reason::Fallback(cause) = choice.reason { cause.name() } else { "" };
+        let (alias, reason) = (alias.to_owned(), choice.reason.name());
+        if let Some(shadow) = by.shadow {
+            let same = if shadow.model == Some(choice.model) { "same" } else { "other" };
+            let labels = Shadowed { alias: alias.clone(), policy: shadow.policy, model: same };
+            self.shadowed.get_or_create(&labels).inc();
+        }
+        let labels = Decision { alias, policy: by.policy, model: model.clone(), reason, cause };
+        self.decisions.get_or_create(&labels).inc();
     }
 
     /// Counts a request for as long as what is returned lives.

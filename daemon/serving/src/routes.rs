@@ -5,20 +5,23 @@
 
 use std::{sync::Arc, time::Duration};
 
+use config::gateway::Gateway;
 use masque::h3::RequestHead;
 use parking_lot::Mutex;
-use sched::route::{
-    Choice, Cost, Curve, Load, Model, ModelSet, Observed, Path, Policy, Replica, Request, Router, Slo, State,
-    share_groups,
-};
+use sched::route::{Choice, Cost, Curve, Load, ModelSet, Observed, Path, Replica, Request, Slo, State, share_groups};
 
 use crate::{openai::Ask, places::Engines};
 
+mod chooser;
 mod lesson;
 #[cfg(test)]
 mod tests;
 
-pub use self::lesson::Lesson;
+use self::chooser::Chooser;
+pub use self::{
+    chooser::{Policies, Tally, read_policy},
+    lesson::Lesson,
+};
 
 /// How long answers are taken to be before any was seen, in tokens.
 const FIRST_TOKENS: f64 = 200.0;
@@ -41,12 +44,17 @@ pub struct Routes {
     state: Mutex<Known>,
     /// The engines of each model.
     engines: Vec<Arc<Engines>>,
+    /// What an answer of each model is worth, from 0 to 1.
+    worths: Vec<f32>,
     now_ns: fn() -> u64,
 }
 
 #[derive(Debug)]
 struct Known {
-    router: Router,
+    /// For requests that name a model.
+    named: Chooser,
+    /// For each alias.
+    aliases: Vec<Chooser>,
     /// Model by model, each with its engines in their order.
     replicas: Vec<Replica>,
     /// Where the engines of each model begin.
@@ -65,8 +73,19 @@ pub struct Wanted {
     max_tokens: Option<u32>,
 }
 
-/// What was decided for a request.
+/// What a request is for.
 #[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The models that may answer, by their places in the configuration.
+    pub models: &'a [usize],
+    /// The place of the alias that stands for them; `None` of a request that names its model.
+    pub alias: Option<usize>,
+    /// The name of its class.
+    pub class: &'a str,
+}
+
+/// What was decided for a request.
+#[derive(Clone, Debug)]
 pub struct Route {
     /// The model, by its place in the configuration.
     pub model: usize,
@@ -74,9 +93,31 @@ pub struct Route {
     pub reason: &'static str,
     /// What was predicted, if anything is known.
     pub choice: Option<Choice>,
+    /// The policy that decided, if the request named an alias and its policy was asked.
+    pub by: Option<Decided>,
     /// How many tokens the answer is taken to have.
     expected_tokens: u32,
     prompt_tokens: u32,
+}
+
+/// The policy that decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// The place of its alias in the configuration.
+    pub alias: usize,
+    /// The policy's kind.
+    pub policy: &'static str,
+    /// The policy that was asked as well, if there is one.
+    pub shadow: Option<Shadow>,
+}
+
+/// What the shadow would have decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shadow {
+    /// The policy's kind.
+    pub policy: &'static str,
+    /// The model that it would have chosen, if any.
+    pub model: Option<usize>,
 }
 
 impl Wanted {
@@ -131,36 +172,32 @@ impl Route {
 }
 
 impl Routes {
-    /// Returns the routes to models of which nothing is known but what they are worth, from 0 to 1, and their engines, each
-    /// with the number of its GPU.
+    /// Returns the routes to the engines of each model, of which nothing is known yet.
     #[must_use]
-    pub fn new(
-        models: &[(&str, f32)],
-        engines: Vec<Arc<Engines>>,
-        groups: &[Vec<u32>],
-        margin: f64,
-        now_ns: fn() -> u64,
-    ) -> Self {
-        let model = |(name, reward): &(&str, f32)| Model { id: hash(name), rewards: vec![*reward] };
-        let router = Router::new(models.iter().map(model).collect(), Policy::Rule { margin }).with_margin(margin);
+    pub fn new(settings: &Gateway, policies: &Policies, engines: Vec<Arc<Engines>>, now_ns: fn() -> u64) -> Self {
         let (mut replicas, mut first) = (Vec::new(), Vec::new());
-        for (model, (engines, groups)) in engines.iter().zip(groups).enumerate() {
+        for (model, (engines, groups)) in engines.iter().zip(groups(&settings.models)).enumerate() {
             first.push(replicas.len());
-            replicas.extend(groups.iter().map(|group| Replica {
+            replicas.extend(groups.into_iter().map(|group| Replica {
                 model,
-                group: *group,
+                group,
                 usable: true,
                 most_running: engines.most_in_flight(),
                 load: Load::default(),
                 curve: Curve::new(Cost { sharing: SHARING, ..Cost::default() }),
             }));
         }
-        let (answer_tokens, bytes_per_token) = (FIRST_TOKENS, FIRST_BYTES_PER_TOKEN);
-        Self {
-            state: Mutex::new(Known { router, replicas, first, answer_tokens, bytes_per_token, is_billed: false }),
-            engines,
-            now_ns,
-        }
+        let known = Known {
+            named: Chooser::named(settings),
+            aliases: policies.choosers(settings),
+            replicas,
+            first,
+            answer_tokens: FIRST_TOKENS,
+            bytes_per_token: FIRST_BYTES_PER_TOKEN,
+            is_billed: false,
+        };
+        let worths = settings.models.iter().map(chooser::worth).collect();
+        Self { state: Mutex::new(known), engines, worths, now_ns }
     }
 
     /// Takes over what was known before: averages, and the curves of engines by their model's place and their own.
@@ -194,17 +231,13 @@ impl Routes {
         u64::from(prompt) + u64::from(answer)
     }
 
-    /// Decides which of `models` answers a request to a client over `path`; `None` if none of them has an engine that has not
-    /// failed. A request without limits goes to the best model with room, or else to the one for which the fewest wait.
-    pub fn route(&self, models: &[usize], wanted: &Wanted, path: Path) -> Option<Route> {
+    /// Decides which model answers a request to a client over `path`; `None` if none of them has an engine that has not
+    /// failed. The policy of its alias decides about a request with limits. One without goes to the best model with room, or
+    /// else to the one for which the fewest wait, unless the policy balances engines.
+    pub fn route(&self, asked: Asked<'_>, wanted: &Wanted, path: Path) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         known.look(&self.engines, now_ns);
-        let allowed = |models: &[usize]| models.iter().fold(ModelSet::NONE, |set, model| set.with(*model));
-        let open = match (models, wanted.is_limited()) {
-            ([_], _) | (_, true) => allowed(models),
-            _ => allowed(&[self.with_room(&known.router, models)?]),
-        };
         let (prompt_tokens, expected_tokens) = known.expect(wanted);
         let request = Request {
             class: 0,
@@ -213,26 +246,59 @@ impl Routes {
             max_tokens: wanted.max_tokens.unwrap_or_default(),
             slo: wanted.slo,
             weight: 1.0,
-            allowed: open,
+            allowed: ModelSet::NONE,
         };
-        let Known { router, replicas, .. } = &mut *known;
         let path = Path { bytes_per_token: BYTES_PER_TOKEN, ..path };
-        let choice = router.route(&request, &State { replicas, path }, now_ns)?;
-        let reason = match (models, wanted.is_limited()) {
-            ([_], _) => "named",
-            (_, true) => choice.reason.name(),
-            _ => "best-with-room",
+        let Known { named, aliases, replicas, .. } = &mut *known;
+        let state = State { replicas, path };
+        let mut chooser = asked.alias.and_then(|alias| Some((alias, aliases.get_mut(alias)?)));
+        if let Some((alias, chooser)) =
+            chooser.as_mut().filter(|(_, chooser)| wanted.is_limited() || chooser.takes_unlimited())
+        {
+            let choice = chooser.route(request, (asked.models, asked.class), state, now_ns)?;
+            let by = Some(chooser.decided(*alias));
+            let reason = choice.reason.name();
+            return Some(Route {
+                model: choice.model,
+                reason,
+                choice: Some(choice),
+                by,
+                expected_tokens,
+                prompt_tokens,
+            });
+        }
+        let (best, reason);
+        let open = match asked.alias {
+            None => {
+                reason = "named";
+                asked.models
+            }
+            Some(_) => {
+                reason = "best-with-room";
+                best = [self.with_room(asked.models)?];
+                &best[..]
+            }
         };
-        Some(Route { model: choice.model, reason, choice: Some(choice), expected_tokens, prompt_tokens })
+        let choice = named.route(request, (open, asked.class), state, now_ns)?;
+        Some(Route { model: choice.model, reason, choice: Some(choice), by: None, expected_tokens, prompt_tokens })
+    }
+
+    /// What the policy of each alias has decided so far.
+    #[must_use]
+    pub fn tallies(&self) -> Vec<Tally> {
+        self.state.lock().aliases.iter().map(Chooser::tally).collect()
+    }
+
+    fn worth(&self, model: usize) -> f32 {
+        self.worths.get(model).copied().unwrap_or_default()
     }
 
     /// The model with the largest reward that has room, or else the one for which the fewest wait.
-    fn with_room(&self, router: &Router, models: &[usize]) -> Option<usize> {
+    fn with_room(&self, models: &[usize]) -> Option<usize> {
         let engines = |model: &usize| self.engines.get(*model);
-        let reward = |model: &usize| router.models().get(*model).map_or(0.0, |model| model.reward(0));
         let with_room = models.iter().filter(|model| engines(model).is_some_and(|engines| engines.has_room()));
         // Of equals, the first.
-        let best = with_room.reduce(|best, model| if reward(model) > reward(best) { model } else { best });
+        let best = with_room.reduce(|best, model| if self.worth(*model) > self.worth(*best) { model } else { best });
         let alive = || models.iter().filter(|model| engines(model).is_some_and(|engines| engines.is_alive()));
         best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
     }
@@ -241,7 +307,10 @@ impl Routes {
     pub fn observe(&self, route: &Route, wanted: &Wanted, took_ns: u64) {
         let Some(choice) = route.choice else { return };
         let met = took_ns <= wanted.slo.budget_ns;
-        self.state.lock().router.observe(&Observed { choice, actual_ns: took_ns, met });
+        let mut known = self.state.lock();
+        let Known { named, aliases, .. } = &mut *known;
+        let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
+        chooser.observe(&Observed { choice, actual_ns: took_ns, met });
     }
 
     /// Whether the engine that a prediction is about has nothing to do. A request costs nobody else anything there, and
@@ -304,9 +373,4 @@ pub fn groups(models: &[config::gateway::Model]) -> Vec<Vec<u32>> {
         (0..engines.len()).map(|place| group(gpus.as_ref().and_then(|gpus| gpus.get(place).cloned()))).collect()
     };
     models.iter().map(of).collect()
-}
-
-/// FNV-1a of a name: the same for the same model in every process, whatever else is configured.
-fn hash(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

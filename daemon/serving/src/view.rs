@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use sched::route::Cost;
 
+use crate::routes::Tally;
+
 /// An engine of a gateway, at one moment.
 #[derive(Clone, Debug)]
 pub struct EngineView {
@@ -25,6 +27,25 @@ pub struct EngineView {
     pub samples: (u64, u64),
     /// What was learned: nothing yet where there are no samples.
     pub cost: Cost,
+}
+
+/// A name that stands for several models, and the policy that chooses among them.
+#[derive(Clone, Debug)]
+pub struct AliasView {
+    /// The name.
+    pub alias: String,
+    /// The models.
+    pub models: Vec<String>,
+    /// The policy, as the configuration names it.
+    pub policy: String,
+    /// The policy's kind: that of its file, if it has one.
+    pub kind: &'static str,
+    /// The policy that only watches, and its kind.
+    pub shadow: Option<String>,
+    /// See [`AliasView::kind`].
+    pub shadow_kind: Option<&'static str>,
+    /// What was decided since paced started or its gateway changed.
+    pub tally: Tally,
 }
 
 /// A request that a gateway serves, at one moment.

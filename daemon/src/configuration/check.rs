@@ -90,6 +90,10 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     for file in models.filter_map(|model| model.key_file.as_ref()) {
         look(vec![("key_file", file.clone())], serving::gateway::read_key(file).map(drop));
     }
+    let policies = config.gateway.iter().flat_map(|gateway| gateway.policy_files());
+    for (alias, key, file) in policies {
+        look(vec![(key, file.to_owned())], serving::routes::read_policy(file, alias).map(drop));
+    }
     faults
 }
 

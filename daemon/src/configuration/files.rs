@@ -84,6 +84,7 @@ fn paths(config: &Config) -> Vec<&Path> {
     paths.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.as_deref()));
     let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
     paths.extend(models.filter_map(|model| model.key_file.as_deref()));
+    paths.extend(config.gateway.iter().flat_map(|gateway| gateway.policy_files()).map(|(_, _, file)| file));
     paths
 }
 

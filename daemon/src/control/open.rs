@@ -6,7 +6,7 @@ use config::policy;
 use edge::roster::{self, Roster};
 use quic::class::{ClassCounters, Role};
 use relay::{Relay, tunnels::Tunnel};
-use serving::view::{EngineView, RequestView};
+use serving::view::{AliasView, EngineView, RequestView};
 
 use super::{
     Caller, Control, Error,
@@ -117,6 +117,15 @@ impl Control {
         let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
         let engines = gateway.map(|gateway| gateway.engines()).unwrap_or_default();
         engines.into_iter().map(|view| EngineView { engine: caller.shown(|| view.engine.clone()), ..view }).collect()
+    }
+
+    /// Lists the gateway's aliases and their policies. Readers see no paths.
+    #[must_use]
+    pub fn aliases(&self, caller: &Caller) -> Vec<AliasView> {
+        let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
+        let shown = |name: String| if name.starts_with('/') { caller.shown(|| name.clone()) } else { name };
+        let view = |view: AliasView| AliasView { policy: shown(view.policy), shadow: view.shadow.map(shown), ..view };
+        gateway.map(|gateway| gateway.aliases()).unwrap_or_default().into_iter().map(view).collect()
     }
 
     /// What the edge role has open.

@@ -8,6 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 mod operators;
+mod policies;
 mod tenants;
 
 use api::token::generate_token;
@@ -72,6 +73,7 @@ impl Desk {
         let folder = std::env::temp_dir().join(chain.relay.name());
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("engine.key"), "sk-of-the-engine\n").unwrap();
+        std::fs::write(folder.join("auto.toml"), policies::ONLY_SMALL).unwrap();
         let site = Site::on(chain, Terms { relay: &relay, sections: &sections, ..Terms::default() }).unwrap();
         site.write("edge.token", &token).unwrap();
         let edge = start_edge(&site);

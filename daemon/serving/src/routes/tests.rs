@@ -2,7 +2,14 @@
 
 use std::cell::Cell;
 
+use config::{
+    gateway::{Alias, Gateway, Model},
+    routing::Routing,
+};
 use sched::stream::{Discipline, Service};
+
+use ::routing::policy::PolicyFile;
+use sched::route::{Dqn, Features, Measure, Mlp, Policy, Random, Tensor, Thresholds};
 
 use super::*;
 use crate::places::{Fault, Place, Turn};
@@ -18,10 +25,42 @@ fn pass(ms: u64) {
     NOW_NS.set(NOW_NS.get() + ms * NS_PER_MS);
 }
 
-/// A large and a small model, of one engine each.
-fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
+/// A model of one engine.
+fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> Model {
+    Model {
+        name: name.into(),
+        engine_name: name.into(),
+        engines: vec![format!("http://{name}.example").parse().unwrap()],
+        gpus: gpu.map(|gpu| vec![gpu.to_owned()]),
+        key_file: None,
+        max_in_flight: 1,
+        max_waiting: 1,
+        quality_percent,
+    }
+}
+
+/// A large and a small model, of one engine each, and an alias for both.
+fn settings(policy: Routing, shadow: Option<Routing>) -> Gateway {
+    let models = vec![model("large", 100, None), model("small", 70, None)];
+    let alias = Alias { name: "auto".into(), models: vec!["large".into(), "small".into()], policy, shadow };
+    Gateway { models, aliases: vec![alias], ..Gateway::default() }
+}
+
+fn routes_of(settings: &Gateway, most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     let engines: Vec<_> = (0..2).map(|_| Engines::new(1, most_in_flight, 8, Discipline::Fcfs, now_ns)).collect();
-    (Routes::new(&[("large", 1.0), ("small", 0.7)], engines.clone(), &[vec![0], vec![1]], 1.1, now_ns), engines)
+    (Routes::new(settings, &Policies::read(settings).unwrap(), engines.clone(), now_ns), engines)
+}
+
+fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
+    routes_of(&settings(Routing::Rule, None), most_in_flight)
+}
+
+fn named(models: &[usize]) -> Asked<'_> {
+    Asked { models, alias: None, class: "default" }
+}
+
+fn either(models: &[usize]) -> Asked<'_> {
+    Asked { models, alias: Some(0), class: "default" }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
@@ -38,7 +77,7 @@ fn take(engines: &Arc<Engines>) -> Place {
 
 /// Has a model answer with 20 tokens, of which the first takes `first_ms` and the others `step_ms` each.
 fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, step_ms): (u64, u64)) {
-    let route = routes.route(&[model], &wanted(None), Path::default()).unwrap();
+    let route = routes.route(named(&[model]), &wanted(None), Path::default()).unwrap();
     let place = take(&engines[model]);
     let mut lesson = routes.begin(&route, place.replica);
     pass(first_ms);
@@ -53,7 +92,7 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 #[test]
 fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     let (routes, engines) = routes(8);
-    let choose = |budget_ms| routes.route(&[0, 1], &wanted(Some(budget_ms)), Path::default()).unwrap();
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
     assert_eq!(choose(100).model, 0, "of an engine that nothing is known of, the best is thought");
     for _ in 0..30 {
         answer(&routes, &engines, 0, (50, 40));
@@ -66,14 +105,14 @@ fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     assert_eq!(choose(500).model, 1, "the large one would take 810 ms");
     assert_eq!(choose(10).reason, "none_in_time");
     let far = Path { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..Path::default() };
-    assert_eq!(routes.route(&[0, 1], &wanted(Some(2_900)), far).unwrap().model, 1, "the way back takes 2 s");
-    assert_eq!(routes.route(&[0], &wanted(Some(10)), far).unwrap().model, 0, "a name is a name");
+    assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(2_900)), far).unwrap().model, 1, "the way back takes 2 s");
+    assert_eq!(routes.route(named(&[0]), &wanted(Some(10)), far).unwrap().model, 0, "a name is a name");
 }
 
 #[test]
 fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
     let (routes, engines) = routes(1);
-    let choose = || routes.route(&[1, 0], &wanted(None), Path::default()).map(|route| route.model);
+    let choose = || routes.route(either(&[1, 0]), &wanted(None), Path::default()).map(|route| route.model);
     assert_eq!(choose(), Some(0));
     let large = take(&engines[0]);
     assert_eq!(choose(), Some(1));
@@ -89,7 +128,7 @@ fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_short
 #[test]
 fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request() {
     let (routes, engines) = routes(8);
-    let route = routes.route(&[0], &wanted(None), Path::default()).unwrap();
+    let route = routes.route(named(&[0]), &wanted(None), Path::default()).unwrap();
     let owed = || routes.state.lock().replicas[0].load.outstanding_tokens;
     let place = take(&engines[0]);
     let mut lesson = routes.begin(&route, place.replica);
@@ -122,28 +161,23 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
 
 #[test]
 fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
-    let model = |engines: usize, gpus: Option<&[&str]>| config::gateway::Model {
-        name: "m".into(),
-        engine_name: "m".into(),
+    let of = |engines: u16, gpus: Option<&[&str]>| Model {
         engines: (0..engines).map(|port| format!("http://127.0.0.1:{}", 8000 + port).parse().unwrap()).collect(),
         gpus: gpus.map(|gpus| gpus.iter().map(|gpu| (*gpu).to_owned()).collect()),
-        key_file: None,
-        max_in_flight: 1,
-        max_waiting: 1,
-        quality_percent: 100,
+        ..model("m", 100, None)
     };
-    let models = [model(2, Some(&["a", "b"])), model(2, None), model(1, Some(&["a"]))];
+    let models = [of(2, Some(&["a", "b"])), of(2, None), of(1, Some(&["a"]))];
     assert_eq!(groups(&models), [vec![0, 1], vec![2, 3], vec![0]]);
 
-    let predicted_ns = |groups: [Vec<u32>; 2]| {
-        let engines: Vec<_> = (0..2).map(|_| Engines::new(1, 8, 8, Discipline::Fcfs, now_ns)).collect();
-        let routes = Routes::new(&[("large", 1.0), ("small", 0.7)], engines.clone(), &groups, 1.1, now_ns);
+    let predicted_ns = |gpus: [&str; 2]| {
+        let models = vec![model("large", 100, Some(gpus[0])), model("small", 70, Some(gpus[1]))];
+        let (routes, engines) = routes_of(&Gateway { models, ..Gateway::default() }, 8);
         let curve = Curve::new(Cost { gpu_ns: 1e7, sharing: 1.0, ..Cost::default() });
         routes.recall(None, |_, _| Some(curve));
         let _busy = engines[1].take(Service::default(), &[]).unwrap();
-        routes.route(&[0], &wanted(Some(10_000)), Path::default()).unwrap().choice.unwrap().predicted_ns
+        routes.route(named(&[0]), &wanted(Some(10_000)), Path::default()).unwrap().choice.unwrap().predicted_ns
     };
-    let (alone, beside) = (predicted_ns([vec![0], vec![1]]), predicted_ns([vec![7], vec![7]]));
+    let (alone, beside) = (predicted_ns(["a", "b"]), predicted_ns(["a", "a"]));
     assert_eq!(beside, 2 * alone, "another engine that is always busy takes half of the GPU");
 }
 
@@ -161,4 +195,162 @@ fn what_was_learned_is_known_again_and_nonsense_is_not() {
         second.recall(Some(nonsense), |_, _| None);
         assert_eq!(second.learned(), first.learned(), "{nonsense:?}");
     }
+}
+
+/// A folder for files of policies, removed when dropped.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = Self(std::env::temp_dir().join(format!("paced-routes-{}-{name}", std::process::id())));
+        std::fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Routing {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Routing::File(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+/// Thresholds for models in this order: the large one has these limits in the classes urgent and others, the small one any.
+fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
+    let mut of = Thresholds::uniform(Measure::Predicted, 2, 2, 1e6);
+    of.overload = 4.0;
+    let at = 2 * models.iter().position(|model| *model == "large").unwrap();
+    of.limits[at..at + 2].copy_from_slice(&limits);
+    PolicyFile {
+        models: models.map(str::to_owned).to_vec(),
+        classes: vec!["urgent".into(), "others".into()],
+        policy: Policy::Thresholds(of),
+    }
+}
+
+/// Makes both engines known, the large one with 10 ms a token.
+fn teach(routes: &Routes) {
+    let curve = |model| Curve::new(Cost { gpu_ns: if model == 0 { 1e7 } else { 2e6 }, ..Cost::default() });
+    routes.recall(None, |model, _| Some(curve(model)));
+}
+
+#[test]
+fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
+    let folder = Folder::new("thresholds");
+    for models in [["large", "small"], ["small", "large"]] {
+        let file = folder.write("a.toml", &thresholds(models, [0.1, 0.9]).to_bytes("").unwrap());
+        let (routes, _) = routes_of(&settings(file, None), 8);
+        teach(&routes);
+        // 20 tokens take the large model 200 ms, of 1 s.
+        let choose = |class| {
+            let asked = Asked { models: &[0, 1], alias: Some(0), class };
+            let route = routes.route(asked, &wanted(Some(1_000)), Path::default()).unwrap();
+            (route.model, route.reason, route.by.map(|by| by.policy))
+        };
+        assert_eq!(choose("urgent"), (1, "threshold", Some("thresholds")), "{models:?}");
+        assert_eq!(choose("others"), (0, "threshold", Some("thresholds")));
+        assert_eq!(choose("unknown"), choose("others"), "as the last class");
+    }
+}
+
+#[test]
+fn no_file_makes_a_request_late_while_another_model_is_in_time() {
+    let folder = Folder::new("guard");
+    let file = folder.write("a.toml", &thresholds(["large", "small"], [1e6; 2]).to_bytes("").unwrap());
+    let (routes, _) = routes_of(&settings(file, None), 8);
+    teach(&routes);
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
+    assert_eq!((choose(300).model, choose(300).reason), (0, "threshold"));
+    assert_eq!((choose(100).model, choose(100).reason), (1, "guard"), "the large one takes 200 ms");
+    assert_eq!(routes.tallies()[0], Tally { decided: 4, guarded: 2, ..Tally::default() });
+}
+
+#[test]
+fn a_network_whose_values_are_no_numbers_leaves_decisions_to_the_rule() {
+    let folder = Folder::new("network");
+    let network = |weight: f32| {
+        let models = ["large", "small"].map(str::to_owned).to_vec();
+        let file = PolicyFile { models, classes: vec!["default".into()], policy: Policy::RoundRobin };
+        let features = Features::Predictions;
+        let zeros = Mlp::random(&[features.len(2, 1), 4, 2], &mut Random::new(1));
+        let filled: Vec<_> =
+            zeros.tensors().iter().map(|of| (of.name.clone(), of.shape.clone(), vec![weight; of.data.len()])).collect();
+        let tensors: Vec<_> = filled
+            .iter()
+            .map(|(name, shape, data)| Tensor { name: name.clone(), shape: shape.clone(), data })
+            .collect();
+        let network = Mlp::from_tensors(&tensors).unwrap();
+        let dqn = Dqn::new(network, features, &file.router_models(|_, _| 1.0), 1);
+        PolicyFile { policy: Policy::Dqn(dqn), ..file }.to_bytes("").unwrap()
+    };
+    let decide = |weight| {
+        let (routes, _) = routes_of(&settings(folder.write("a.safetensors", &network(weight)), None), 8);
+        teach(&routes);
+        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), Path::default()).unwrap();
+        (route.model, route.reason, routes.tallies()[0].fell_back)
+    };
+    assert_eq!(decide(0.0), (0, "value", 0));
+    assert_eq!(decide(f32::MAX), (0, "fallback", 1));
+}
+
+#[test]
+fn round_robin_and_least_loaded_place_requests_without_limits_as_well() {
+    let models = |routes: &Routes, budget_ms| -> Vec<usize> {
+        let choose = || routes.route(either(&[0, 1]), &wanted(budget_ms), Path::default()).unwrap().model;
+        (0..4).map(|_| choose()).collect()
+    };
+    let (routes, engines) = routes_of(&settings(Routing::RoundRobin, None), 8);
+    for budget_ms in [None, Some(9_000)] {
+        assert_eq!(models(&routes, budget_ms), [0, 1, 0, 1], "{budget_ms:?}");
+    }
+    drop(engines);
+    let (routes, engines) = routes_of(&settings(Routing::LeastLoaded, None), 8);
+    let _busy = take(&engines[0]);
+    assert_eq!(models(&routes, None), [1; 4]);
+    let (routes, engines) = routes_of(&settings(Routing::Rule, None), 8);
+    let _busy = take(&engines[0]);
+    assert_eq!(models(&routes, None), [0; 4], "the rule keeps the best model as long as it has room");
+}
+
+#[test]
+fn a_shadow_is_asked_and_counted_and_never_obeyed() {
+    let (routes, _) = routes_of(&settings(Routing::Rule, Some(Routing::RoundRobin)), 8);
+    teach(&routes);
+    let shadows: Vec<_> = (0..4)
+        .map(|_| {
+            let route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), Path::default()).unwrap();
+            assert_eq!(route.model, 0);
+            route.by.unwrap().shadow.unwrap()
+        })
+        .collect();
+    assert!(shadows.iter().all(|shadow| shadow.policy == "round_robin"));
+    assert_eq!(shadows.iter().map(|shadow| shadow.model).collect::<Vec<_>>(), [Some(0), Some(1), Some(0), Some(1)]);
+    assert_eq!(routes.tallies()[0], Tally { decided: 4, shadowed: 4, agreed: 2, ..Tally::default() });
+    routes.route(named(&[1]), &wanted(Some(9_000)), Path::default()).unwrap();
+    assert_eq!(routes.tallies()[0].decided, 4, "a request that names its model asks no policy");
+}
+
+#[test]
+fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_alias() {
+    let folder = Folder::new("refused");
+    let refused = |name: &str, bytes: &[u8]| {
+        let file = folder.write(name, bytes);
+        let error = |settings| format!("{:#}", Policies::read(&settings).unwrap_err());
+        let said = error(settings(file.clone(), None));
+        assert!(said.contains(name) && said.contains("auto"), "{said}");
+        assert_eq!(error(settings(Routing::Rule, Some(file))), said, "a shadow as well");
+        said
+    };
+    let good = thresholds(["large", "small"], [0.5; 2]).to_bytes("").unwrap();
+    let text = String::from_utf8(good).unwrap();
+    assert!(refused("a.toml", text.replace("large", "huge").as_bytes()).contains("it knows no model large"));
+    assert!(refused("b.toml", b"kind = 1").contains("kind"));
+    assert!(refused("c.toml", &[0xff; 9]).contains("neither"));
+    let none = settings(Routing::File(folder.0.join("none.toml")), None);
+    assert!(format!("{:#}", Policies::read(&none).unwrap_err()).contains("none.toml"));
 }

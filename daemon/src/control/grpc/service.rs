@@ -8,7 +8,10 @@ use std::{
 
 use api::v1;
 use pacing::io::recorder::{self, Records};
-use serving::view::{EngineView, RequestView};
+use serving::{
+    routes::Tally,
+    view::{AliasView, EngineView, RequestView},
+};
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
@@ -135,6 +138,7 @@ impl v1::control_service_server::ControlService for Service {
             features: features.collect(),
             uplinks: self.0.uplinks(&caller(&request)?).into_iter().map(uplink).collect(),
             entrances: self.0.edge().entrances().iter().map(|counters| entrance(counters)).collect(),
+            aliases: self.0.aliases(&caller(&request)?).into_iter().map(alias).collect(),
             writable: caller(&request)?.may_write,
             pid: std::process::id(),
             certificates: facts.certificates.iter().map(certificate).collect(),
@@ -174,8 +178,10 @@ impl v1::control_service_server::ControlService for Service {
     }
 
     async fn list_engines(&self, request: Request<v1::ListEnginesRequest>) -> Answer<v1::ListEnginesResponse> {
-        let engines = self.0.engines(&caller(&request)?).into_iter().map(engine).collect();
-        answer(v1::ListEnginesResponse { engines })
+        let caller = caller(&request)?;
+        let engines = self.0.engines(&caller).into_iter().map(engine).collect();
+        let aliases = self.0.aliases(&caller).into_iter().map(alias).collect();
+        answer(v1::ListEnginesResponse { engines, aliases })
     }
 
     async fn close_tunnel(&self, request: Request<v1::CloseTunnelRequest>) -> Answer<v1::CloseTunnelResponse> {
@@ -290,6 +296,24 @@ fn model_request(of: RequestView) -> v1::ModelRequest {
     let (stage, since) = (stage.name().to_owned(), Some(since.into()));
     let budget = budget.and_then(|budget| budget.try_into().ok());
     v1::ModelRequest { id, user, class, model, stage, since, budget, tokens, tokens_per_sec }
+}
+
+fn alias(of: AliasView) -> v1::ModelAlias {
+    let AliasView { alias, models, policy, kind, shadow, shadow_kind, tally } = of;
+    let Tally { decided, guarded, fell_back, shadowed, agreed } = tally;
+    v1::ModelAlias {
+        alias,
+        models,
+        policy,
+        kind: kind.to_owned(),
+        shadow: shadow.unwrap_or_default(),
+        shadow_kind: shadow_kind.unwrap_or_default().to_owned(),
+        decided,
+        guarded,
+        fell_back,
+        shadowed,
+        agreed,
+    }
 }
 
 fn engine(of: EngineView) -> v1::Engine {

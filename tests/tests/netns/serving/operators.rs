@@ -43,8 +43,8 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     assert_eq!(said.trim(), "[]");
 
     let (code, said) = desk.site.pacectl(&["engines"], "").unwrap();
-    assert!(code == Some(0) && said.lines().count() == 4, "{said}");
-    assert!(said.contains("0 of 64") && said.contains(":8002"), "{said}");
+    assert!(code == Some(0) && said.lines().count() == 7, "{said}");
+    assert!(said.contains("0 of 64") && said.contains(":8002") && said.contains("\nauto   rule    1 "), "{said}");
     let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
     let listed: Value = serde_json::from_str(&said).unwrap();
     let large: Vec<_> = listed["engines"].as_array().unwrap().iter().filter(|of| of["model"] == "large").collect();

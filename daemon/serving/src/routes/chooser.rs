@@ -1,0 +1,228 @@
+//! How an alias chooses one of its models: by its policy, while a second policy may watch.
+
+use std::path::Path as FilePath;
+
+use anyhow::{Context as _, Result, ensure};
+use config::{
+    gateway::{Alias, Gateway},
+    routing::Routing,
+};
+use routing::policy::{self, PolicyFile};
+use sched::route::{Choice, Model, ModelSet, Observed, Policy, Replica, Request, Router, State};
+
+use super::{Decided, Shadow};
+
+/// The policies of all aliases, with the contents of their files.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Policies(Vec<Pair>);
+
+/// The policy of an alias, and its shadow.
+#[derive(Clone, Debug, PartialEq)]
+struct Pair {
+    policy: PolicyFile,
+    shadow: Option<PolicyFile>,
+}
+
+/// Chooses for an alias, and counts how its shadow would have chosen.
+#[derive(Debug)]
+pub(super) struct Chooser {
+    policy: Seat,
+    shadow: Option<Seat>,
+    /// The model that the shadow chose for the last request, if it chose one.
+    shadowed: Option<usize>,
+    /// Decisions that the shadow was asked about, and those in which it chose the same model.
+    tally: (u64, u64),
+}
+
+/// A policy with a guarded router of its own, which knows the models in the policy's order.
+#[derive(Debug)]
+struct Seat {
+    router: Router,
+    /// The place of each of its models in the configuration.
+    members: Vec<usize>,
+    classes: Vec<String>,
+    kind: &'static str,
+    /// Whether it is round robin or least loaded.
+    balances: bool,
+    /// The engines as the router sees them; those of other models belong to no model.
+    replicas: Vec<Replica>,
+}
+
+/// What an alias's policy has decided since the gateway began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// All decisions.
+    pub decided: u64,
+    /// Decisions in which the guard replaced a choice that was predicted late.
+    pub guarded: u64,
+    /// Decisions that the rule made because the policy could not.
+    pub fell_back: u64,
+    /// Decisions that the shadow was asked about.
+    pub shadowed: u64,
+    /// Those in which it chose the same model.
+    pub agreed: u64,
+}
+
+impl Policies {
+    /// Reads the files that aliases name.
+    ///
+    /// # Errors
+    /// A file cannot be read, is damaged, or is for other models than those of its alias; the message names file and alias.
+    pub fn read(settings: &Gateway) -> Result<Self> {
+        let read = |alias: &Alias| -> Result<Pair> {
+            let of = |routing: &Routing| read(routing, alias, settings);
+            Ok(Pair { policy: of(&alias.policy)?, shadow: alias.shadow.as_ref().map(of).transpose()? })
+        };
+        settings.aliases.iter().map(read).collect::<Result<_>>().map(Self)
+    }
+
+    /// Returns the kinds of an alias's policy and of its shadow, for people and metrics.
+    #[must_use]
+    pub fn kinds(&self, alias: usize) -> (&'static str, Option<&'static str>) {
+        let kind = |file: &PolicyFile| policy::kind(&file.policy);
+        self.0.get(alias).map_or(("rule", None), |pair| (kind(&pair.policy), pair.shadow.as_ref().map(kind)))
+    }
+
+    pub(super) fn choosers(&self, settings: &Gateway) -> Vec<Chooser> {
+        let chooser = |pair: &Pair| Chooser {
+            policy: Seat::new(&pair.policy, settings),
+            shadow: pair.shadow.as_ref().map(|shadow| Seat::new(shadow, settings)),
+            shadowed: None,
+            tally: (0, 0),
+        };
+        self.0.iter().map(chooser).collect()
+    }
+}
+
+fn read(routing: &Routing, alias: &Alias, settings: &Gateway) -> Result<PolicyFile> {
+    let policy = match routing {
+        Routing::Rule => Policy::Rule { margin: margin(settings) },
+        Routing::LeastLoaded => Policy::LeastLoaded,
+        Routing::RoundRobin => Policy::RoundRobin,
+        Routing::File(path) => return read_policy(path, alias),
+    };
+    Ok(PolicyFile { models: alias.models.clone(), classes: Vec::new(), policy })
+}
+
+/// Reads the file of a policy, and checks that it is for the models of this alias.
+///
+/// # Errors
+/// See [`Policies::read`].
+pub fn read_policy(path: &FilePath, alias: &Alias) -> Result<PolicyFile> {
+    let parse = || -> Result<PolicyFile> {
+        let found = std::fs::metadata(path)?;
+        ensure!(found.is_file(), "it is not a file");
+        ensure!(found.len() <= policy::MOST_BYTES, "it has {} bytes, too many for a policy", found.len());
+        let file = PolicyFile::parse(&std::fs::read(path)?)?;
+        file.check(&alias.models)?;
+        Ok(file)
+    };
+    parse().with_context(|| format!("failed to use {} as a policy of {}", path.display(), alias.name))
+}
+
+fn margin(settings: &Gateway) -> f64 {
+    f64::from(settings.margin_percent) / 100.0
+}
+
+impl Chooser {
+    /// Predicts for requests that name a model.
+    pub(super) fn named(settings: &Gateway) -> Self {
+        let models = settings.models.iter().map(|model| model.name.clone()).collect();
+        let policy = Policy::Rule { margin: margin(settings) };
+        let file = PolicyFile { models, classes: Vec::new(), policy };
+        Self { policy: Seat::new(&file, settings), shadow: None, shadowed: None, tally: (0, 0) }
+    }
+
+    /// Whether the policy also places requests without limits: it balances engines, and needs no prediction for that.
+    pub(super) const fn takes_unlimited(&self) -> bool {
+        self.policy.balances
+    }
+
+    /// Decides about a request to one of the models `open`, of the class with this name. The choice names model and engine by
+    /// their places in the configuration and in the state.
+    pub(super) fn route(
+        &mut self,
+        request: Request,
+        (open, class): (&[usize], &str),
+        state: State<'_>,
+        now_ns: u64,
+    ) -> Option<Choice> {
+        let choice = self.policy.route(request, (open, class), state, now_ns)?;
+        if let Some(shadow) = &mut self.shadow {
+            self.shadowed = shadow.route(request, (open, class), state, now_ns).map(|other| other.model);
+            self.tally.0 += 1;
+            self.tally.1 += u64::from(self.shadowed == Some(choice.model));
+        }
+        Some(choice)
+    }
+
+    /// Who decided about the last request of the alias at this place.
+    pub(super) fn decided(&self, alias: usize) -> Decided {
+        let shadow = self.shadow.as_ref().map(|shadow| Shadow { policy: shadow.kind, model: self.shadowed });
+        Decided { alias, policy: self.policy.kind, shadow }
+    }
+
+    /// Notes what became of a request.
+    pub(super) fn observe(&mut self, outcome: &Observed) {
+        self.policy.router.observe(outcome);
+    }
+
+    /// What was decided so far.
+    pub(super) fn tally(&self) -> Tally {
+        let counters = self.policy.router.counters();
+        Tally {
+            decided: counters.chosen,
+            guarded: counters.guarded,
+            fell_back: counters.fallbacks.iter().sum(),
+            shadowed: self.tally.0,
+            agreed: self.tally.1,
+        }
+    }
+}
+
+impl Seat {
+    fn new(file: &PolicyFile, settings: &Gateway) -> Self {
+        let place = |name: &String| settings.models.iter().position(|model| model.name == *name);
+        let members: Vec<_> = file.models.iter().filter_map(place).collect();
+        let model = |place: &usize| {
+            let model = settings.models.get(*place)?;
+            Some(Model { id: policy::id(&model.name), rewards: vec![worth(model)] })
+        };
+        let models = members.iter().filter_map(model).collect();
+        Self {
+            router: Router::new(models, file.policy.clone()).with_margin(margin(settings)),
+            members,
+            classes: file.classes.clone(),
+            kind: policy::kind(&file.policy),
+            balances: matches!(file.policy, Policy::RoundRobin | Policy::LeastLoaded),
+            replicas: Vec::new(),
+        }
+    }
+
+    fn route(
+        &mut self,
+        request: Request,
+        (open, class): (&[usize], &str),
+        state: State<'_>,
+        now_ns: u64,
+    ) -> Option<Choice> {
+        let Self { router, members, classes, replicas, .. } = self;
+        let member = |model: usize| members.iter().position(|member| *member == model);
+        replicas.clear();
+        // A router passes over engines of models that it does not know, and their places stay.
+        let seen = |replica: &Replica| Replica { model: member(replica.model).unwrap_or(usize::MAX), ..*replica };
+        replicas.extend(state.replicas.iter().map(seen));
+        let request = Request {
+            class: classes.iter().position(|known| known == class).unwrap_or(classes.len()),
+            allowed: open.iter().filter_map(|model| member(*model)).fold(ModelSet::NONE, ModelSet::with),
+            ..request
+        };
+        let choice = router.route(&request, &State { replicas, path: state.path }, now_ns)?;
+        Some(Choice { model: *members.get(choice.model)?, ..choice })
+    }
+}
+
+/// What an answer in time is worth, from 0 to 1.
+pub(super) fn worth(model: &config::gateway::Model) -> f32 {
+    f32::from(model.quality_percent) / 100.0
+}

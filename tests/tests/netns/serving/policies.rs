@@ -1,0 +1,66 @@
+//! Policies that choose among the models of an alias.
+
+use super::*;
+
+/// Thresholds by which the large model never answers.
+pub const ONLY_SMALL: &str = r#"
+    kind = "thresholds"
+    measure = "predicted"
+    overload = 4
+    classes = ["default"]
+    [[model]]
+    name = "large"
+    limits = [-1]
+    slope = 0
+    [[model]]
+    name = "opt-125m"
+    limits = [1]
+    slope = 0
+"#;
+
+#[test]
+fn a_policy_of_a_file_decides_until_a_good_one_takes_its_place_and_its_shadow_only_counts() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 1, "", "", "policy = \"$FOLDER/auto.toml\"\nshadow = \"rule\"");
+    let ask = || {
+        let body = chat("auto", "x", true);
+        let (status, head, _) = desk.ask("/v1/chat/completions", &["--json", &body, "-H", "x-paced-budget-ms: 20000"]);
+        assert_eq!(status, 200, "{head}");
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+        (field("x-paced-model: "), field("x-paced-reason: "))
+    };
+    assert_eq!(ask(), ("opt-125m".into(), "threshold".into()));
+    let counts = desk.counts();
+    let decided =
+        r#"gateway_decisions_total{alias="auto",policy="thresholds",model="opt-125m",reason="threshold",cause=""}"#;
+    let shadowed = r#"gateway_shadow_decisions_total{alias="auto",policy="rule",model="other"}"#;
+    assert_eq!((counts.of(decided), counts.of(shadowed)), (1, 1), "{counts:#?}");
+
+    let reload = |text: &str| {
+        desk.site.write("auto.toml", text).unwrap();
+        desk.site.pacectl(&["reload"], "").unwrap()
+    };
+    for (from, to, why) in
+        [("large", "huge", "knows no model large"), ("[-1]", "[nan]", "not finite"), ("4", "", "auto.toml")]
+    {
+        let (code, said) = reload(&ONLY_SMALL.replacen(from, to, 1));
+        assert!(code != Some(0) && said.contains("auto.toml") && said.contains(why), "{said}");
+        assert_eq!(ask(), ("opt-125m".into(), "threshold".into()), "the one before stays in force");
+    }
+    let (code, said) = reload(&ONLY_SMALL.replacen("[-1]", "[1]", 1));
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(ask(), ("large".into(), "threshold".into()));
+
+    for command in ["engines", "status"] {
+        let (_, said) = desk.site.pacectl(&[command], "").unwrap();
+        assert!(said.contains("thresholds (/") && said.contains("auto.toml)"), "{said}");
+    }
+    let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
+    let listed: Value = serde_json::from_str(&said).unwrap();
+    let alias = &listed["aliases"][0];
+    assert_eq!(
+        (&alias["decided"], &alias["agreed"], &alias["kind"]),
+        (&json!(1), &json!(1), &json!("thresholds")),
+        "{said}"
+    );
+}
