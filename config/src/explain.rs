@@ -243,11 +243,22 @@ fn kernel(kernel: &Kernel) -> String {
 }
 
 fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
-    let Gateway { models, aliases, keys, max_body_bytes, bodies_bytes, answer_timeout, stall_timeout, margin_percent } =
-        gateway;
+    let Gateway {
+        models,
+        aliases,
+        keys,
+        max_body_bytes,
+        bodies_bytes,
+        answer_timeout,
+        stall_timeout,
+        margin_percent,
+        decisions_bytes,
+    } = gateway;
+    let records = (*decisions_bytes > 0).then(|| format!("; decisions are recorded in {decisions_bytes} bytes"));
     let mut lines = vec![format!(
         "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines begin within \
-         {answer_timeout:?} and are silent for {stall_timeout:?} at most; margin {margin_percent} %"
+         {answer_timeout:?} and are silent for {stall_timeout:?} at most; margin {margin_percent} %{}",
+        records.unwrap_or_default()
     )];
     lines.extend(models.iter().map(|model| {
         let Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, quality_percent } = model;

@@ -29,6 +29,8 @@ pub struct Gateway {
     pub stall_timeout: Duration,
     /// By how much a prediction has to be below a deadline to be believed, as a percentage of it: 110 wants a tenth less.
     pub margin_percent: u16,
+    /// How many bytes records of decisions may take in the state folder; 0 records none.
+    pub decisions_bytes: u32,
 }
 
 /// A model and the engines that run it.
@@ -104,6 +106,7 @@ impl Default for Gateway {
             answer_timeout: Duration::from_secs(120),
             stall_timeout: Duration::from_secs(30),
             margin_percent: 110,
+            decisions_bytes: 0,
         }
     }
 }
@@ -139,6 +142,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: Gateway) -> Gateway {
         answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
         stall_timeout: section.seconds("stall_timeout_seconds", 1..=3_600, of.stall_timeout),
         margin_percent: section.number("margin_percent", 100..=1_000, of.margin_percent),
+        decisions_bytes: section.number("decisions_bytes", 0..=1 << 31, of.decisions_bytes),
         ..of
     };
     if gateway.max_body_bytes > gateway.bodies_bytes {

@@ -119,7 +119,7 @@ Certificates and keys, readable to the group paced.
 .I /var/lib/paced
 What has to survive a restart, by
 .I state_dir
-of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, and in engines.json what a gateway has learned of its engines.
+of the configuration: the secret of connection IDs and tokens for addresses, a saved policy, in quotas.json what users have used of their quotas, in engines.json what a gateway has learned of its engines, and in decisions.jsonl what the policies of its aliases decided, if that is recorded.
 .TP
 .I /run/paced/control.sock
 Where

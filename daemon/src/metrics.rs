@@ -53,6 +53,7 @@ impl Metrics {
         let registry = &mut metrics.registry;
         parts.relay.register(registry);
         parts.gateway.register(registry);
+        parts.decisions.register(registry);
         parts.edge.register(registry);
         let help = "Packets filled up to prove that the path still carries full ones";
         let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.datagrams.filled_up];

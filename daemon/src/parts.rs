@@ -7,7 +7,7 @@ use pacing::io::qdisc;
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, access::AccessLog};
 use role::{accept, ready::Readiness};
-use serving::{live::Live, metrics::GatewayMetrics};
+use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics};
 
 use crate::enforcement::Tables;
 
@@ -23,6 +23,8 @@ pub struct Parts {
     pub gateway: GatewayMetrics,
     /// The requests that it serves, whichever gateway of a configuration they began with.
     pub requests: Arc<Live>,
+    /// What the policies of its aliases decided, until it is written.
+    pub decisions: Decisions,
     /// What the edge role counts.
     pub edge: Arc<EdgeMetrics>,
     /// What became of each class's traffic.
@@ -47,6 +49,7 @@ impl Default for Parts {
             relay: Arc::default(),
             gateway: GatewayMetrics::default(),
             requests: Arc::default(),
+            decisions: Decisions::default(),
             classes: ClassMetrics::default(),
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),

@@ -46,6 +46,7 @@ use crate::{
 
 mod announce;
 mod lessons;
+mod records;
 mod relay_role;
 mod reload;
 mod start;
@@ -271,6 +272,7 @@ impl Daemon {
         if let Some(role) = &self.relay {
             role.ledger.save(SystemTime::now());
             role.lessons.save();
+            role.records.save();
         }
         // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;

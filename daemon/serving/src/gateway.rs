@@ -31,11 +31,13 @@ use quic::{
     clock::Clock,
     h3::{Error, Request},
 };
+use routing::decision::Outcome;
 use sched::route::Curve;
 use serde_json::json;
 use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
+    decisions::Decisions,
     learned::{Learned, LearnedEngine},
     live::{Entry, Live},
     metrics::GatewayMetrics,
@@ -72,6 +74,7 @@ pub struct Gateway {
     bodies: Arc<Semaphore>,
     metrics: GatewayMetrics,
     live: Arc<Live>,
+    decisions: Decisions,
     clock: Clock,
 }
 
@@ -110,14 +113,14 @@ impl From<Error> for Failure {
 
 impl Gateway {
     /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before. Its requests
-    /// are entered in `live`.
+    /// are entered in `live`, and what the policies of its aliases decide is left in `decisions`, if it is to be recorded.
     ///
     /// # Errors
     /// A file with a key cannot be read, or holds what no field can carry; or a file with a policy cannot be used.
     pub fn new(
         settings: &config::gateway::Gateway,
         classes: &Classes,
-        (metrics, live): (GatewayMetrics, Arc<Live>),
+        (metrics, live, decisions): (GatewayMetrics, Arc<Live>, Decisions),
         learned: &Learned,
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
@@ -156,6 +159,7 @@ impl Gateway {
             settings: settings.clone(),
             metrics,
             live,
+            decisions,
             clock,
         }))
     }
@@ -242,8 +246,11 @@ impl Gateway {
         loop {
             let asked = Asked { models: &models, alias, class: &terms.class.policy().name };
             let path = caller.asker.path(&request.send, &terms);
-            let route = self.routes.route(asked, &wanted, path).ok_or(Refusal::NoEngine)?;
+            let mut route = self.routes.route(asked, &wanted, path).ok_or(Refusal::NoEngine)?;
             self.count_decision(&route);
+            // Written when it is dropped, whatever becomes of the request.
+            let most_bytes = u64::from(self.settings.decisions_bytes);
+            let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
             *served_by = model.name.clone();
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
@@ -259,25 +266,30 @@ impl Gateway {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
-                Ok(()) => {
+                Ok(tokens) => {
                     let took = began.elapsed();
-                    self.routes.observe(&route, &wanted, took.as_nanos() as u64);
+                    let took_ns = took.as_nanos() as u64;
+                    self.routes.observe(&route, &wanted, took_ns);
+                    if let Some(draft) = &mut draft {
+                        let met = wanted.is_met(took).unwrap_or(true);
+                        draft.answered(Outcome { took_ns, tokens, met });
+                    }
                     self.metrics.finished(&model.name, took, &route, &wanted);
                     return Ok(());
                 }
-                failed => return failed,
+                Err(failure) => return Err(failure),
             }
         }
     }
 
-    /// Has one engine of a model after the other try, until one of them answers.
+    /// Has one engine of a model after the other try, until one of them answers; returns how many tokens the answer had.
     async fn try_engines(
         &self,
         request: &mut Request,
         pass: &answer::Pass<'_>,
         body: &Bytes,
         terms: &Terms,
-    ) -> Result<(), Failure> {
+    ) -> Result<u64, Failure> {
         let model = pass.model;
         let service = terms.service_since((self.clock.now_ns)());
         let (mut tried, mut failed) = (Vec::new(), None);

@@ -12,6 +12,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and what becomes of them |
 //! | [`routes`] | which model answers: what is told to `sched::route`, and learned from answers |
+//! | [`decisions`] | records of what policies decided, on their way to the disk |
 //! | [`tenants`] | whose requests these are: keys of clients, and what each may use |
 //! | [`live`], [`view`] | the requests that are served at this moment, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
@@ -22,6 +23,7 @@
 //!
 //! **Invariant:** a body passes as it came but for the model's name, and neither prompts nor answers nor keys are logged.
 
+pub mod decisions;
 pub mod entrance;
 pub mod gateway;
 pub mod learned;

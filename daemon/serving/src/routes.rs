@@ -8,16 +8,18 @@ use std::{sync::Arc, time::Duration};
 use config::gateway::Gateway;
 use masque::h3::RequestHead;
 use parking_lot::Mutex;
+use routing::decision::Decision;
 use sched::route::{Choice, Cost, Curve, Load, ModelSet, Observed, Path, Replica, Request, Slo, State, share_groups};
 
 use crate::{openai::Ask, places::Engines};
 
 mod chooser;
 mod lesson;
+mod record;
 #[cfg(test)]
 mod tests;
 
-use self::chooser::Chooser;
+use self::{chooser::Chooser, record::Recorder};
 pub use self::{
     chooser::{Policies, Tally, read_policy},
     lesson::Lesson,
@@ -46,6 +48,8 @@ pub struct Routes {
     engines: Vec<Arc<Engines>>,
     /// What an answer of each model is worth, from 0 to 1.
     worths: Vec<f32>,
+    /// Records decisions, if that is wanted.
+    recorder: Option<Recorder>,
     now_ns: fn() -> u64,
 }
 
@@ -95,6 +99,8 @@ pub struct Route {
     pub choice: Option<Choice>,
     /// The policy that decided, if the request named an alias and its policy was asked.
     pub by: Option<Decided>,
+    /// Its record, if decisions are recorded.
+    pub decision: Option<Box<Decision>>,
     /// How many tokens the answer is taken to have.
     expected_tokens: u32,
     prompt_tokens: u32,
@@ -197,7 +203,7 @@ impl Routes {
             is_billed: false,
         };
         let worths = settings.models.iter().map(chooser::worth).collect();
-        Self { state: Mutex::new(known), engines, worths, now_ns }
+        Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
     }
 
     /// Takes over what was known before: averages, and the curves of engines by their model's place and their own.
@@ -256,16 +262,11 @@ impl Routes {
             chooser.as_mut().filter(|(_, chooser)| wanted.is_limited() || chooser.takes_unlimited())
         {
             let choice = chooser.route(request, (asked.models, asked.class), state, now_ns)?;
-            let by = Some(chooser.decided(*alias));
-            let reason = choice.reason.name();
-            return Some(Route {
-                model: choice.model,
-                reason,
-                choice: Some(choice),
-                by,
-                expected_tokens,
-                prompt_tokens,
-            });
+            let (by, reason) = (chooser.decided(*alias), choice.reason.name());
+            let record = |recorder: &Recorder| recorder.record((asked, &by), (&request, state), &choice, now_ns);
+            let decision = self.recorder.as_ref().map(record);
+            let (model, choice, by) = (choice.model, Some(choice), Some(by));
+            return Some(Route { model, reason, choice, by, decision, expected_tokens, prompt_tokens });
         }
         let (best, reason);
         let open = match asked.alias {
@@ -280,7 +281,8 @@ impl Routes {
             }
         };
         let choice = named.route(request, (open, asked.class), state, now_ns)?;
-        Some(Route { model: choice.model, reason, choice: Some(choice), by: None, expected_tokens, prompt_tokens })
+        let (model, choice) = (choice.model, Some(choice));
+        Some(Route { model, reason, choice, by: None, decision: None, expected_tokens, prompt_tokens })
     }
 
     /// What the policy of each alias has decided so far.

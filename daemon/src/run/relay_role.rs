@@ -29,7 +29,7 @@ use relay::{
 use serving::gateway::Gateway;
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{CLOSING, classes, lessons::Lessons};
+use super::{CLOSING, classes, lessons::Lessons, records::Records};
 use crate::{
     configuration::identity,
     enforcement::Tables,
@@ -50,6 +50,8 @@ pub(super) struct RelayRole {
     pub(super) ledger: Arc<QuotaLedger>,
     /// What its gateway has learned of engines.
     pub(super) lessons: Arc<Lessons>,
+    /// Writes what its gateway decided.
+    pub(super) records: Arc<Records>,
     /// How long tunnels may go on after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
@@ -92,6 +94,8 @@ impl RelayRole {
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         runtime.spawn(lessons.clone().keep());
+        let records = Records::new(&config.state_dir, parts.decisions.clone());
+        runtime.spawn(records.clone().keep());
         let listener = |listener: &Listener| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
@@ -102,6 +106,7 @@ impl RelayRole {
             open: Arc::new(AtomicBool::new(true)),
             ledger,
             lessons,
+            records,
             drain: settings.drain,
             host_addresses,
             secret,
@@ -197,7 +202,7 @@ impl RelayRole {
 /// Returns the gateway that a configuration wants: the one that `relay` has, if nothing about it is different.
 ///
 /// # Errors
-/// A file with a key cannot be used.
+/// A file with a key or a policy cannot be used.
 pub(super) fn prepare_gateway(
     config: &Config,
     relay: &Relay,
@@ -205,7 +210,7 @@ pub(super) fn prepare_gateway(
     parts: &Parts,
 ) -> Result<Option<Arc<Gateway>>> {
     let Some(settings) = &config.gateway else { return Ok(None) };
-    let gateway =
-        Gateway::new(settings, &relay.classes(), (parts.gateway.clone(), parts.requests.clone()), &lessons.learned())?;
+    let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
+    let gateway = Gateway::new(settings, &relay.classes(), shared, &lessons.learned())?;
     Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
 }

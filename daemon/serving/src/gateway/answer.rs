@@ -74,8 +74,9 @@ struct Answer {
 }
 
 impl Pass<'_> {
-    /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
-    pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<(), Failure> {
+    /// Asks the engine and passes its answer on; returns how many tokens that had. As long as the failure is a refusal, the
+    /// client has got nothing.
+    pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<u64, Failure> {
         let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
         self.entry.at_work();
         let answer = self.ask(request, body, place).await?;
@@ -96,7 +97,7 @@ impl Pass<'_> {
                 seat.bill(usage);
             }
         }
-        Ok(())
+        Ok(usage.map_or(by.lesson.tokens(), |usage| usage.completion_tokens))
     }
 
     async fn ask(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<Response<Incoming>, Failure> {

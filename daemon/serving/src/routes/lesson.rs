@@ -68,6 +68,12 @@ impl Lesson<'_> {
         }
     }
 
+    /// How many tokens passed.
+    #[must_use]
+    pub const fn tokens(&self) -> u64 {
+        self.events
+    }
+
     /// Learns from an answer that came to its end. The engine's own count of tokens is believed before that of events.
     pub fn learn(&self, usage: Option<Usage>, body_bytes: usize) {
         let mut known = self.routes.state.lock();

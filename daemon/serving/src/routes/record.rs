@@ -1,0 +1,67 @@
+//! Decisions as they are recorded: all that they depended on, and nothing of what was asked.
+
+use config::gateway::Gateway;
+use routing::decision::{Candidate, Decision, Engine, Limits, ReturnPath};
+use sched::route::{Choice, Replica, Request, State};
+
+use super::{Asked, Decided, chooser::worth};
+
+/// Makes records of decisions, in which models and aliases have the names of the configuration.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    aliases: Vec<String>,
+    /// The models, with what an answer of each is worth.
+    models: Vec<Candidate>,
+}
+
+impl Recorder {
+    /// Returns a recorder if decisions are to be recorded.
+    pub(super) fn of(settings: &Gateway) -> Option<Self> {
+        let candidate = |model| Candidate { reward: worth(model), name: model.name.clone() };
+        (settings.decisions_bytes > 0).then(|| Self {
+            aliases: settings.aliases.iter().map(|alias| alias.name.clone()).collect(),
+            models: settings.models.iter().map(candidate).collect(),
+        })
+    }
+
+    /// Records a choice that the policy of an alias made at `at_ns`.
+    pub(super) fn record(
+        &self,
+        (asked, by): (Asked<'_>, &Decided),
+        (request, state): (&Request, State<'_>),
+        choice: &Choice,
+        at_ns: u64,
+    ) -> Box<Decision> {
+        let name = |model: usize| self.models.get(model).map(|model| model.name.clone()).unwrap_or_default();
+        // The engines of a model stand next to each other, in their order.
+        let place = |at: usize| {
+            let model = state.replicas.get(at).map(|replica| replica.model);
+            state.replicas.iter().take(at).filter(|other| Some(other.model) == model).count()
+        };
+        let engine = |(at, replica): (usize, &Replica)| Engine::of(&name(replica.model), place(at), replica);
+        let mut decision = Decision {
+            at_ms: unix_ms(),
+            at_ns,
+            alias: self.aliases.get(by.alias).cloned().unwrap_or_default(),
+            class: asked.class.to_owned(),
+            prompt_tokens: request.prompt_tokens,
+            expected_tokens: request.expected_tokens,
+            max_tokens: request.max_tokens,
+            limits: Limits::of(&request.slo),
+            path: ReturnPath::of(&state.path),
+            models: asked.models.iter().filter_map(|model| self.models.get(*model)).cloned().collect(),
+            engines: state.replicas.iter().enumerate().map(engine).collect(),
+            policy: by.policy.to_owned(),
+            choice: None,
+            shadow: by.shadow.and_then(|shadow| shadow.model).map(name),
+            outcome: None,
+        };
+        decision.decide(&name(choice.model), place(choice.replica), choice);
+        Box::new(decision)
+    }
+}
+
+fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
