@@ -1,5 +1,5 @@
 //! `pacectl`: the hand tool of paced. Looks at a running daemon and changes its policy; makes tokens, probes relays,
-//! forwards ports through them.
+//! forwards ports through them, and makes policies that choose models.
 
 mod ask;
 mod columns;
@@ -11,6 +11,7 @@ mod perf;
 mod policy;
 mod probe;
 mod qlog;
+mod route;
 mod status;
 mod table;
 mod token;
@@ -93,6 +94,9 @@ enum Command {
     Forward(forward::Arguments),
     /// Asks a model for one answer, and shows its tokens as they come and how long they took
     Ask(ask::Arguments),
+    /// Makes policies that choose models out of recorded decisions, and scores them; needs no daemon
+    #[command(subcommand)]
+    Route(route::Command),
     /// Prints the completion script for a shell
     Completions {
         /// The shell
@@ -146,6 +150,7 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Probe(arguments) => probe::run(&arguments, json).await,
         Command::Forward(arguments) => forward::run(&arguments).await,
         Command::Ask(arguments) => ask::run(&arguments, json).await,
+        Command::Route(command) => route::run(&command, json),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut api::print::Out);
             Ok(())

@@ -1,0 +1,432 @@
+//! `pacectl route`: policies that choose models, made from recorded decisions. Needs no daemon.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use api::say;
+use clap::{Args, Subcommand, ValueEnum};
+use routing::{
+    Measured,
+    decision::{self, Decision},
+    learn::{self, Row},
+    policy::{self, PolicyFile},
+    replay::{self, Replayed},
+    scenario::{self, Scenario},
+};
+use sched::route::{Features, Policy, train::Training, tune::Search};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::table::table;
+
+/// Where the service keeps its records.
+const STATE_DIR: &str = "/var/lib/paced";
+
+/// The margin of the rule, as the gateway has it unless its configuration says otherwise.
+const MARGIN: f64 = 1.1;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Makes a scenario of recorded decisions: how fast engines are, how long requests are, how often they come
+    Calibrate(Calibrate),
+    /// Tunes thresholds on a scenario, by a cross-entropy search
+    Tune(Tune),
+    /// Trains a network on a scenario, by double deep Q-learning
+    Train(Train),
+    /// Scores a policy on a scenario, beside simple ones, on requests that no policy was made with
+    Eval(Eval),
+    /// Asks a policy about recorded decisions, and shows where it would have decided otherwise
+    Replay(Replay),
+}
+
+#[derive(Args)]
+pub(crate) struct Calibrate {
+    #[command(flatten)]
+    records: Records,
+    /// The file to write the scenario to [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Records {
+    /// The alias that the decisions are about
+    #[arg(long, value_name = "NAME")]
+    alias: String,
+    /// A file of records; may be given several times [default: those in the state folder of the service]
+    #[arg(long, value_name = "FILE")]
+    decisions: Vec<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Tune {
+    /// The scenario, from `pacectl route calibrate`
+    #[arg(long, value_name = "FILE")]
+    scenario: PathBuf,
+    /// The file to write the thresholds to [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// What thresholds are compared with
+    #[arg(long, value_enum, default_value = "predicted")]
+    measure: MeasureOption,
+    /// How many generations the search has
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    generations: u32,
+    /// How many candidates each generation has
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    candidates: u32,
+    /// Where chance begins: the same seed makes the same file
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// What thresholds are compared with.
+#[derive(Clone, Copy, ValueEnum)]
+enum MeasureOption {
+    /// The part of its limits that an answer is predicted to use
+    Predicted,
+    /// How full an engine's batch is
+    Fill,
+}
+
+#[derive(Args)]
+pub(crate) struct Train {
+    /// The scenario, from `pacectl route calibrate`
+    #[arg(long, value_name = "FILE")]
+    scenario: PathBuf,
+    /// The file to write the network to
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// What the network sees: "predictions", or "batches-N" for the batches of N engines of each model
+    #[arg(long, value_name = "NAME", default_value = "predictions", value_parser = features)]
+    features: Features,
+    /// How many updates the network gets
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    iterations: u64,
+    /// The sizes of the hidden layers
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,64", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    hidden: Vec<u32>,
+    /// What a reward is worth one request later, from 0 to 1
+    #[arg(long, value_name = "G", default_value_t = 0.9, value_parser = part)]
+    gamma: f32,
+    /// The learning rate at the beginning, which falls to a tenth of it
+    #[arg(long, value_name = "R", default_value_t = 5e-4, value_parser = part)]
+    learning_rate: f32,
+    /// Where chance begins: the same seed makes the same file
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct Eval {
+    /// The scenario, from `pacectl route calibrate`
+    #[arg(long, value_name = "FILE")]
+    scenario: PathBuf,
+    /// A file of a policy; may be given several times
+    #[arg(long, value_name = "FILE")]
+    policy: Vec<PathBuf>,
+    /// How many seeds are played at each rate; the more, the narrower the intervals
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    seeds: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Replay {
+    #[command(flatten)]
+    records: Records,
+    /// The policy to ask: a file, or "rule", "least-loaded", "round-robin"
+    #[arg(long, value_name = "POLICY")]
+    policy: String,
+}
+
+fn features(text: &str) -> Result<Features, &'static str> {
+    Features::from_name(&format!("{text}-v1")).ok_or("expected predictions, or batches-1 to batches-1024")
+}
+
+fn part(text: &str) -> Result<f32, &'static str> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or("expected a number from 0 to 1")
+}
+
+pub(crate) fn run(command: &Command, as_json: bool) -> Result<()> {
+    match command {
+        Command::Calibrate(arguments) => calibrate(arguments, as_json),
+        Command::Tune(arguments) => tune(arguments, as_json),
+        Command::Train(arguments) => train(arguments, as_json),
+        Command::Eval(arguments) => eval(arguments, as_json),
+        Command::Replay(arguments) => replay(arguments, as_json),
+    }
+}
+
+impl Records {
+    /// Reads the decisions about the alias, in the order of their time.
+    fn read(&self) -> Result<Vec<Decision>> {
+        let own = ["decisions.1.jsonl", "decisions.jsonl"].map(|file| Path::new(STATE_DIR).join(file));
+        // The older file is not there before the newer one was full once.
+        let files: Vec<_> = match self.decisions.is_empty() {
+            true => own.into_iter().filter(|file| file.exists()).collect(),
+            false => self.decisions.clone(),
+        };
+        ensure!(
+            !files.is_empty(),
+            "there are no decisions in {STATE_DIR}: set decisions_bytes in [gateway] to record some, or name a file with \
+             --decisions"
+        );
+        let texts = files.iter().map(|file| {
+            fs::read_to_string(file).with_context(|| format!("failed to read the decisions in {}", file.display()))
+        });
+        let (mut decisions, unreadable) = decision::read(&texts.collect::<Result<Vec<_>>>()?.concat());
+        if unreadable > 0 {
+            eprintln!("pacectl: {unreadable} lines are no decisions, and left out");
+        }
+        let all = decisions.len();
+        decisions.retain(|decision| decision.alias == self.alias);
+        ensure!(!decisions.is_empty(), "none of the {all} decisions is about {}", self.alias);
+        Ok(decisions)
+    }
+}
+
+fn calibrate(Calibrate { records, output }: &Calibrate, as_json: bool) -> Result<()> {
+    let scenario::Calibrated { scenario, used, without_budget } =
+        scenario::calibrate(&records.read()?, &records.alias)?;
+    let text = format!(
+        "# Made by pacectl {} of {used} decisions about {}. Change what may become different; each rate is played by itself.\n{}",
+        env!("CARGO_PKG_VERSION"),
+        records.alias,
+        scenario.to_toml()?
+    );
+    let Some(output) = output else {
+        if as_json {
+            say!("{}", json!({ "used": used, "without_budget": without_budget, "scenario": text }));
+        } else {
+            say!("{}", text.trim_end());
+        }
+        return Ok(());
+    };
+    write(output, text.as_bytes())?;
+    let left_out = match without_budget {
+        0 => String::new(),
+        some => format!("; {some} about requests without a budget for the whole answer are left out"),
+    };
+    report(as_json, json!({ "used": used, "without_budget": without_budget }), || {
+        format!("{}: made of {used} decisions{left_out}", output.display())
+    })
+}
+
+fn tune(arguments: &Tune, as_json: bool) -> Result<()> {
+    let Tune { scenario: file, output, measure, generations, candidates, seed } = arguments;
+    let (scenario, sha256) = read_scenario(file)?;
+    let (generations, candidates) = (*generations as usize, *candidates as usize);
+    let (measured, word) = match measure {
+        MeasureOption::Predicted => (Measured::Predicted, "predicted"),
+        MeasureOption::Fill => (Measured::Fill, "fill"),
+    };
+    let search = Search { generations, candidates, elites: (candidates / 6).max(1), seed: *seed, ..Search::default() };
+    let began = Instant::now();
+    let tuned = learn::tune(&scenario, measured, &search);
+    let made = format!(
+        "{}pacectl route tune --scenario {} --measure {word} --generations {generations} --candidates {candidates} --seed {seed}",
+        made_by(&sha256),
+        file.display()
+    );
+    let bytes = tuned.to_bytes(&made)?;
+    let Some(output) = output else {
+        say!("{}", String::from_utf8_lossy(&bytes).trim_end());
+        return Ok(());
+    };
+    write(output, &bytes)?;
+    let seconds = began.elapsed().as_secs();
+    report(as_json, json!({ "seconds": seconds }), || format!("{}: tuned in {seconds} s", output.display()))
+}
+
+fn train(arguments: &Train, as_json: bool) -> Result<()> {
+    let Train { scenario: file, output, features, iterations, hidden, gamma, learning_rate, seed } = arguments;
+    let (scenario, sha256) = read_scenario(file)?;
+    let training = Training {
+        features: *features,
+        hidden: hidden.iter().map(|units| *units as usize).collect(),
+        iterations: *iterations,
+        gamma: *gamma,
+        learning_rate: *learning_rate,
+        last_learning_rate: learning_rate / 10.0,
+        seed: *seed,
+        ..Training::paper()
+    };
+    let began = Instant::now();
+    let (trained, course) = learn::train(&scenario, &training);
+    let layers: Vec<_> = hidden.iter().map(ToString::to_string).collect();
+    let made = format!(
+        "{}pacectl route train --scenario {} --features {} --iterations {iterations} --hidden {} --gamma {gamma} \
+         --learning-rate {learning_rate} --seed {seed}",
+        made_by(&sha256),
+        file.display(),
+        features.name().trim_end_matches("-v1"),
+        layers.join(","),
+    );
+    write(output, &trained.to_bytes(&made)?)?;
+    let seconds = began.elapsed().as_secs();
+    report(as_json, json!({ "seconds": seconds, "losses": course.losses, "rewards": course.rewards }), || {
+        let row = |(tenth, (reward, loss)): (usize, (&f64, &f64))| {
+            format!("{:>3} %  reward {reward:.3}  loss {loss:.4}\n", (tenth + 1) * 10)
+        };
+        let rows: String = course.rewards.iter().zip(&course.losses).enumerate().map(row).collect();
+        format!("{rows}{}: trained in {seconds} s", output.display())
+    })
+}
+
+fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
+    let (scenario, _) = read_scenario(scenario)?;
+    let mut policies = Vec::new();
+    for file in policy {
+        let fitted = read_policy(file).and_then(|read| learn::fit(&scenario, &read));
+        policies
+            .push((file.display().to_string(), fitted.with_context(|| format!("failed to use {}", file.display()))?));
+    }
+    policies.push(("rule".to_owned(), Policy::Rule { margin: MARGIN }));
+    policies.extend(
+        [("least-loaded", Policy::LeastLoaded), ("round-robin", Policy::RoundRobin)]
+            .map(|(name, policy)| (name.to_owned(), policy)),
+    );
+    let models = scenario.model_names().into_iter().enumerate();
+    policies.extend(models.map(|(at, name)| (format!("only {name}"), Policy::Fixed(at))));
+    let scored: Vec<(String, Vec<Row>)> = (policies.into_iter())
+        .map(|(name, policy)| (name, learn::evaluate(&scenario, &policy, u64::from(*seeds))))
+        .collect();
+    if as_json {
+        say!(
+            "{}",
+            Value::Array(
+                scored
+                    .iter()
+                    .map(|(name, rows)| json!({ "policy": name, "rates": rows.iter().map(rate).collect::<Vec<_>>() }))
+                    .collect()
+            )
+        );
+        return Ok(());
+    }
+    let percent = |part: f64| format!("{:.1} %", part * 100.0);
+    for (at, requests_per_sec) in scenario.requests_per_sec.iter().enumerate() {
+        say!("at {requests_per_sec} requests/s, {seeds} seeds of {} s", scenario.seconds);
+        let row = |(name, rows): &(String, Vec<Row>)| {
+            let row = rows.get(at)?;
+            let half = (row.score.high - row.score.low) / 2.0;
+            let score = format!("{:.3} ± {half:.3}", row.score.mean);
+            Some([name.clone(), score, percent(row.met.mean)])
+        };
+        table(["policy", "score, 95 %", "in time"], scored.iter().filter_map(row));
+        say!("");
+    }
+    let mean = |rows: &[Row]| rows.iter().map(|row| row.score.mean).sum::<f64>() / rows.len().max(1) as f64;
+    say!("at all rates alike");
+    table(["policy", "score"], scored.iter().map(|(name, rows)| [name.clone(), format!("{:.3}", mean(rows))]));
+    Ok(())
+}
+
+fn rate(row: &Row) -> Value {
+    let Row { requests_per_sec, score, met, requests } = row;
+    json!({
+        "requests_per_sec": requests_per_sec,
+        "requests": requests,
+        "score": { "mean": score.mean, "low": score.low, "high": score.high },
+        "in_time": { "mean": met.mean, "low": met.low, "high": met.high },
+    })
+}
+
+fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
+    let decisions = records.read()?;
+    let without_file = |policy| PolicyFile { models: Vec::new(), classes: Vec::new(), policy };
+    let file = match &policy[..] {
+        "rule" => without_file(Policy::Rule { margin: MARGIN }),
+        "least-loaded" => without_file(Policy::LeastLoaded),
+        "round-robin" => without_file(Policy::RoundRobin),
+        file => read_policy(Path::new(file)).with_context(|| format!("failed to use {file}"))?,
+    };
+    let PolicyFile { models, classes, policy } = &file;
+    let replayed = replay::replay(&decisions, replay::Asked { policy, models, classes, margin: MARGIN });
+    let Replayed { asked, other_models, same, pairs, in_time, worth, met } = &replayed;
+    ensure!(
+        *asked > 0,
+        "the policy is for other models than all {other_models} decisions: it is for {}",
+        models.join(", ")
+    );
+    if as_json {
+        let pairs =
+            pairs.iter().map(|((before, now), count)| json!({ "recorded": before, "replayed": now, "count": count }));
+        say!(
+            "{}",
+            json!({
+                "asked": asked, "other_models": other_models, "same": same, "pairs": pairs.collect::<Vec<_>>(),
+                "in_time": { "recorded": in_time.0, "replayed": in_time.1 },
+                "worth": { "recorded": worth.0, "replayed": worth.1 },
+                "met": { "in_time": met.0, "answered": met.1 },
+            })
+        );
+        return Ok(());
+    }
+    say!("{asked} decisions asked again, {same} decided the same");
+    if *other_models > 0 {
+        say!("{other_models} are about other models, and were not asked");
+    }
+    say!("{} of {} answers were in time for their budget", met.0, met.1);
+    say!("");
+    let per_request = |worth: f64| format!("{:.3}", worth / *asked as f64);
+    table(
+        ["", "recorded", "replayed"],
+        [
+            ["predicted in time".to_owned(), in_time.0.to_string(), in_time.1.to_string()],
+            ["predicted worth of a request".to_owned(), per_request(worth.0), per_request(worth.1)],
+        ],
+    );
+    say!("");
+    let name = |model: &Option<String>| model.clone().unwrap_or_else(|| "none".to_owned());
+    let row = |((before, now), count): (&(Option<String>, Option<String>), &usize)| {
+        [name(before), name(now), count.to_string()]
+    };
+    table(["recorded", "replayed", "decisions"], pairs.iter().map(row));
+    Ok(())
+}
+
+/// Reads a scenario; also returns the hash of its file.
+fn read_scenario(file: &Path) -> Result<(Scenario, String)> {
+    let text = fs::read_to_string(file).with_context(|| format!("failed to read the scenario {}", file.display()))?;
+    let scenario = Scenario::parse(&text).with_context(|| format!("failed to use the scenario {}", file.display()))?;
+    let digest: [u8; 32] = Sha256::digest(&text).into();
+    Ok((scenario, config::hash::hex(&digest)))
+}
+
+fn read_policy(file: &Path) -> Result<PolicyFile> {
+    let size = fs::metadata(file)?.len();
+    ensure!(size <= policy::MOST_BYTES, "it has {size} bytes, too many for a policy");
+    PolicyFile::parse(&fs::read(file)?)
+}
+
+/// What a file says of how it was made, up to the command.
+fn made_by(scenario_sha256: &str) -> String {
+    format!("Made by pacectl {} of the scenario with the SHA-256 {scenario_sha256}:\n", env!("CARGO_PKG_VERSION"))
+}
+
+/// Puts a file in place as a whole, so that a running paced never reads half of it.
+fn write(file: &Path, bytes: &[u8]) -> Result<()> {
+    let Some(name) = file.file_name() else { bail!("{} is not the name of a file", file.display()) };
+    let mut beside = name.to_owned();
+    beside.push(".new");
+    let beside = file.with_file_name(beside);
+    let write = || -> io::Result<()> {
+        fs::write(&beside, bytes)?;
+        fs::rename(&beside, file)
+    };
+    write().inspect_err(|_| _ = fs::remove_file(&beside)).with_context(|| format!("failed to write {}", file.display()))
+}
+
+fn report(as_json: bool, facts: Value, words: impl FnOnce() -> String) -> Result<()> {
+    if as_json {
+        say!("{facts}");
+    } else {
+        say!("{}", words());
+    }
+    Ok(())
+}
