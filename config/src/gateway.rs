@@ -74,6 +74,8 @@ pub struct Key {
     pub name: String,
     /// The SHA-256 of the key's text.
     pub sha256: [u8; 32],
+    /// Its share of places at engines beside those of other keys whose requests of the same class wait.
+    pub weight: u16,
     /// Requests that are served or wait at once; `None` for any number.
     pub max_in_flight: Option<u32>,
     /// Tokens of prompts and answers in a minute; `None` for any number.
@@ -192,9 +194,10 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
 pub(crate) fn key(section: &mut Section<'_>, of: Option<&Key>) -> Option<Key> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let sha256 = section.require("sha256", of.map(|of| of.sha256));
+    let weight = section.number("weight", 1..=1_000, of.map_or(1, |of| of.weight));
     let max_in_flight = section.optional_number("max_in_flight", 1..=65_536, of.and_then(|of| of.max_in_flight));
     let tokens = of.and_then(|of| of.tokens_per_minute);
     let tokens_per_minute = section.optional_number("tokens_per_minute", 1..=1_000_000_000, tokens);
     let expires = section.optional("expires", of.and_then(|of| of.expires));
-    Some(Key { name: name?, sha256: sha256?, max_in_flight, tokens_per_minute, expires })
+    Some(Key { name: name?, sha256: sha256?, weight, max_in_flight, tokens_per_minute, expires })
 }

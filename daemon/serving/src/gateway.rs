@@ -42,7 +42,7 @@ use crate::{
     live::{Entry, Live},
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
-    places::{Engines, Fault, NoPlace, Place, Standing, Turn},
+    places::{Claim, Engines, Fault, NoPlace, Place, Standing, Turn},
     routes::{Asked, Policies, Route, Routes, Tally, Wanted},
     tenants::Tenants,
     view::{AliasView, EngineView},
@@ -291,10 +291,15 @@ impl Gateway {
         terms: &Terms,
     ) -> Result<u64, Failure> {
         let model = pass.model;
-        let service = terms.service_since((self.clock.now_ns)());
+        let claim = Claim {
+            service: terms.service_since((self.clock.now_ns)()),
+            class: terms.class.policy().name.as_str().into(),
+            tenant: pass.payer.seat.map(|seat| (seat.tenant().name.clone(), seat.tenant().weight)),
+            tokens: pass.route.tokens(),
+        };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {
-            let place = match (self.place(request, model, service, &tried).await, failed.take()) {
+            let place = match (self.place(request, model, claim.clone(), &tried).await, failed.take()) {
                 (Ok(place), _) => place,
                 // There is nobody else to try.
                 (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
@@ -329,14 +334,14 @@ impl Gateway {
         &self,
         request: &mut Request,
         model: &Model,
-        service: sched::stream::Service,
+        claim: Claim,
         tried: &[usize],
     ) -> Result<Place, Failure> {
         let refuse = |reason| match reason {
             NoPlace::Crowded => Refusal::Crowded,
             NoPlace::NoEngine => Refusal::NoEngine,
         };
-        match model.engines.take(service, tried).map_err(refuse)? {
+        match model.engines.take(claim, tried).map_err(refuse)? {
             Turn::Now(place) => Ok(place),
             Turn::Later(waiting) => unless_gone(request, waiting).await?.map_err(|reason| refuse(reason).into()),
         }

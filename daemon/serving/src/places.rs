@@ -1,7 +1,8 @@
 //! The places for requests at a model's engines, and the order of the requests that wait for one.
 //!
 //! Requests wait here and not in an engine, which would serve them first come, first served. The order is that of the
-//! policy's schedule, on the same [`Streams`] that orders bytes: a request is a stream with one turn.
+//! policy's schedule, on the same [`Streams`](sched::stream::Streams) that orders bytes: a request is a stream with one turn.
+//! Within a class, tenants have fair shares.
 
 use std::{
     future::Future,
@@ -11,8 +12,13 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use sched::stream::{Clock, Discipline, Service, Streams};
+use sched::stream::Discipline;
 use tokio::sync::oneshot;
+
+pub use self::queue::Claim;
+use self::queue::Queue;
+
+mod queue;
 
 /// The engines that run one model.
 #[derive(Debug)]
@@ -28,10 +34,7 @@ pub struct Engines {
 #[derive(Debug)]
 struct State {
     replicas: Vec<Replica>,
-    clock: Clock,
-    order: Streams,
-    /// By the names that `order` knows them by.
-    waiting: Vec<Option<oneshot::Sender<Place>>>,
+    queue: Queue<oneshot::Sender<Place>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -109,31 +112,21 @@ impl Engines {
         discipline: Discipline,
         now_ns: fn() -> u64,
     ) -> Arc<Self> {
-        let state = State {
-            replicas: vec![Replica::default(); replicas],
-            clock: Clock::new(discipline, 0),
-            order: Streams::new(),
-            waiting: Vec::new(),
-        };
+        let state = State { replicas: vec![Replica::default(); replicas], queue: Queue::new(discipline) };
         Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
     }
 
     /// Orders what waits by another discipline from now on.
     pub fn reorder(&self, discipline: Discipline) {
-        let mut state = self.state.lock();
-        if state.clock.discipline() != discipline {
-            let State { clock, order, .. } = &mut *state;
-            *clock = Clock::new(discipline, 0);
-            order.reorder(clock);
-        }
+        self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the least busy engine that is not in `tried`, or waits for one in the order that `service` gives. A
+    /// Takes a place at the least busy engine that is not in `tried`, or waits for one in the order that `claim` gives. A
     /// request that an engine has tried already does not wait.
     ///
     /// # Errors
     /// Too many wait, or no engine is left that has not failed.
-    pub fn take(self: &Arc<Self>, service: Service, tried: &[usize]) -> Result<Turn, NoPlace> {
+    pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
         if !(0..state.replicas.len())
@@ -142,33 +135,25 @@ impl Engines {
             return Err(NoPlace::NoEngine);
         }
         // A request that failed elsewhere has waited for its turn already.
-        if (state.order.is_empty() || !tried.is_empty())
+        if (state.queue.is_empty() || !tried.is_empty())
             && let Some(replica) = state.least_busy(self.most_in_flight, tried, now_ns)
         {
             state.replicas[replica].in_flight += 1;
             return Ok(Turn::Now(Place { engines: self.clone(), replica }));
         }
-        if !tried.is_empty() || state.order.len() >= self.most_waiting {
+        if !tried.is_empty() || state.queue.len() >= self.most_waiting {
             return Err(NoPlace::Crowded);
         }
-        let waiting = self.enqueue(&mut state, service);
+        let waiting = self.enqueue(&mut state, claim.into());
         let unwanted = self.give_places(&mut state, now_ns);
         drop(state);
         drop(unwanted);
         Ok(Turn::Later(waiting))
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut State, service: Service) -> Waiting {
+    fn enqueue(self: &Arc<Self>, state: &mut State, claim: Claim) -> Waiting {
         let (told, place) = oneshot::channel();
-        let slot = state.waiting.iter().position(Option::is_none).unwrap_or(state.waiting.len());
-        if slot == state.waiting.len() {
-            state.waiting.push(None);
-        }
-        state.waiting[slot] = Some(told);
-        let name = slot as u32;
-        let State { clock, order, .. } = state;
-        order.insert(name, service);
-        order.wake(clock, name);
+        let name = state.queue.add(claim, told);
         Waiting { engines: self.clone(), name, place }
     }
 
@@ -176,17 +161,12 @@ impl Engines {
     /// the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<Place> {
         let mut unwanted = Vec::new();
-        while let Some((name, _)) = state.order.turn()
+        while let Some(name) = state.queue.next()
             && let Some(replica) = state.least_busy(self.most_in_flight, &[], now_ns)
         {
-            let State { replicas, clock, order, waiting } = &mut *state;
-            // Fair disciplines charge a request as one unit; its tokens are not known yet.
-            order.end_turn(clock, name, 1, false);
-            order.remove(name);
-            replicas[replica].in_flight += 1;
+            state.replicas[replica].in_flight += 1;
             let place = Place { engines: self.clone(), replica };
-            let told = waiting.get_mut(name as usize).and_then(Option::take);
-            unwanted.extend(match told {
+            unwanted.extend(match state.queue.serve(name) {
                 Some(told) => told.send(place).err(),
                 None => Some(place),
             });
@@ -220,8 +200,7 @@ impl Engines {
             }
         }
         if state.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
-            state.waiting.clear();
-            state.order = Streams::new();
+            state.queue.clear();
         }
     }
 
@@ -267,7 +246,7 @@ impl Engines {
     #[must_use]
     pub fn has_room(&self) -> bool {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.order.is_empty() && state.least_busy(self.most_in_flight, &[], now_ns).is_some()
+        state.queue.is_empty() && state.least_busy(self.most_in_flight, &[], now_ns).is_some()
     }
 
     /// Whether any engine gets requests.
@@ -280,7 +259,7 @@ impl Engines {
     /// How many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.state.lock().order.len()
+        self.state.lock().queue.len()
     }
 
     /// Takes back a place, and gives it to the request whose turn it is.
@@ -334,10 +313,8 @@ impl Drop for Waiting {
         self.place.close();
         let mut state = self.engines.state.lock();
         // Only while this request waits: once it has a place, its name may be another's.
-        let told = state.waiting.get_mut(self.name as usize);
-        if let Some(told) = told.filter(|told| told.as_ref().is_some_and(oneshot::Sender::is_closed)) {
-            *told = None;
-            state.order.remove(self.name);
+        if state.queue.get(self.name).is_some_and(oneshot::Sender::is_closed) {
+            drop(state.queue.remove(self.name));
         }
     }
 }
@@ -352,7 +329,7 @@ impl Drop for Place {
 mod tests {
     use std::task::Waker;
 
-    use sched::stream::Low;
+    use sched::stream::{Low, Service};
 
     use super::*;
 

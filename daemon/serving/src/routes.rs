@@ -170,6 +170,12 @@ impl Route {
         self.prompt_tokens
     }
 
+    /// How many tokens the request is expected to use, prompt and answer.
+    #[must_use]
+    pub const fn tokens(&self) -> u64 {
+        self.prompt_tokens as u64 + self.expected_tokens as u64
+    }
+
     /// Whether it is predicted to miss its limits.
     #[must_use]
     pub fn is_late(&self) -> bool {

@@ -27,6 +27,8 @@ pub struct Tenants {
 pub struct Tenant {
     /// The name of the key.
     pub name: Arc<str>,
+    /// Its share of what its class gets, beside the weights of others that wait.
+    pub weight: u16,
     expires: Option<SystemTime>,
     most_in_flight: u32,
     in_flight: AtomicU32,
@@ -89,6 +91,7 @@ impl Tenants {
     pub fn new(keys: &[Key], now_ns: fn() -> u64) -> Self {
         let tenant = |key: &Key| Tenant {
             name: key.name.as_str().into(),
+            weight: key.weight,
             expires: key.expires.map(SystemTime::from),
             most_in_flight: key.max_in_flight.unwrap_or(u32::MAX),
             in_flight: AtomicU32::new(0),
@@ -135,6 +138,12 @@ impl Tenants {
 }
 
 impl Seat {
+    /// Whose request it is.
+    #[must_use]
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
     /// Takes as many tokens as the request is expected to use, prompt and answer.
     ///
     /// # Errors
@@ -189,7 +198,7 @@ mod tests {
     fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
         let sha256 = Sha256::digest("sk-1").into();
         let expires = Moment::parse("2027-01-31");
-        let key = Key { name: "ann".into(), sha256, max_in_flight, tokens_per_minute, expires };
+        let key = Key { name: "ann".into(), sha256, weight: 1, max_in_flight, tokens_per_minute, expires };
         Tenants::new(&[key], now_ns)
     }
 
