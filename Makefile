@@ -90,6 +90,7 @@ install: documents ## Binaries, documents, units, user, bus policy and sample co
 	install -D -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions -m 644 systemd/org.paced.Paced1.policy
 	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 $(share)/paced.schema.json systemd/kernel.conf systemd/80-paced.network \
 		perf/grafana.json perf/alerts.yml
+	install -D -t $(DESTDIR)$(PREFIX)/share/paced/policies -m 644 config/policies/*
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml

@@ -64,3 +64,49 @@ fn a_policy_of_a_file_decides_until_a_good_one_takes_its_place_and_its_shadow_on
         "{said}"
     );
 }
+
+#[test]
+fn recorded_decisions_make_a_policy_that_is_scored_replayed_and_put_in_force() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 20, "", "decisions_bytes = 1_000_000", "policy = \"$FOLDER/auto.toml\"");
+    for model in ["large", "opt-125m"] {
+        assert_eq!(desk.chat(model, "x", true).0, 200);
+    }
+    const ASKED: usize = 24;
+    for at in 0..ASKED {
+        let budget = format!("x-paced-budget-ms: {}", 200 + at * 100);
+        let (status, head, _) = desk
+            .ask("/v1/chat/completions", &["--json", &chat("auto", "of this nothing is kept", true), "-H", &budget]);
+        assert_eq!(status, 200, "{head}");
+    }
+    let decisions = desk.site.path("decisions.jsonl");
+    let read = || std::fs::read_to_string(&decisions).ok().filter(|text| text.lines().count() == ASKED);
+    let text = wait_for("the decisions to be written", SOON, read).unwrap();
+    let first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (&first["alias"], &first["policy"], &first["outcome"]["tokens"]),
+        (&json!("auto"), &json!("thresholds"), &json!(5))
+    );
+    assert!(!text.contains("nothing is kept"));
+
+    let [decisions, scenario, tuned] = [decisions, desk.site.path("scenario.toml"), desk.site.path("auto.toml")]
+        .map(|path| path.display().to_string());
+    let route = |arguments: &[&str]| {
+        let (code, said) = desk.site.pacectl(&[&["--json", "route"], arguments].concat(), "").unwrap();
+        assert_eq!(code, Some(0), "{said}");
+        serde_json::from_str::<Value>(&said).unwrap()
+    };
+    let made = route(&["calibrate", "--alias", "auto", "--decisions", &decisions, "-o", &scenario]);
+    assert_eq!((&made["used"], &made["without_budget"]), (&json!(ASKED), &json!(0)));
+    route(&["tune", "--scenario", &scenario, "-o", &tuned, "--generations", "2", "--candidates", "6"]);
+    let scored = route(&["eval", "--scenario", &scenario, "--policy", &tuned, "--seeds", "2"]);
+    let names: Vec<_> = scored.as_array().unwrap().iter().map(|of| of["policy"].as_str().unwrap()).collect();
+    assert_eq!(names, [&tuned[..], "rule", "least-loaded", "round-robin", "only large", "only opt-125m"]);
+    let replayed = route(&["replay", "--alias", "auto", "--decisions", &decisions, "--policy", &tuned]);
+    assert_eq!((&replayed["asked"], &replayed["other_models"]), (&json!(ASKED), &json!(0)), "{replayed}");
+    let (code, said) = desk.site.pacectl(&["reload"], "").unwrap();
+    assert_eq!(code, Some(0), "{said}");
+    let (_, head, _) =
+        desk.ask("/v1/chat/completions", &["--json", &chat("auto", "x", true), "-H", "x-paced-budget-ms: 20000"]);
+    assert!(head.contains("x-paced-model: large"), "the file before never chose it: {head}");
+}

@@ -1,0 +1,39 @@
+//! The policies that are installed with paced.
+
+use std::{fs, path::Path};
+
+use routing::{learn, policy::PolicyFile, scenario::Scenario};
+use sched::route::Policy;
+use sha2::{Digest as _, Sha256};
+
+#[test]
+fn shipped_policies_have_the_scores_of_their_log_and_beat_the_rule() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/policies");
+    let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+    let (scenario, log) = (text("three-models.toml"), text("three-models.log"));
+    let sha256: String = Sha256::digest(&scenario).iter().map(|byte| format!("{byte:02x}")).collect();
+    // Two of the rates, and few seeds: the intervals of the log are of ten.
+    let scenario = Scenario { requests_per_sec: vec![48.0, 96.0], ..Scenario::parse(&scenario).unwrap() };
+    let logged = |name: &str, requests_per_sec: f64| -> f64 {
+        let rows = log.split_once(&format!("at {requests_per_sec} requests/s")).unwrap().1;
+        let row = rows.lines().find_map(|row| row.strip_prefix(name)).unwrap();
+        row.trim().split(' ').next().unwrap().parse().unwrap()
+    };
+    let means = |name: &str, policy: &Policy| {
+        let rows = learn::evaluate(&scenario, policy, 3);
+        for row in &rows {
+            let (played, logged) = (row.score.mean, logged(name, row.requests_per_sec));
+            assert!((played - logged).abs() < 0.02, "{name} at {}: {played}, not {logged}", row.requests_per_sec);
+        }
+        rows.iter().map(|row| row.score.mean).sum::<f64>() / 2.0
+    };
+    let rule = means("rule", &Policy::Rule { margin: 1.1 });
+    for name in ["three-models-thresholds.toml", "three-models-network.safetensors"] {
+        let bytes = fs::read(folder.join(name)).unwrap();
+        let made = String::from_utf8_lossy(&bytes);
+        assert!(made.contains(&sha256), "{name} is of another scenario");
+        let policy = learn::fit(&scenario, &PolicyFile::parse(&bytes).unwrap()).unwrap();
+        let mean = means(name, &policy);
+        assert!(mean > rule, "{name}: {mean}, and the rule {rule}");
+    }
+}
