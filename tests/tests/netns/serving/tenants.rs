@@ -62,3 +62,33 @@ fn a_gateway_still_knows_its_engines_after_a_restart() {
     let first = wait_for("an answer", SOON, || Some(ask(&desk)).filter(|(status, ..)| *status == 200)).unwrap();
     assert!(is_small(first.clone()), "{}", first.1);
 }
+
+#[test]
+fn a_key_that_asks_for_much_at_once_does_not_make_another_wait_for_all_of_it() {
+    lab::ring!(Netns);
+    const GREEDY: usize = 10;
+    let [greedy, other] = ["greedy", "other"].map(|name| {
+        let (key, hash) = generate_token().unwrap();
+        let section = format!("[[gateway.key]]\nname = \"{name}\"\nsha256 = \"{}\"\n", hex(&hash));
+        (format!("authorization: Bearer {key}"), section)
+    });
+    // One request at a time, of five tokens. The first has the place until all others wait.
+    let desk = Desk::with_large(1, 60, "max_in_flight = 1", "", &[greedy.1, other.1].concat());
+    let wait = |count: usize| {
+        let waits = move |counts: &lab::site::Counts| counts.of("gateway_in_flight") == count as i64;
+        desk.site.wait_for_counts("requests to wait", waits).unwrap();
+    };
+    let begin = |prompt: &str, key: &str| desk.begin(&["--json", &chat("large", prompt, true), "-H", key]);
+    let mut first = begin("stall 1", &greedy.0);
+    wait(1);
+    let mut curls: Vec<_> = (0..GREEDY).map(|_| begin("x", &greedy.0)).collect();
+    wait(1 + GREEDY);
+    let mut patient = begin("x", &other.0);
+    wait(2 + GREEDY);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(patient.wait().unwrap().success());
+    let left = desk.counts().of("gateway_in_flight");
+    assert!(left >= GREEDY as i64 - 4, "{left} are left of {GREEDY} that asked before");
+    curls.iter_mut().for_each(|curl| _ = curl.wait().unwrap());
+}
