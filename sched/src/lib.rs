@@ -8,6 +8,7 @@
 //! | [`codel`] | which packets are dropped so that a queue stays short |
 //! | [`pifo`] | which entry leaves first: the queue under every discipline |
 //! | [`route`] | which model, and which replica of it, answers a request |
+//! | [`path`] | over which of several paths a stream goes |
 //!
 //! Times are `u64` nanoseconds of the caller's choice of clock, and called `*_ns`.
 //!
@@ -17,6 +18,7 @@
 pub mod arbiter;
 pub mod codel;
 pub mod pace;
+pub mod path;
 pub mod pifo;
 pub mod route;
 pub mod stream;

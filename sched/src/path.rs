@@ -1,0 +1,221 @@
+//! Over which path a stream goes: placement of whole streams on the paths between two hosts.
+//!
+//! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it was
+//! placed on. [`place`] is a pure function of the request, of what is known of each path, and of a running count. What it
+//! estimates is in [`estimate`]; how a request that can be asked for in ranges is divided is in [`split`].
+//!
+//! `fstream` is the rule of "FStream: Flexible Stream Scheduling and Prioritizing in Multipath-QUIC" (equations 1 and 2).
+//! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, which is all that a
+//! bundle of connections can do; packet schedulers of multipath QUIC may do better or worse than these.
+
+pub mod estimate;
+pub mod split;
+#[cfg(test)]
+mod tests;
+
+use self::split::Range;
+
+/// How a path is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Placement {
+    /// The path on which the stream is estimated to end first, counting what streams there still have to send
+    /// ([`estimate::finish_ns`]); a large request that can be divided is spread over several paths ([`split::split`]) if
+    /// that [gains](split::gains) enough.
+    #[default]
+    Paced,
+    /// The path with the least time by FStream's equations 1 and 2 ([`estimate::fstream_ns`]).
+    FStream,
+    /// The path with the lowest smoothed RTT that has room in its window; if none has, the path with the lowest RTT.
+    LowestRtt,
+    /// The path with the lowest RTT, unless that has no room in its window and the stream is estimated to end earlier on
+    /// the best path that has ([`estimate::fair_ns`]).
+    SaEcf,
+    /// Each path in its turn.
+    RoundRobin,
+    /// A copy on each of the two paths on which it is estimated to end first, if the request is urgent, may arrive twice, and
+    /// has at most [`COPIED_BYTES`]. Every other request goes as under `Paced`.
+    Redundant,
+}
+
+impl Placement {
+    /// All of them, the default first.
+    pub const ALL: [Self; 6] =
+        [Self::Paced, Self::FStream, Self::LowestRtt, Self::SaEcf, Self::RoundRobin, Self::Redundant];
+
+    /// Its name in configurations and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Paced => "paced",
+            Self::FStream => "fstream",
+            Self::LowestRtt => "lowest-rtt",
+            Self::SaEcf => "sa-ecf",
+            Self::RoundRobin => "round-robin",
+            Self::Redundant => "redundant",
+        }
+    }
+}
+
+/// The most bytes of a request that is sent over two paths: a few packets, so that copies cost a path little.
+pub const COPIED_BYTES: u64 = 16 * 1024;
+
+/// What is known of a path in the direction in which most of the bytes go.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Path {
+    /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
+    pub smoothed_rtt_ns: u64,
+    /// The shortest round trip, in nanoseconds; 0 if it is not known.
+    pub min_rtt_ns: u64,
+    /// How fast it delivers, in bytes per second; 0 counts as 1.
+    pub bytes_per_sec: u64,
+    /// Bytes in front of everything that is placed: in flight, or of no stream in `placed`.
+    pub backlog_bytes: u64,
+    /// How long it takes until a stream can begin there: where the placing end asks and the other end sends, the way of the
+    /// request. FStream's equations, whose placing end sends, do not count it.
+    pub lead_ns: u64,
+    /// The streams on it that have not ended.
+    pub placed: Vec<Placed>,
+    /// What a stream has to gain in time, in nanoseconds, before it takes this path rather than one that costs nothing.
+    pub cost_ns: u64,
+}
+
+/// What is known of a stream that a path has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// What it still has to send, in bytes.
+    pub bytes: u64,
+    /// Its share of the path relative to other streams' (HTTP/2's priority in FStream); 0 counts as 1.
+    pub weight: u32,
+}
+
+/// A stream to be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How much it has to send, in bytes.
+    pub bytes: u64,
+    /// Its share of a path relative to other streams'; 0 counts as 1. Of requests that come together, those of higher weight
+    /// choose first.
+    pub weight: u32,
+    /// Whether its class is urgent.
+    pub is_urgent: bool,
+    /// Whether it may arrive twice (idempotent, RFC 9110 §9.2.2).
+    pub is_idempotent: bool,
+    /// Whether it can be asked for in ranges (RFC 9110 §14).
+    pub is_divisible: bool,
+}
+
+/// Where a request goes. Paths are named by their place in the list that was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Over one path.
+    One(usize),
+    /// A copy over each of two paths, the better one first.
+    Copies([usize; 2]),
+    /// Parts over several paths, in the order of the paths, at least two. Together they are the whole request.
+    Ranges(Vec<Range>),
+}
+
+impl Choice {
+    /// Its path, or the one of its copies or ranges that matters most: of copies the better one, of ranges the largest.
+    #[must_use]
+    pub fn path(&self) -> usize {
+        match self {
+            Self::One(path) | Self::Copies([path, _]) => *path,
+            Self::Ranges(ranges) => ranges.iter().max_by_key(|range| range.bytes).map_or(0, |range| range.path),
+        }
+    }
+}
+
+impl Path {
+    /// Whether its window has room: less waits and is in flight than it delivers in a smoothed round trip, the window that a
+    /// sender needs to use it fully.
+    #[must_use]
+    pub fn has_window(&self) -> bool {
+        let window = u128::from(self.bytes_per_sec) * u128::from(self.smoothed_rtt_ns) / NS_PER_SEC;
+        let waiting = self.placed.iter().map(|placed| u128::from(placed.bytes)).sum::<u128>();
+        // One packet always fits.
+        waiting + u128::from(self.backlog_bytes) < window.max(PACKET_BYTES)
+    }
+
+    /// Notes a stream that was placed on it.
+    pub fn add(&mut self, bytes: u64, weight: u32) {
+        self.placed.push(Placed { bytes, weight });
+    }
+}
+
+/// Less than this is no window.
+const PACKET_BYTES: u128 = 1_200;
+
+const NS_PER_SEC: u128 = 1_000_000_000;
+
+/// Chooses where a request goes, or returns `None` if there is no path. `turn` counts the requests before this one; only
+/// round-robin goes by it. Of equal paths the first is chosen.
+#[must_use]
+pub fn place(placement: Placement, request: &Request, paths: &[Path], turn: u64) -> Option<Choice> {
+    let finish = |path: &Path| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64;
+    let one = |key: &dyn Fn(&Path) -> f64| least(paths, key).map(Choice::One);
+    match placement {
+        Placement::FStream => {
+            one(&|path| estimate::fstream_ns(path, request.bytes, request.weight) + path.cost_ns as f64)
+        }
+        Placement::LowestRtt => one(&|path| if path.has_window() { rtt_ns(path) } else { f64::INFINITY })
+            .filter(|choice| paths.get(choice.path()).is_some_and(Path::has_window))
+            .or_else(|| one(&rtt_ns)),
+        Placement::SaEcf => sa_ecf(request, paths).map(Choice::One),
+        Placement::RoundRobin => {
+            let paths = u64::try_from(paths.len()).ok().filter(|paths| *paths > 0)?;
+            usize::try_from(turn % paths).ok().map(Choice::One)
+        }
+        Placement::Redundant if request.is_urgent && request.is_idempotent && request.bytes <= COPIED_BYTES => {
+            let best = least(paths, &finish)?;
+            let others = paths.iter().enumerate().filter(|(place, _)| *place != best);
+            let second = others.min_by(|(_, a), (_, b)| finish(a).total_cmp(&finish(b)));
+            Some(second.map_or(Choice::One(best), |(second, _)| Choice::Copies([best, second])))
+        }
+        Placement::Paced | Placement::Redundant => {
+            let ranges = if request.is_divisible { split::split(request, paths) } else { Vec::new() };
+            if split::gains(request, paths, &ranges) { Some(Choice::Ranges(ranges)) } else { one(&finish) }
+        }
+    }
+}
+
+/// Places requests that come together: those of higher weight choose first (FStream's PRCP-1), equals in their order. What
+/// was placed is noted on `paths`. The choices are in the order of the requests; there are none without paths.
+#[must_use]
+pub fn place_all(placement: Placement, requests: &[Request], paths: &mut [Path], turn: u64) -> Vec<Choice> {
+    let mut order: Vec<usize> = (0..requests.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(requests[*at].weight));
+    let mut choices = vec![None; requests.len()];
+    for (turn, at) in (turn..).zip(order) {
+        let request = &requests[at];
+        let Some(choice) = place(placement, request, paths, turn) else { return Vec::new() };
+        let mut add = |path: usize, bytes| paths[path].add(bytes, request.weight);
+        match &choice {
+            Choice::One(path) => add(*path, request.bytes),
+            Choice::Copies(copies) => copies.iter().for_each(|path| add(*path, request.bytes)),
+            Choice::Ranges(ranges) => ranges.iter().for_each(|range| add(range.path, range.bytes)),
+        }
+        choices[at] = Some(choice);
+    }
+    choices.into_iter().flatten().collect()
+}
+
+fn rtt_ns(path: &Path) -> f64 {
+    path.smoothed_rtt_ns.saturating_add(path.cost_ns) as f64
+}
+
+fn least(paths: &[Path], key: &dyn Fn(&Path) -> f64) -> Option<usize> {
+    let keys = paths.iter().map(key).enumerate();
+    keys.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(place, _)| place)
+}
+
+fn sa_ecf(request: &Request, paths: &[Path]) -> Option<usize> {
+    let fastest = least(paths, &rtt_ns)?;
+    if paths[fastest].has_window() {
+        return Some(fastest);
+    }
+    let free = paths.iter().enumerate().filter(|(_, path)| path.has_window());
+    let Some((free, _)) = free.min_by(|(_, a), (_, b)| rtt_ns(a).total_cmp(&rtt_ns(b))) else { return Some(fastest) };
+    let end = |place: usize| estimate::fair_ns(&paths[place], request.bytes) + paths[place].cost_ns as f64;
+    Some(if end(free) < end(fastest) { free } else { fastest })
+}

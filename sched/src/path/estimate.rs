@@ -1,0 +1,49 @@
+//! When a stream would end on a path: what placements compare.
+//!
+//! All times are nanoseconds from now until the last byte has arrived, as `f64`: sizes and rates of extremes neither overflow
+//! nor round to nothing.
+
+use super::Path;
+
+/// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
+/// on the path.
+///
+/// It takes every stream on the path to last for as long as the new one, and sees no backlog.
+#[must_use]
+pub fn fstream_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
+    let own = f64::from(weight.max(1));
+    let sum: f64 = path.placed.iter().map(|placed| f64::from(placed.weight.max(1))).sum();
+    let share = own / (sum + own) * rate(path);
+    bytes as f64 / share + path.smoothed_rtt_ns as f64 / 2.0
+}
+
+/// When a stream ends that shares the path by weight with the streams on it, each of which leaves its share to the others when
+/// it has ended (generalized processor sharing), behind the backlog.
+///
+/// Until a stream of `s` bytes and weight `w` has ended, another of `b` bytes and weight `v` has sent `v·s/w`, or all of its `b`
+/// if that is less. So the path has to carry `backlog + s + Σ min(b, v·s/w)`, from
+/// `lead` on. Exact if nothing is placed there later.
+#[must_use]
+pub fn finish_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
+    let turns = bytes as f64 / f64::from(weight.max(1));
+    let others = path.placed.iter().map(|placed| (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns));
+    ends_ns(path, others.sum::<f64>() + bytes as f64)
+}
+
+/// The same if all streams have equal shares: what schedulers without weights give.
+#[must_use]
+pub fn fair_ns(path: &Path, bytes: u64) -> f64 {
+    let others = path.placed.iter().map(|placed| placed.bytes.min(bytes) as f64);
+    ends_ns(path, others.sum::<f64>() + bytes as f64)
+}
+
+/// When so many bytes behind the backlog have arrived.
+fn ends_ns(path: &Path, bytes: f64) -> f64 {
+    let carried = (path.backlog_bytes as f64 + bytes) / rate(path);
+    path.lead_ns as f64 + carried + path.smoothed_rtt_ns as f64 / 2.0
+}
+
+/// Bytes per nanosecond.
+fn rate(path: &Path) -> f64 {
+    path.bytes_per_sec.max(1) as f64 / 1e9
+}

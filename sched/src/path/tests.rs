@@ -1,0 +1,266 @@
+use proptest::prelude::*;
+
+use super::{
+    estimate::{fair_ns, finish_ns, fstream_ns},
+    split::{LEAST_BYTES, split},
+    *,
+};
+
+const MS: u64 = 1_000_000;
+const MBIT: u64 = 125_000;
+
+/// The two streams of the paper.
+const A: Request = Request { bytes: 26_000, weight: 255, is_urgent: true, is_idempotent: true, is_divisible: false };
+const B: Request = Request { bytes: 900_000, weight: 8, is_urgent: false, is_idempotent: true, is_divisible: false };
+
+fn path(mbit: u64, rtt_ms: u64) -> Path {
+    let rtt_ns = rtt_ms * MS;
+    Path { smoothed_rtt_ns: rtt_ns, min_rtt_ns: rtt_ns, bytes_per_sec: mbit * MBIT, ..Path::default() }
+}
+
+fn placed(placement: Placement, second: Path) -> [usize; 2] {
+    let choices = place_all(placement, &[A, B], &mut [path(1, 1), second], 0);
+    [choices[0].path(), choices[1].path()]
+}
+
+fn arbitrary_paths() -> impl Strategy<Value = Vec<Path>> {
+    let placed = (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed { bytes, weight });
+    let path = (1..400 * MS, 1..200 * MBIT, 0..1_000_000_u64, prop::collection::vec(placed, 0..4)).prop_map(
+        |(smoothed_rtt_ns, bytes_per_sec, backlog_bytes, placed)| Path {
+            smoothed_rtt_ns,
+            min_rtt_ns: smoothed_rtt_ns,
+            bytes_per_sec,
+            backlog_bytes,
+            lead_ns: smoothed_rtt_ns / 2,
+            placed,
+            cost_ns: 0,
+        },
+    );
+    prop::collection::vec(path, 1..5)
+}
+
+fn arbitrary_request() -> impl Strategy<Value = Request> {
+    (1..20_000_000_u64, 1..256_u32, any::<[bool; 3]>()).prop_map(
+        |(bytes, weight, [is_urgent, is_idempotent, is_divisible])| Request {
+            bytes,
+            weight,
+            is_urgent,
+            is_idempotent,
+            is_divisible,
+        },
+    )
+}
+
+#[test]
+fn equations_1_and_2_give_the_papers_numbers() {
+    let mut shared = path(1, 1);
+    assert!((fstream_ns(&shared, A.bytes, A.weight) / 1e6 - 208.5).abs() < 0.01);
+    assert!((fstream_ns(&shared, B.bytes, B.weight) / 1e6 - 7_200.5).abs() < 0.01);
+    shared.add(B.bytes, B.weight);
+    assert!((fstream_ns(&shared, A.bytes, A.weight) / 1e6 - 215.03).abs() < 0.01, "263 / 255 of 208 ms, and 0.5");
+}
+
+#[test]
+fn fstream_leaves_b_on_the_slow_path_until_the_other_is_33_times_as_fast() {
+    assert_eq!(placed(Placement::FStream, path(30, 1)), [1, 0]);
+    assert_eq!(placed(Placement::FStream, path(33, 1)), [1, 1]);
+}
+
+#[test]
+fn paced_counts_that_a_has_ended_long_before_b() {
+    assert_eq!(placed(Placement::Paced, path(1, 1)), [0, 1], "A takes the first of two equal paths, B the free one");
+    assert_eq!(placed(Placement::Paced, path(2, 1)), [1, 1], "both on 2 Mbit/s take 3.7 s, B on 1 Mbit/s 7.2");
+}
+
+#[test]
+fn a_stream_with_less_weight_chooses_later_however_early_it_came() {
+    let choices = place_all(Placement::FStream, &[B, A], &mut [path(1, 1), path(1, 1)], 0);
+    assert_eq!(choices, [Choice::One(1), Choice::One(0)]);
+}
+
+#[test]
+fn the_lowest_rtt_is_chosen_while_its_window_has_room() {
+    let mut paths = [path(10, 100), path(10, 10)];
+    let place = |paths: &[Path]| place(Placement::LowestRtt, &B, paths, 0).map(|choice| choice.path());
+    assert_eq!(place(&paths), Some(1));
+    paths[1].backlog_bytes = 12_500;
+    assert_eq!(place(&paths), Some(0), "10 ms at 10 Mbit/s are in flight");
+    paths[0].backlog_bytes = 125_000;
+    assert_eq!(place(&paths), Some(1), "none has room");
+}
+
+#[test]
+fn sa_ecf_waits_for_the_fast_path_where_that_ends_earlier() {
+    let place = |slow_mbit| {
+        let mut paths = [path(10, 10), path(slow_mbit, 100)];
+        paths[0].backlog_bytes = 20_000;
+        super::place(Placement::SaEcf, &B, &paths, 0).map(|choice| choice.path())
+    };
+    assert_eq!(place(1), Some(0));
+    assert_eq!(place(100), Some(1));
+}
+
+#[test]
+fn round_robin_goes_by_the_count_alone() {
+    let paths = [path(1, 1), path(100, 1), path(1, 400)];
+    let chosen = (0..5).map(|turn| place(Placement::RoundRobin, &A, &paths, turn).map(|choice| choice.path()));
+    assert_eq!(chosen.collect::<Vec<_>>(), [Some(0), Some(1), Some(2), Some(0), Some(1)]);
+}
+
+#[test]
+fn only_small_urgent_requests_that_may_arrive_twice_are_copied() {
+    let paths = [path(1, 400), path(1, 20), path(1, 10)];
+    let small = Request { bytes: 1_000, ..A };
+    let place = |request| place(Placement::Redundant, &request, &paths, 0);
+    assert_eq!(place(small), Some(Choice::Copies([2, 1])));
+    assert_eq!(place(A), Some(Choice::One(2)), "it is too large");
+    assert_eq!(place(Request { is_urgent: false, ..small }), Some(Choice::One(2)));
+    assert_eq!(place(Request { is_idempotent: false, ..small }), Some(Choice::One(2)));
+    assert_eq!(super::place(Placement::Redundant, &small, &paths[..1], 0), Some(Choice::One(0)), "there is one path");
+}
+
+#[test]
+fn ranges_use_both_paths_where_one_stream_could_not() {
+    let request = Request { is_divisible: true, ..B };
+    let choice = place(Placement::Paced, &request, &[path(1, 1), path(1, 1)], 0);
+    let Some(Choice::Ranges(ranges)) = choice else { panic!("{choice:?}") };
+    assert!(ranges.iter().all(|range| range.bytes == 450_000), "{ranges:?}");
+    assert_eq!(place(Placement::Paced, &request, &[path(100, 1), path(1, 400)], 0), Some(Choice::One(0)));
+    assert!(split(&request, &[path(20, 1), path(1, 1)]).len() == 2, "it would end a 21st earlier");
+    assert_eq!(place(Placement::Paced, &request, &[path(20, 1), path(1, 1)], 0), Some(Choice::One(0)));
+}
+
+#[test]
+fn a_costly_path_is_taken_only_for_what_it_gains() {
+    let costly = |mbit| Path { cost_ns: 1_000 * MS, ..path(mbit, 1) };
+    for (placement, request) in [(Placement::Paced, A), (Placement::FStream, A)] {
+        assert_eq!(place(placement, &request, &[path(1, 1), costly(100)], 0), Some(Choice::One(0)));
+        assert_eq!(place(placement, &B, &[path(1, 1), costly(100)], 0), Some(Choice::One(1)));
+    }
+    assert_eq!(place(Placement::LowestRtt, &A, &[path(1, 900), costly(100)], 0), Some(Choice::One(0)));
+}
+
+#[test]
+fn without_paths_there_is_no_choice() {
+    assert!(Placement::ALL.iter().all(|placement| place(*placement, &A, &[], 3).is_none()));
+    assert!(place_all(Placement::Paced, &[A], &mut [], 0).is_empty());
+}
+
+#[test]
+fn names_differ() {
+    let names: std::collections::BTreeSet<_> = Placement::ALL.iter().map(|placement| placement.name()).collect();
+    assert_eq!(names.len(), Placement::ALL.len());
+}
+
+/// When streams that share a rate by weight end, in nanoseconds: step by step, from one end to the next.
+fn shared_ends(path: &Path, streams: &[Placed]) -> Vec<f64> {
+    let rate = path.bytes_per_sec as f64 / 1e9;
+    let mut left: Vec<_> = streams.iter().map(|stream| stream.bytes as f64).collect();
+    let mut ends = vec![None; streams.len()];
+    let mut now = path.lead_ns as f64 + path.backlog_bytes as f64 / rate;
+    while ends.iter().any(Option::is_none) {
+        let open: Vec<_> = (0..streams.len()).filter(|at| ends[*at].is_none()).collect();
+        let weight = |at: usize| f64::from(streams[at].weight.max(1));
+        let sum: f64 = open.iter().map(|at| weight(*at)).sum();
+        let time = |at: usize| left[at] * sum / (weight(at) * rate);
+        let next = *open.iter().min_by(|a, b| time(**a).total_cmp(&time(**b))).unwrap();
+        let step = time(next);
+        open.iter().for_each(|at| left[*at] -= weight(*at) / sum * rate * step);
+        now += step;
+        ends[next] = Some(now);
+    }
+    ends.into_iter().flatten().collect()
+}
+
+proptest! {
+    #[test]
+    fn a_finish_is_that_of_streams_that_share_by_weight(paths in arbitrary_paths(), request in arbitrary_request()) {
+        for path in &paths {
+            let mut streams = path.placed.clone();
+            streams.push(Placed { bytes: request.bytes, weight: request.weight });
+            let ends = shared_ends(path, &streams);
+            let expected = ends.last().unwrap() + path.smoothed_rtt_ns as f64 / 2.0;
+            let finish = finish_ns(path, request.bytes, request.weight);
+            prop_assert!((finish / expected - 1.0).abs() < 1e-6, "{finish} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn fstream_is_as_late_as_streams_that_never_end_make_it(paths in arbitrary_paths(), request in arbitrary_request()) {
+        for mut path in paths {
+            (path.backlog_bytes, path.lead_ns) = (0, 0);
+            let estimated = fstream_ns(&path, request.bytes, request.weight);
+            prop_assert!(estimated >= finish_ns(&path, request.bytes, request.weight) * (1.0 - 1e-9));
+            path.placed.iter_mut().for_each(|placed| placed.bytes = u64::MAX);
+            let endless = finish_ns(&path, request.bytes, request.weight);
+            prop_assert!((estimated / endless - 1.0).abs() < 1e-9, "{estimated}, {endless}");
+        }
+    }
+
+    #[test]
+    fn equal_weights_are_fair(paths in arbitrary_paths(), bytes in 1..10_000_000_u64) {
+        for mut path in paths {
+            path.placed.iter_mut().for_each(|placed| placed.weight = 7);
+            prop_assert!((fair_ns(&path, bytes) / finish_ns(&path, bytes, 7) - 1.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn paced_and_fstream_choose_the_least_of_their_estimates(
+        mut paths in arbitrary_paths(), costs in prop::collection::vec(0..500 * MS, 5), request in arbitrary_request(),
+    ) {
+        paths.iter_mut().zip(costs).for_each(|(path, cost_ns)| path.cost_ns = cost_ns);
+        let request = Request { is_divisible: false, ..request };
+        for placement in [Placement::Paced, Placement::FStream] {
+            let estimate = if placement == Placement::Paced { finish_ns } else { fstream_ns };
+            let time = |path: &Path| estimate(path, request.bytes, request.weight) + path.cost_ns as f64;
+            let chosen = place(placement, &request, &paths, 0).unwrap().path();
+            prop_assert!(paths.iter().all(|path| time(&paths[chosen]) <= time(path)));
+        }
+    }
+
+    #[test]
+    fn every_placement_chooses_paths_that_exist(
+        paths in arbitrary_paths(), request in arbitrary_request(), turn in any::<u64>(),
+    ) {
+        for placement in Placement::ALL {
+            match place(placement, &request, &paths, turn).unwrap() {
+                Choice::One(path) => prop_assert!(path < paths.len()),
+                Choice::Copies([a, b]) => prop_assert!(a != b && a.max(b) < paths.len()),
+                Choice::Ranges(ranges) => prop_assert!(ranges.iter().all(|range| range.path < paths.len())),
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_are_the_whole_request_and_end_together(paths in arbitrary_paths(), request in arbitrary_request()) {
+        let ranges = split(&request, &paths);
+        let mut offset = 0;
+        for range in &ranges {
+            prop_assert_eq!(range.offset, offset);
+            prop_assert!(ranges.len() == 1 || range.bytes >= LEAST_BYTES);
+            offset += range.bytes;
+        }
+        prop_assert_eq!(offset, request.bytes);
+        let end = |range: &split::Range| finish_ns(&paths[range.path], range.bytes, request.weight);
+        let alone = paths.iter().map(|path| finish_ns(path, request.bytes, request.weight)).fold(f64::INFINITY, f64::min);
+        let [first, last] = [f64::min, f64::max].map(|of| ranges.iter().map(end).reduce(of).unwrap());
+        // A byte more or less, at the slowest rate, on either side.
+        let byte = 4.0 * ranges.iter().map(|range| 1e9 / paths[range.path].bytes_per_sec as f64 * 2_000.0).sum::<f64>();
+        prop_assert!(last - first <= byte, "{first} to {last}");
+        prop_assert!(last <= alone + byte, "{last} is later than {alone} on one path");
+    }
+
+    #[test]
+    fn extremes_neither_panic_nor_wrap(
+        bytes in prop::sample::select(vec![0, 1, u64::MAX]), rate in prop::sample::select(vec![0, 1, u64::MAX]),
+        rtt in prop::sample::select(vec![0, u64::MAX]), weight in prop::sample::select(vec![0, u32::MAX]),
+    ) {
+        let placed = vec![Placed { bytes, weight }; 2];
+        let path = Path { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
+        let request = Request { bytes, weight, is_urgent: true, is_idempotent: true, is_divisible: true };
+        for placement in Placement::ALL {
+            prop_assert!(place(placement, &request, &[path.clone(), path.clone()], u64::MAX).is_some());
+        }
+    }
+}
