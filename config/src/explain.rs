@@ -261,10 +261,12 @@ fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
         records.unwrap_or_default()
     )];
     lines.extend(models.iter().map(|model| {
-        let Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, quality_percent } = model;
+        let Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent } =
+            model;
+        let anywhere = if *affinity { "" } else { ", each at any engine" };
         let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
         format!(
-            "  model {name}: {engine_name} at {}{}{key}, {max_in_flight} requests each, {max_waiting} may wait, quality {quality_percent}",
+            "  model {name}: {engine_name} at {}{}{key}, {max_in_flight} requests each, {max_waiting} may wait{anywhere}, quality {quality_percent}",
             joined(engines),
             gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus))).unwrap_or_default(),
         )

@@ -50,6 +50,8 @@ pub struct Model {
     pub max_in_flight: u32,
     /// Requests that may wait for an engine.
     pub max_waiting: u32,
+    /// Whether a request prefers the engine that answered an earlier one of its session, or with the same beginning.
+    pub affinity: bool,
     /// What its answers are worth beside those of others, from 1 to 100.
     pub quality_percent: u8,
 }
@@ -169,9 +171,10 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Mod
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
     let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
     let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
+    let affinity = section.value("affinity", of.is_none_or(|of| of.affinity));
     let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
     let (name, engine_name, engines) = (name?, engine_name?, engines?);
-    Some(Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, quality_percent })
+    Some(Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent })
 }
 
 /// Walks through the section of an alias for some of `models`.

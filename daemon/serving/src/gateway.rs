@@ -42,7 +42,7 @@ use crate::{
     live::{Entry, Live},
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
-    places::{Claim, Engines, Fault, NoPlace, Place, Standing, Turn},
+    places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Standing, Turn},
     routes::{Asked, Policies, Route, Routes, Tally, Wanted},
     tenants::Tenants,
     view::{AliasView, EngineView},
@@ -69,6 +69,7 @@ pub struct Gateway {
     policies: Policies,
     routes: Routes,
     tenants: Tenants,
+    prefixes: Prefixes,
     client: Client<HttpConnector, Full<Bytes>>,
     /// What bodies may still take, in KiB.
     bodies: Arc<Semaphore>,
@@ -84,6 +85,8 @@ struct Model {
     /// What its engines call it.
     engine_name: String,
     urls: Vec<Url>,
+    /// Whether requests prefer the engine that may know their prompts.
+    affinity: bool,
     /// What engines are shown in `authorization`.
     key: Option<hyper::header::HeaderValue>,
     engines: Arc<Engines>,
@@ -133,6 +136,7 @@ impl Gateway {
                 key: model.key_file.as_deref().map(read_key).transpose()?,
                 engines: Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns),
                 urls: model.engines.clone(),
+                affinity: model.affinity,
             })
         };
         let mut connector = HttpConnector::new();
@@ -153,6 +157,7 @@ impl Gateway {
             policies,
             routes,
             tenants: Tenants::new(&settings.keys, clock.now_ns),
+            prefixes: Prefixes::default(),
             models,
             client,
             bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
@@ -259,7 +264,10 @@ impl Gateway {
             }
             let sent = ask.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
-            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry };
+            // With one engine there is nothing to prefer.
+            let prefers = model.affinity && model.urls.len() > 1;
+            let prefix = prefers.then(|| self.prefixes.of(head, ask.prompt(&body.bytes))).unwrap_or_default();
+            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
             match self.try_engines(request, &pass, &sent, &terms).await {
                 // The others that the name stands for may fare better.
                 Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {
@@ -296,6 +304,7 @@ impl Gateway {
             class: terms.class.policy().name.as_str().into(),
             tenant: pass.payer.seat.map(|seat| (seat.tenant().name.clone(), seat.tenant().weight)),
             tokens: pass.route.tokens(),
+            prefix: pass.prefix.clone(),
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {
@@ -306,6 +315,9 @@ impl Gateway {
                 (Err(failure), _) => return Err(failure),
             };
             if tried.is_empty() {
+                if pass.prefix != Prefix::default() {
+                    self.metrics.placed(&model.name, place.kept);
+                }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
             let failure = match pass.run(request, body, &place).await {

@@ -22,6 +22,7 @@ use sched::route::{Choice, Reason};
 
 use crate::{
     openai::Operation,
+    places::Kept,
     routes::{Decided, Route, Wanted},
     sse::Usage,
 };
@@ -44,6 +45,13 @@ struct OfModel {
 struct Deadlines {
     model: Arc<str>,
     /// "met" or "missed".
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Placed {
+    model: Arc<str>,
+    /// "kept", "moved" or "new" ([`Kept`]).
     result: &'static str,
 }
 
@@ -89,6 +97,7 @@ pub struct GatewayMetrics {
     retries: Family<OfModel, Counter>,
     deadlines: Family<Deadlines, Counter>,
     predicted: Family<OfModel, Histogram>,
+    placed: Family<Placed, Counter>,
     decisions: Family<Decision, Counter>,
     shadowed: Family<Shadowed, Counter>,
 }
@@ -109,6 +118,7 @@ impl Default for GatewayMetrics {
             retries: Family::default(),
             deadlines: Family::default(),
             predicted: Family::new_with_constructor(|| Histogram::new(RATIOS)),
+            placed: Family::default(),
             decisions: Family::default(),
             shadowed: Family::default(),
         }
@@ -131,6 +141,8 @@ impl GatewayMetrics {
         registry.register("gateway_deadlines", help, self.deadlines.clone());
         let help = "How long answers took, as a multiple of what was predicted";
         registry.register("gateway_predicted_ratio", help, self.predicted.clone());
+        let help = "Requests with a session or a prompt of some length, by whether they went where an earlier one like them was";
+        registry.register("gateway_affinity", help, self.placed.clone());
         let help = "Choices of a model by the policies of aliases, by reason";
         registry.register("gateway_decisions", help, self.decisions.clone());
         let help = "Choices that a shadow was asked about, by whether it would have chosen the same model";
@@ -179,6 +191,11 @@ impl GatewayMetrics {
     /// Notes how long a request waited for a place.
     pub fn waited(&self, model: &Arc<str>, seconds: f64) {
         self.waited.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
+    }
+
+    /// Counts a request that may profit from an engine's cache, by whether it went there.
+    pub fn placed(&self, model: &Arc<str>, kept: Kept) {
+        self.placed.get_or_create(&Placed { model: model.clone(), result: kept.name() }).inc();
     }
 
     /// Notes when the first token passed.

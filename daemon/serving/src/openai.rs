@@ -77,6 +77,8 @@ pub struct Ask {
     pub model: String,
     /// Where its name stands in the body, quotes included.
     model_at: Range<usize>,
+    /// Where its messages or its prompt stand; empty if there is neither.
+    prompt_at: Range<usize>,
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
     /// How many tokens the answer may have, where the client says so.
@@ -88,6 +90,10 @@ pub struct Ask {
 struct Body<'a> {
     #[serde(borrow)]
     model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    messages: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    prompt: Option<&'a RawValue>,
     #[serde(default)]
     service_tier: Option<String>,
     #[serde(default)]
@@ -111,13 +117,24 @@ impl Ask {
         let raw = read.model.ok_or(Refusal::NoModel)?.get();
         let model: String = serde_json::from_str(raw).map_err(|_| Refusal::NoModel)?;
         // A raw value is a part of the text that it was read from.
-        let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize).ok_or(Refusal::NoModel)?;
+        let place = |raw: &str| {
+            let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+            Some(start..start + raw.len())
+        };
+        let prompt = read.messages.or(read.prompt);
         Ok(Self {
             model,
-            model_at: start..start + raw.len(),
+            model_at: place(raw).ok_or(Refusal::NoModel)?,
+            prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
             service_tier: read.service_tier,
             max_tokens: read.max_completion_tokens.or(read.max_tokens),
         })
+    }
+
+    /// Returns the messages or the prompt as they stand in `body`, from which this was read; nothing if there are none.
+    #[must_use]
+    pub fn prompt<'a>(&self, body: &'a [u8]) -> &'a [u8] {
+        body.get(self.prompt_at.clone()).unwrap_or_default()
     }
 
     /// Returns `body`, from which this was read, with another model's name and otherwise byte for byte.
@@ -316,6 +333,14 @@ mod tests {
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
         assert_eq!(ask.with_model(&body, "ab"), body, "the same model in other letters stays");
         assert_eq!(Ask::read(&rewritten).unwrap().model, "big \"one\"");
+    }
+
+    #[test]
+    fn the_prompt_is_the_messages_or_the_prompt_as_they_stand_in_the_body() {
+        let prompt = |body: &'static str| Ask::read(body.as_bytes()).unwrap().prompt(body.as_bytes());
+        assert_eq!(prompt(r#"{"model":"m", "messages" : [ {"a":1} ] }"#), br#"[ {"a":1} ]"#);
+        assert_eq!(prompt(r#"{"prompt":"x y","model":"m"}"#), br#""x y""#);
+        assert_eq!(prompt(r#"{"model":"m","prompt":null}"#), b"");
     }
 
     #[test]

@@ -15,9 +15,13 @@ use parking_lot::Mutex;
 use sched::stream::Discipline;
 use tokio::sync::oneshot;
 
-pub use self::queue::Claim;
-use self::queue::Queue;
+use self::{affinity::Affinity, queue::Queue};
+pub use self::{
+    affinity::{Kept, Prefix, Prefixes},
+    queue::Claim,
+};
 
+mod affinity;
 mod queue;
 
 /// The engines that run one model.
@@ -34,7 +38,8 @@ pub struct Engines {
 #[derive(Debug)]
 struct State {
     replicas: Vec<Replica>,
-    queue: Queue<oneshot::Sender<Place>>,
+    queue: Queue<(oneshot::Sender<Place>, Prefix)>,
+    affinity: Affinity,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -77,6 +82,8 @@ pub struct Place {
     engines: Arc<Engines>,
     /// The engine.
     pub replica: usize,
+    /// Whether it is the one that the prompt's beginning, or its session, had been sent to.
+    pub kept: Kept,
 }
 
 /// A request that waits for its place. Dropped, it waits no longer.
@@ -112,7 +119,7 @@ impl Engines {
         discipline: Discipline,
         now_ns: fn() -> u64,
     ) -> Arc<Self> {
-        let state = State { replicas: vec![Replica::default(); replicas], queue: Queue::new(discipline) };
+        let state = State { replicas: vec![Replica::default(); replicas], queue: Queue::new(discipline), affinity: Affinity::default() };
         Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
     }
 
@@ -121,13 +128,13 @@ impl Engines {
         self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the least busy engine that is not in `tried`, or waits for one in the order that `claim` gives. A
-    /// request that an engine has tried already does not wait.
+    /// Takes a place at the engine that may know the beginning of the prompt, or else at the least busy one that is not in
+    /// `tried`; or waits for one in the order that `claim` gives. A request that an engine has tried already does not wait.
     ///
     /// # Errors
     /// Too many wait, or no engine is left that has not failed.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
-        let now_ns = (self.now_ns)();
+        let (now_ns, claim) = ((self.now_ns)(), claim.into());
         let mut state = self.state.lock();
         if !(0..state.replicas.len())
             .any(|replica| !tried.contains(&replica) && state.replicas[replica].is_usable(now_ns))
@@ -136,24 +143,24 @@ impl Engines {
         }
         // A request that failed elsewhere has waited for its turn already.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some(replica) = state.least_busy(self.most_in_flight, tried, now_ns)
+            && let Some((replica, kept)) = state.give(&claim.prefix, self.most_in_flight, tried, now_ns)
         {
-            state.replicas[replica].in_flight += 1;
-            return Ok(Turn::Now(Place { engines: self.clone(), replica }));
+            return Ok(Turn::Now(Place { engines: self.clone(), replica, kept }));
         }
         if !tried.is_empty() || state.queue.len() >= self.most_waiting {
             return Err(NoPlace::Crowded);
         }
-        let waiting = self.enqueue(&mut state, claim.into());
+        let waiting = self.enqueue(&mut state, claim);
         let unwanted = self.give_places(&mut state, now_ns);
         drop(state);
         drop(unwanted);
         Ok(Turn::Later(waiting))
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut State, claim: Claim) -> Waiting {
+    fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> Waiting {
         let (told, place) = oneshot::channel();
-        let name = state.queue.add(claim, told);
+        let prefix = std::mem::take(&mut claim.prefix);
+        let name = state.queue.add(claim, (told, prefix));
         Waiting { engines: self.clone(), name, place }
     }
 
@@ -161,15 +168,11 @@ impl Engines {
     /// the lock.
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<Place> {
         let mut unwanted = Vec::new();
-        while let Some(name) = state.queue.next()
-            && let Some(replica) = state.least_busy(self.most_in_flight, &[], now_ns)
+        while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
+            && let Some((told, prefix)) = state.queue.next().and_then(|name| state.queue.serve(name))
+            && let Some((replica, kept)) = state.give(&prefix, self.most_in_flight, &[], now_ns)
         {
-            state.replicas[replica].in_flight += 1;
-            let place = Place { engines: self.clone(), replica };
-            unwanted.extend(match state.queue.serve(name) {
-                Some(told) => told.send(place).err(),
-                None => Some(place),
-            });
+            unwanted.extend(told.send(Place { engines: self.clone(), replica, kept }).err());
         }
         unwanted
     }
@@ -276,6 +279,27 @@ impl Engines {
 }
 
 impl State {
+    /// Gives a request a place at an engine with room that is not among `tried`: at the one that its prefix was sent to, unless
+    /// that has much more to do, or at the least busy one.
+    fn give(&mut self, prefix: &Prefix, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<(usize, Kept)> {
+        let least = self.least_busy(most_in_flight, tried, now_ns)?;
+        let known = self.affinity.engine(prefix);
+        let most = self.replicas[least].in_flight.saturating_add(affinity::slack(most_in_flight));
+        let is_good = |known: &usize| {
+            let fits = |replica: &Replica| {
+                replica.is_usable(now_ns) && replica.in_flight < most_in_flight && replica.in_flight <= most
+            };
+            !tried.contains(known) && self.replicas.get(*known).is_some_and(fits)
+        };
+        let (replica, kept) = match known.filter(is_good) {
+            Some(known) => (known, Kept::Kept),
+            None => (least, if known.is_some() { Kept::Moved } else { Kept::New }),
+        };
+        self.affinity.note(prefix, replica);
+        self.replicas[replica].in_flight += 1;
+        Some((replica, kept))
+    }
+
     /// The engine with the least to do of those with room that are not among `tried`.
     fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
@@ -313,7 +337,7 @@ impl Drop for Waiting {
         self.place.close();
         let mut state = self.engines.state.lock();
         // Only while this request waits: once it has a place, its name may be another's.
-        if state.queue.get(self.name).is_some_and(oneshot::Sender::is_closed) {
+        if state.queue.get(self.name).is_some_and(|(told, _)| told.is_closed()) {
             drop(state.queue.remove(self.name));
         }
     }
@@ -369,6 +393,34 @@ mod tests {
         assert_eq!(engines.loads(), [(2, true), (2, true)]);
         drop(places);
         assert_eq!(engines.loads(), [(0, true), (0, true)]);
+    }
+
+    #[test]
+    fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_much_busier() {
+        let engines = engines(3, 16);
+        let prefixes = Prefixes::default();
+        let head = masque::h3::RequestHead {
+            method: "POST".into(),
+            scheme: None,
+            authority: None,
+            path: None,
+            protocol: None,
+            fields: Vec::new(),
+        };
+        let turn = |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
+        let _busy = now(engines.take(Service::default(), &[]));
+        let first = now(engines.take(turn(1), &[]));
+        assert_eq!((first.replica, first.kept), (1, Kept::New));
+        let second = now(engines.take(turn(2), &[]));
+        assert_eq!((second.replica, second.kept), (1, Kept::Kept), "though the third one has nothing to do");
+        let third = now(engines.take(turn(3), &[]));
+        assert_eq!((third.replica, third.kept), (1, Kept::Kept));
+        let fourth = now(engines.take(turn(4), &[]));
+        assert_eq!((fourth.replica, fourth.kept), (2, Kept::Moved), "three more than that one");
+        engines.failed(2, Fault::OutOfReach);
+        let fifth = now(engines.take(turn(5), &[]));
+        assert_eq!((fifth.replica, fifth.kept), (0, Kept::Moved), "it failed");
+        assert_eq!(now(engines.take(turn(6), &[0])).kept, Kept::Moved, "it was tried");
     }
 
     #[test]

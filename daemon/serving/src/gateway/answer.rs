@@ -18,7 +18,7 @@ use super::{Ended, Failure, Gateway, Model, silence::Silence, unless_gone};
 use crate::{
     live::Entry,
     openai::{Operation, Refusal},
-    places::{Fault, Place},
+    places::{Fault, Place, Prefix},
     routes::{Lesson, Route},
     sse::{Events, Usage},
     tenants::Seat,
@@ -42,6 +42,8 @@ pub(super) struct Pass<'a> {
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
     pub(super) entry: &'a Entry,
+    /// What of the prompt an engine may know.
+    pub(super) prefix: Prefix,
 }
 
 /// Who pays for the tokens.

@@ -8,6 +8,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use sched::stream::{Clock, Discipline, Service, Streams};
 
+use super::Prefix;
+
 /// What a request is to the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
@@ -19,6 +21,8 @@ pub struct Claim {
     pub tenant: Option<(Arc<str>, u16)>,
     /// How many tokens it is expected to use.
     pub tokens: u64,
+    /// What of its prompt an engine may know.
+    pub prefix: Prefix,
 }
 
 impl From<Service> for Claim {
@@ -124,7 +128,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name here.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, tokens } = claim;
+        let Claim { service, class, tenant, tokens, prefix: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {

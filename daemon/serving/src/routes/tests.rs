@@ -35,6 +35,7 @@ fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> Model {
         key_file: None,
         max_in_flight: 1,
         max_waiting: 1,
+        affinity: true,
         quality_percent,
     }
 }
