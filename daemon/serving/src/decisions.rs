@@ -57,7 +57,8 @@ impl Decisions {
         Draft { decisions: self.clone(), decision, most_bytes }
     }
 
-    fn leave(&self, record: Record) {
+    /// Leaves a record to be written, or counts it as lost where too much waits.
+    pub fn leave(&self, record: Record) {
         let mut queue = self.0.queue.lock();
         if queue.bytes + record.line.len() > MOST_BYTES {
             self.0.lost.inc();

@@ -51,9 +51,11 @@ impl Records {
     pub(super) fn save(&self) {
         let _writing = self.writing.lock();
         let taken = self.decisions.take();
+        // The newest configuration counts for all of them.
+        let most_bytes = taken.last().map_or(0, |record| record.most_bytes / FILES.len() as u64);
         let mut rest = taken.as_slice();
-        while let Some(first) = rest.first() {
-            match self.write(rest, first.most_bytes / FILES.len() as u64) {
+        while !rest.is_empty() {
+            match self.write(rest, most_bytes) {
                 Ok(written) if written > 0 => rest = &rest[written.min(rest.len())..],
                 failed => {
                     let lost = if failed.is_err() { rest.len() } else { 1 };
@@ -166,8 +168,15 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_counted() {
         let (records, folder) = records("lost");
-        assert_eq!(records.write(&lines(0..1, 10), 5).unwrap(), 0, "larger than its file may be");
+        let save = |most_bytes: &[u64]| {
+            let of = |most_bytes: &u64| lines(0..1, *most_bytes).remove(0);
+            most_bytes.iter().map(of).for_each(|record| records.decisions.leave(record));
+            records.save();
+            records.decisions.lost()
+        };
+        assert_eq!(save(&[100, 100]), 0);
+        assert_eq!(save(&[100, 10]), 2, "they are larger than their file may be");
         fs::remove_dir_all(&folder).unwrap();
-        assert!(records.write(&lines(0..1, 100), 50).is_err(), "there is no folder");
+        assert_eq!(save(&[100, 100]), 4, "there is no folder");
     }
 }
