@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+mod affinity;
 mod operators;
 mod policies;
 mod tenants;
