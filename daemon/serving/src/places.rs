@@ -119,7 +119,11 @@ impl Engines {
         discipline: Discipline,
         now_ns: fn() -> u64,
     ) -> Arc<Self> {
-        let state = State { replicas: vec![Replica::default(); replicas], queue: Queue::new(discipline), affinity: Affinity::default() };
+        let state = State {
+            replicas: vec![Replica::default(); replicas],
+            queue: Queue::new(discipline),
+            affinity: Affinity::default(),
+        };
         Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
     }
 
@@ -407,7 +411,8 @@ mod tests {
             protocol: None,
             fields: Vec::new(),
         };
-        let turn = |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
+        let turn =
+            |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
         let _busy = now(engines.take(Service::default(), &[]));
         let first = now(engines.take(turn(1), &[]));
         assert_eq!((first.replica, first.kept), (1, Kept::New));
