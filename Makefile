@@ -12,7 +12,7 @@ tools := $(CARGO_TARGET_DIR)/tools
 # Installs a program of crates.io for use by this file: its name; its version, and flags of cargo.
 tool = test -x $(tools)/bin/$(1) || cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
-.PHONY: run demo test lint deny bench bench-models papers programs documents install deb
+.PHONY: run demo test lint deny bench bench-diff bench-models papers programs documents install deb
 
 run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
 	@tests/setup build
@@ -50,6 +50,10 @@ bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--q
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
+
+bench-diff: ## What a payload costs here and at the commit BASE, in instructions, in three minutes once built. ARGS="--rounds 3".
+	@tests/setup vm
+	@perf/bench-diff.sh $(BASE) $(ARGS)
 
 # nginx is not installed for it: Debian's package starts a server on port 80.
 bench-models: ## The gateway for models beside nginx, if that is here, in five minutes. ARGS="whole": other loads.

@@ -72,6 +72,15 @@ enum Command {
         #[arg(long)]
         virtual_time: bool,
     },
+    /// Measures what payloads cost in instructions, of two builds of paced in turns; only where the clock counts those.
+    BenchDiff {
+        /// The build to compare with, of paced before the change.
+        #[arg(long, value_name = "FILE")]
+        before: Option<PathBuf>,
+        /// How often each step is measured; the noise is known from two on.
+        #[arg(long, default_value_t = 2)]
+        rounds: usize,
+    },
     /// Measures the gateway for models beside plain reverse proxies, in turns, and prints a table.
     Serving(Serving),
     /// Lists all plans and their variants.
@@ -188,6 +197,9 @@ fn run(command: Command) -> Result<()> {
                 (false, false) => Bench::full(),
             };
             load::on_core(GENERATOR_CORE, bench::run(&bench, &out))
+        }
+        Command::BenchDiff { before, rounds } => {
+            load::on_core(GENERATOR_CORE, bench::difference::run(before.as_deref(), rounds))
         }
         Command::Serving(serving) => load::on_core(GENERATOR_CORE, serving::run(&serving)),
         Command::List => list(),

@@ -26,7 +26,13 @@ impl Origin {
     /// procfs is not there.
     pub fn of_this_run(clock: &str) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("failed to read /proc/cpuinfo")?;
-        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let field = |name| cpus.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        let model = field("model name");
+        // The lab's CPU charges for copies by how they are made: rows of either kind do not compare.
+        let copies = match model.contains("QEMU") && !field("flags").split(' ').any(|flag| flag == "erms") {
+            true => " without erms",
+            false => "",
+        };
         let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("failed to read the kernel's release")?;
         let mut arguments: Vec<String> = env::args().collect();
@@ -35,7 +41,7 @@ impl Origin {
             *program = program.rsplit('/').next().unwrap_or_default().to_owned();
         }
         Ok(Self {
-            machine: format!("{}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
+            machine: format!("{}{copies}, {cores} cores", model.trim_start_matches([' ', '\t', ':'])),
             kernel: kernel.trim().to_owned(),
             commit: env::var("PACED_COMMIT").unwrap_or_else(|_| standing(&[])),
             trees: env::var("PACED_TREES").unwrap_or_else(|_| standing(&["--trees"])),

@@ -108,13 +108,20 @@ impl Started {
     /// # Errors
     /// Its program is missing ([`program`] tells before), or it does not start.
     pub fn start(kind: Kind) -> Result<Self> {
-        process::bind_to_core(RELAY_CORE)?;
-        let started = match kind {
-            Kind::Paced => start_paced(),
-            Kind::QuicGo => start_quic_go(),
-        };
-        process::bind_to_core(GENERATOR_CORE)?;
-        started.with_context(|| format!("failed to start {}", kind.name()))
+        let program = program(kind)?;
+        match kind {
+            Kind::Paced => Self::paced(&program),
+            Kind::QuicGo => on_relay_core(|| start_quic_go(&program)),
+        }
+        .with_context(|| format!("failed to start {}", kind.name()))
+    }
+
+    /// Starts a build of paced in the same way.
+    ///
+    /// # Errors
+    /// As [`Started::start`].
+    pub fn paced(program: &Path) -> Result<Self> {
+        on_relay_core(|| start_paced(program))
     }
 }
 
@@ -141,8 +148,15 @@ pub fn program(kind: Kind) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn start_paced() -> Result<Started> {
-    let program = program(Kind::Paced)?;
+/// Starts something on [`RELAY_CORE`], and goes on on [`GENERATOR_CORE`].
+fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
+    process::bind_to_core(RELAY_CORE)?;
+    let started = start();
+    process::bind_to_core(GENERATOR_CORE)?;
+    started
+}
+
+fn start_paced(program: &Path) -> Result<Started> {
     let folder = scratch_folder()?;
     let identity = tls::development_identity(&folder)?;
     let fingerprint = identity.chain.first().map(tls::fingerprint).context("no certificate")?;
@@ -188,8 +202,7 @@ level = "error"
     )
 }
 
-fn start_quic_go() -> Result<Started> {
-    let program = program(Kind::QuicGo)?;
+fn start_quic_go(program: &Path) -> Result<Started> {
     let folder = scratch_folder()?;
     let listen = free_address()?.to_string();
     let mut child = Command::new(program).args(["-listen", &listen]).stdout(Stdio::piped()).spawn()?;

@@ -1,5 +1,6 @@
 //! Compares paced with its peer: both run, in turns, the same steps; medians over the rounds are the result.
 
+pub mod difference;
 mod results;
 
 use std::path::Path;
