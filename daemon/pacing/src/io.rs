@@ -5,7 +5,7 @@
 //! transport writes packets ─────┴→ queue: messages of at most a quantum → hold, if the device has no fq → sendmmsg
 //! ```
 //!
-//! Receiving is s2n-quic's own, from its parts ([`receive`]). What the transport needs to know of time comes from
+//! What arrives goes straight from the kernel into the transport ([`receive`]). What the transport needs to know of time comes from
 //! [`monotonic`](super::monotonic), with whose times `fq` compares departures.
 
 use std::{
@@ -20,7 +20,7 @@ use s2n_quic_core::{
     endpoint::Endpoint, inet::SocketAddress, io::event_loop::EventLoop, path::mtu, task::cooldown::Cooldown,
     time::ClockWithTimer as _,
 };
-use s2n_quic_platform::{message::default::Handle, socket::stats, syscall};
+use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -40,7 +40,11 @@ use self::{
     queue::{Forming, Outlet, Tx},
     recorder::Recorder,
 };
-use super::{descriptor::watch, monotonic::LoopClock, qlog::Traces};
+use super::{
+    descriptor::{set_option, watch},
+    monotonic::LoopClock,
+    qlog::Traces,
+};
 
 /// What became of packets on their way to the kernel.
 #[derive(Debug, Default)]
@@ -98,7 +102,7 @@ pub struct Settings {
     pub gso: bool,
     /// The mark of packets (SO_MARK), for `tc` and routing rules; needs CAP_NET_RAW or CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// Kernel buffers, in bytes each; the kernel grants at most `net.core.[rw]mem_max`.
+    /// Kernel buffers, in bytes each; without CAP_NET_ADMIN, the kernel grants at most `net.core.[rw]mem_max`.
     pub socket_buffer_bytes: usize,
     /// What is known of devices.
     pub devices: Devices,
@@ -147,8 +151,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         let address: SocketAddress = socket.local_addr()?.into();
         socket.set_nonblocking(true)?;
         let socket = Socket::from(socket);
-        socket.set_send_buffer_size(settings.socket_buffer_bytes)?;
-        socket.set_recv_buffer_size(settings.socket_buffer_bytes)?;
+        set_buffers(&socket, settings.socket_buffer_bytes)?;
         // Without the "don't fragment" bit, larger packets would pass for no reason that a probe could find out.
         let probes = syscall::configure_mtu_disc(&socket);
         let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
@@ -176,18 +179,31 @@ impl s2n_quic::provider::io::Provider for Provider {
         };
 
         let clock = LoopClock::new()?;
-        let (reports, stats) = stats::channel();
         if !roams {
             // The transport answers from the address that a packet came to, once it knows it.
             syscall::configure_pktinfo(&socket);
         }
-        let rx = receive::start(socket.try_clone()?, address, settings.max_mtu, reports)?;
+        let rx = receive::Rx::start(socket.try_clone()?, address)?;
         let outlet = KernelSocket { socket: socket.into(), full: None };
         let tx = Tx::new(outlet, forming, settings.devices, LoopClock::new()?.timer(), settings.counters);
-        let cooldown = Cooldown::default();
+        let (cooldown, stats) = (Cooldown::default(), receive::NoStatistics);
         runtime.spawn(EventLoop { endpoint, clock, rx, tx, cooldown, stats }.start(address));
         Ok(address)
     }
+}
+
+/// Gives a socket buffers of so many bytes each, or as many as the kernel grants: with CAP_NET_ADMIN all of them (SO_SNDBUFFORCE
+/// and SO_RCVBUFFORCE, socket(7)), else at most `net.core.[rw]mem_max`.
+fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
+    let forced =
+        |name| set_option(socket, libc::SOL_SOCKET, name, libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX));
+    if forced(libc::SO_SNDBUFFORCE).is_err() {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    if forced(libc::SO_RCVBUFFORCE).is_err() {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    Ok(())
 }
 
 /// The kernel's side of the queue.

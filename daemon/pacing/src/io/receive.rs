@@ -1,59 +1,221 @@
-//! The receiving side of an endpoint: s2n-quic's own parts, in memory that is touched piece by piece.
+//! The receiving side of an endpoint: packets from the kernel into memory that is used again and again, in batches that the
+//! event loop takes where they lie.
+//!
+//! One read brings up to 32 messages, and each is a packet or, with GRO, a train of one sender's. A read that brings fewer has
+//! emptied the socket, so none follows it only to find that out. After [`MESSAGES`] messages the other tasks have their turn:
+//! tunnels whose payloads have just arrived, for example.
 
-use std::{ffi::c_void, io, net::UdpSocket};
-
-use rustix::mm::{Advice, madvise};
-use s2n_quic_core::{inet::SocketAddress, path::MaxMtu, task::cooldown::Cooldown};
-use s2n_quic_platform::{
-    message::{Message as _, default::Message as Received},
-    socket::{
-        io::rx::Rx,
-        ring::{self, Consumer, Producer},
-        stats,
-        task::Receiver,
+use std::{
+    ffi::c_void,
+    io::{self, ErrorKind, IoSliceMut},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
     },
-    syscall,
+    task::{Context, Poll, ready},
 };
+
+use futures::task::{ArcWake, AtomicWaker, waker_ref};
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use rustix::mm::{Advice, madvise};
+use s2n_quic_core::{
+    event,
+    inet::{ExplicitCongestionNotification, SocketAddress, datagram::Header},
+    io::{event_loop, rx},
+    path::{Handle as _, LocalAddress, RemoteAddress},
+};
+use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
-use tokio::io::Interest;
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::descriptor::watch;
 
-/// Memory for what arrives between two turns of the event loop, as in s2n-quic.
-const RING_BYTES: u32 = 8 << 20;
+/// Messages that the event loop takes between two turns of other tasks.
+const MESSAGES: usize = 128;
 
-/// Starts to receive from `socket`, as s2n-quic's own provider does.
-pub(super) fn start(
-    socket: Socket,
-    address: SocketAddress,
-    max_mtu: u16,
-    stats: stats::Sender,
-) -> io::Result<Rx<Received>> {
-    // One read may bring as many packets of one sender as fit.
-    let room = if syscall::configure_gro(&socket) { u16::MAX } else { max_mtu };
-    syscall::configure_tos(&socket);
-    let (producer, consumer) = ring(room);
-    let socket: UdpSocket = socket.into();
-    let receiver = Receiver::new(producer, watch(socket, Interest::READABLE)?, None, Cooldown::default(), stats);
-    tokio::spawn(receiver);
-    let room = MaxMtu::try_from(room).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(Rx::new(vec![consumer], room, address.into()))
+/// Messages of one read (`BATCH_SIZE` in quinn-udp).
+const READ_MESSAGES: usize = 32;
+
+/// Bytes between the buffers of two messages: the largest message, and some lines of cache more, because packets that
+/// all begin a power of two apart evict each other.
+const STRIDE_BYTES: usize = (1 << 16) + (1 << 8);
+
+/// The receiving side of an endpoint's event loop.
+pub(super) struct Rx {
+    socket: AsyncFd<UdpSocket>,
+    arrivals: Arrivals,
+    /// Whether the last turn ended before the socket was empty, so that the other tasks go first.
+    yields: bool,
+    others: Arc<Others>,
 }
 
-/// Makes the ring of entries for so many bytes each.
-///
-/// The first packet in each 2 MiB of it would make the kernel clear all of that at once where huge pages are given
-/// unasked: packets that were due meanwhile left in one train (4.4 ms in the lab). Nor does a packet of 1,500 bytes need
-/// more than a page of the 64 KiB of its entry.
-fn ring(entry_bytes: u16) -> (Producer<Received>, Consumer<Received>) {
-    let entries = (RING_BYTES / u32::from(entry_bytes)).next_power_of_two();
-    let (mut producer, consumer) = ring::pair::<Received>(entries, u32::from(entry_bytes));
-    producer.acquire(u32::MAX);
-    if let [first, .., last] = producer.data() {
-        let begin = first.payload_ptr_mut() as usize;
-        without_huge_pages(begin, last.payload_ptr_mut() as usize + usize::from(entry_bytes) - begin);
+/// Whether other tasks have had their turn. To be asked again is no sign of it: the event loop asks as soon as it has anything
+/// else to do.
+#[derive(Default)]
+struct Others {
+    went: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl ArcWake for Others {
+    fn wake_by_ref(of: &Arc<Self>) {
+        of.went.store(true, Release);
+        of.task.wake();
     }
-    (producer, consumer)
+}
+
+impl Rx {
+    /// Starts to receive from `socket`, which is bound to `address`, in the current runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be watched.
+    pub(super) fn start(socket: Socket, address: SocketAddress) -> io::Result<Self> {
+        syscall::configure_gro(&socket);
+        syscall::configure_tos(&socket);
+        // The state describes the kernel rather than a socket: any socket serves to make it, and it has options set that
+        // nobody needs here.
+        let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let state = UdpSocketState::new(UdpSockRef::from(&any))?;
+        let (bytes, address) = (buffers(), address.into());
+        let arrivals = Arrivals { state, address, bytes, meta: [RecvMeta::default(); MESSAGES], messages: 0 };
+        Ok(Self { socket: watch(socket.into(), Interest::READABLE)?, arrivals, yields: false, others: Arc::default() })
+    }
+}
+
+impl rx::Rx for Rx {
+    type PathHandle = Handle;
+    type Queue = Arrivals;
+    type Error = io::Error;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.yields {
+            self.others.task.register(cx.waker());
+            if !self.others.went.swap(false, Acquire) {
+                return Poll::Pending;
+            }
+            self.yields = false;
+        }
+        loop {
+            let mut readiness = ready!(self.socket.poll_read_ready(cx))?;
+            match self.arrivals.receive(self.socket.get_ref()) {
+                Ok(is_empty) => {
+                    // What comes after the read raises an event of its own.
+                    if is_empty {
+                        readiness.clear_ready();
+                    } else {
+                        self.yields = true;
+                        // The runtime wakes whoever yields behind those that are ready.
+                        let waker = waker_ref(&self.others);
+                        _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => readiness.clear_ready(),
+                // Of a packet that somebody sent or of memory that is short, nothing that ends an endpoint.
+                Err(_) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    fn queue<F: FnOnce(&mut Arrivals)>(&mut self, take: F) {
+        take(&mut self.arrivals);
+        self.arrivals.messages = 0;
+    }
+
+    fn handle_error<E: event::EndpointPublisher>(self, error: io::Error, _events: &mut E) {
+        // The runtime is about to end.
+        tracing::debug!(%error, "an endpoint stops to receive");
+    }
+}
+
+/// Messages that have arrived, and the memory they lie in.
+pub(super) struct Arrivals {
+    state: UdpSocketState,
+    /// That of the socket.
+    address: LocalAddress,
+    bytes: Vec<u8>,
+    meta: [RecvMeta; MESSAGES],
+    messages: usize,
+}
+
+impl Arrivals {
+    /// Receives as many messages as there is room for; returns whether the socket was emptied.
+    fn receive(&mut self, socket: &UdpSocket) -> io::Result<bool> {
+        while self.messages < MESSAGES {
+            let slots = self.bytes.chunks_exact_mut(STRIDE_BYTES).skip(self.messages);
+            let mut slots = slots.map(IoSliceMut::new);
+            let mut slices: [IoSliceMut<'_>; READ_MESSAGES] =
+                std::array::from_fn(|_| slots.next().unwrap_or_else(|| IoSliceMut::new(&mut [])));
+            let room = READ_MESSAGES.min(MESSAGES - self.messages);
+            let meta = &mut self.meta[self.messages..];
+            let received = match self.state.recv(UdpSockRef::from(socket), &mut slices[..room], meta) {
+                // What came before it counts.
+                Err(error) if self.messages > 0 => return Ok(error.kind() == ErrorKind::WouldBlock),
+                received => received?,
+            };
+            self.messages += received;
+            if received < room {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What the transport is to know of a message.
+    fn header(&self, meta: &RecvMeta) -> Header<Handle> {
+        let mut path = Handle::from_remote_address(RemoteAddress(meta.addr.into()));
+        // The port is the socket's; the address only if the kernel does not say which of several was meant.
+        path.set_local_address(match meta.dst_ip {
+            Some(ip) => SocketAddress::from(SocketAddr::new(ip, self.address.port())).into(),
+            None => self.address,
+        });
+        Header { path, ecn: ExplicitCongestionNotification::new(meta.ecn.map_or(0, |ecn| ecn as u8)) }
+    }
+}
+
+impl rx::Queue for Arrivals {
+    type Handle = Handle;
+
+    fn for_each<F: FnMut(Header<Handle>, &mut [u8])>(&mut self, mut on_packet: F) {
+        for index in 0..std::mem::take(&mut self.messages) {
+            let meta = self.meta[index];
+            let header = self.header(&meta);
+            let begin = index * STRIDE_BYTES;
+            for packet in self.bytes[begin..begin + meta.len.min(STRIDE_BYTES)].chunks_mut(meta.stride.max(1)) {
+                on_packet(header, packet);
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.messages == 0
+    }
+}
+
+/// The event loop's own statistics of its socket, which nobody reads.
+pub(super) struct NoStatistics;
+
+impl event_loop::Stats for NoStatistics {
+    fn publish<P: event::EndpointPublisher>(&mut self, _publisher: &mut P) {}
+}
+
+/// Makes the buffers of a turn's messages.
+///
+/// The first packet in each 2 MiB of them would make the kernel clear all of that at once where huge pages are given
+/// unasked: packets that were due meanwhile left in one train (4.4 ms in the lab). Nor does a packet of 1,500 bytes need
+/// more than a page of the 64 KiB of its buffer.
+fn buffers() -> Vec<u8> {
+    let bytes = vec![0; MESSAGES * STRIDE_BYTES];
+    without_huge_pages(bytes.as_ptr() as usize, bytes.len());
+    bytes
 }
 
 /// Asks for single pages in the whole pages of a range of memory that is this process's own.
@@ -87,17 +249,78 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_the_ring_are_no_huge_pages() {
+    fn buffers_are_no_huge_pages() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             println!("skipped: this kernel has no huge pages");
             return;
         }
-        let (mut producer, _consumer) = ring(u16::MAX);
-        let entries = producer.data();
-        assert_eq!(entries.len(), 128);
+        let buffers = buffers();
         for entry in [1, 63, 126] {
-            let flags = flags(entries[entry].payload_ptr_mut() as usize);
+            let flags = flags(buffers[entry * STRIDE_BYTES..].as_ptr() as usize);
             assert!(flags.split(' ').any(|flag| flag == "nh"), "{entry}: {flags}");
         }
+    }
+
+    /// A receiver, a peer of it, and where the receiver is.
+    fn pair() -> (Rx, UdpSocket, SocketAddr) {
+        let [receiver, sender] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        receiver.set_nonblocking(true).unwrap();
+        let address = receiver.local_addr().unwrap();
+        let receiver = Socket::from(receiver);
+        syscall::configure_pktinfo(&receiver);
+        (Rx::start(receiver, address.into()).unwrap(), sender, address)
+    }
+
+    /// What one turn of the event loop brings: sizes of packets, and the path and the codepoint of the last.
+    fn take(rx: &mut Rx) -> (Vec<usize>, Option<Header<Handle>>) {
+        let (mut sizes, mut last) = (Vec::new(), None);
+        rx::Rx::queue(rx, |arrivals| {
+            rx::Queue::for_each(arrivals, |header, packet| {
+                sizes.push(packet.len());
+                last = Some(header);
+            });
+            assert!(rx::Queue::is_empty(arrivals));
+        });
+        (sizes, last)
+    }
+
+    #[tokio::test]
+    async fn packets_come_with_their_path_and_codepoint_and_a_train_is_taken_apart() {
+        let (mut rx, sender, address) = pair();
+        let options = socket2::SockRef::from(&sender);
+        options.set_tos_v4(ExplicitCongestionNotification::Ect0 as u32).unwrap();
+        sender.send_to(&[1; 700], address).unwrap();
+        crate::descriptor::set_option(&sender, libc::SOL_UDP, libc::UDP_SEGMENT, 500).unwrap();
+        sender.send_to(&[2; 1_200], address).unwrap();
+        rx::Rx::ready(&mut rx).await.unwrap();
+        let (sizes, header) = take(&mut rx);
+        assert_eq!(sizes, [700, 500, 500, 200]);
+        let header = header.unwrap();
+        assert_eq!(SocketAddr::from(header.path.remote_address.0), sender.local_addr().unwrap());
+        assert_eq!(SocketAddr::from(header.path.local_address.0), address);
+        assert_eq!(header.ecn, ExplicitCongestionNotification::Ect0);
+    }
+
+    #[tokio::test]
+    async fn after_a_full_turn_others_go_first_and_nothing_that_waited_is_forgotten() {
+        let (mut rx, sender, address) = pair();
+        let packets = MESSAGES + 7;
+        for packet in 0..packets {
+            sender.send_to(&vec![0; 1 + packet], address).unwrap();
+        }
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        rx::Rx::ready(&mut rx).await.unwrap();
+        let (mut sizes, _) = take(&mut rx);
+        assert_eq!(sizes.len(), MESSAGES);
+        for _ in 0..3 {
+            assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "others go first, however often it is asked");
+        }
+        rx::Rx::ready(&mut rx).await.unwrap();
+        sizes.extend(take(&mut rx).0);
+        assert_eq!(sizes, (1..=packets).collect::<Vec<_>>());
+        assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "the socket is empty");
+        sender.send_to(&[0; 9], address).unwrap();
+        rx::Rx::ready(&mut rx).await.unwrap();
+        assert_eq!(take(&mut rx).0, [9]);
     }
 }
