@@ -9,7 +9,6 @@
 mod error;
 mod message;
 mod signal;
-mod stirred;
 
 use std::{
     collections::VecDeque,
@@ -35,7 +34,7 @@ use s2n_quic::{
 use tokio::sync::Notify;
 
 pub use self::error::connection_reason;
-use self::{error::application_code, signal::Signals, stirred::Stirred};
+use self::{error::application_code, signal::Signals};
 pub use self::{
     error::{Error, close},
     message::{RecvStream, SendStream},
@@ -45,6 +44,7 @@ use super::{
     datagrams::{Flow, Hub, Sender},
     dispatch::{Dispatcher, Driver},
     events::ConnectionState,
+    stirred::Stirred,
     strangers::{Limit, Standing, Waiting},
 };
 

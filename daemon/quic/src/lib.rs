@@ -21,6 +21,7 @@ pub mod ledger;
 mod queue;
 pub mod schedule;
 pub mod segments;
+pub mod stirred;
 pub mod strangers;
 pub mod tls;
 mod turns;

@@ -18,6 +18,7 @@ use quic::{
     datagrams::Sender,
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
+    stirred::either,
 };
 use role::{gate::Gate, limits::Gauge, tcp::TcpPump, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
@@ -227,13 +228,15 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             }
         }
     };
-    let end = tokio::select! {
-        biased;
-        end = pump => end,
-        () = tunnel.closed() => "operator",
-        () = account.used_up() => "quota",
-        () = expiry(expires) => "expired",
+    let ended = async {
+        tokio::select! {
+            biased;
+            () = tunnel.closed() => "operator",
+            () = account.used_up() => "quota",
+            () = expiry(expires) => "expired",
+        }
     };
+    let end = either(pump, ended).await;
     relay.tunnels.remove(tunnel.id);
     if protocol == Protocol::Tcp {
         let (up_bytes, down_bytes) = tunnel.traffic.bytes();

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
+use futures::task::waker_ref;
 use masque::h3::Code;
-use quic::{h3, segments::Segments};
+use quic::{h3, segments::Segments, stirred::Stirred};
 use role::{
     gate::{Gate, Load},
     traffic::Traffic,
@@ -66,6 +67,12 @@ pub struct UdpPump {
     idle: Duration,
     last_moved: Instant,
     idle_timer: Pin<Box<Sleep>>,
+    /// Wakes for the idle timer, which need not be asked for each payload.
+    timer_stirred: Arc<Stirred>,
+    /// Wakes for the target's socket having something to read.
+    target_stirred: Arc<Stirred>,
+    /// Whether it may have more.
+    target_due: bool,
     traffic: Arc<Traffic>,
     metrics: Arc<RelayMetrics>,
 }
@@ -86,8 +93,22 @@ impl UdpPump {
         let uplink = Segments::new(queue_bytes);
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
         let chunk = Segments::new(queue_bytes);
-        let datagrams_settled = false;
-        Self { tunnel, target, gate, uplink, chunk, datagrams_settled, idle, last_moved, idle_timer, traffic, metrics }
+        Self {
+            tunnel,
+            target,
+            gate,
+            uplink,
+            chunk,
+            datagrams_settled: false,
+            idle,
+            last_moved,
+            idle_timer,
+            timer_stirred: Arc::default(),
+            target_stirred: Arc::default(),
+            target_due: true,
+            traffic,
+            metrics,
+        }
     }
 
     /// Relays until either side ends; returns a word for what ended the tunnel.
@@ -135,8 +156,12 @@ impl UdpPump {
             cx.waker().wake_by_ref();
             return Ok(Poll::Pending);
         }
+        if !self.timer_stirred.take(cx.waker()) {
+            return Ok(Poll::Pending);
+        }
         // The timer is not moved with every packet; when it fires, it is set to where it would have been moved.
-        while self.idle_timer.as_mut().poll(cx).is_ready() {
+        let waker = waker_ref(&self.timer_stirred);
+        while self.idle_timer.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
             let deadline = self.last_moved + self.idle;
             if deadline <= Instant::now() {
                 return Ok(Poll::Ready(UdpEnd::Idle));
@@ -210,9 +235,15 @@ impl UdpPump {
 
     /// Target to client; returns whether anything moved.
     fn poll_down(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<bool, UdpEnd> {
+        self.target_due |= self.target_stirred.take(cx.waker());
+        if !self.target_due {
+            return Ok(false);
+        }
         let (mut packets, mut bytes) = (0, 0);
-        let Self { tunnel, target, gate, .. } = self;
+        let Self { tunnel, target, gate, target_stirred, target_due, .. } = self;
+        let waker = waker_ref(target_stirred);
         let outcome = loop {
+            // While the user's rate has it wait, it stays due.
             if gate.poll_receive(cx).is_pending() {
                 break Ok(());
             }
@@ -224,8 +255,11 @@ impl UdpPump {
                     batch.push(payload);
                 }
             };
-            match target.poll_recv(cx, &mut deliver) {
-                Poll::Pending => break Ok(()),
+            match target.poll_recv(&mut Context::from_waker(&waker), &mut deliver) {
+                Poll::Pending => {
+                    *target_due = false;
+                    break Ok(());
+                }
                 Poll::Ready(Err(error)) => break Err(error.into()),
                 Poll::Ready(Ok(received)) => {
                     packets += received.payloads as u64;

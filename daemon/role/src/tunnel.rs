@@ -4,11 +4,12 @@
 //! directly.
 
 use std::{
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use futures::task::waker_ref;
 use masque::{
     capsule, datagram,
     h3::{Code, Part},
@@ -20,6 +21,7 @@ use quic::{
     dispatch::Payloads,
     h3::{Error, RecvStream, Request, SendStream},
     segments::Segments,
+    stirred::Stirred,
 };
 
 /// How many bytes of payloads that arrived in capsules are taken at once.
@@ -66,6 +68,13 @@ pub struct UdpTunnel {
     /// How many bytes of payloads may wait to leave in capsules.
     queue_bytes: usize,
     peer_finished: bool,
+    /// Wakes for the request's stream, whose state is behind the lock of its connection in the transport: most payloads
+    /// come and go in datagrams, and need not look there.
+    stirred: Arc<Stirred>,
+    /// Whether the receiving half may have something to say.
+    recv_stirred: bool,
+    /// Whether the sending half may.
+    send_stirred: bool,
 }
 
 impl UdpTunnel {
@@ -86,6 +95,16 @@ impl UdpTunnel {
             unread: Bytes::new(),
             queue_bytes,
             peer_finished: false,
+            stirred: Arc::default(),
+            recv_stirred: true,
+            send_stirred: true,
+        }
+    }
+
+    /// Notes whether the request's stream has woken the task since it was last looked at; it wakes `cx` from now on.
+    fn look(&mut self, cx: &Context<'_>) {
+        if self.stirred.take(cx.waker()) {
+            (self.recv_stirred, self.send_stirred) = (true, true);
         }
     }
 
@@ -151,7 +170,14 @@ impl UdpTunnel {
             if !payloads.is_empty() || self.peer_finished {
                 return Poll::Ready(Ok(!payloads.is_empty()));
             }
-            match ready!(self.recv.poll_part(cx))? {
+            self.look(cx);
+            if !self.recv_stirred {
+                return Poll::Pending;
+            }
+            let polled = self.recv.poll_part(&mut Context::from_waker(&waker_ref(&self.stirred)));
+            // There may be more until it says that there is not.
+            self.recv_stirred = polled.is_ready();
+            match ready!(polled)? {
                 Some(Part::Data(bytes)) => self.unread = bytes,
                 Some(_) => {}
                 None => {
@@ -176,6 +202,8 @@ impl UdpTunnel {
     /// # Errors
     /// The peer stopped reading, or the connection ended.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
+        // Whom the stream wakes from now on is who asked last.
+        self.send_stirred = true;
         self.send.poll_flush(cx).map_err(Ended::from)
     }
 
@@ -184,7 +212,11 @@ impl UdpTunnel {
     /// # Errors
     /// The peer stopped reading, or the connection ended.
     pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
-        self.send.poll_stopped(cx).map_err(Ended::from)
+        self.look(cx);
+        if !std::mem::take(&mut self.send_stirred) {
+            return Ok(());
+        }
+        self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred))).map_err(Ended::from)
     }
 
     /// Ends our side properly, after the capsules that wait.
