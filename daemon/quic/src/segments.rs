@@ -1,18 +1,76 @@
 //! A bounded queue of payloads in one piece of memory.
 //!
 //! UDP payloads move through the relay in batches, and both ends of the relay like them back to back: a GSO message is
-//! a run of equal-sized payloads without gaps, and a copy into a warm buffer costs less than an allocation. An empty
-//! queue that has not been used for a while holds no memory, so that an idle tunnel costs none.
+//! a run of equal-sized payloads without gaps, and a copy into a warm buffer costs less than an allocation. A queue that
+//! runs empty leaves its buffer to its thread, whose next queue takes it: an idle tunnel holds no memory, and where payloads
+//! come all the time none is allocated.
 //!
 //! Payloads leave at the front and the buffer grows at the back. What waits is moved to the front only when no more
 //! bytes wait than have left since the last move: each byte that leaves pays for at most one that is moved, whatever
 //! the sizes of payloads. So the buffer may be twice as large as the bound, and a push costs the same at the bound as
 //! far below it.
 
-use std::collections::VecDeque;
+use std::{cell::RefCell, collections::VecDeque};
 
-/// A buffer no larger than this survives becoming empty; a larger one goes back to the allocator.
-const KEPT_BYTES: usize = 4096;
+/// The smallest and the largest buffer that a thread keeps: a smaller one would soon grow, and one larger is the allocator's.
+const KEPT_BYTES: std::ops::RangeInclusive<usize> = 4 * 1024..=256 * 1024;
+
+/// What buffers of a thread that nobody uses may take together.
+const SPARE_BYTES: usize = 4 << 20;
+
+thread_local! {
+    static SPARE: RefCell<Spare> = const { RefCell::new(Spare { buffers: Vec::new(), bytes: 0 }) };
+}
+
+/// Buffers of a thread that nobody uses. The last one that came leaves first, because it may still be in a cache.
+#[derive(Debug)]
+struct Spare {
+    buffers: Vec<Buffer>,
+    bytes: usize,
+}
+
+/// What payloads lie in: their bytes and their lengths.
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    lens: VecDeque<u16>,
+}
+
+impl Buffer {
+    /// How much memory it takes.
+    fn size(&self) -> usize {
+        self.bytes.capacity() + self.lens.capacity() * size_of::<u16>()
+    }
+
+    /// A buffer that nobody uses, if the last one that was left holds no more than `most_bytes`; else one without memory.
+    fn spare(most_bytes: usize) -> Self {
+        let take = |spare: &RefCell<Spare>| {
+            let mut spare = spare.borrow_mut();
+            let buffer = spare.buffers.pop_if(|buffer| buffer.bytes.capacity() <= most_bytes)?;
+            spare.bytes -= buffer.size();
+            Some(buffer)
+        };
+        // A thread that ends has none any more.
+        SPARE.try_with(take).ok().flatten().unwrap_or_default()
+    }
+
+    /// Leaves it to the thread, if that should keep it.
+    fn leave(mut self) {
+        let size = self.size();
+        if !KEPT_BYTES.contains(&size) {
+            return;
+        }
+        self.bytes.clear();
+        self.lens.clear();
+        _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.bytes + size <= SPARE_BYTES {
+                spare.bytes += size;
+                spare.buffers.push(self);
+            }
+        });
+    }
+}
 
 /// The most payload bytes of one message: 65,535 less the headers of IPv4 and UDP. GSO counts all segments against it.
 const MAX_MESSAGE_BYTES: usize = 65_507;
@@ -23,10 +81,9 @@ const LEAST_BYTES: usize = 64;
 /// Payloads in the order of their arrival, at most `limit` bytes of them; the oldest is dropped for the newest.
 #[derive(Debug, Default)]
 pub struct Segments {
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// Where the oldest payload begins in `buffer`.
     head: usize,
-    lens: VecDeque<u16>,
     limit: usize,
     /// How many bytes were moved or copied, other than into the queue.
     #[cfg(test)]
@@ -37,7 +94,9 @@ impl Segments {
     /// Returns an empty queue that holds at most `limit` bytes of payload.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { limit, ..Self::default() }
+        let mut queue = Self::default();
+        queue.limit = limit;
+        queue
     }
 
     /// Appends a copy of `payload`, which may be empty; returns how many payloads were dropped for it.
@@ -50,34 +109,37 @@ impl Segments {
         }
         let mut dropped = 0;
         // An empty payload takes no bytes; its length takes memory all the same, so it counts as one.
-        while self.bytes() + payload.len() > self.limit || self.lens.len() >= self.limit {
+        while self.bytes() + payload.len() > self.limit || self.buffer.lens.len() >= self.limit {
             self.pop();
             dropped += 1;
         }
-        if self.buffer.len() + payload.len() > self.buffer.capacity() {
+        if self.buffer.lens.is_empty() && self.buffer.bytes.capacity() == 0 {
+            self.buffer = Buffer::spare(2 * self.limit);
+        }
+        if self.buffer.bytes.len() + payload.len() > self.buffer.bytes.capacity() {
             self.make_room(payload.len());
         }
-        self.buffer.extend_from_slice(payload);
-        self.lens.push_back(len);
+        self.buffer.bytes.extend_from_slice(payload);
+        self.buffer.lens.push_back(len);
         dropped
     }
 
     /// Makes room for `len` more bytes in a buffer that has none, in time that what left since the last call has paid for.
     fn make_room(&mut self, len: usize) {
-        let (live, capacity) = (self.bytes(), self.buffer.capacity());
+        let (live, capacity) = (self.bytes(), self.buffer.bytes.capacity());
         #[cfg(test)]
-        (self.moved_bytes += if live <= self.head { live } else { self.buffer.len() });
+        (self.moved_bytes += if live <= self.head { live } else { self.buffer.bytes.len() });
         if live <= self.head {
-            self.buffer.drain(..self.head);
+            self.buffer.bytes.drain(..self.head);
             self.head = 0;
-            if capacity > KEPT_BYTES && live + len <= capacity / 4 {
-                self.buffer.shrink_to(capacity / 2);
+            if capacity > *KEPT_BYTES.start() && live + len <= capacity / 4 {
+                self.buffer.bytes.shrink_to(capacity / 2);
             }
         }
-        if self.buffer.len() + len > self.buffer.capacity() {
+        if self.buffer.bytes.len() + len > self.buffer.bytes.capacity() {
             // With twice the limit, more bytes have left than wait whenever the buffer is full.
             let wanted = (2 * capacity).clamp(LEAST_BYTES, (2 * self.limit).max(LEAST_BYTES));
-            self.buffer.reserve_exact(wanted.max(self.buffer.len() + len) - self.buffer.len());
+            self.buffer.bytes.reserve_exact(wanted.max(self.buffer.bytes.len() + len) - self.buffer.bytes.len());
         }
     }
 
@@ -90,15 +152,15 @@ impl Segments {
     /// The oldest payload.
     #[must_use]
     pub fn front(&self) -> Option<&[u8]> {
-        let len = usize::from(*self.lens.front()?);
-        self.buffer.get(self.head..self.head + len)
+        let len = usize::from(*self.buffer.lens.front()?);
+        self.buffer.bytes.get(self.head..self.head + len)
     }
 
     /// Removes the oldest payload; returns whether there was one.
     pub fn pop(&mut self) -> bool {
-        let Some(len) = self.lens.pop_front() else { return false };
+        let Some(len) = self.buffer.lens.pop_front() else { return false };
         self.head += usize::from(len);
-        if self.lens.is_empty() {
+        if self.buffer.lens.is_empty() {
             self.clear();
         }
         true
@@ -107,10 +169,10 @@ impl Segments {
     /// Walks the payloads, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let mut at = self.head;
-        self.lens.iter().map_while(move |len| {
+        self.buffer.lens.iter().map_while(move |len| {
             let start = at;
             at += usize::from(*len);
-            self.buffer.get(start..at)
+            self.buffer.bytes.get(start..at)
         })
     }
 
@@ -119,9 +181,9 @@ impl Segments {
     /// an empty payload runs alone.
     #[must_use]
     pub fn run(&self, max_segments: usize) -> Option<(&[u8], usize, usize)> {
-        let segment = usize::from(*self.lens.front()?);
+        let segment = usize::from(*self.buffer.lens.front()?);
         let (mut bytes, mut count) = (0, 0);
-        for len in self.lens.iter().map(|len| usize::from(*len)).take(max_segments.max(1)) {
+        for len in self.buffer.lens.iter().map(|len| usize::from(*len)).take(max_segments.max(1)) {
             let fits = count == 0 || (len > 0 && len <= segment && bytes + len <= MAX_MESSAGE_BYTES);
             if !fits {
                 break;
@@ -132,36 +194,37 @@ impl Segments {
                 break;
             }
         }
-        Some((self.buffer.get(self.head..self.head + bytes)?, segment, count))
+        Some((self.buffer.bytes.get(self.head..self.head + bytes)?, segment, count))
     }
 
     /// Removes everything.
     pub fn clear(&mut self) {
-        self.lens.clear();
-        self.buffer.clear();
         self.head = 0;
-        if self.buffer.capacity() > KEPT_BYTES || self.lens.capacity() > KEPT_BYTES / size_of::<u16>() {
-            self.buffer = Vec::new();
-            self.lens = VecDeque::new();
-        }
+        std::mem::take(&mut self.buffer).leave();
     }
 
     /// How many bytes of payload wait.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buffer.len() - self.head
+        self.buffer.bytes.len() - self.head
     }
 
     /// How many payloads wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lens.len()
+        self.buffer.lens.len()
     }
 
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lens.is_empty()
+        self.buffer.lens.is_empty()
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -203,12 +266,52 @@ mod tests {
             queue.push(&[2; 1200]);
             queue.pop();
         }
-        assert!(queue.buffer.capacity() < 16 * 1024, "{}", queue.buffer.capacity());
+        assert!(queue.buffer.bytes.capacity() < 16 * 1024, "{}", queue.buffer.bytes.capacity());
         for _ in 0..50 {
             queue.push(&[3; 1200]);
         }
         queue.clear();
-        assert_eq!(queue.buffer.capacity(), 0);
+        assert_eq!(queue.buffer.bytes.capacity(), 0);
+    }
+
+    #[test]
+    fn queues_that_fill_and_run_empty_in_turns_share_one_buffer() {
+        let spare = || SPARE.with_borrow(|spare| (spare.buffers.len(), spare.bytes));
+        let before = spare();
+        let mut queues = [(); 3].map(|()| Segments::new(64 * 1024));
+        let mut memory = None;
+        for round in 0..300 {
+            let queue = &mut queues[round % 3];
+            (0..20).for_each(|_| _ = queue.push(&[round as u8; 1_200]));
+            // As large as it gets after the first.
+            let at = (queue.buffer.bytes.as_ptr(), queue.buffer.bytes.capacity());
+            assert_eq!(*memory.get_or_insert(at), at, "round {round}");
+            match round % 2 {
+                0 => queue.clear(),
+                _ => while queue.pop() {},
+            }
+        }
+        assert_eq!(spare().0, before.0.max(1), "one buffer is left");
+        queues[0].push(b"x");
+        drop(queues);
+        assert_eq!(spare().0, before.0.max(1), "also by a queue that ends");
+    }
+
+    #[test]
+    fn a_thread_keeps_no_more_memory_than_its_bound_and_no_buffer_that_is_small_or_huge() {
+        let fill = |bytes| {
+            let mut queue = Segments::new(bytes);
+            while queue.push(&vec![0; 1_000.min(bytes)]) == 0 {}
+            queue
+        };
+        drop([fill(1_000), fill(1 << 20)]);
+        SPARE.with_borrow(|spare| assert!(spare.buffers.is_empty()));
+        drop((0..200).map(|_| fill(100_000)).collect::<Vec<_>>());
+        SPARE.with_borrow(|spare| {
+            let sum: usize = spare.buffers.iter().map(Buffer::size).sum();
+            assert_eq!(sum, spare.bytes);
+            assert!((SPARE_BYTES / 2..=SPARE_BYTES).contains(&sum), "{sum}");
+        });
     }
 
     #[test]
@@ -222,7 +325,7 @@ mod tests {
             // Growing to its size has copied up to as much again.
             let most = pushes * len + 2 * limit;
             assert!(queue.moved_bytes <= most, "{} bytes moved for {} pushed", queue.moved_bytes, pushes * len);
-            assert!(queue.buffer.capacity() <= 2 * limit, "{} for {limit}", queue.buffer.capacity());
+            assert!(queue.buffer.bytes.capacity() <= 2 * limit, "{} for {limit}", queue.buffer.bytes.capacity());
         }
     }
 
@@ -230,7 +333,7 @@ mod tests {
     fn a_queue_that_was_long_gives_its_memory_back_while_a_little_still_waits() {
         let mut queue = Segments::new(256 * 1024);
         while queue.push(&[1; 1200]) == 0 {}
-        let most = queue.buffer.capacity();
+        let most = queue.buffer.bytes.capacity();
         while queue.len() > 2 {
             queue.pop();
         }
@@ -238,7 +341,7 @@ mod tests {
             queue.push(&[2; 1200]);
             queue.pop();
         }
-        assert!(queue.buffer.capacity() < most / 16, "{} of {most} are kept", queue.buffer.capacity());
+        assert!(queue.buffer.bytes.capacity() < most / 16, "{} of {most} are kept", queue.buffer.bytes.capacity());
         assert_eq!(queue.iter().map(<[u8]>::len).collect::<Vec<_>>(), [1200; 2]);
     }
 
