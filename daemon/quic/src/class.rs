@@ -6,14 +6,10 @@ use std::{collections::HashSet, sync::Arc};
 use arc_swap::ArcSwap;
 use config::policy::{self, ClassId, DropRule, Policy, RequestSubject, Subject};
 use masque::priority::Priority;
-use pacing::class_key::ClassKey;
+use pacing::{class_key::ClassKey, io::distribution::Distribution};
 use parking_lot::Mutex;
 use prometheus_client::{
-    metrics::{
-        counter::Counter,
-        family::Family,
-        histogram::{Histogram, exponential_buckets},
-    },
+    metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
 use sched::{pace::Pace, stream::Service};
@@ -307,18 +303,15 @@ pub struct ClassCounters {
     pub expired_streams: Counter,
     /// Payloads that left after their deadline.
     pub late_payloads: Counter,
-    /// How long payloads waited for their turn, in seconds.
-    pub sojourn: Histogram,
-    /// The same, all of them together; a histogram does not tell.
-    pub sojourn_ns: Counter,
+    /// How long payloads waited for their turn, in nanoseconds; noted without a lock, because it is for each of them.
+    pub sojourn: Sojourn,
 }
 
 impl ClassCounters {
     /// Notes a payload that leaves after having waited.
     pub fn note_sent(&self, sojourn_ns: u64, deadline_ns: Option<u64>) {
         self.sent_payloads.inc();
-        self.sojourn.observe(sojourn_ns as f64 * 1e-9);
-        self.sojourn_ns.inc_by(sojourn_ns);
+        self.sojourn.add(sojourn_ns, 1);
         if deadline_ns.is_some_and(|deadline_ns| sojourn_ns > deadline_ns) {
             self.late_payloads.inc();
         }
@@ -330,6 +323,20 @@ impl Default for ClassCounters {
         ClassMetrics::default().of(Role::Relay, policy::DEFAULT)
     }
 }
+
+/// Where the buckets of waiting times end: at 50 µs, and twice as far each, up to 1.6 s.
+const SOJOURN_BOUNDS_NS: [u64; 16] = {
+    let mut bounds = [50_000; 16];
+    let mut bucket = 1;
+    while bucket < bounds.len() {
+        bounds[bucket] = 2 * bounds[bucket - 1];
+        bucket += 1;
+    }
+    bounds
+};
+
+/// How long payloads of a class waited.
+pub type Sojourn = Distribution<{ SOJOURN_BOUNDS_NS.len() }>;
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
@@ -346,8 +353,7 @@ pub struct ClassMetrics {
     dropped: Family<Labels<3>, Counter>,
     expired_streams: Family<Labels<2>, Counter>,
     late_payloads: Family<Labels<2>, Counter>,
-    sojourn: Family<Labels<2>, Histogram>,
-    sojourn_ns: Family<Labels<2>, Counter>,
+    sojourn: Family<Labels<2>, Sojourn>,
 }
 
 impl Default for ClassMetrics {
@@ -359,9 +365,7 @@ impl Default for ClassMetrics {
             dropped: Family::default(),
             expired_streams: Family::default(),
             late_payloads: Family::default(),
-            sojourn_ns: Family::default(),
-            // 50 µs to 1.6 s.
-            sojourn: Family::new_with_constructor(|| Histogram::new(exponential_buckets(50e-6, 2.0, 16))),
+            sojourn: Family::new_with_constructor(|| Distribution::new(SOJOURN_BOUNDS_NS, 1e9)),
         }
     }
 }
@@ -392,7 +396,6 @@ impl ClassMetrics {
                     family.remove(labels);
                 }
                 self.sojourn.remove(labels);
-                self.sojourn_ns.remove(labels);
                 for reason in DROPS {
                     let [class, role] = labels.clone();
                     self.dropped.remove(&[class, role, ("reason", reason.to_owned())]);
@@ -421,7 +424,6 @@ impl ClassMetrics {
             expired_streams: self.expired_streams.get_or_create(&labels()).clone(),
             late_payloads: self.late_payloads.get_or_create(&labels()).clone(),
             sojourn: self.sojourn.get_or_create(&labels()).clone(),
-            sojourn_ns: self.sojourn_ns.get_or_create(&labels()).clone(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Histograms for what is counted per message: with bounds that are fixed when it is made, and no lock.
+//! Histograms for what is counted per message or payload: with bounds that are fixed when it is made, and no lock.
 
 use std::{
     fmt,
@@ -45,6 +45,12 @@ impl<const N: usize> Distribution<N> {
         sum.fetch_add(number.saturating_mul(times), Relaxed);
     }
 
+    /// The sum of all numbers.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.0.sum.load(Relaxed)
+    }
+
     /// How many numbers were greater than one that a bucket ends at.
     #[must_use]
     pub fn above(&self, bound: u64) -> u64 {
@@ -89,6 +95,7 @@ mod tests {
             distribution.add(number, times);
         }
         assert_eq!([0, 20_000, 5_000_000].map(|bound| distribution.above(bound)), [4, 3, 1]);
+        assert_eq!(distribution.sum(), 2_000_060_002);
         let mut shown = String::new();
         text::encode(&mut shown, &registry).unwrap();
         let expected = r#"# HELP late_seconds Late.

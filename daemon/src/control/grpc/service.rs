@@ -434,7 +434,7 @@ fn stats(control: &Control) -> v1::WatchStatsResponse {
         role: of.role.as_str().to_owned(),
         sent_bytes: of.counters.sent_bytes.get(),
         sent_payloads: of.counters.sent_payloads.get(),
-        sojourn: Duration::from_nanos(of.counters.sojourn_ns.get()).try_into().ok(),
+        sojourn: Duration::from_nanos(of.counters.sojourn.sum()).try_into().ok(),
         late_payloads: of.counters.late_payloads.get(),
         dropped_full: of.counters.dropped_queue.get(),
         dropped_late: of.counters.dropped_expired.get(),
