@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd, AsRawFd as _},
 };
 
+use arrayvec::ArrayVec;
 use rustix::{
     net::{TxTimeFlags, sockopt::set_txtime},
     time::ClockId,
@@ -55,10 +56,10 @@ pub fn thread() -> u32 {
 /// What the kernel says of the first message; those behind it were not looked at.
 pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
     let messages = &messages[..messages.len().min(BATCH)];
-    let mut addresses: Vec<SockAddr> =
+    let mut addresses: ArrayVec<SockAddr, BATCH> =
         messages.iter().map(|message| SocketAddr::from(message.path.remote_address.0).into()).collect();
-    let mut controls: Vec<Control> = messages.iter().map(Control::new).collect();
-    let mut payloads: Vec<libc::iovec> = messages
+    let mut controls: ArrayVec<Control, BATCH> = messages.iter().map(Control::new).collect();
+    let mut payloads: ArrayVec<libc::iovec, BATCH> = messages
         .iter()
         .map(|message| libc::iovec {
             iov_base: message.payload.as_ptr().cast_mut().cast(),
@@ -66,7 +67,7 @@ pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
         })
         .collect();
     let parts = addresses.iter_mut().zip(&mut controls).zip(&mut payloads);
-    let mut headers: Vec<libc::mmsghdr> = parts
+    let mut headers: ArrayVec<libc::mmsghdr, BATCH> = parts
         .map(|((address, control), payload)| {
             // SAFETY: a header of zeros is a message of nothing to nobody.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };

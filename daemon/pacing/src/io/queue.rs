@@ -9,6 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use arrayvec::ArrayVec;
 use bytes::Bytes;
 use s2n_quic_core::{
     event,
@@ -144,10 +145,12 @@ impl<O: Outlet> Tx<O> {
     fn send(&mut self) {
         while !self.pending.is_empty() {
             let forming = &self.batch.forming;
-            let messages: Vec<_> =
+            let messages: ArrayVec<_, { message::BATCH }> =
                 self.pending.iter().take(message::BATCH).map(|it| it.message(&self.batch.arena, forming)).collect();
             let handed_ns = self.counters.recorder.is_on().then(monotonic::now_ns);
-            match self.outlet.send(&messages) {
+            let sent = self.outlet.send(&messages);
+            drop(messages);
+            match sent {
                 Ok(sent) => {
                     self.counters.messages.inc_by(sent as u64);
                     let forming = &self.batch.forming;

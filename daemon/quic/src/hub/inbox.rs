@@ -6,6 +6,7 @@ use std::{
     task::Waker,
 };
 
+use foldhash::fast::RandomState;
 use masque::tunnel::{Tunnel, TunnelError};
 use parking_lot::Mutex;
 
@@ -22,7 +23,8 @@ pub(super) const EARLY_DATAGRAMS: usize = 128;
 /// What arrived for the flows of a connection.
 #[derive(Default)]
 pub(super) struct Inbox {
-    pub(super) flows: HashMap<u64, Entrance>,
+    /// Looked into for each datagram. Peers choose among stream IDs, but of those that they may open, and not the seed.
+    pub(super) flows: HashMap<u64, Entrance, RandomState>,
     pub(super) early: Vec<(u64, Box<[u8]>)>,
     pub(super) early_bytes: usize,
     /// Stream IDs below this have been accepted.
