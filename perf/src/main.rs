@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
-    experiment::{self, serving as routing},
+    experiment::{self, paths, serving as routing},
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -21,7 +21,7 @@ use perf::{
     },
     origin::{Origin, Trees},
     papers::{self, results::Provenance},
-    plan::{self, BASE, Clock, Scheduler, ServingPlan},
+    plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, paths::Scheduler as PathScheduler},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
     serving::{self, Serving},
@@ -93,7 +93,7 @@ enum Command {
     Report,
     /// Says of which commits results are, and what of the product has changed since; fails if some are of a changed tree.
     Provenance,
-    /// Prints the tables of results that a plan of model serving has left.
+    /// Prints the tables of results that a plan of model serving or of paths has left.
     Show {
         /// Lines of JSON, as `run` writes them.
         results: PathBuf,
@@ -125,6 +125,9 @@ struct Experiment {
     /// Only these schedulers.
     #[arg(long, value_delimiter = ',')]
     scheduler: Vec<Scheduler>,
+    /// Of a plan with several paths: only these schedulers.
+    #[arg(long, value_delimiter = ',')]
+    path_scheduler: Vec<PathScheduler>,
     /// Of a plan of model serving: only these policies.
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
@@ -251,6 +254,7 @@ fn list() -> Result<()> {
         let (title, source, variants) = match plan::Any::read(&name)? {
             plan::Any::Network(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Serving(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
+            plan::Any::Paths(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
         };
         println!("{name:24} {title} ({source}); variants: {variants}");
     }
@@ -265,8 +269,10 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
     let plan = match plan::Any::read(&experiment.plan)? {
         plan::Any::Network(plan) => *plan,
         plan::Any::Serving(plan) => return run_serving(experiment, &plan),
+        plan::Any::Paths(plan) => return run_paths(experiment, &plan),
     };
     ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
+    ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let variants: Vec<_> = match experiment.variant.as_str() {
         "all" => plan.variants().collect(),
         one => vec![one],
@@ -304,9 +310,9 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
 
 /// A line of results.
 #[derive(serde::Serialize)]
-struct Line<'a> {
+struct Line<'a, R> {
     #[serde(flatten)]
-    row: &'a routing::Row,
+    row: &'a R,
     #[serde(flatten)]
     origin: &'a Origin,
 }
@@ -314,6 +320,7 @@ struct Line<'a> {
 fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some();
     ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
+    ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let origin = Origin::of_this_run("simulated")?;
     let chosen: Vec<_> = match experiment.variant.as_str() {
         "all" => plan.variants().collect(),
@@ -336,6 +343,49 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     show_serving(&rows, experiment.plot.as_deref())
 }
 
+fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some() || !experiment.policy.is_empty();
+    ensure!(
+        !misplaced,
+        "--scheduler, --clock and --policy are for other plans; --path-scheduler names schedulers here"
+    );
+    let origin = Origin::of_this_run("simulated")?;
+    let chosen: Vec<_> = match experiment.variant.as_str() {
+        "all" => plan.variants().collect(),
+        one => vec![one],
+    };
+    let (mut rows, mut lines) = (Vec::new(), String::new());
+    for variant in chosen {
+        let mut plan = plan.variant(variant)?;
+        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+        ensure!(plan.repetitions >= 2, "--repetitions: a deviation needs at least two");
+        if !experiment.path_scheduler.is_empty() {
+            plan.schedulers.clone_from(&experiment.path_scheduler);
+        }
+        for row in paths::run(&plan)? {
+            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
+            lines.push('\n');
+            rows.push(row);
+        }
+    }
+    if let Some(path) = &experiment.json {
+        fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    show_paths(&rows, experiment.plot.as_deref())
+}
+
+/// Prints tables of rows, and draws a picture of the first variant.
+fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
+    println!("{}", paths::tables(rows));
+    if let Some(path) = plot {
+        let variant = rows.first().map(|row| row.variant.clone());
+        let first: Vec<_> = rows.iter().filter(|row| Some(&row.variant) == variant.as_ref()).cloned().collect();
+        fs::write(path, paths::picture(&first)).with_context(|| format!("failed to write {}", path.display()))?;
+        println!("the picture is {}", path.display());
+    }
+    Ok(())
+}
+
 /// Prints tables of rows, and draws their pictures.
 fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
     println!("{}", routing::tables(rows));
@@ -347,9 +397,12 @@ fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Reads rows that a plan of model serving has left.
+/// Reads rows that a plan of model serving or of paths has left.
 fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
+    if let Ok(rows) = paths::Row::parse_all(&text) {
+        return show_paths(&rows, plot);
+    }
     let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
     show_serving(&rows, plot)
 }

@@ -11,6 +11,7 @@ pub mod emulated;
 mod manage;
 pub mod masque;
 mod outcome;
+pub mod paths;
 mod plot;
 mod reader;
 mod row;

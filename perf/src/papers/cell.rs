@@ -73,6 +73,17 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                 });
             }
         }
+        Any::Paths(plan) => {
+            for variant in plan.variants() {
+                cells.push(Cell {
+                    plan: plan.name.clone(),
+                    variant: variant.to_owned(),
+                    clock: SIMULATED.to_owned(),
+                    fingerprint: None,
+                    repetitions: plan.variant(variant)?.repetitions,
+                });
+            }
+        }
     }
     Ok(cells)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 
 use super::Results;
 use crate::{
-    experiment::{self, Row, serving},
+    experiment::{self, Row, paths, serving},
     plan::{self, Any, BASE, Plan, Verdict},
 };
 
@@ -43,6 +43,15 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 text += &origins(&lines, "simulated engines")?;
                 _ = write!(text, "\n{}", serving::tables(&rows));
                 text += &pictures(&plan.name, folder)?;
+            }
+            Any::Paths(plan) => {
+                let lines = results.lines(&plan.name, false);
+                let rows = paths::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+                text += &origins(&lines, "simulated paths")?;
+                _ = write!(text, "\n{}", paths::tables(&rows));
+                if folder.join(format!("{}.svg", plan.name)).exists() {
+                    _ = write!(text, "\n![{0}](results/{0}.svg)\n", plan.name);
+                }
             }
         }
     }

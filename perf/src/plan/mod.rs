@@ -4,6 +4,7 @@
 //! leaves open, or another network.
 
 mod network;
+pub mod paths;
 mod scheduler;
 pub mod serving;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use toml::Table;
 
 pub use self::{
     network::{Congestion, Family, Network},
+    paths::PathsPlan,
     scheduler::Scheduler,
     serving::ServingPlan,
     validity::METRICS,
@@ -55,20 +57,22 @@ pub fn names() -> Result<Vec<String>> {
         .collect())
 }
 
-/// A plan of either kind.
+/// A plan of any kind.
 #[derive(Clone, Debug)]
 pub enum Any {
     /// Requests over a network.
     Network(Box<Plan>),
     /// Requests to models.
     Serving(Box<ServingPlan>),
+    /// Streams over several paths.
+    Paths(Box<PathsPlan>),
 }
 
 impl Any {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
     /// # Errors
-    /// There is no such file, it has another name, or what [`Plan::from_toml`] and [`ServingPlan::from_toml`] say.
+    /// There is no such file, it has another name, or what [`Plan::from_toml`] and those of other kinds say.
     pub fn read(name: &str) -> Result<Self> {
         let known = Path::new(FOLDER).join(name).with_extension("toml");
         let path = if known.exists() { known } else { PathBuf::from(name) };
@@ -83,13 +87,14 @@ impl Any {
         Ok(plan)
     }
 
-    /// Parses a plan of either kind; those of model serving say so by their key `kind`.
+    /// Parses a plan of any kind; all but those with a network say by their key `kind` of which kind they are.
     fn from_toml(text: &str) -> Result<Self> {
         let table: Table = toml::from_str(text)?;
-        if table.contains_key("kind") {
-            return Ok(Self::Serving(Box::new(ServingPlan::from_toml(text)?)));
-        }
-        Ok(Self::Network(Box::new(Plan::from_toml(text)?)))
+        Ok(match table.get("kind").map(|kind| kind.as_str()) {
+            None => Self::Network(Box::new(Plan::from_toml(text)?)),
+            Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
+            Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
+        })
     }
 
     /// Its name.
@@ -98,6 +103,7 @@ impl Any {
         match self {
             Self::Network(plan) => &plan.name,
             Self::Serving(plan) => &plan.name,
+            Self::Paths(plan) => &plan.name,
         }
     }
 
@@ -107,6 +113,7 @@ impl Any {
         match self {
             Self::Network(plan) => &plan.title,
             Self::Serving(plan) => &plan.title,
+            Self::Paths(plan) => &plan.title,
         }
     }
 
@@ -116,6 +123,7 @@ impl Any {
         match self {
             Self::Network(plan) => &plan.source,
             Self::Serving(plan) => &plan.source,
+            Self::Paths(plan) => &plan.source,
         }
     }
 
@@ -125,6 +133,7 @@ impl Any {
         match self {
             Self::Network(plan) => &plan.verdicts,
             Self::Serving(plan) => &plan.verdicts,
+            Self::Paths(plan) => &plan.verdicts,
         }
     }
 }
@@ -413,6 +422,7 @@ impl Plan {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
             Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
+            Any::Paths(_) => bail!("plan {name} is about several paths, and has no network of this kind"),
         }
     }
 

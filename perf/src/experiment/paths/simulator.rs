@@ -1,0 +1,170 @@
+//! Packets of several streams over several paths, event by event.
+//!
+//! One simulator runs packet schedulers and placements of whole streams, so that what is compared has the same links, windows
+//! and losses; only [`Strategy`] differs. Nothing here knows the time: a run is a function of its arguments and its seed.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
+
+use super::{link::Link, strategy::Strategy};
+use crate::random::Random;
+
+/// One packet's worth of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) stream: usize,
+    pub(super) number: usize,
+}
+
+/// What is to be sent.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    /// The stream of the plan that it is all or a part of.
+    pub(super) of: usize,
+    /// How many packets it takes.
+    pub(super) packets: usize,
+    pub(super) weight: u32,
+    /// When the request for it has arrived.
+    pub(super) begins_ns: u64,
+}
+
+/// A stream on its way.
+pub(super) struct Sending {
+    pub(super) weight: u32,
+    begins_ns: u64,
+    packets: usize,
+    unsent: usize,
+    /// Pieces that were lost.
+    again: VecDeque<usize>,
+    arrived: Vec<bool>,
+    missing: usize,
+    ended_ns: Option<u64>,
+    /// By path: how many of its packets were sent.
+    pub(super) sent: Vec<u64>,
+}
+
+impl Sending {
+    pub(super) fn has_data(&self, now_ns: u64) -> bool {
+        now_ns >= self.begins_ns && (self.unsent < self.packets || !self.again.is_empty())
+    }
+
+    /// How many packets have not been sent, or have to be sent again.
+    pub(super) fn waiting(&self) -> usize {
+        self.packets - self.unsent + self.again.len()
+    }
+
+    fn next(&mut self) -> Option<usize> {
+        if let Some(number) = self.again.pop_front() {
+            return Some(number);
+        }
+        let number = self.unsent;
+        (number < self.packets).then(|| {
+            self.unsent += 1;
+            number
+        })
+    }
+
+    fn lose(&mut self, number: usize) {
+        if self.arrived.get(number) == Some(&false) {
+            self.again.push_back(number);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Begin,
+    Arrived { path: usize, stream: usize, number: usize },
+    Acknowledged { path: usize, number: u64 },
+    Probe { path: usize },
+}
+
+/// What became of the streams.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ended {
+    /// When each stream had arrived in full.
+    pub(super) ended_ns: Vec<u64>,
+    /// By stream and path: packets sent.
+    pub(super) sent: Vec<Vec<u64>>,
+    /// Packets that routers dropped.
+    pub(super) dropped: u64,
+}
+
+/// Simulated time after which streams that have not ended mean a fault of the simulator.
+const LONGEST_NS: u64 = 3_600 * 1_000_000_000;
+
+/// Sends all streams; returns when each has arrived in full. `None` if they do not end within an hour of simulated time.
+pub(super) fn run(
+    mut links: Vec<Link>,
+    streams: &[Stream],
+    mut strategy: Strategy,
+    random: &mut Random,
+) -> Option<Ended> {
+    let sending = |stream: &Stream| Sending {
+        weight: stream.weight,
+        begins_ns: stream.begins_ns,
+        packets: stream.packets,
+        unsent: 0,
+        again: VecDeque::new(),
+        arrived: vec![false; stream.packets],
+        missing: stream.packets,
+        ended_ns: None,
+        sent: vec![0; links.len()],
+    };
+    let mut sending: Vec<_> = streams.iter().map(sending).collect();
+    let mut events: BinaryHeap<Reverse<(u64, Event)>> =
+        streams.iter().map(|stream| Reverse((stream.begins_ns, Event::Begin))).collect();
+    // When the next probe timeout of each path was put among the events.
+    let mut probes: Vec<Option<u64>> = vec![None; links.len()];
+    while let Some(Reverse((now_ns, event))) = events.pop() {
+        if now_ns > LONGEST_NS {
+            return None;
+        }
+        let mut lost = Vec::new();
+        match event {
+            Event::Begin => {}
+            Event::Arrived { stream, number, .. } => {
+                let stream = &mut sending[stream];
+                if !std::mem::replace(&mut stream.arrived[number], true) {
+                    stream.missing -= 1;
+                    if stream.missing == 0 {
+                        stream.ended_ns = Some(now_ns);
+                    }
+                }
+            }
+            Event::Acknowledged { path, number } => lost = links[path].acknowledged(now_ns, number),
+            Event::Probe { path } => {
+                probes[path] = None;
+                if links[path].probe_at_ns().is_some_and(|due| due <= now_ns) {
+                    lost = links[path].probe();
+                }
+            }
+        }
+        lost.into_iter().for_each(|piece| sending[piece.stream].lose(piece.number));
+        if sending.iter().all(|stream| stream.ended_ns.is_some()) {
+            break;
+        }
+        if !matches!(event, Event::Arrived { .. }) {
+            while let Some((stream, path)) = strategy.next(now_ns, &sending, &links, random) {
+                let Some(number) = sending[stream].next() else { break };
+                sending[stream].sent[path] += 1;
+                let departure = links[path].send(now_ns, Piece { stream, number }, random);
+                if let Some((arrived, acknowledged)) = departure.times {
+                    events.push(Reverse((arrived, Event::Arrived { path, stream, number })));
+                    events.push(Reverse((acknowledged, Event::Acknowledged { path, number: departure.number })));
+                }
+            }
+            for (path, link) in links.iter().enumerate() {
+                if let Some(due) = link.probe_at_ns().filter(|due| probes[path].is_none_or(|known| *due < known)) {
+                    probes[path] = Some(due);
+                    events.push(Reverse((due.max(now_ns + 1), Event::Probe { path })));
+                }
+            }
+        }
+    }
+    let ended_ns = sending.iter().map(|stream| stream.ended_ns).collect::<Option<Vec<_>>>()?;
+    let dropped = links.iter().map(|link| link.dropped).sum();
+    Some(Ended { ended_ns, sent: sending.into_iter().map(|stream| stream.sent).collect(), dropped })
+}

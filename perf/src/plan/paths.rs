@@ -1,0 +1,217 @@
+//! Plans with several paths: streams that a host sends to another over two or more paths, on simulated links.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use toml::Table;
+
+use super::{BASE, Verdict, merge};
+
+/// One experiment with several paths, or one variant of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathsPlan {
+    /// The same as the file's.
+    pub name: String,
+    /// Tells it from other kinds of plans.
+    pub kind: Kind,
+    /// What it is, in a sentence.
+    pub title: String,
+    /// The figures that it reproduces.
+    pub source: String,
+    /// What changes from cell to cell, for tables and pictures.
+    pub axis: String,
+    /// The seed of the first repetition; each further one has the next.
+    pub seed: u64,
+    /// How often each scheduler runs in each cell.
+    pub repetitions: u64,
+    /// What is compared.
+    pub schedulers: Vec<Scheduler>,
+    /// What all links have in common.
+    pub links: Links,
+    /// The streams, which begin at the same time.
+    pub streams: Vec<Stream>,
+    /// The settings of the paths, one after the other.
+    pub cells: Vec<Cell>,
+    /// What its results say about what was published.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
+    /// Tables like this one's, with only what they change.
+    #[serde(default)]
+    variants: BTreeMap<String, Table>,
+    /// Which variant this is.
+    #[serde(skip, default = "super::base")]
+    pub variant: String,
+    /// The text that variants change.
+    #[serde(skip)]
+    table: Table,
+}
+
+/// What kind of plan it is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Streams over several paths.
+    Paths,
+}
+
+/// What decides over which path a packet goes, and which stream it is of.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheduler {
+    /// MPQUIC's own packet scheduler: each packet takes the path with the lowest smoothed RTT whose window has room; streams
+    /// take turns.
+    MpquicLowestRtt,
+    /// SA-ECF's packet scheduler; streams share by priority.
+    MpquicSaEcf,
+    /// The same, but streams take turns.
+    MpquicSaEcfTurns,
+    /// FStream: each stream on one path by equations 1 and 2; those of a path share it by lottery.
+    Fstream,
+    /// Ours: each stream on the path on which it is estimated to end first; those of a path share it by weight.
+    Paced,
+    /// Ours, and streams that can be divided are asked for in ranges.
+    PacedRanges,
+    /// Of all ways to give each stream one path, for each stream the way in which it ends first; those of a path share it by
+    /// weight. No scheduler can do better with whole streams.
+    BestPerStream,
+}
+
+impl Scheduler {
+    /// Its name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MpquicLowestRtt => "mpquic-lowest-rtt",
+            Self::MpquicSaEcf => "mpquic-sa-ecf",
+            Self::MpquicSaEcfTurns => "mpquic-sa-ecf-turns",
+            Self::Fstream => "fstream",
+            Self::Paced => "paced",
+            Self::PacedRanges => "paced-ranges",
+            Self::BestPerStream => "best-per-stream",
+        }
+    }
+}
+
+/// What all links have in common.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Links {
+    /// Bytes of a stream in a full packet.
+    pub payload_bytes: u64,
+    /// Bytes of such a packet on the link, headers included.
+    pub packet_bytes: u64,
+    /// How many packets the router in front of a link holds; further ones are dropped.
+    pub buffer_packets: usize,
+    /// The congestion window at the start, in packets.
+    pub initial_window: u32,
+    /// What each packet and each acknowledgement is delayed by at random, at most, without overtaking.
+    pub jitter_ms: f64,
+    /// By how much the RTT that is known at the start differs from the path's, at most and at random, as a part of it.
+    pub rtt_error: f64,
+}
+
+/// A stream.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stream {
+    /// Its name in results.
+    pub name: String,
+    /// How much is sent.
+    pub bytes: u64,
+    /// Its priority as in HTTP/2, 1 to 255.
+    pub priority: u32,
+    /// Whether it can be asked for in ranges.
+    #[serde(default)]
+    pub divisible: bool,
+}
+
+/// The settings of the paths.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cell {
+    /// Its name in results.
+    pub name: String,
+    /// The paths.
+    pub paths: Vec<Path>,
+}
+
+/// A path: a link in the direction of the streams, and the delay of both directions.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Path {
+    /// Its rate, in Mbit/s of packets.
+    pub rate_mbit: f64,
+    /// The round trip of a path on which nothing waits.
+    pub rtt_ms: f64,
+}
+
+impl PathsPlan {
+    /// Parses a plan and all its variants.
+    ///
+    /// # Errors
+    /// What is wrong, with its line, or with the variant's name.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let mut plan: Self = toml::from_str(text)?;
+        plan.check()?;
+        plan.table = toml::from_str(text)?;
+        plan.table.remove("variants");
+        for name in plan.variants.keys() {
+            plan.variant(name)?;
+        }
+        Ok(plan)
+    }
+
+    /// The names of its variants, [`BASE`] first.
+    pub fn variants(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
+    }
+
+    /// Returns the plan with what a variant changes.
+    ///
+    /// # Errors
+    /// There is no such variant, or it makes the plan invalid.
+    pub fn variant(&self, name: &str) -> Result<Self> {
+        if name == BASE {
+            return Ok(self.clone());
+        }
+        let known = || self.variants().collect::<Vec<_>>().join(", ");
+        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
+        let mut table = self.table.clone();
+        merge(&mut table, changes);
+        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
+        changed.check().with_context(|| format!("variant {name}"))?;
+        Ok(Self { variant: name.to_owned(), table, ..changed })
+    }
+
+    fn check(&self) -> Result<()> {
+        let names = |names: &mut dyn Iterator<Item = &str>| names.collect::<BTreeSet<_>>().len();
+        ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for a deviation");
+        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        ensure!((1..=8).contains(&self.streams.len()), "streams: between 1 and 8");
+        let distinct = names(&mut self.streams.iter().map(|stream| stream.name.as_str()));
+        ensure!(distinct == self.streams.len(), "streams: two have the same name");
+        for stream in &self.streams {
+            ensure!((1..=255).contains(&stream.priority), "stream {}: priority between 1 and 255", stream.name);
+            ensure!((1..=100_000_000).contains(&stream.bytes), "stream {}: bytes between 1 and 1e8", stream.name);
+        }
+        let distinct = names(&mut self.cells.iter().map(|cell| cell.name.as_str()));
+        ensure!(distinct == self.cells.len() && distinct > 0, "cells: at least one, with names that differ");
+        for cell in &self.cells {
+            ensure!((1..=4).contains(&cell.paths.len()), "cell {}: between 1 and 4 paths", cell.name);
+            for path in &cell.paths {
+                let sound = (0.01..=10_000.0).contains(&path.rate_mbit) && (0.01..=10_000.0).contains(&path.rtt_ms);
+                ensure!(sound, "cell {}: rate_mbit and rtt_ms between 0.01 and 10000", cell.name);
+            }
+        }
+        let Links { payload_bytes, packet_bytes, buffer_packets, initial_window, jitter_ms, rtt_error } = self.links;
+        ensure!(payload_bytes > 0 && payload_bytes <= packet_bytes, "links: payload_bytes within packet_bytes");
+        ensure!(packet_bytes <= 65_535, "links.packet_bytes: 65535 at most");
+        ensure!((2..=100_000).contains(&buffer_packets), "links.buffer_packets: between 2 and 100000");
+        ensure!((2..=10_000).contains(&initial_window), "links.initial_window: between 2 and 10000");
+        ensure!((0.0..=1_000.0).contains(&jitter_ms), "links.jitter_ms: between 0 and 1000");
+        ensure!((0.0..=0.9).contains(&rtt_error), "links.rtt_error: between 0 and 0.9");
+        Ok(())
+    }
+}
