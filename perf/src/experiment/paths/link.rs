@@ -21,8 +21,6 @@ const LEAST_PATIENCE_NS: f64 = 2e8;
 struct Sent {
     piece: Piece,
     at_ns: u64,
-    /// Whether the window was full when it was sent.
-    is_limited: bool,
 }
 
 /// A path, as the network has it and as the sender sees it.
@@ -102,9 +100,8 @@ impl Link {
     pub(super) fn send(&mut self, now_ns: u64, piece: Piece, random: &mut Random) -> Departure {
         let number = self.next;
         self.next += 1;
-        let is_limited = self.in_flight.len() as f64 + 1.0 >= self.window.floor();
         self.sent_last_ns = now_ns;
-        self.in_flight.insert(number, Sent { piece, at_ns: now_ns, is_limited });
+        self.in_flight.insert(number, Sent { piece, at_ns: now_ns });
         while self.departures.front().is_some_and(|left| *left <= now_ns) {
             self.departures.pop_front();
         }
@@ -123,13 +120,14 @@ impl Link {
 
     /// Takes an acknowledgement; returns the pieces that are lost, as far as that is known now.
     pub(super) fn acknowledged(&mut self, now_ns: u64, number: u64) -> Vec<Piece> {
+        let is_full = self.in_flight.len() as f64 + 1.0 >= self.window.floor();
         let Some(sent) = self.in_flight.remove(&number) else { return Vec::new() };
         self.probes = 0;
         // RFC 9002 §5.3.
         let sample = (now_ns - sent.at_ns) as f64;
         self.variance_ns = 0.75 * self.variance_ns + 0.25 * (self.smoothed_ns - sample).abs();
         self.smoothed_ns = 0.875 * self.smoothed_ns + 0.125 * sample;
-        if sent.is_limited && number >= self.recovered_from {
+        if is_full && number >= self.recovered_from {
             self.window += if self.window < self.threshold { 1.0 } else { 1.0 / self.window };
         }
         // §6.1.2: 9/8 of a round trip.

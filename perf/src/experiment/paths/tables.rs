@@ -5,14 +5,20 @@ use std::fmt::Write as _;
 use super::row::Row;
 use crate::plan::paths::Scheduler;
 
-/// Renders rows as Markdown, for each variant: a table for each stream, with a line for each cell and a column for each
-/// scheduler; then how `paced` compares.
+/// Renders rows as Markdown: of the first variant a table for each stream, with a line for each cell and a column for each
+/// scheduler; of every variant how `paced` compares.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
-    for variant in distinct(rows.iter().map(|row| row.variant.as_str())) {
+    let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
+    for (at, variant) in variants.into_iter().enumerate() {
         let here: Vec<_> = rows.iter().filter(|row| row.variant == variant).collect();
         let Some(first) = here.first() else { continue };
+        if at > 0 {
+            _ = writeln!(text, "{} ({variant}):\n", first.plan);
+            text += &compared(&here);
+            continue;
+        }
         let last = first.seed + first.repetitions - 1;
         _ = writeln!(
             text,

@@ -95,15 +95,63 @@ fn sa_ecf_leaves_a_slow_path_alone_where_lowest_rtt_does_not() {
 }
 
 #[test]
-fn paced_is_never_5_percent_worse_than_the_best_way_of_whole_streams() {
+fn paced_is_never_5_percent_worse_than_the_best_way_of_whole_streams_where_buffers_hold_what_is_sent() {
     for name in PLANS {
-        let mut plan = read(name);
+        let mut plan = read(name).variant("large-buffer").unwrap();
+        plan.repetitions = 3;
         plan.schedulers = vec![Scheduler::Paced, Scheduler::BestPerStream, Scheduler::PacedRanges];
         let rows = run(&plan).unwrap();
         for cell in &plan.cells {
             let time = |scheduler, stream| of(&rows, &cell.name, scheduler, stream).completion_ms;
             let (paced, best) = (time(Scheduler::Paced, "B"), time(Scheduler::BestPerStream, "B"));
             assert!(paced <= 1.05 * best, "{name}, {}: {paced} ms instead of {best}", cell.name);
+        }
+    }
+}
+
+#[test]
+fn a_is_three_times_as_fast_where_lowest_rtt_has_it_share_the_slow_path() {
+    let goals = [
+        ("fstream-fig2ab", &["5", "10", "20", "50", "100"][..]),
+        ("fstream-fig3ab", &["5, 20", "10, 40", "20, 80"]),
+        ("fstream-fig3cd", &["100, 1", "50, 20", "20, 80"]),
+    ];
+    for (name, cells) in goals {
+        let mut plan = read(name);
+        plan.schedulers = vec![Scheduler::MpquicLowestRtt, Scheduler::Paced];
+        plan.repetitions = 20;
+        plan.cells.retain(|cell| cells.contains(&cell.name.as_str()));
+        assert_eq!(plan.cells.len(), cells.len());
+        let rows = run(&plan).unwrap();
+        for cell in cells {
+            let [blind, paced] = plan.schedulers[..] else { panic!("there are two") };
+            let (blind, paced) = (of(&rows, cell, blind, "A"), of(&rows, cell, paced, "A"));
+            assert!(blind.slow_path_pct > 10.0, "{name}, {cell}: {blind:?}");
+            assert!(blind.completion_ms >= 3.0 * paced.completion_ms, "{name}, {cell}: {blind:?}, {paced:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_and_tables_of_the_readme_are_what_the_plans_give() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+    let readme = std::fs::read_to_string(format!("{root}README.md")).unwrap();
+    for name in PLANS {
+        let results = std::fs::read_to_string(format!("{root}results/{name}.json")).unwrap();
+        let rows = Row::parse_all(&results).unwrap();
+        let (start, end) = (format!("<!-- tables of results/{name}.json -->\n\n"), "\n<!-- end of tables -->");
+        let (_, rest) = readme.split_once(&start).unwrap_or_else(|| panic!("{name} has no tables in README.md"));
+        let (written, _) = rest.split_once(end).unwrap();
+        assert!(written == tables(&rows), "print them again: paced-perf show perf/results/{name}.json");
+        // One cell of each plan again: a run is a function of its plan.
+        let Any::Paths(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan with several paths") };
+        plan.cells = vec![plan.cells.remove(2)];
+        for row in run(&plan).unwrap() {
+            let kept = rows.iter().find(|kept| {
+                (&kept.variant, &kept.cell, kept.scheduler, &kept.stream)
+                    == (&row.variant, &row.cell, row.scheduler, &row.stream)
+            });
+            assert_eq!(kept, Some(&row), "run it again: paced-perf run {name} --variant all");
         }
     }
 }
