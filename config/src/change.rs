@@ -82,6 +82,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
         forwards: Reload ["forward.*"],
         proxies: Reload ["proxy.*"],
         serves: Reload ["serve.*"],
+        paths: Reload ["path.*"],
         gateway: Reload ["gateway.*"],
         policy: Reload ["schedule.*", "class.*", "rule.*"],
         metrics: Reload ["metrics.*"],

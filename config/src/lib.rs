@@ -6,6 +6,7 @@
 //! | [`targets`] | which targets may be reached: the rules and their decision |
 //! | [`gateway`], [`engine`], [`routing`] | the gateway role: models, the engines that run them, and how one is chosen |
 //! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
+//! | [`path`] | the edge role: the paths between this host and its relays |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
@@ -34,6 +35,7 @@ use crate::gateway::Gateway;
 use crate::kernel::Kernel;
 use crate::log::Log;
 use crate::metrics::Metrics;
+use crate::path::Path;
 use crate::policy::Policy;
 use crate::proxy::Proxy;
 use crate::relay::{Auth, Identity, Limits, Listener, Relay};
@@ -56,6 +58,7 @@ mod manual;
 pub mod metrics;
 pub mod moment;
 mod nat64;
+pub mod path;
 mod pattern;
 mod place;
 pub mod policy;
@@ -95,6 +98,9 @@ pub struct Config {
     pub proxies: Vec<Proxy>,
     /// Further local addresses of the edge role, none of which is another's.
     pub serves: Vec<Serve>,
+    /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), none with the name of another. Without any, packets
+    /// leave as the routes have it.
+    pub paths: Vec<Path>,
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
@@ -207,6 +213,9 @@ pub enum Warning {
         /// The name.
         user: String,
     },
+    /// Paths that nothing goes over.
+    #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] whose traffic could use them")]
+    UnusedPaths,
     /// Neither role is configured.
     #[error("there is neither a [relay] nor a [[forward]], a [[proxy]] or a [[serve]]: paced has nothing to do")]
     NothingToDo,
@@ -256,12 +265,32 @@ impl Config {
             let cause = "the address is that of another [[serve]], proxy or forward";
             root.refuse_shared("serve", &taken, SocketAddr::clone, cause);
         }
+        let paths = root.sections("path", |section| path::walk(section, None));
+        root.refuse_shared("path", &paths, |path| path.name.clone(), "two paths have the same name");
+        if paths.len() > path::MAX_PATHS {
+            let cause = "there are more than 8 paths";
+            root.refuse("path", Problem::Contradiction { cause, remedy: "leave some out" });
+        }
         let transport = root.section("transport", |section| transport(section, &Transport::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
         let control = root.section("control", |section| control::walk(section, &Control::default()));
         let metrics = root.section("metrics", |section| metrics::walk(section, &Metrics::default()));
         let log = root.section("log", |section| log::walk(section, &Log::default()));
-        Self { state_dir, relay, gateway, forwards, proxies, serves, policy, transport, kernel, control, metrics, log }
+        Self {
+            state_dir,
+            relay,
+            gateway,
+            forwards,
+            proxies,
+            serves,
+            paths,
+            policy,
+            transport,
+            kernel,
+            control,
+            metrics,
+            log,
+        }
     }
 
     /// Returns the configuration of development mode: a relay on loopback port 4433 with a certificate of its own,
@@ -303,6 +332,7 @@ impl Config {
             forwards: Vec::new(),
             proxies: Vec::new(),
             serves: Vec::new(),
+            paths: Vec::new(),
             policy: Policy::default(),
             transport: Transport::default(),
             kernel: Kernel::default(),
@@ -344,6 +374,7 @@ impl Config {
             .chain(self.policy.warnings())
             .chain(self.unknown_users())
             .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))
+            .chain((!self.paths.is_empty() && self.uplinks().next().is_none()).then_some(Warning::UnusedPaths))
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()
     }

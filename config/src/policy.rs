@@ -102,6 +102,38 @@ pub struct Class {
     pub dscp: Option<u8>,
     /// What becomes of a request for a model that no model is predicted to answer within its deadline.
     pub late: Late,
+    /// Over which path of an edge its tunnels and requests go, where there are several.
+    pub placement: Placement,
+}
+
+/// How an edge chooses a path for a tunnel or request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// The one on which it is estimated to end first.
+    #[default]
+    Paced,
+    /// FStream's equations.
+    FStream,
+    /// The one with the lowest round trip that has room.
+    LowestRtt,
+    /// The same, unless it is estimated to end earlier on another.
+    SaEcf,
+    /// Each in its turn.
+    RoundRobin,
+}
+
+impl Placement {
+    /// What `sched` calls it.
+    #[must_use]
+    pub const fn of_streams(self) -> sched::path::Placement {
+        match self {
+            Self::Paced => sched::path::Placement::Paced,
+            Self::FStream => sched::path::Placement::FStream,
+            Self::LowestRtt => sched::path::Placement::LowestRtt,
+            Self::SaEcf => sched::path::Placement::SaEcf,
+            Self::RoundRobin => sched::path::Placement::RoundRobin,
+        }
+    }
 }
 
 /// What a gateway does with a request that will be late.
@@ -308,6 +340,7 @@ impl Class {
             packets_down: None,
             dscp: None,
             late: Late::Serve,
+            placement: Placement::Paced,
         }
     }
 

@@ -1,7 +1,7 @@
 //! How a configuration is written as text that reads back as the same.
 
 use crate::document::Text;
-use crate::{Config, control, forward, gateway, kernel, log, metrics, proxy, relay, serve, state_dir, transport};
+use crate::{Config, control, forward, gateway, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport};
 
 impl Config {
     /// Writes the whole configuration as TOML: every key that has a value, defaults included, and listeners and classes with
@@ -27,6 +27,9 @@ impl Config {
         }
         text.section("[transport]", |section| transport(section, &self.transport));
         text.section("[kernel]", |section| kernel::walk(section, &self.kernel));
+        for of in &self.paths {
+            text.section("[[path]]", |section| path::walk(section, Some(of)));
+        }
         for of in &self.forwards {
             text.section("[[forward]]", |section| forward::walk(section, Some(of), &self.policy));
         }

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Class, ClassId, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Policy, Rule, Schedule};
+use super::{Class, ClassId, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Placement, Policy, Rule, Schedule};
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
@@ -126,6 +126,9 @@ const EXPIRY: Expiry = Expiry::Soft;
 words! { for Low { Rr = "rr", Fcfs = "fcfs", Edf = "edf", Wfq = "wfq", } }
 words! { for Expiry { Soft = "soft", Hard = "hard", } }
 words! { for Late { Serve = "serve", Refuse = "refuse", } }
+words! { for Placement {
+    Paced = "paced", FStream = "fstream", LowestRtt = "lowest-rtt", SaEcf = "sa-ecf", RoundRobin = "round-robin",
+} }
 words! { for Level { High = "high", Low = "low", } }
 
 /// Up to an hour: what may wait for longer is not in a hurry.
@@ -169,6 +172,7 @@ pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
         packets_down: section.optional_number("packets_down", PACKETS, of.packets_down),
         dscp: section.optional_number("dscp", 0..=63, of.dscp),
         late: section.unless(of.late == plain.late, |section| section.value("late", of.late)),
+        placement: section.unless(of.placement == plain.placement, |section| section.value("placement", of.placement)),
     }
 }
 

@@ -96,6 +96,7 @@ packets_up = 700
 packets_down = 900
 dscp = 46
 late = "refuse"
+placement = "sa-ecf"
 "#;
     let expected = Class {
         name: "a".into(),
@@ -112,6 +113,7 @@ late = "refuse"
         packets_down: Some(900),
         dscp: Some(46),
         late: Late::Refuse,
+        placement: Placement::SaEcf,
     };
     assert_eq!(class_a(text), expected);
 }

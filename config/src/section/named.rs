@@ -127,6 +127,8 @@ names! {
     ClassName: "the name of a class in quotes",
     /// That of a schedule.
     ScheduleName: "the name of a [schedule.NAME] in quotes",
+    /// That of a path.
+    PathName: "a name of up to 32 lower-case letters, digits and hyphens in quotes",
 }
 
 impl<'a> NamedSections<'a> {

@@ -262,8 +262,9 @@ impl Way {
         if self.uplink.is_full() {
             self.counters.place_waits.inc();
         }
-        let link = self.uplink.link().await.map_err(NoConnection::NoLink)?;
-        Ok((link, self.membership.get()))
+        let class = self.membership.get();
+        let link = self.uplink.link_for(&class).await.map_err(NoConnection::NoLink)?;
+        Ok((link, class))
     }
 
     /// What the relay is told about what comes back.

@@ -39,6 +39,8 @@ pub struct Failover {
     relays: Vec<Attempts>,
     /// Connections to one relay at once, at most.
     connections: usize,
+    /// The relay that somebody has chosen, whatever the order of preference.
+    chosen: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -53,13 +55,20 @@ impl Failover {
     #[must_use]
     pub fn new(relays: usize, connections: usize, backoff: (Duration, Duration)) -> Self {
         let relays = (0..relays).map(|_| Attempts { backoff: Backoff::new(backoff), since: None }).collect();
-        Self { relays, connections }
+        Self { relays, connections, chosen: None }
+    }
+
+    /// Uses this relay rather than those preferred to it as long as it works, or goes by the order of preference again.
+    pub fn choose(&mut self, relay: Option<usize>) {
+        self.chosen = relay;
     }
 
     /// Says what to do at `now`, where `wanted` tells whether somebody waits for a place.
     #[must_use]
     pub fn next(&self, now: Instant, wanted: bool, standings: &[Standing]) -> Next {
-        match standings.iter().position(|standing| standing.usable > 0) {
+        let works = |relay: usize| standings.get(relay).is_some_and(|standing| standing.usable > 0);
+        let used = self.chosen.filter(|chosen| works(*chosen));
+        match used.or_else(|| (0..standings.len()).find(|relay| works(*relay))) {
             None if wanted => self.first(now),
             None => Next::Nothing,
             Some(used) => self.better(now, wanted, used, standings),
@@ -87,7 +96,12 @@ impl Failover {
     fn better(&self, now: Instant, wanted: bool, used: usize, standings: &[Standing]) -> Next {
         let is_full = !standings.iter().any(|standing| standing.has_room);
         let more = wanted && is_full && standings.get(used).is_some_and(|it| it.usable < self.connections);
-        let idle = self.relays.iter().take(used + usize::from(more)).enumerate().filter(|(_, it)| it.since.is_none());
+        let is_tried = |relay: usize| match self.chosen {
+            Some(chosen) => relay == chosen && relay != used,
+            None => relay < used,
+        };
+        let relays = self.relays.iter().enumerate();
+        let idle = relays.filter(|(relay, it)| it.since.is_none() && (is_tried(*relay) || more && *relay == used));
         let next = idle.map(|(place, relay)| (relay.backoff.wait(now), place)).min();
         match next {
             Some((Duration::ZERO, place)) => Next::Connect(place),
@@ -192,6 +206,18 @@ mod tests {
         assert_eq!(relays.next(now, false, &[FULL, NONE]), Next::Nothing);
         assert_eq!(relays.next(now, true, &[UP, NONE]), Next::Nothing);
         assert_eq!(relays.next(now, true, &[Standing { usable: 2, has_room: false }, NONE]), Next::Nothing);
+    }
+
+    #[test]
+    fn a_relay_that_was_chosen_is_connected_to_though_a_preferred_one_works() {
+        let (mut relays, now) = (of(3), Instant::now());
+        relays.choose(Some(2));
+        assert_eq!(relays.next(now, false, &[UP, NONE, NONE]), Next::Connect(2));
+        assert_eq!(relays.next(now, false, &[UP, NONE, UP]), Next::Nothing, "it works");
+        assert_eq!(relays.next(now, true, &[UP, NONE, FULL]), Next::Nothing, "another has room");
+        assert_eq!(relays.next(now, true, &[NONE, NONE, FULL]), Next::Connect(2));
+        relays.choose(None);
+        assert_eq!(relays.next(now, false, &[NONE, NONE, UP]), Next::Connect(0));
     }
 
     #[test]

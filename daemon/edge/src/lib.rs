@@ -19,6 +19,7 @@
 //! | [`counters`] | what is counted, by local address |
 //! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`failover`] | which of several relays is used |
+//! | [`path`], [`exit`] | the paths to relays: what is known of each, and how packets leave by it |
 //! | [`moves`] | what becomes of connections when this host's addresses change |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
 //! | [`roster`] | what is open, as the control plane and metrics see it |
@@ -53,11 +54,13 @@ pub mod client;
 pub mod connect;
 pub mod counters;
 pub mod door;
+pub mod exit;
 pub mod failover;
 pub mod link;
 pub mod local;
 pub mod moves;
 pub mod notice;
+pub mod path;
 pub mod places;
 pub mod proxy;
 pub mod roster;
@@ -71,7 +74,9 @@ pub mod uplink;
 
 pub use classes::EntranceClasses;
 pub use counters::{Counters, EdgeMetrics};
+use exit::Exit;
 use local::Local;
+use path::Path;
 use proxy::Entrance;
 pub use schedules::NamedSchedules;
 use tcp::Connections;
@@ -169,14 +174,26 @@ impl Wanted {
 #[derive(Clone, PartialEq, Eq)]
 struct Way {
     uplink: config::uplink::Uplink,
+    /// The paths, if there are any.
+    paths: Vec<config::path::Path>,
     /// Of the files that it names.
     contents: [u8; 32],
 }
 
 impl Way {
-    fn of(uplink: &config::uplink::Uplink) -> Self {
+    fn of(uplink: &config::uplink::Uplink, paths: &[config::path::Path]) -> Self {
         let contents = Access::of(uplink).first().map(Access::contents).unwrap_or_default();
-        Self { contents, uplink: uplink.clone() }
+        Self { contents, uplink: uplink.clone(), paths: paths.to_vec() }
+    }
+
+    /// The relays of a path, with what it takes to use them.
+    fn accesses(&self, path: &config::path::Path) -> Vec<Access> {
+        let mut accesses = Access::of(&self.uplink);
+        if let Some(relay) = &path.relay {
+            accesses.truncate(1);
+            accesses.iter_mut().for_each(|access| access.template = relay.clone());
+        }
+        accesses
     }
 }
 
@@ -271,7 +288,7 @@ impl Edge {
     pub fn prepare(&self, config: &Config) -> Result<Prepared> {
         let mut made: Vec<(Way, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
-            let (way, contents) = (Way::of(wanted.uplink()), wanted.contents());
+            let (way, contents) = (Way::of(wanted.uplink(), &config.paths), wanted.contents());
             let is_same = |of: &Served| of.wanted == wanted && of.way == way && of.contents == contents;
             Ok(match self.served.iter().position(is_same) {
                 Some(place) => Place::Same(place),
@@ -299,10 +316,26 @@ impl Edge {
                     let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
                     Endpoint::new(access, self.transport.clone(), counters, schedules)
                 };
-                let relays = Access::of(&way.uplink).into_iter().map(endpoint).collect::<Result<Vec<_>>>();
-                let relays = relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))?;
-                let uplink = Uplink::new(
-                    relays,
+                let endpoints = |accesses: Vec<Access>| {
+                    let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
+                    relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
+                };
+                let over = |path: &config::path::Path| -> Result<Path> {
+                    let exit = Arc::new(Exit::new(path.interface.clone(), path.address));
+                    let relays = endpoints(way.accesses(path))?.into_iter();
+                    Ok(Path {
+                        name: path.name.clone(),
+                        relays: relays.map(|relay| relay.leaving_by(exit.clone())).collect(),
+                        cost: path.cost,
+                        rate: path.rate,
+                    })
+                };
+                let paths = match &*way.paths {
+                    [] => vec![Path::plain(endpoints(Access::of(&way.uplink))?)],
+                    paths => paths.iter().map(over).collect::<Result<Vec<_>>>()?,
+                };
+                let uplink = Uplink::over(
+                    paths,
                     way.uplink.schedule.clone(),
                     way.uplink.backoff,
                     self.metrics.connections.clone(),

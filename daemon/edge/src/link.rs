@@ -1,10 +1,11 @@
 //! A connection to a relay, and the places for tunnels on it.
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
 };
@@ -16,12 +17,19 @@ use pacing::{
     qlog::Tap,
 };
 use parking_lot::{Mutex, MutexGuard};
-use quic::events::Heard;
-use tokio::{sync::Notify, time::Instant};
+use quic::{class::Class, events::Heard};
+use role::traffic::Traffic;
+use sched::path::Placed;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use tracing::info;
 
 use super::{
-    moves::{Paths, Verdict, source_toward},
+    exit::Exit,
+    moves::{Paths, Verdict},
+    path::{self, sizes::Sizes},
     places::Places,
 };
 use crate::client::{Relay, endpoint::Connected};
@@ -41,7 +49,9 @@ pub struct Line {
     pub relay: Relay,
     /// Its ID, of no meaning on the wire.
     pub id: u64,
-    /// Its place among the relays of the uplink.
+    /// The place of its path among those of the uplink.
+    pub path_place: usize,
+    /// Its place among the relays of its path.
     pub place: usize,
     /// Its address.
     pub address: SocketAddr,
@@ -57,7 +67,14 @@ pub struct Line {
     pub tap: Tap,
     packets: PacketSize,
     heard: Heard,
+    exit: Arc<Exit>,
     paths: Mutex<Paths>,
+    /// Whether its tunnels are to go on elsewhere.
+    left: watch::Sender<bool>,
+    /// What its tunnels carry, by the number of their place.
+    carried: Mutex<HashMap<u64, Carried>>,
+    next_place: AtomicU64,
+    sizes: Arc<Sizes>,
     /// Whether there has been no answer since this host's address changed.
     doubted: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
@@ -72,14 +89,20 @@ pub struct Line {
 }
 
 impl Line {
-    /// Takes over a new connection of the ID `id` to the relay in place `place`; `freed` is told of every place for a tunnel that is
-    /// given back.
+    /// Takes over a new connection of the ID `id` to the relay in place `place` of a path; `freed` is told of every place for a
+    /// tunnel that is given back, and `sizes` of what tunnels carried.
     #[must_use]
-    pub fn new(connected: &Connected, (id, place): (u64, usize), freed: Arc<Notify>) -> Arc<Self> {
+    pub fn new(
+        connected: &Connected,
+        (id, path_place, place): (u64, usize, usize),
+        freed: Arc<Notify>,
+        sizes: Arc<Sizes>,
+    ) -> Arc<Self> {
         let flag = || AtomicBool::new(false);
         Arc::new(Self {
             relay: connected.relay.clone(),
             id,
+            path_place,
             place,
             address: connected.address,
             since: Instant::now(),
@@ -89,7 +112,12 @@ impl Line {
             tap: connected.tap.clone(),
             packets: connected.packets.clone(),
             heard: connected.heard.clone(),
-            paths: Mutex::new(Paths::new(source_toward(connected.address))),
+            exit: connected.exit.clone(),
+            paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
+            left: watch::Sender::new(false),
+            carried: Mutex::default(),
+            next_place: AtomicU64::new(0),
+            sizes,
             doubted: flag(),
             worn: flag(),
             told: flag(),
@@ -103,23 +131,69 @@ impl Line {
     #[must_use]
     pub fn is_usable(&self) -> bool {
         let is_out = [&self.closed, &self.doubted, &self.worn].into_iter().any(|reason| reason.load(Relaxed));
-        !is_out && self.relay.http().takes_requests()
+        !is_out && !*self.left.borrow() && self.relay.http().takes_requests()
     }
 
     /// Asks the kernel from which address packets leave for the relay by now, and says what that means. If it is
     /// another one than before, something is sent, so that the relay learns of it.
     #[must_use]
     pub fn follow(&self) -> Verdict {
-        let source = source_toward(self.address);
+        let source = self.exit.source_toward(self.address);
         let verdict = self.paths.lock().moved(source);
         if verdict == Verdict::Wears {
             self.worn.store(true, Relaxed);
         }
         if matches!(verdict, Verdict::Follows | Verdict::Wears) {
-            // An error means that the connection has ended, which its task finds out.
-            _ = self.relay.http().handle().clone().ping();
+            self.ping();
         }
         verdict
+    }
+
+    /// Asks the relay for a sign of life.
+    pub fn ping(&self) {
+        // An error means that the connection has ended, which its task finds out.
+        _ = self.relay.http().handle().clone().ping();
+    }
+
+    /// Whether there is a way to the relay.
+    #[must_use]
+    pub fn has_route(&self) -> bool {
+        self.exit.source_toward(self.address).is_some()
+    }
+
+    /// Has its UDP tunnels opened anew elsewhere, each before it ends here. What cannot move, as TCP, stays until it ends.
+    pub fn leave(&self) {
+        self.left.send_replace(true);
+    }
+
+    /// Takes tunnels again.
+    pub fn come_back(&self) {
+        self.left.send_replace(false);
+    }
+
+    /// Whether its tunnels are to go on elsewhere.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        *self.left.borrow()
+    }
+
+    /// Completes when its tunnels are to go on elsewhere.
+    pub async fn left(&self) {
+        // The sender is a part of `self`.
+        _ = self.left.subscribe().wait_for(|left| *left).await;
+    }
+
+    /// What its tunnels still have to carry, where they were looked at `since` ago.
+    #[must_use]
+    pub fn placed(&self, since: Duration) -> Vec<Placed> {
+        let mut carried = self.carried.lock();
+        let left = carried.values_mut().filter_map(|it| {
+            let (up, down) = it.traffic.bytes();
+            let moved = up + down;
+            let lately = moved - std::mem::replace(&mut it.moved, moved);
+            path::left(it.expected, moved, lately, since, it.weight)
+        });
+        left.collect()
     }
 
     /// How many packets have arrived.
@@ -155,7 +229,7 @@ impl Line {
     #[must_use]
     pub fn link(self: &Arc<Self>) -> Option<Link> {
         let taken = self.is_usable() && self.places().take(Instant::now());
-        taken.then(|| Link { relay: self.relay.clone(), line: self.clone() })
+        taken.then(|| Link::new(self))
     }
 
     /// Closes the connection properly, with the tunnels that it has.
@@ -181,11 +255,26 @@ pub struct Link {
     /// The relay.
     pub relay: Relay,
     line: Arc<Line>,
+    number: u64,
+}
+
+/// What a tunnel carries.
+struct Carried {
+    traffic: Arc<Traffic>,
+    class: String,
+    weight: u32,
+    expected: u64,
+    /// How much it had moved when it was looked at last.
+    moved: u64,
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         self.line.places().give_back();
+        if let Some(Carried { traffic, class, .. }) = self.line.carried.lock().remove(&self.number) {
+            let (up, down) = traffic.bytes();
+            self.line.sizes.learn(&class, up + down);
+        }
         self.line.freed.notify_one();
     }
 }
@@ -194,9 +283,24 @@ impl Link {
     /// A place on a connection that nobody else uses.
     #[must_use]
     pub fn alone(connected: &Connected) -> Self {
-        let line = Line::new(connected, (0, 0), Arc::default());
+        let line = Line::new(connected, (0, 0, 0), Arc::default(), Arc::default());
         line.places().take(line.since);
-        Self { relay: line.relay.clone(), line }
+        Self::new(&line)
+    }
+
+    /// A place that was taken.
+    fn new(line: &Arc<Line>) -> Self {
+        let number = line.next_place.fetch_add(1, Relaxed);
+        Self { relay: line.relay.clone(), line: line.clone(), number }
+    }
+
+    /// Notes whose traffic it carries: placements count with what is left of it, and what it was in the end tells how much the
+    /// next of its class will be.
+    pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class) {
+        let policy = class.policy();
+        let (class, weight) = (policy.name.clone(), policy.weight.into());
+        let expected = self.line.sizes.expected(&class);
+        self.line.carried.lock().insert(self.number, Carried { traffic, class, weight, expected, moved: 0 });
     }
 
     /// The connection.

@@ -40,7 +40,7 @@ use super::{
     Counters,
     backoff::{Backoff, random},
     connect::NoConnection,
-    link::Link,
+    link::{Line, Link},
     notice::Notice,
     places,
     sources::Sources,
@@ -351,7 +351,7 @@ impl Shared {
     }
 
     /// Finds a place on a connection, and a stream there. If there is none, another sender has to leave.
-    async fn place(&self) -> Result<(Link, Reserved), NoConnection> {
+    async fn place(&self, class: &Class) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
             if self.uplink.is_full() {
@@ -362,7 +362,7 @@ impl Shared {
                     self.say("all places for tunnels are taken: the sender that was silent for longest leaves");
                 }
             }
-            let Ok(link) = timeout(PATIENCE, self.uplink.link()).await else { continue };
+            let Ok(link) = timeout(PATIENCE, self.uplink.link_for(class)).await else { continue };
             let link = link.map_err(NoConnection::NoLink)?;
             let reserved = timeout(PATIENCE, link.relay.reserve()).await;
             match reserved {
@@ -380,7 +380,7 @@ impl Shared {
     async fn open(&self, class: &Class) -> Result<(Link, Opened), NoConnection> {
         let signal = self.signal(class);
         for _ in 0..LIMIT_TRIES {
-            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place()).await else { break };
+            let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { break };
             let (link, reserved) = placed?;
             let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
             let answer = timeout(ANSWER_TIMEOUT, opening).await;
@@ -397,6 +397,20 @@ impl Shared {
         }
         self.counters.tunnels_crowded_out.inc();
         Err(NoConnection::Crowded)
+    }
+
+    /// Opens the tunnel that takes the place of one whose connection is left, as soon as there is another connection for it.
+    async fn open_elsewhere(&self, line: &Line, class: &Class) -> (Link, Opened) {
+        loop {
+            match self.open(class).await {
+                Ok((link, opened)) if link.allows(self.mode).is_ok() => return (link, opened),
+                Ok((_, opened)) => opened.tunnel.reset(Code::RequestCancelled),
+                Err(error) => debug!(target = %self.target, "no tunnel to move to: {error}"),
+            }
+            sleep(self.first_wait).await;
+            // It may be used again by now, and then nothing has to move.
+            line.left().await;
+        }
     }
 
     /// Warns of a limit that was reached, not too often.
@@ -422,14 +436,34 @@ impl Shared {
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
-        let (since, line) = (Instant::now(), link.line().clone());
-        let (target, stream_id) = ((Protocol::Udp, &self.target), opened.tunnel.stream_id());
-        let entry = self.counters.enter(source.address, target, (&link, stream_id), &self.membership);
+        let (since, mut line) = (Instant::now(), link.line().clone());
+        let target = (Protocol::Udp, &self.target);
+        let enter = |link: &Link, opened: &Opened| {
+            self.counters.enter(source.address, target, (link, opened.tunnel.stream_id()), &self.membership)
+        };
+        let mut entry = enter(&link, &opened);
         source.open(self, opened.tunnel, link, (class, entry.traffic.clone()));
         let mut downlink = Segments::new(DOWNLINK_BYTES);
-        let end = tokio::select! {
-            end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => end,
-            () = entry.closed() => return End::Finished,
+        let end = loop {
+            tokio::select! {
+                end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
+                () = entry.closed() => return End::Finished,
+                () = line.left() => {}
+            }
+            // The next tunnel is opened before this one ends.
+            let class = self.membership.get();
+            let (link, opened) = tokio::select! {
+                end = std::future::poll_fn(|cx| source.poll(cx, self, &mut downlink)) => break end,
+                () = entry.closed() => return End::Finished,
+                opened = self.open_elsewhere(&line, &class) => opened,
+            };
+            opened.tunnel.set_terms(&class.terms(None));
+            let next = enter(&link, &opened);
+            self.uplink.note_move();
+            debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
+            line = link.line().clone();
+            source.change(self, opened.tunnel, link, (class, next.traffic.clone()));
+            entry = next;
         };
         if since.elapsed() < self.first_wait && line.is_usable() {
             return End::AtOnce(Box::new(end));

@@ -4,11 +4,7 @@
 //! relay follows as soon as it sees one (connection migration, RFC 9000 §9). So that it sees one at once, the edge asks
 //! the kernel after every change, and has a connection whose source has changed send something.
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
-    time::Duration,
-};
+use std::{io, net::IpAddr, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use rtnetlink::{MulticastGroup, new_multicast_connection};
@@ -70,16 +66,6 @@ impl Paths {
             _ => Verdict::Follows,
         }
     }
-}
-
-/// The address that packets to `peer` leave from at the moment; `None` if there is no route.
-#[must_use]
-pub fn source_toward(peer: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Connecting a UDP socket sends nothing; it looks for a route.
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(peer).ok()?;
-    socket.local_addr().ok().map(|address| address.ip())
 }
 
 /// Tells `changed` whenever an address or a route of this network namespace has changed, as long as anybody listens.
@@ -152,10 +138,5 @@ mod tests {
         let mut paths = Paths::new(Some(address(0)));
         assert_eq!(paths.moved(None), Verdict::Stays);
         assert_eq!(paths.moved(Some(address(0))), Verdict::Follows);
-    }
-
-    #[test]
-    fn the_source_toward_an_address_of_this_host_is_an_address_of_it() {
-        assert_eq!(source_toward(([127, 0, 0, 1], 9).into()), Some(Ipv4Addr::LOCALHOST.into()));
     }
 }

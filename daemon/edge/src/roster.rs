@@ -171,7 +171,9 @@ impl Counters {
             closed: Notify::new(),
         };
         self.open.inc();
-        Entry { tunnel: self.roster.tunnels.insert(make), roster: self.roster.clone(), open: self.open.clone() }
+        let tunnel = self.roster.tunnels.insert(make);
+        link.carries_traffic(tunnel.traffic.clone(), &membership.get());
+        Entry { tunnel, roster: self.roster.clone(), open: self.open.clone() }
     }
 
     /// Adds what a tunnel has moved since `counted`, which is brought up to date.

@@ -3,6 +3,9 @@
 //!
 //! One connection carries [`MOST`](super::places::MOST) tunnels, or as many as the relay allows; only when they are
 //! taken is another one made, up to [`CONNECTIONS`].
+//!
+//! There may be several [paths](super::path) to relays. Then connections are kept over each, every tunnel is placed on one, and
+//! those of a path that falls silent go on over another.
 
 use std::{
     pin::pin,
@@ -14,26 +17,28 @@ use std::{
 };
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use quic::h3;
+use quic::class::Class;
 use role::ready::{self, Readiness};
 use tokio::{
     sync::{Notify, watch},
-    task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::info;
 
+use self::work::{Step, Work};
 use super::{
-    backoff::random,
-    failover::{Failover, Next, Standing},
+    failover::Standing,
     link::{Line, Link},
-    moves::Verdict,
+    path::{Ask, LOOK, Path, View, sizes::Sizes},
 };
-use crate::client::{
-    drive,
-    endpoint::{ConnectError, Connected, Endpoint},
-};
+use crate::client::endpoint::{ConnectError, Connected, Endpoint};
+
+mod paths;
+mod work;
+
+pub use paths::{Condition, NotMoved, PathState};
 
 /// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
 /// configuration says nothing (`tunnels_per_user`, 4,096).
@@ -56,6 +61,12 @@ pub struct ConnectionCounters {
     pub moved: Counter,
     /// Connections that were given up because the relay does not hear them from there.
     pub left: Counter,
+    /// Connections of several paths that fell silent.
+    pub silent: Counter,
+    /// Of these, the ones that answered again.
+    pub returned: Counter,
+    /// UDP tunnels that went on over another connection.
+    pub moved_tunnels: Counter,
     /// Of which each uplink is a part, for as long as it lives.
     pub ready: Arc<Readiness>,
     /// The last ID of a connection, those of the relay role's clients included.
@@ -68,6 +79,9 @@ impl ConnectionCounters {
         for (name, help, counter) in [
             ("edge_connections_moved", "Connections that went on from another address", &self.moved),
             ("edge_connections_left", "Connections given up after a change of address", &self.left),
+            ("edge_paths_silent", "Paths that fell silent, so that their tunnels moved", &self.silent),
+            ("edge_paths_returned", "Paths that fell silent and are trusted again", &self.returned),
+            ("edge_tunnels_moved", "UDP tunnels that went on over another connection", &self.moved_tunnels),
         ] {
             registry.register(name, help, counter.clone());
         }
@@ -76,8 +90,13 @@ impl ConnectionCounters {
 
 /// The connections to a relay. Callers ask for one with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {
-    /// In the order of preference.
-    relays: Vec<Endpoint>,
+    paths: Vec<Path>,
+    /// What is known of each path.
+    views: Mutex<Vec<View>>,
+    /// What tunnels of each class carry.
+    sizes: Arc<Sizes>,
+    /// How many tunnels were placed.
+    turn: AtomicU64,
     /// The name of the schedule that the connections go by, if it has one.
     pub schedule: Option<String>,
     backoff: (Duration, Duration),
@@ -90,6 +109,8 @@ pub struct Uplink {
 /// One relay of an uplink, and how it is reached.
 #[derive(Clone)]
 pub struct Standpoint {
+    /// The name of its path; empty where there are none.
+    pub path: String,
     /// Its host and port.
     pub relay: String,
     /// The connections to it that are open.
@@ -112,8 +133,10 @@ pub struct Attempts {
 #[derive(Default)]
 struct State {
     lines: Vec<Arc<Line>>,
-    /// By the place of the relay.
-    attempts: Vec<Attempts>,
+    /// By the place of the path, and that of the relay.
+    attempts: Vec<Vec<Attempts>>,
+    /// The host and port of the relay that somebody has chosen.
+    chosen: Option<String>,
     /// How often connecting has failed, and how it did last.
     failures: u64,
     failure: Option<Arc<ConnectError>>,
@@ -137,19 +160,28 @@ impl State {
 
     /// Returns the connections in the order in which they are to be filled: connections to the first relay first. A
     /// connection that has just been made to a better relay than the others' comes last.
-    fn in_order(&self, now: Instant) -> Vec<&Arc<Line>> {
+    fn in_order(&self, now: Instant, paths: &[Path]) -> Vec<&Arc<Line>> {
+        let is_chosen = |line: &Line| {
+            let relay = paths.get(line.path_place).and_then(|path| path.relays.get(line.place));
+            self.chosen.as_ref().is_some_and(|chosen| relay.is_some_and(|relay| relay.origin().to_string() == *chosen))
+        };
         let is_new = |line: &Line| {
             now.saturating_duration_since(line.since) < self.settling
-                && self.usable().any(|other| other.place > line.place && other.since < line.since)
+                && self.usable().any(|other| {
+                    other.path_place == line.path_place && other.place > line.place && other.since < line.since
+                })
         };
         let mut lines: Vec<_> = self.usable().collect();
-        lines.sort_by_key(|line| (is_new(line), line.place));
+        lines.sort_by_key(|line| {
+            let is_chosen = is_chosen(line);
+            (!is_chosen, !is_chosen && is_new(line), line.place)
+        });
         lines
     }
 
-    fn standings(&self, relays: usize) -> Vec<Standing> {
+    fn standings(&self, path: usize, relays: usize) -> Vec<Standing> {
         let mut standings = vec![Standing::default(); relays];
-        for line in self.usable() {
+        for line in self.usable().filter(|line| line.path_place == path) {
             if let Some(standing) = standings.get_mut(line.place) {
                 standing.usable += 1;
                 standing.has_room |= line.has_room();
@@ -157,17 +189,6 @@ impl State {
         }
         standings
     }
-}
-
-/// What the task of an uplink works with.
-struct Work<'a> {
-    uplink: &'a Uplink,
-    failover: Failover,
-    connections: JoinSet<(Arc<Line>, h3::Error)>,
-    /// Whether somebody waits for a place.
-    wanted: bool,
-    /// Connections whose address has changed, what had been heard of them before, and when more has to have been.
-    proofs: Vec<(Arc<Line>, u64, Instant)>,
 }
 
 impl Uplink {
@@ -180,10 +201,23 @@ impl Uplink {
         backoff: (Duration, Duration),
         counters: Arc<ConnectionCounters>,
     ) -> Arc<Self> {
-        let attempts = vec![Attempts::default(); relays.len()];
+        Self::over(vec![Path::plain(relays)], schedule, backoff, counters)
+    }
+
+    /// The same over several paths.
+    #[must_use]
+    pub fn over(
+        paths: Vec<Path>,
+        schedule: Option<String>,
+        backoff: (Duration, Duration),
+        counters: Arc<ConnectionCounters>,
+    ) -> Arc<Self> {
+        let attempts = paths.iter().map(|path| vec![Attempts::default(); path.relays.len()]).collect();
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
+        let views = Mutex::new(paths.iter().map(|_| View::default()).collect());
         let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
-        let uplink = Arc::new(Self { relays, schedule, backoff, counters, wanted, freed, state });
+        let (sizes, turn) = (Arc::default(), AtomicU64::new(0));
+        let uplink = Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state });
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
             None => ready::Verdict::Gone,
@@ -196,7 +230,13 @@ impl Uplink {
     /// The hosts and ports of the relays.
     #[must_use]
     pub fn names(&self) -> String {
-        self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", ")
+        let mut names: Vec<String> = Vec::new();
+        for name in self.paths.iter().flat_map(|path| &path.relays).map(|relay| relay.origin().to_string()) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(", ")
     }
 
     /// Whether there is a connection, or was one and no attempt to make another has failed since: a relay ends those
@@ -221,18 +261,38 @@ impl Uplink {
     #[must_use]
     pub fn standpoints(&self) -> Vec<Standpoint> {
         let state = self.state.borrow();
-        let of = |(place, (relay, attempts)): (usize, (&Endpoint, &Attempts))| Standpoint {
+        let of = |at: (usize, usize), path: &Path, relay: &Endpoint, attempts: &Attempts| Standpoint {
+            path: path.name.clone(),
             relay: relay.origin().to_string(),
-            lines: state.usable().filter(|line| line.place == place).cloned().collect(),
+            lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
             attempts: attempts.clone(),
         };
-        self.relays.iter().zip(&state.attempts).enumerate().map(of).collect()
+        let mut standpoints = Vec::new();
+        for (path_place, (path, attempts)) in self.paths.iter().zip(&state.attempts).enumerate() {
+            for (place, (relay, attempts)) in path.relays.iter().zip(attempts).enumerate() {
+                standpoints.push(of((path_place, place), path, relay, attempts));
+            }
+        }
+        standpoints
     }
 
     /// The host and port of the relay that a connection leads to.
     #[must_use]
     pub fn relay_of(&self, line: &Line) -> String {
-        self.relays.get(line.place).map(|relay| relay.origin().to_string()).unwrap_or_default()
+        self.endpoint_of(line).map(|relay| relay.origin().to_string()).unwrap_or_default()
+    }
+
+    fn endpoint_of(&self, line: &Line) -> Option<&Endpoint> {
+        self.paths.get(line.path_place)?.relays.get(line.place)
+    }
+
+    fn has_several_paths(&self) -> bool {
+        self.paths.len() > 1
+    }
+
+    /// Counts a tunnel that went on over another connection.
+    pub fn note_move(&self) {
+        self.counters.moved_tunnels.inc();
     }
 
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
@@ -241,6 +301,43 @@ impl Uplink {
     /// # Errors
     /// There is no connection, and the attempt to make one that was waited for failed.
     pub async fn link(&self) -> Result<Link, Arc<ConnectError>> {
+        self.link_of(None).await
+    }
+
+    /// The same for a tunnel or request of a class, on the path that its placement chooses.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub async fn link_for(&self, class: &Class) -> Result<Link, Arc<ConnectError>> {
+        let ask = self.has_several_paths().then(|| Ask::of(class, &self.sizes));
+        self.link_of(ask).await
+    }
+
+    /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
+    fn placed<'a>(&self, ask: Option<&Ask>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+        let Some(ask) = ask else { return lines };
+        let mut candidates: Vec<usize> = Vec::new();
+        for line in lines.iter().filter(|line| line.has_room()) {
+            if !candidates.contains(&line.path_place) {
+                candidates.push(line.path_place);
+            }
+        }
+        candidates.sort_unstable();
+        let mut views = self.views.lock();
+        let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let choice = sched::path::place(ask.placement, &ask.request, &paths, turn);
+        let Some(chosen) = choice.and_then(|choice| candidates.get(choice.path()).copied()) else { return lines };
+        // Others that come before the next look see it.
+        if let Some(view) = views.get_mut(chosen) {
+            view.path.add(ask.request.bytes, ask.request.weight);
+        }
+        let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);
+        first.extend(others);
+        first
+    }
+
+    async fn link_of(&self, ask: Option<Ask>) -> Result<Link, Arc<ConnectError>> {
         let mut changes = self.state.subscribe();
         let failures = changes.borrow().failures;
         loop {
@@ -248,7 +345,8 @@ impl Uplink {
             freed.as_mut().enable();
             {
                 let state = changes.borrow_and_update();
-                if let Some(link) = state.in_order(Instant::now()).into_iter().find_map(Line::link) {
+                let lines = state.in_order(Instant::now(), &self.paths);
+                if let Some(link) = self.placed(ask.as_ref(), lines).into_iter().find_map(Line::link) {
                     return Ok(link);
                 }
                 let failed = state.failures > failures && state.usable().next().is_none();
@@ -273,23 +371,24 @@ impl Uplink {
     pub fn is_full(&self) -> bool {
         let state = self.state.borrow();
         let connections = state.usable().count();
-        connections > 0 && !state.has_room() && (connections >= CONNECTIONS || state.is_alone)
+        connections > 0 && !state.has_room() && (connections >= CONNECTIONS * self.paths.len() || state.is_alone)
     }
 
     /// Connects whenever a connection is wanted and there is none with room, at first at once; never returns. Whenever
     /// this host's addresses change, `moves` tells.
     pub async fn run(&self, mut moves: watch::Receiver<()>) {
-        let failover = Failover::new(self.relays.len(), CONNECTIONS, self.backoff);
-        let mut work = Work { uplink: self, failover, connections: JoinSet::new(), wanted: true, proofs: Vec::new() };
+        let mut work = Work::new(self);
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attempts = FuturesUnordered::new();
         let mut tidy = interval(SPARE / 4);
         tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let until = loop {
                 match work.next() {
-                    Next::Connect(place) => attempts.push(self.attempt(place)),
-                    Next::Wait(until) => break Some(until),
-                    Next::Nothing => break None,
+                    Step::Connect(at) => attempts.push(self.attempt(at)),
+                    Step::Wait(until) => break Some(until),
+                    Step::Nothing => break None,
                 }
             };
             let until = work.proofs.iter().map(|(_, _, due)| *due).chain(until).min();
@@ -299,7 +398,9 @@ impl Uplink {
                         work.lost(&line, &error);
                     }
                 }
-                Some((place, connected)) = attempts.next() => work.attempted(place, connected),
+                Some((at, connected)) = attempts.next() => work.attempted(at, connected),
+                Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
+                _ = look.tick(), if self.has_several_paths() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
@@ -308,22 +409,42 @@ impl Uplink {
         }
     }
 
-    async fn attempt(&self, place: usize) -> (usize, Result<Connected, ConnectError>) {
-        match self.relays.get(place) {
-            Some(relay) => (place, relay.connect().await),
+    async fn attempt(&self, at: (usize, usize)) -> ((usize, usize), Result<Connected, ConnectError>) {
+        match self.endpoint_at(at) {
+            Some(relay) => (at, relay.connect().await),
             None => std::future::pending().await,
         }
     }
 
-    /// Closes connections without tunnels that others make up for.
+    fn path_name(&self, line: &Line) -> &str {
+        self.paths.get(line.path_place).map_or("", |path| path.name.as_str())
+    }
+
+    /// A connection does not answer: others take its tunnels.
+    fn fall_silent(&self, line: &Line) {
+        info!(
+            path = %self.path_name(line), relay = %line.address, tunnels = line.tunnels(),
+            "the path is silent: its tunnels move to others"
+        );
+        self.counters.silent.inc();
+        line.doubt(true);
+    }
+
+    fn endpoint_at(&self, (path, place): (usize, usize)) -> Option<&Endpoint> {
+        self.paths.get(path)?.relays.get(place)
+    }
+
+    /// Closes connections without tunnels that others of the same path make up for.
     fn close_spare(&self) {
         self.state.send_if_modified(|state| {
             let now = Instant::now();
-            let first = state.in_order(now).first().map(|line| Arc::clone(line));
+            let order: Vec<_> = state.in_order(now, &self.paths).into_iter().cloned().collect();
             let before = state.lines.len();
             state.lines.retain(|line| {
                 let is_spare = line.tunnels() == 0 && now.saturating_duration_since(line.since) > SPARE;
-                let is_kept = !is_spare || first.as_ref().is_none_or(|first| Arc::ptr_eq(first, line));
+                let first = order.iter().find(|first| first.path_place == line.path_place);
+                // One that is silent is kept to be asked.
+                let is_kept = !is_spare || line.is_doubted() || first.is_none_or(|first| Arc::ptr_eq(first, line));
                 if !is_kept {
                     line.close();
                 }
@@ -337,144 +458,9 @@ impl Uplink {
     pub async fn close(&self) {
         let lines = self.state.borrow().lines.clone();
         for line in lines {
-            if let Some(relay) = self.relays.get(line.place) {
+            if let Some(relay) = self.endpoint_of(&line) {
                 relay.close(&line.relay).await;
             }
         }
-    }
-}
-
-impl Work<'_> {
-    /// Decides what to do next, and notes if it is to connect.
-    fn next(&mut self) -> Next {
-        let now = Instant::now();
-        let standings = {
-            let state = self.uplink.state.borrow();
-            self.wanted &= !state.has_room();
-            state.standings(self.uplink.relays.len())
-        };
-        let next = self.failover.next(now, self.wanted, &standings);
-        if let Next::Connect(place) = next {
-            self.failover.begun(place, now);
-        }
-        next
-    }
-
-    fn attempted(&mut self, place: usize, connected: Result<Connected, ConnectError>) {
-        let Some(origin) = self.uplink.relays.get(place).map(Endpoint::origin) else { return };
-        match connected {
-            Ok(connected) => {
-                info!(relay = %origin, address = %connected.address, "connected");
-                self.failover.connected(place);
-                let id = self.uplink.counters.ids.fetch_add(1, Relaxed) + 1;
-                let line = Line::new(&connected, (id, place), self.uplink.freed.clone());
-                let driven = line.clone();
-                self.connections.spawn(async { (driven, drive(connected.connection).await) });
-                self.uplink.state.send_modify(|state| {
-                    // What did not answer from its new address is given up: its tunnels are opened anew.
-                    state.lines.iter().filter(|line| line.is_doubted()).for_each(|line| line.close());
-                    state.lines.push(line);
-                    if let Some(attempts) = state.attempts.get_mut(place) {
-                        *attempts =
-                            Attempts { connects: attempts.connects + 1, failures: attempts.failures, failure: None };
-                    }
-                    state.is_alone = false;
-                    state.was_reached = true;
-                });
-            }
-            Err(error) => {
-                let now = Instant::now();
-                let wait = self.failover.failed(place, now, random());
-                warn!(relay = %origin, "{error}; next attempt in {wait:.1?} at the earliest");
-                let standings = self.uplink.state.borrow().standings(self.uplink.relays.len());
-                let is_over =
-                    self.failover.is_idle() && !matches!(self.failover.next(now, true, &standings), Next::Connect(_));
-                let error = Arc::new(error);
-                self.uplink.state.send_modify(|state| {
-                    if let Some(attempts) = state.attempts.get_mut(place) {
-                        attempts.failures += 1;
-                        attempts.failure = Some(error.clone());
-                    }
-                    state.failures += u64::from(is_over);
-                    state.failure = Some(error);
-                    state.is_alone = true;
-                });
-            }
-        }
-    }
-
-    fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
-        self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
-        self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
-        if line.is_closed() {
-            return;
-        }
-        // A relay keeps no connection for long over which nothing is asked.
-        let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
-        match self.uplink.relays.get(line.place) {
-            Some(relay) if peaceful => info!(relay = %relay.origin(), "the relay closed the connection"),
-            Some(relay) => warn!(relay = %relay.origin(), "connection lost: {error}"),
-            None => {}
-        }
-        if peaceful && lasted > PEACE {
-            lasted = Duration::MAX;
-        }
-        self.failover.lost(line.place, lasted, Instant::now(), random());
-    }
-
-    /// This host's addresses have changed: has connections go on from the new ones.
-    fn moved(&mut self) {
-        let lines = self.uplink.state.borrow().lines.clone();
-        for line in lines {
-            let heard = line.heard();
-            let relay = line.address;
-            match line.follow() {
-                Verdict::Stays => continue,
-                Verdict::Follows => {
-                    info!(%relay, "this host's address changed: the connection continues from the new address")
-                }
-                Verdict::Wears => {
-                    info!(%relay, "this host's address changed again: new tunnels get a new connection");
-                    self.wanted = true;
-                }
-                Verdict::Ends => {
-                    info!(%relay, "this host's address changed too often for one connection: making a new one");
-                    self.uplink.counters.left.inc();
-                    line.close();
-                    self.wanted = true;
-                    continue;
-                }
-            }
-            self.uplink.counters.moved.inc();
-            self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
-            let patience = PROOF.max(2 * line.handshake);
-            self.proofs.push((line, heard, Instant::now() + patience));
-        }
-        self.uplink.state.send_modify(|_| {});
-    }
-
-    /// Looks whether the relays of connections that moved are heard. Until they are, others take the new tunnels.
-    fn prove(&mut self) {
-        let now = Instant::now();
-        let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
-        for (line, before, _) in due {
-            let (was_doubted, is_silent) = (line.is_doubted(), line.heard() == before);
-            line.doubt(is_silent);
-            if !is_silent {
-                continue;
-            }
-            if !was_doubted {
-                info!(relay = %line.address, "no answer since this host's address changed: trying a new connection");
-                self.uplink.counters.left.inc();
-            }
-            self.wanted = true;
-            self.proofs.push((line, before, now + PROOF));
-        }
-        // Not before all were asked: connections move together.
-        if self.uplink.state.borrow().has_room() {
-            self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
-        }
-        // Tasks that wait for a place look again.
-        self.uplink.state.send_modify(|_| {});
     }
 }

@@ -63,6 +63,11 @@ enum Command {
     Requests,
     /// Lists the engines of the gateway: what each works on, and what was learned of it
     Engines,
+    /// Lists the paths of the edge: how fast each is, and what is on it
+    Paths,
+    /// Changes where the edge's tunnels go
+    #[command(subcommand)]
+    Edge(Edge),
     /// Closes a tunnel
     Close {
         /// The tunnel's ID, from `pacectl tunnels`
@@ -109,6 +114,16 @@ enum Command {
     },
 }
 
+#[derive(Subcommand)]
+enum Edge {
+    /// Moves tunnels to another relay of the configuration, and opens new ones there
+    Move {
+        /// Its host and port, as `pacectl status` shows them; without it, the order of preference holds again
+        #[arg(long)]
+        relay: Option<String>,
+    },
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     // Ends the process with code 2 by itself where the usage is wrong.
@@ -139,6 +154,8 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Connections => status::connections(&mut door.open().await?, json).await,
         Command::Requests => status::requests(&mut door.open().await?, json).await,
         Command::Engines => status::engines(&mut door.open().await?, json).await,
+        Command::Paths => status::paths(&mut door.open().await?, json).await,
+        Command::Edge(Edge::Move { relay }) => status::move_edge(&mut door.open().await?, relay, json).await,
         Command::Close { tunnel } => status::close(&mut door.open().await?, tunnel, json).await,
         Command::Class { tunnel, class } => status::class(&mut door.open().await?, tunnel, class, json).await,
         Command::Top => top::run(&mut door.open().await?, json).await,

@@ -358,6 +358,48 @@ fn alias(of: v1::ModelAlias) -> [String; 7] {
     ]
 }
 
+pub(crate) async fn paths(client: &mut Client, as_json: bool) -> Result<()> {
+    let answer = client.list_paths(v1::ListPathsRequest {}).await?.into_inner();
+    let ms = |time: Option<prost_types::Duration>| {
+        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
+        if time.is_zero() { "-".to_owned() } else { format!("{:.1} ms", time.as_secs_f64() * 1e3) }
+    };
+    let mbit = |bytes_per_sec: u64| format!("{:.1} Mbit/s", bytes_per_sec as f64 * 8e-6);
+    let all: u64 = answer.paths.iter().map(|path| path.used_bytes_per_sec).sum();
+    let row = |of: v1::Path| {
+        let share = |part: u64, of: u64| {
+            if of == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / of as f64) }
+        };
+        [
+            of.name,
+            of.state,
+            or_dash(&of.relays.join(", ")),
+            ms(of.smoothed_rtt),
+            ms(of.min_rtt),
+            mbit(of.bytes_per_sec),
+            mbit(of.used_bytes_per_sec),
+            share(of.used_bytes_per_sec, all),
+            share(of.lost_packets, of.sent_packets),
+            of.tunnels.to_string(),
+            or_dash(&of.connections.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
+        ]
+    };
+    let heads = ["path", "state", "relay", "RTT", "min RTT", "rate", "used", "share", "lost", "tunnels", "connections"];
+    show(as_json, answer, |answer| match answer.paths.is_empty() {
+        true => say!("there are no paths: packets leave as the routes have it"),
+        false => table(heads, answer.paths.into_iter().map(row)),
+    })
+}
+
+pub(crate) async fn move_edge(client: &mut Client, relay: Option<String>, as_json: bool) -> Result<()> {
+    let request = v1::MoveEdgeRequest { relay: relay.clone().unwrap_or_default() };
+    let answer = client.move_edge(request).await?.into_inner();
+    show(as_json, answer, |answer| match relay {
+        Some(relay) => say!("new tunnels go to {relay}; {} tunnels and requests were elsewhere", answer.tunnels),
+        None => say!("the order of preference holds again"),
+    })
+}
+
 pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
     let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
     show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))

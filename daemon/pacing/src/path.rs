@@ -20,6 +20,8 @@ struct Counts {
     received_bytes: AtomicU64,
     sent_packets: AtomicU64,
     lost_packets: AtomicU64,
+    window_bytes: AtomicU64,
+    in_flight_bytes: AtomicU64,
 }
 
 /// What a connection has seen of its path, at one moment.
@@ -37,6 +39,10 @@ pub struct Path {
     pub sent_packets: u64,
     /// Of these, the ones declared lost (RFC 9002 §6), probes of the path's MTU excepted.
     pub lost_packets: u64,
+    /// The congestion window, in bytes, when an acknowledgement or a timeout changed it last.
+    pub window_bytes: u64,
+    /// What had been sent and not been acknowledged then, in bytes (RFC 9002 §B.2).
+    pub in_flight_bytes: u64,
 }
 
 impl PathStats {
@@ -52,6 +58,8 @@ impl PathStats {
             received_bytes: of(&self.0.received_bytes),
             sent_packets: of(&self.0.sent_packets),
             lost_packets: of(&self.0.lost_packets),
+            window_bytes: of(&self.0.window_bytes),
+            in_flight_bytes: of(&self.0.in_flight_bytes),
         }
     }
 
@@ -73,6 +81,12 @@ impl PathStats {
     /// Counts a QUIC packet that was declared lost.
     pub fn lost_packet(&self) {
         add(&self.0.lost_packets, 1);
+    }
+
+    /// Notes the latest congestion window, and how much of it is used.
+    pub fn filled(&self, window_bytes: u32, in_flight_bytes: u32) {
+        self.0.window_bytes.store(window_bytes.into(), Relaxed);
+        self.0.in_flight_bytes.store(in_flight_bytes.into(), Relaxed);
     }
 
     /// Notes the latest estimates of the round-trip time.

@@ -191,7 +191,15 @@ impl Transport {
     /// # Errors
     /// As [`sockets`](Self::sockets).
     pub fn roaming_sockets(&self, address: SocketAddr) -> Result<Sockets> {
-        let mut sockets = self.sockets(address)?;
+        self.roaming_sockets_on(bind_udp(address, false, false, address.is_ipv6())?.into())
+    }
+
+    /// The same on a socket that is bound.
+    ///
+    /// # Errors
+    /// As [`sockets_on`](Self::sockets_on).
+    pub fn roaming_sockets_on(&self, socket: UdpSocket) -> Result<Sockets> {
+        let mut sockets = self.sockets_on(socket)?;
         if let Sockets::Paced(provider) = &mut sockets {
             provider.roam();
         }

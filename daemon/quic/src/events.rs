@@ -273,6 +273,7 @@ impl Subscriber for Events {
 
     fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
         state.path.measured(event.smoothed_rtt, event.min_rtt);
+        state.path.filled(event.congestion_window, event.bytes_in_flight);
         state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
         if let Some(log) = state.tap.log() {
             log.recovery_metrics(event);

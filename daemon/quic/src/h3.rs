@@ -446,6 +446,18 @@ impl Client {
         self.peer.goaway.load(Relaxed) == u64::MAX
     }
 
+    /// Waits until the peer takes no new requests. Returns whether it said that it goes away (RFC 9114 §5.2) and serves those
+    /// that are open; otherwise the connection has ended.
+    pub async fn goes_away(&self) -> bool {
+        loop {
+            let changed = self.peer.changed.notified();
+            if !self.takes_requests() {
+                return self.peer.ended.get().is_none();
+            }
+            changed.await;
+        }
+    }
+
     /// Whether HTTP Datagrams may be sent in DATAGRAM frames: the transport allows it and the peer has said so
     /// (RFC 9297 §2.1.1).
     #[must_use]

@@ -68,6 +68,9 @@ pub enum Error {
         /// Its ID.
         tunnel: u64,
     },
+    /// Tunnels cannot move to a relay.
+    #[error(transparent)]
+    NotMoved(#[from] edge::uplink::NotMoved),
     /// The daemon ends.
     #[error("paced is ending")]
     Ending,
@@ -79,7 +82,10 @@ impl Error {
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Denied { .. } => Kind::Denied,
-            Self::Unknown { .. } | Self::Policy(Refusal::Unknown { .. }) => Kind::Unknown,
+            Self::Unknown { .. }
+            | Self::Policy(Refusal::Unknown { .. })
+            | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => Kind::Unknown,
+            Self::NotMoved(_) => Kind::NotNow,
             Self::Busy => Kind::Busy,
             Self::Ending => Kind::Ending,
             Self::Recorded | Self::OfEdge { .. } => Kind::NotNow,
@@ -100,6 +106,7 @@ impl Error {
             Self::Ending => "ENDING",
             Self::Recorded => "RECORDED",
             Self::OfEdge { .. } => "OF_EDGE",
+            Self::NotMoved(_) => "NOT_MOVED",
             Self::Reload(_) => "CONFIGURATION_REFUSED",
             Self::Policy(refusal) => match refusal {
                 Refusal::TooLong { .. } => "POLICY_TOO_LONG",

@@ -3,7 +3,10 @@
 use std::{collections::HashMap, sync::Arc};
 
 use config::policy;
-use edge::roster::{self, Roster};
+use edge::{
+    roster::{self, Roster},
+    uplink::{NotMoved, PathState},
+};
 use quic::class::{ClassCounters, Role};
 use relay::{Relay, tunnels::Tunnel};
 use serving::view::{AliasView, EngineView, RequestView};
@@ -102,6 +105,39 @@ impl Control {
         let uplinks = self.edge().uplinks();
         let found = uplinks.iter().flat_map(|uplink| uplink.standpoints());
         found.map(|standpoint| UplinkView::new(standpoint, caller)).collect()
+    }
+
+    /// Lists the paths of the edge, for each set of local addresses that share connections.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathState> {
+        self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
+    }
+
+    /// Has tunnels of the edge go on at this relay, or by the order of preference again; returns how many were elsewhere.
+    ///
+    /// # Errors
+    /// The caller may not, no local address names such a relay, or it cannot be reached.
+    pub async fn move_edge(&self, caller: &Caller, relay: Option<&str>) -> Result<usize, Error> {
+        let author = caller.to_write()?;
+        let (mut moved, mut unknown, mut found) = (0, None, false);
+        for uplink in self.edge().uplinks() {
+            match uplink.move_to(relay).await {
+                Ok(tunnels) => (moved, found) = (moved + tunnels, true),
+                // Other local addresses may have it.
+                Err(error @ NotMoved::Unknown { .. }) => unknown = Some(error),
+                Err(error) => return Err(Error::NotMoved(error)),
+            }
+        }
+        if let Some(error) = unknown.filter(|_| !found) {
+            return Err(Error::NotMoved(error));
+        }
+        if !found {
+            return Err(Error::Unknown { what: "relay", name: relay.unwrap_or_default().to_owned() });
+        }
+        let to = relay.unwrap_or("the relay that is preferred");
+        tracing::info!(relay = to, tunnels = moved, author, "tunnels moved to a relay by operator");
+        self.tell("tunnel", format!("{moved} tunnels were moved to {to} by {author}"));
+        Ok(moved)
     }
 
     /// Lists the requests that the gateway serves now, by ID from `after` on, at most `limit` or as many as a page has.

@@ -119,6 +119,7 @@ impl Daemon {
             forwards: _,
             proxies: _,
             serves: _,
+            paths: _,
             // By `Policies`, before.
             policy: _,
             transport: _,

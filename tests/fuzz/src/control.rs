@@ -100,7 +100,7 @@ methods! {
     get_policy(GetPolicyRequest) list_revisions(ListRevisionsRequest) set_policy(SetPolicyRequest)
     confirm_policy(ConfirmPolicyRequest) rollback_policy(RollbackPolicyRequest)
     forget_saved_policy(ForgetSavedPolicyRequest) reload(ReloadRequest) get_status(GetStatusRequest)
-    list_tunnels(ListTunnelsRequest) list_connections(ListConnectionsRequest) list_engines(ListEnginesRequest) list_requests(ListRequestsRequest)
+    list_tunnels(ListTunnelsRequest) list_connections(ListConnectionsRequest) list_engines(ListEnginesRequest) list_paths(ListPathsRequest) move_edge(MoveEdgeRequest) list_requests(ListRequestsRequest)
     close_tunnel(CloseTunnelRequest)
     set_tunnel_class(SetTunnelClassRequest);
     watch_stats(WatchStatsRequest) watch_events(WatchEventsRequest) watch_departures(WatchDeparturesRequest)

@@ -15,6 +15,7 @@ mod forward;
 mod lifecycle;
 mod limits;
 mod migration;
+mod paths;
 mod probe;
 mod proxy;
 mod quotas;

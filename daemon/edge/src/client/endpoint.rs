@@ -1,12 +1,6 @@
 //! How a client reaches its relay: sockets, name resolution, TLS, and connections one after another.
 
-use std::{
-    env, io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{env, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::{
@@ -36,6 +30,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Relay;
+use crate::exit::Exit;
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
 /// packets were too large for the path, and to try smaller ones.
@@ -189,6 +184,7 @@ pub struct Endpoint {
     refusals: tls::Refusals,
     counters: Arc<DatagramCounters>,
     schedules: Schedules,
+    exit: Arc<Exit>,
     /// For IPv4 and IPv6, each from its first use on.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
@@ -209,6 +205,8 @@ pub struct Connected {
     pub tap: Tap,
     /// The relay's address.
     pub address: SocketAddr,
+    /// How packets leave for it.
+    pub exit: Arc<Exit>,
     /// How long the QUIC handshake took.
     pub handshake: Duration,
 }
@@ -239,7 +237,25 @@ impl Endpoint {
         let refusals = tls::Refusals::default();
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
-        Ok(Self { access, template, transport, tls, refusals, counters, schedules, sockets: Mutex::default() })
+        let (exit, sockets) = (Arc::default(), Mutex::default());
+        Ok(Self { access, template, transport, tls, refusals, counters, schedules, exit, sockets })
+    }
+
+    /// Makes its packets leave by `exit`.
+    #[must_use]
+    pub fn leaving_by(self, exit: Arc<Exit>) -> Self {
+        Self { exit, ..self }
+    }
+
+    /// How its packets leave.
+    #[must_use]
+    pub fn exit(&self) -> &Arc<Exit> {
+        &self.exit
+    }
+
+    /// Takes new sockets for further connections: the device of these may be gone, and another one have its name.
+    pub fn renew(&self) {
+        *self.sockets.lock() = [None, None];
     }
 
     /// The relay's host and port.
@@ -281,7 +297,8 @@ impl Endpoint {
         };
         let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
-        Ok(Connected { relay, connection, packets, heard, path, tap, address, handshake })
+        let exit = self.exit.clone();
+        Ok(Connected { relay, connection, packets, heard, path, tap, address, exit, handshake })
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.
@@ -320,10 +337,6 @@ impl Endpoint {
 
     /// The endpoint for the family of `address`, which is made at the first use.
     fn socket(&self, address: SocketAddr) -> Result<s2n_quic::Client> {
-        let any: SocketAddr = match address {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
         let mut sockets = self.sockets.lock();
         let socket = &mut sockets[usize::from(address.is_ipv6())];
         if let Some(client) = socket {
@@ -335,7 +348,8 @@ impl Endpoint {
             max_frame_bytes: u64::from(u16::MAX),
             schedules: self.schedules.clone(),
         };
-        let io = self.transport.roaming_sockets(any).context("failed to bind a socket")?;
+        let bound = self.exit.bind(address).context("failed to bind a socket")?;
+        let io = self.transport.roaming_sockets_on(bound)?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), datagrams)?;
         Ok(socket.insert(client).clone())
     }

@@ -142,6 +142,31 @@ impl Source {
             Stage::Open(Box::new(Open { tunnel, link, task: Waker::noop().clone(), class, answered: false, traffic }));
     }
 
+    /// Puts a tunnel in the place of the one that is open, which is ended properly. What the old one has queued still leaves by it;
+    /// what comes back by it afterwards is lost.
+    pub(super) fn change(
+        &self,
+        shared: &Shared,
+        tunnel: UdpTunnel,
+        link: Link,
+        (class, traffic): (Arc<Class>, Arc<Traffic>),
+    ) {
+        let mut stage = self.stage.lock();
+        match &mut *stage {
+            Stage::Open(open) => {
+                let task = open.task.clone();
+                let next = Box::new(Open { tunnel, link, task, class, answered: open.answered, traffic });
+                let before = *std::mem::replace(open, next);
+                before.tunnel.finish();
+            }
+            Stage::Waiting(_) => {
+                drop(stage);
+                self.open(shared, tunnel, link, (class, traffic));
+            }
+            Stage::Closed => tunnel.finish(),
+        }
+    }
+
     /// Moves what can be moved between the relay and the sender; ready when the tunnel has ended.
     pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
         let mut stage = self.stage.lock();

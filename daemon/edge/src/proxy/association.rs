@@ -237,12 +237,15 @@ impl Carrier {
         let way = &self.shared.way;
         let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
         let entry = way.counters.enter(self.client, target, (&opened.link, stream_id), &way.membership);
+        let line = opened.link.line().clone();
         let mut counted = (0, 0);
         loop {
             let moved = std::future::poll_fn(|cx| self.poll(cx, &mut opened, &mut downlink, &entry.traffic));
             let moved = tokio::select! {
                 moved = timeout(self.shared.udp_idle, moved) => moved.unwrap_or(false),
                 () = entry.closed() => false,
+                // The next payload opens it anew, over another connection.
+                () = line.left() => false,
             };
             self.shared.way.counters.count(&entry.traffic, &mut counted);
             if !moved {

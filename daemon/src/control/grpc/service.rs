@@ -7,6 +7,7 @@ use std::{
 };
 
 use api::v1;
+use edge::uplink::PathState;
 use pacing::io::recorder::{self, Records};
 use serving::{
     routes::Tally,
@@ -175,6 +176,17 @@ impl v1::control_service_server::ControlService for Service {
         let Page { rows, next } = self.0.requests(after(&page_token)?, page_size as usize);
         let requests = rows.into_iter().map(model_request).collect();
         answer(v1::ListRequestsResponse { requests, next_page_token: token(next) })
+    }
+
+    async fn list_paths(&self, _: Request<v1::ListPathsRequest>) -> Answer<v1::ListPathsResponse> {
+        answer(v1::ListPathsResponse { paths: self.0.paths().into_iter().map(path).collect() })
+    }
+
+    async fn move_edge(&self, request: Request<v1::MoveEdgeRequest>) -> Answer<v1::MoveEdgeResponse> {
+        let caller = caller(&request)?;
+        let relay = Some(request.into_inner().relay).filter(|relay| !relay.is_empty());
+        let tunnels = self.0.move_edge(&caller, relay.as_deref()).await.map_err(|error| status(&error))?;
+        answer(v1::MoveEdgeResponse { tunnels: u32::try_from(tunnels).unwrap_or(u32::MAX) })
     }
 
     async fn list_engines(&self, request: Request<v1::ListEnginesRequest>) -> Answer<v1::ListEnginesResponse> {
@@ -407,6 +419,23 @@ fn connection(found: ConnectionView) -> v1::Connection {
         schedule: found.schedule,
         relay: found.relay,
         relay_address: found.relay_address,
+    }
+}
+
+fn path(found: PathState) -> v1::Path {
+    let duration = |time: Duration| prost_types::Duration::try_from(time).ok();
+    v1::Path {
+        name: found.name,
+        state: found.condition.as_str().to_owned(),
+        relays: found.relays,
+        connections: found.connections,
+        tunnels: u32::try_from(found.tunnels).unwrap_or(u32::MAX),
+        smoothed_rtt: duration(found.smoothed_rtt),
+        min_rtt: duration(found.min_rtt),
+        bytes_per_sec: found.bytes_per_sec,
+        used_bytes_per_sec: found.used_bytes_per_sec,
+        sent_packets: found.sent_packets,
+        lost_packets: found.lost_packets,
     }
 }
 

@@ -55,6 +55,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
             &["close", "1"],
             &["class", "1", "default"],
             &["qlog", "1"],
+            &["edge", "move", "--relay", "relay.example:443"],
         ] {
             let (code, said) = reader(arguments);
             assert!(

@@ -1,0 +1,47 @@
+//! The edge role: the paths between this host and its relays, over which local traffic is spread.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use masque::template::Template;
+
+use crate::error::Problem;
+use crate::kernel::Device;
+use crate::policy::rate;
+use crate::section::{PathName, Section};
+
+/// The most paths that an edge may have.
+pub const MAX_PATHS: usize = 8;
+
+/// One path: what leaves by it, and which relay is at its end. All local addresses use all paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// What it is called: as a class may be, see [`Class::name`](crate::policy::Class::name).
+    pub name: String,
+    /// The network device by which it leaves, whatever the routes prefer.
+    pub interface: Option<Device>,
+    /// The address of this host from which it leaves. By itself this chooses no device: that is for routing rules.
+    pub address: Option<IpAddr>,
+    /// The relay at its end, in place of the one that a local address names.
+    pub relay: Option<Template>,
+    /// How much earlier something has to end over this path than over another for this one to be chosen.
+    pub cost: Duration,
+    /// How fast it is, in bytes per second, if that is known; otherwise it is measured.
+    pub rate: Option<u64>,
+}
+
+/// Walks through a path.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Path>) -> Option<Path> {
+    let name = section.require("name", of.map(|of| PathName::from(of.name.clone())));
+    let interface = section.optional("interface", of.and_then(|of| of.interface.clone()));
+    let address = section.optional("address", of.and_then(|of| of.address));
+    let relay = section.optional("relay", of.and_then(|of| of.relay.clone()));
+    if interface.is_none() && address.is_none() && relay.is_none() && name.is_some() {
+        let cause = "nothing tells this path from others";
+        let remedy = "give its interface, its local address, or a relay of its own";
+        section.refuse("name", Problem::Contradiction { cause, remedy });
+    }
+    let cost = section.millis("cost_ms", 0..=60_000, of.map_or(Duration::ZERO, |of| of.cost));
+    let rate = rate(section, "rate", of.and_then(|of| of.rate));
+    Some(Path { name: name?.into(), interface, address, relay, cost, rate })
+}

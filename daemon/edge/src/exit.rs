@@ -1,0 +1,126 @@
+//! How packets of a path leave this host: by a device, from an address, or as the routes have it.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use config::kernel::Device;
+use socket2::{Domain, Protocol, Socket, Type};
+use tracing::warn;
+
+/// How packets leave. The default is as the routes have it.
+#[derive(Debug, Default)]
+pub struct Exit {
+    interface: Option<Device>,
+    address: Option<IpAddr>,
+    /// Whether it was said that the device cannot be chosen.
+    told: AtomicBool,
+}
+
+impl Exit {
+    /// By this device, from this address, or both.
+    #[must_use]
+    pub fn new(interface: Option<Device>, address: Option<IpAddr>) -> Self {
+        Self { interface, address, told: AtomicBool::new(false) }
+    }
+
+    /// Binds a socket for packets to `peer`. Its device is chosen by SO_BINDTODEVICE, which takes no rights since Linux 5.7
+    /// (`sock_setsockopt` in net/core/sock.c). Where the kernel refuses it all the same, the address has to do, if there is one:
+    /// then a routing rule has to lead what comes from it to the device.
+    ///
+    /// # Errors
+    /// There is no such device, the address is not ours or of the other IP version than `peer`, or the kernel lets us choose no
+    /// device and there is no address.
+    pub fn bind(&self, peer: SocketAddr) -> io::Result<UdpSocket> {
+        let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let local = self.address.unwrap_or(any);
+        if local.is_ipv4() != peer.is_ipv4() {
+            let [ours, theirs] = [local.is_ipv4(), peer.is_ipv4()].map(|is_v4| if is_v4 { "IPv4" } else { "IPv6" });
+            let message = format!("the path's address {local} is of {ours} and the relay's of {theirs}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))?;
+        if peer.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        if let Some(interface) = &self.interface {
+            self.choose(interface, socket.bind_device(Some(interface.as_str().as_bytes())))?;
+        }
+        socket.bind(&SocketAddr::new(local, 0).into())?;
+        Ok(socket.into())
+    }
+
+    fn choose(&self, interface: &Device, chosen: io::Result<()>) -> io::Result<()> {
+        let Err(error) = chosen else { return Ok(()) };
+        let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+        if !is_denied {
+            return Err(io::Error::new(error.kind(), format!("the device {interface} cannot be used: {error}")));
+        }
+        let Some(address) = self.address else {
+            let message = format!(
+                "the kernel does not let paced choose the device {interface}: give it CAP_NET_RAW, or give the path the \
+                 `address` of that device, with a routing rule for what comes from there"
+            );
+            return Err(io::Error::new(error.kind(), message));
+        };
+        if !self.told.swap(true, Relaxed) {
+            warn!(
+                %interface, %address,
+                "the kernel does not let paced choose the device: packets leave from the address, and a routing rule has to \
+                 lead what comes from there to the device"
+            );
+        }
+        Ok(())
+    }
+
+    /// The address that packets to `peer` leave from at the moment; `None` if there is no route.
+    #[must_use]
+    pub fn source_toward(&self, peer: SocketAddr) -> Option<IpAddr> {
+        // Connecting a UDP socket sends nothing; it looks for a route.
+        let socket = self.bind(peer).ok()?;
+        socket.connect(peer).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn device(name: &str) -> Device {
+        let text = format!("[[path]]\nname = \"a\"\ninterface = {name:?}\n");
+        config::Config::from_toml(&text).unwrap().paths[0].interface.clone().unwrap()
+    }
+
+    #[test]
+    fn the_source_toward_an_address_of_this_host_is_an_address_of_it() {
+        assert_eq!(Exit::default().source_toward((LOOPBACK, 9).into()), Some(LOOPBACK));
+    }
+
+    #[test]
+    fn a_socket_is_bound_to_what_the_path_names() {
+        let exit = Exit::new(None, Some([127, 0, 0, 7].into()));
+        assert_eq!(exit.bind((LOOPBACK, 9).into()).unwrap().local_addr().unwrap().ip().to_string(), "127.0.0.7");
+        let exit = Exit::new(Some(device("lo")), None);
+        let socket = Socket::from(exit.bind((LOOPBACK, 9).into()).unwrap());
+        assert_eq!(socket.device().unwrap().as_deref(), Some(&b"lo"[..]));
+        assert_eq!(exit.source_toward(([192, 0, 2, 1], 9).into()), None, "loopback leads nowhere else");
+    }
+
+    #[test]
+    fn what_cannot_be_bound_says_why() {
+        let message = Exit::new(Some(device("none0")), None).bind((LOOPBACK, 9).into()).unwrap_err().to_string();
+        assert!(message.contains("none0"), "{message}");
+        let exit = Exit::new(None, Some(LOOPBACK));
+        let message = exit.bind((Ipv6Addr::LOCALHOST, 9).into()).unwrap_err().to_string();
+        assert!(message.contains("IPv4") && message.contains("IPv6"), "{message}");
+        let denied = || Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        let message = Exit::default().choose(&device("eth0"), denied()).unwrap_err().to_string();
+        assert!(message.contains("CAP_NET_RAW") && message.contains("eth0"), "{message}");
+        assert!(Exit::new(None, Some(LOOPBACK)).choose(&device("eth0"), denied()).is_ok(), "the address has to do");
+    }
+}

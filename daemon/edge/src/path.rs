@@ -1,0 +1,134 @@
+//! The paths of an edge: what each leads to, what is known of it, and what is placed on it.
+//!
+//! A path is one connection, or a few, to the relays at its end; a tunnel or request stays on the path that it was placed on.
+//! Which path that is, [`sched::path`] decides, by what is known of the live connections.
+
+use std::{sync::Arc, time::Duration};
+
+use quic::class::Class;
+use sched::{
+    path::{self, Placed, Placement, Request},
+    stream::Level,
+};
+use tokio::time::Instant;
+
+use super::{client::endpoint::Endpoint, link::Line};
+
+pub mod estimate;
+pub mod pulse;
+pub mod sizes;
+
+use estimate::Estimate;
+use sizes::Sizes;
+
+/// How often the connections of several paths are looked at.
+pub const LOOK: Duration = Duration::from_millis(50);
+
+/// A path, and the relays at its end.
+pub struct Path {
+    /// Its name; empty where the configuration has no paths.
+    pub name: String,
+    /// The relays, in the order of preference.
+    pub relays: Vec<Endpoint>,
+    /// What a tunnel has to gain to be placed on it.
+    pub cost: Duration,
+    /// Its rate in bytes per second, if it was configured.
+    pub rate: Option<u64>,
+}
+
+impl Path {
+    /// A path without a name, as the routes have it.
+    #[must_use]
+    pub fn plain(relays: Vec<Endpoint>) -> Self {
+        Self { name: String::new(), relays, cost: Duration::ZERO, rate: None }
+    }
+}
+
+/// What a tunnel or a request asks of paths.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// How its path is chosen.
+    pub placement: Placement,
+    /// What is known of it.
+    pub request: Request,
+}
+
+impl Ask {
+    /// What one of a class asks, of which is expected what those before it carried.
+    #[must_use]
+    pub fn of(class: &Class, sizes: &Sizes) -> Self {
+        let policy = class.policy();
+        let request = Request {
+            bytes: sizes.expected(&policy.name),
+            weight: policy.weight.into(),
+            is_urgent: policy.level == Level::High,
+            // A tunnel is neither.
+            is_idempotent: false,
+            is_divisible: false,
+        };
+        Self { placement: policy.placement.of_streams(), request }
+    }
+}
+
+/// What is known of one path, brought up to date by [`View::refresh`].
+#[derive(Debug, Default)]
+pub struct View {
+    /// What placements see.
+    pub path: path::Path,
+    /// What went over it.
+    pub estimate: Estimate,
+    looked: Option<Instant>,
+}
+
+/// What a path takes if nothing was heard of it yet: so little that others are preferred.
+const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
+
+impl View {
+    /// Looks at the connections of a path. Until there was a round trip, its handshake counts as one.
+    pub fn refresh(&mut self, now: Instant, of: &Path, lines: &[&Arc<Line>]) {
+        let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
+        let paths: Vec<_> = lines.iter().map(|line| (line, line.path.get())).collect();
+        let sum = |of: fn(&pacing::path::Path) -> u64| paths.iter().map(|(_, path)| of(path)).sum::<u64>();
+        self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
+        let smoothed = |(line, path): &(&&Arc<Line>, pacing::path::Path)| path.smoothed_rtt.unwrap_or(line.handshake);
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let smoothed_rtt_ns = paths.iter().map(smoothed).min().map_or(0, ns);
+        let min_rtt_ns = paths.iter().filter_map(|(_, path)| path.min_rtt).min().map_or(0, ns);
+        // What the window lets through in a round trip.
+        let window = u128::from(sum(|path| path.window_bytes)) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
+        let window = if smoothed_rtt_ns == 0 { 0 } else { u64::try_from(window).unwrap_or(u64::MAX) };
+        let measured = self.estimate.bytes_per_sec().max(window).max(UNKNOWN_BYTES_PER_SEC);
+        self.path = path::Path {
+            smoothed_rtt_ns,
+            min_rtt_ns,
+            bytes_per_sec: of.rate.unwrap_or(measured),
+            backlog_bytes: sum(|path| path.in_flight_bytes),
+            // What enters at an edge asks for something.
+            lead_ns: smoothed_rtt_ns / 2,
+            placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
+            cost_ns: ns(of.cost),
+        };
+    }
+}
+
+/// What a tunnel still has to carry: what those of its class usually do, or, once it has carried more than that, what it
+/// carries in a second.
+#[must_use]
+pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weight: u32) -> Option<Placed> {
+    let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;
+    let bytes = expected.saturating_sub(moved).max(per_sec);
+    (bytes > 0).then_some(Placed { bytes, weight })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tunnel_has_left_what_its_class_usually_carries_or_its_rate() {
+        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), 3);
+        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3 }));
+        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3 }));
+        assert_eq!(left(1_000, 5_000, 0), None, "it is silent");
+    }
+}

@@ -1,0 +1,157 @@
+//! Whether a path is alive: the relay answers what is sent.
+//!
+//! A connection is silent once something was sent for about three round trips without an answer. Its path is then asked, again
+//! and again, and trusted when it has answered several times in a row.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How many round trips of silence, with something sent, are too many.
+const ROUND_TRIPS: u32 = 3;
+
+/// How long an answer may take beyond that: the relay may hold back acknowledgements for 25 ms (RFC 9000 §18.2), and what we
+/// look at is a little old.
+const GRACE: Duration = Duration::from_millis(75);
+
+/// How many packets without an answer mean that one was due. One by itself may be an acknowledgement, to which there is none.
+const UNANSWERED: u64 = 2;
+
+/// How often a silent path is asked.
+const ASK: Duration = Duration::from_millis(250);
+
+/// How many answers in a row make it trustworthy again.
+const ANSWERS: u32 = 3;
+
+/// What a look at a connection has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beat {
+    /// Nothing new.
+    Same,
+    /// It has become silent.
+    Silent,
+    /// It is silent, and has to be asked for an answer.
+    Ask,
+    /// It answers again, for long enough.
+    Back,
+}
+
+/// What is known of a connection's answers.
+#[derive(Debug)]
+pub struct Pulse {
+    heard: u64,
+    sent: u64,
+    /// Since when something has been unanswered.
+    unanswered: Option<Instant>,
+    /// When the silent connection was asked last, and how often it has answered in a row.
+    asked: Option<(Instant, u32)>,
+    /// Whether anything was heard since then.
+    answered_since: bool,
+}
+
+impl Pulse {
+    /// Begins with packets that were heard and sent.
+    #[must_use]
+    pub fn new(heard: u64, sent: u64) -> Self {
+        Self { heard, sent, unanswered: None, asked: None, answered_since: false }
+    }
+
+    /// Whether it is silent.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Takes it for silent whatever was heard: there is no route.
+    pub fn silence(&mut self, now: Instant) {
+        self.asked.get_or_insert((now, 0));
+    }
+
+    /// Looks at how many packets were heard and sent by `now`.
+    pub fn look(&mut self, now: Instant, (heard, sent): (u64, u64), smoothed_rtt: Duration) -> Beat {
+        let answered = std::mem::replace(&mut self.heard, heard) != heard;
+        if let Some((asked, answers)) = self.asked {
+            if now < asked + ASK.max(smoothed_rtt.min(4 * ASK)) {
+                self.answered_since |= answered;
+                return Beat::Same;
+            }
+            let answers = if std::mem::take(&mut self.answered_since) || answered { answers + 1 } else { 0 };
+            if answers >= ANSWERS {
+                *self = Self::new(heard, sent);
+                return Beat::Back;
+            }
+            self.asked = Some((now, answers));
+            return Beat::Ask;
+        }
+        if answered || sent < self.sent + UNANSWERED {
+            if answered {
+                self.sent = sent;
+            }
+            self.unanswered = None;
+            return Beat::Same;
+        }
+        let since = *self.unanswered.get_or_insert(now);
+        if now.saturating_duration_since(since) < ROUND_TRIPS * smoothed_rtt + GRACE {
+            return Beat::Same;
+        }
+        self.asked = Some((now, 0));
+        self.answered_since = false;
+        Beat::Silent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT: Duration = Duration::from_millis(40);
+    const STEP: Duration = Duration::from_millis(10);
+
+    /// Looks every 10 ms, for as long as told, and returns what was seen, but for nothing, and when.
+    fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, Beat)> {
+        let times = (0..ms / 10).map(|step| (step * 10, from + STEP * step as u32));
+        let seen = times.map(|(ms, now)| (ms, pulse.look(now, counts(ms), RTT)));
+        seen.filter(|(_, beat)| *beat != Beat::Same).collect()
+    }
+
+    #[test]
+    fn a_path_is_silent_after_three_round_trips_with_something_sent() {
+        let mut pulse = Pulse::new(5, 5);
+        let seen = look(&mut pulse, Instant::now(), 300, |ms| (5, 5 + ms / 10));
+        assert_eq!(seen, [(220, Beat::Silent)], "3 x 40 ms and 75, from the second packet on, at 20 ms");
+        assert!(pulse.is_silent());
+    }
+
+    #[test]
+    fn a_path_that_nothing_is_sent_over_may_be_silent() {
+        let mut pulse = Pulse::new(5, 5);
+        assert_eq!(
+            look(&mut pulse, Instant::now(), 10_000, |_| (5, 6)),
+            [],
+            "one acknowledgement of what was heard last"
+        );
+    }
+
+    #[test]
+    fn an_answer_now_and_then_is_enough() {
+        let mut pulse = Pulse::new(0, 0);
+        assert_eq!(look(&mut pulse, Instant::now(), 10_000, |ms| (ms / 150, ms)), []);
+    }
+
+    #[test]
+    fn a_silent_path_is_asked_until_it_has_answered_three_times_in_a_row() {
+        let (mut pulse, now) = (Pulse::new(0, 0), Instant::now());
+        assert_eq!(look(&mut pulse, now, 220, |ms| (0, ms)), [(210, Beat::Silent)]);
+        // It answers once, is silent, and answers from then on.
+        let heard = |ms: u64| match ms {
+            0..300 => 0,
+            300..1_200 => 1,
+            _ => 1 + (ms - 1_200) / 100,
+        };
+        let seen = look(&mut pulse, now + Duration::from_millis(220), 3_000, |ms| (heard(ms), 300));
+        let back = seen.iter().position(|(_, beat)| *beat == Beat::Back).expect("it is trusted again");
+        assert!(seen[..back].iter().all(|(_, beat)| *beat == Beat::Ask), "{seen:?}");
+        assert!((1_700..2_300).contains(&seen[back].0), "{seen:?}");
+        assert!(!pulse.is_silent() && seen.len() == back + 1, "{seen:?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! What operators ask of paths and relays: how each path does, and that tunnels go on at another relay.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use super::{Attempts, State, Uplink};
+use crate::{
+    client::endpoint::ConnectError,
+    link::Line,
+    path::{Path, View},
+};
+
+/// How long a relay may take to be connected to when somebody has chosen it.
+const MOVE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why tunnels do not move to a relay.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NotMoved {
+    /// The configuration has no such relay.
+    #[error("no relay {relay:?} is configured; there are {known}")]
+    Unknown {
+        /// What was asked for.
+        relay: String,
+        /// The relays' hosts and ports.
+        known: String,
+    },
+    /// It cannot be connected to.
+    #[error("{0}; tunnels stay where they are")]
+    Unreachable(Arc<ConnectError>),
+    /// The same, without a reason yet.
+    #[error("no connection to {0} in time; tunnels stay where they are")]
+    NoAnswer(String),
+}
+
+/// How a path does.
+#[derive(Clone, Debug)]
+pub struct PathState {
+    /// Its name.
+    pub name: String,
+    /// Whether it takes tunnels.
+    pub condition: Condition,
+    /// The relays that its connections lead to.
+    pub relays: Vec<String>,
+    /// The IDs of its connections.
+    pub connections: Vec<u64>,
+    /// How many tunnels and requests are on it.
+    pub tunnels: usize,
+    /// The smoothed round trip of its fastest connection; 0 without one.
+    pub smoothed_rtt: Duration,
+    /// The shortest round trip; 0 if it is not known.
+    pub min_rtt: Duration,
+    /// How fast it is taken to be, in bytes per second.
+    pub bytes_per_sec: u64,
+    /// How much goes over it, in bytes per second, in the direction in which more does.
+    pub used_bytes_per_sec: u64,
+    /// QUIC packets that its connections sent.
+    pub sent_packets: u64,
+    /// Of these, the ones that were lost.
+    pub lost_packets: u64,
+}
+
+/// Whether a path takes tunnels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It does.
+    Up,
+    /// It has a connection that does not answer, and is asked until it does.
+    Silent,
+    /// It has no connection.
+    Down,
+}
+
+impl Condition {
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Silent => "silent",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl Uplink {
+    /// How each path does, in the order of the configuration; none where it has no paths.
+    #[must_use]
+    pub fn path_states(&self) -> Vec<PathState> {
+        if self.paths.iter().all(|path| path.name.is_empty()) {
+            return Vec::new();
+        }
+        let (state, views) = (self.state.borrow(), self.views.lock());
+        let of = |(place, (path, view)): (usize, (&Path, &View))| {
+            let lines: Vec<_> =
+                state.lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
+            let usable = lines.iter().filter(|line| line.is_usable()).count();
+            let condition = match (usable, lines.iter().any(|line| line.is_doubted())) {
+                (1.., _) => Condition::Up,
+                (0, true) => Condition::Silent,
+                (0, false) => Condition::Down,
+            };
+            let path_of = lines.iter().map(|line| line.path.get());
+            let (sent, lost) =
+                path_of.fold((0, 0), |(sent, lost), it| (sent + it.sent_packets, lost + it.lost_packets));
+            PathState {
+                name: path.name.clone(),
+                condition,
+                relays: lines.iter().map(|line| self.relay_of(line)).collect(),
+                connections: lines.iter().map(|line| line.id).collect(),
+                tunnels: lines.iter().map(|line| line.tunnels()).sum(),
+                smoothed_rtt: Duration::from_nanos(view.path.smoothed_rtt_ns),
+                min_rtt: Duration::from_nanos(view.path.min_rtt_ns),
+                bytes_per_sec: view.path.bytes_per_sec,
+                used_bytes_per_sec: view.estimate.used_bytes_per_sec(),
+                sent_packets: sent,
+                lost_packets: lost,
+            }
+        };
+        self.paths.iter().zip(&*views).enumerate().map(of).collect()
+    }
+
+    /// Has tunnels go on at the relay of this host and port, whatever the order of preference, or by that order again; returns
+    /// how many UDP tunnels are to move. Connections of TCP, and requests for models, stay where they are until they end.
+    ///
+    /// # Errors
+    /// No path leads to such a relay, or it cannot be reached: then everything stays where it is.
+    pub async fn move_to(&self, relay: Option<&str>) -> Result<usize, NotMoved> {
+        let is_there = |line: &Line| relay.is_none_or(|relay| self.relay_of(line) == relay);
+        let Some(relay) = relay else {
+            self.state.send_modify(|state| state.chosen = None);
+            self.wanted.notify_one();
+            return Ok(0);
+        };
+        let places = |path: &Path| path.relays.iter().position(|it| it.origin().to_string() == relay);
+        if self.paths.iter().all(|path| places(path).is_none()) {
+            return Err(NotMoved::Unknown { relay: relay.to_owned(), known: self.names() });
+        }
+        let failed = |state: &State| -> (u64, Option<Arc<ConnectError>>) {
+            let of = |(path, attempts): (&Path, &Vec<Attempts>)| places(path).and_then(|at| attempts.get(at)).cloned();
+            let attempts: Vec<Attempts> = self.paths.iter().zip(&state.attempts).filter_map(of).collect();
+            (attempts.iter().map(|it| it.failures).sum(), attempts.into_iter().find_map(|it| it.failure))
+        };
+        let mut changes = self.state.subscribe();
+        let before = self.state.borrow().chosen.clone();
+        let failures = failed(&self.state.borrow()).0;
+        self.state.send_modify(|state| state.chosen = Some(relay.to_owned()));
+        self.wanted.notify_one();
+        let there = async {
+            loop {
+                {
+                    let state = changes.borrow_and_update();
+                    if state.usable().any(|line| is_there(line)) {
+                        return Ok(());
+                    }
+                    let (now, failure) = failed(&state);
+                    if let Some(failure) = failure.filter(|_| now > failures) {
+                        return Err(NotMoved::Unreachable(failure));
+                    }
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let there = timeout(MOVE_PATIENCE, there).await.unwrap_or_else(|_| Err(NotMoved::NoAnswer(relay.to_owned())));
+        if let Err(error) = there {
+            self.state.send_modify(|state| state.chosen = before);
+            return Err(error);
+        }
+        let lines = self.state.borrow().lines.clone();
+        let others: Vec<_> = lines.iter().filter(|line| !is_there(line) && line.is_usable()).collect();
+        others.iter().for_each(|line| line.leave());
+        Ok(others.iter().map(|line| line.tunnels()).sum())
+    }
+}

@@ -1,0 +1,319 @@
+//! What the task of an uplink does: it decides when to connect to which relay over which path, looks which paths are alive, and
+//! has tunnels leave connections that end.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use quic::h3;
+use tokio::{task::JoinSet, time::Instant};
+use tracing::{info, warn};
+
+use super::{Attempts, CONNECTIONS, PEACE, PROOF, Uplink};
+use crate::{
+    backoff::random,
+    client::{
+        drive,
+        endpoint::{ConnectError, Connected, Endpoint},
+    },
+    failover::{Failover, Next},
+    link::Line,
+    moves::Verdict,
+    path::{
+        Path,
+        pulse::{Beat, Pulse},
+    },
+};
+
+/// What to do next.
+pub(super) enum Step {
+    /// To connect to a relay, by the place of its path and its own.
+    Connect((usize, usize)),
+    /// Nothing before this time, unless something happens.
+    Wait(Instant),
+    /// Nothing unless something happens.
+    Nothing,
+}
+
+/// What the task of an uplink works with.
+pub(super) struct Work<'a> {
+    uplink: &'a Uplink,
+    /// By path.
+    failovers: Vec<Failover>,
+    pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
+    /// Each completes with a connection, and whether its relay goes away; otherwise it has ended.
+    pub(super) departures: JoinSet<(Arc<Line>, bool)>,
+    /// By path: whether it fell silent, and has not answered for long enough since.
+    suspects: Vec<bool>,
+    /// Where there are several paths: whether each connection answers.
+    pulses: Vec<(Arc<Line>, Pulse)>,
+    /// Whether somebody waits for a place.
+    pub(super) wanted: bool,
+    /// Connections whose address has changed, what had been heard of them before, and when more has to have been.
+    pub(super) proofs: Vec<(Arc<Line>, u64, Instant)>,
+}
+
+impl<'a> Work<'a> {
+    /// Begins without a connection.
+    pub(super) fn new(uplink: &'a Uplink) -> Self {
+        let failover = |path: &Path| Failover::new(path.relays.len(), CONNECTIONS, uplink.backoff);
+        Self {
+            uplink,
+            failovers: uplink.paths.iter().map(failover).collect(),
+            connections: JoinSet::new(),
+            departures: JoinSet::new(),
+            suspects: vec![false; uplink.paths.len()],
+            pulses: Vec::new(),
+            wanted: true,
+            proofs: Vec::new(),
+        }
+    }
+}
+
+impl Work<'_> {
+    /// Decides what to do next, and notes if it is to connect.
+    pub(super) fn next(&mut self) -> Step {
+        let now = Instant::now();
+        let (several, paths) = (self.uplink.has_several_paths(), &self.uplink.paths);
+        let state = self.uplink.state.borrow();
+        self.wanted &= !state.has_room();
+        // Where there are several paths, all are kept up while one is.
+        let wanted = self.wanted || several && state.usable().next().is_some();
+        let mut earliest: Option<Instant> = None;
+        for (path, failover) in self.failovers.iter_mut().enumerate() {
+            let Some(relays) = paths.get(path).map(|path| &path.relays) else { continue };
+            let chosen = |relay: &Endpoint| state.chosen.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
+            failover.choose(relays.iter().position(chosen));
+            match failover.next(now, wanted, &state.standings(path, relays.len())) {
+                Next::Connect(place) => {
+                    failover.begun(place, now);
+                    return Step::Connect((path, place));
+                }
+                Next::Wait(until) => earliest = Some(earliest.map_or(until, |earliest| earliest.min(until))),
+                Next::Nothing => {}
+            }
+        }
+        earliest.map_or(Step::Nothing, Step::Wait)
+    }
+
+    pub(super) fn attempted(&mut self, (path, place): (usize, usize), connected: Result<Connected, ConnectError>) {
+        let Some(relay) = self.uplink.endpoint_at((path, place)) else { return };
+        let origin = relay.origin();
+        let name = self.uplink.paths.get(path).map(|path| path.name.as_str()).filter(|name| !name.is_empty());
+        let several = self.uplink.has_several_paths();
+        let Some(failover) = self.failovers.get_mut(path) else { return };
+        match connected {
+            Ok(connected) => {
+                info!(relay = %origin, path = name, address = %connected.address, "connected");
+                failover.connected(place);
+                let id = self.uplink.counters.ids.fetch_add(1, Relaxed) + 1;
+                let line =
+                    Line::new(&connected, (id, path, place), self.uplink.freed.clone(), self.uplink.sizes.clone());
+                let driven = line.clone();
+                self.connections.spawn(async { (driven, drive(connected.connection).await) });
+                let leaving = line.clone();
+                self.departures.spawn(async move {
+                    let goes = leaving.relay.http().goes_away().await;
+                    (leaving, goes)
+                });
+                if several {
+                    let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
+                    if self.suspects.get(path) == Some(&true) {
+                        // One answer is not enough.
+                        pulse.silence(Instant::now());
+                        line.doubt(true);
+                    }
+                    self.pulses.push((line.clone(), pulse));
+                }
+                self.uplink.state.send_modify(|state| {
+                    // What did not answer from its new address is given up: its tunnels are opened anew.
+                    // Where there are several paths, it is asked until it answers.
+                    let given_up = |line: &&Arc<Line>| line.is_doubted() && !several;
+                    state.lines.iter().filter(given_up).for_each(|line| line.close());
+                    state.lines.push(line);
+                    // Relays that go away are left as soon as there is another connection.
+                    let goes = |line: &&Arc<Line>| !line.is_closed() && !line.relay.http().takes_requests();
+                    state.lines.iter().filter(goes).for_each(|line| line.leave());
+                    if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
+                        *attempts =
+                            Attempts { connects: attempts.connects + 1, failures: attempts.failures, failure: None };
+                    }
+                    state.is_alone = false;
+                    state.was_reached = true;
+                });
+            }
+            Err(error) => {
+                let now = Instant::now();
+                let wait = failover.failed(place, now, random());
+                warn!(relay = %origin, path = name, "{error}; next attempt in {wait:.1?} at the earliest");
+                if name.is_some() {
+                    relay.renew();
+                }
+                let is_over = {
+                    let state = self.uplink.state.borrow();
+                    let is_over = |(path, failover): (usize, &Failover)| {
+                        let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
+                        let next = failover.next(now, true, &state.standings(path, relays));
+                        failover.is_idle() && !matches!(next, Next::Connect(_))
+                    };
+                    self.failovers.iter().enumerate().all(is_over)
+                };
+                let error = Arc::new(error);
+                self.uplink.state.send_modify(|state| {
+                    if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
+                        attempts.failures += 1;
+                        attempts.failure = Some(error.clone());
+                    }
+                    state.failures += u64::from(is_over);
+                    state.failure = Some(error);
+                    state.is_alone = true;
+                });
+            }
+        }
+    }
+
+    pub(super) fn lost(&mut self, line: &Arc<Line>, error: &h3::Error) {
+        self.uplink.state.send_modify(|state| state.lines.retain(|known| !Arc::ptr_eq(known, line)));
+        self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
+        self.pulses.retain(|(known, _)| !Arc::ptr_eq(known, line));
+        if line.is_closed() {
+            return;
+        }
+        // A relay keeps no connection for long over which nothing is asked.
+        let (peaceful, mut lasted) = (matches!(error, h3::Error::Closed), line.since.elapsed());
+        match self.uplink.endpoint_of(line) {
+            Some(relay) if peaceful => info!(relay = %relay.origin(), "the relay closed the connection"),
+            Some(relay) => warn!(relay = %relay.origin(), "connection lost: {error}"),
+            None => {}
+        }
+        if peaceful && lasted > PEACE {
+            lasted = Duration::MAX;
+        }
+        if let Some(failover) = self.failovers.get_mut(line.path_place) {
+            failover.lost(line.place, lasted, Instant::now(), random());
+        }
+    }
+
+    /// A relay takes no new requests on a connection: it ends soon. What is there moves before that, to a connection that is
+    /// made now unless there is one.
+    pub(super) fn goes_away(&mut self, line: &Arc<Line>) {
+        let is_known = self.uplink.state.borrow().lines.iter().any(|known| Arc::ptr_eq(known, line));
+        if !is_known || line.is_closed() {
+            return;
+        }
+        info!(relay = %line.address, tunnels = line.tunnels(), "the relay goes away: tunnels move to another connection");
+        if self.uplink.state.borrow().has_room() {
+            line.leave();
+        } else {
+            self.wanted = true;
+        }
+        self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Where there are several paths: looks which are alive, and what they can carry.
+    pub(super) fn look(&mut self) {
+        let now = Instant::now();
+        let mut changed = false;
+        for (line, pulse) in &mut self.pulses {
+            let path = line.path.get();
+            let counts = (line.heard(), path.sent_packets);
+            match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake)) {
+                Beat::Same => {}
+                Beat::Ask => line.ping(),
+                Beat::Silent => {
+                    changed = true;
+                    self.suspects.get_mut(line.path_place).into_iter().for_each(|suspect| *suspect = true);
+                    self.uplink.fall_silent(line);
+                }
+                Beat::Back => {
+                    changed = true;
+                    info!(path = %self.uplink.path_name(line), relay = %line.address, "the path answers again");
+                    if self.suspects.get_mut(line.path_place).is_some_and(std::mem::take) {
+                        self.uplink.counters.returned.inc();
+                    }
+                    line.doubt(false);
+                    line.come_back();
+                }
+            }
+        }
+        let lines = self.uplink.state.borrow().lines.clone();
+        // What has nowhere to go yet goes once there is somewhere.
+        if lines.iter().any(|line| line.is_usable()) {
+            lines.iter().filter(|line| line.is_doubted() && !line.is_left()).for_each(|line| line.leave());
+        }
+        let mut views = self.uplink.views.lock();
+        for (place, (path, view)) in self.uplink.paths.iter().zip(&mut *views).enumerate() {
+            let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && line.is_usable()).collect();
+            view.refresh(now, path, &of_path);
+        }
+        drop(views);
+        if changed {
+            self.uplink.state.send_modify(|_| {});
+        }
+    }
+
+    /// This host's addresses have changed: has connections go on from the new ones.
+    pub(super) fn moved(&mut self) {
+        let lines = self.uplink.state.borrow().lines.clone();
+        for (line, pulse) in &mut self.pulses {
+            // Where others can carry on, nobody waits for a route to come back.
+            if !pulse.is_silent() && !line.has_route() {
+                pulse.silence(Instant::now());
+                self.suspects.get_mut(line.path_place).into_iter().for_each(|suspect| *suspect = true);
+                self.uplink.fall_silent(line);
+            }
+        }
+        for line in lines {
+            let heard = line.heard();
+            let relay = line.address;
+            match line.follow() {
+                Verdict::Stays => continue,
+                Verdict::Follows => {
+                    info!(%relay, "this host's address changed: the connection continues from the new address")
+                }
+                Verdict::Wears => {
+                    info!(%relay, "this host's address changed again: new tunnels get a new connection");
+                    self.wanted = true;
+                }
+                Verdict::Ends => {
+                    info!(%relay, "this host's address changed too often for one connection: making a new one");
+                    self.uplink.counters.left.inc();
+                    line.close();
+                    self.wanted = true;
+                    continue;
+                }
+            }
+            self.uplink.counters.moved.inc();
+            self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
+            let patience = PROOF.max(2 * line.handshake);
+            self.proofs.push((line, heard, Instant::now() + patience));
+        }
+        self.uplink.state.send_modify(|_| {});
+    }
+
+    /// Looks whether the relays of connections that moved are heard. Until they are, others take the new tunnels.
+    pub(super) fn prove(&mut self) {
+        let now = Instant::now();
+        let due: Vec<_> = self.proofs.extract_if(.., |(_, _, due)| *due <= now).collect();
+        for (line, before, _) in due {
+            let (was_doubted, is_silent) = (line.is_doubted(), line.heard() == before);
+            line.doubt(is_silent);
+            if !is_silent {
+                continue;
+            }
+            if !was_doubted {
+                info!(relay = %line.address, "no answer since this host's address changed: trying a new connection");
+                self.uplink.counters.left.inc();
+            }
+            self.wanted = true;
+            self.proofs.push((line, before, now + PROOF));
+        }
+        // Not before all were asked: connections move together.
+        if self.uplink.state.borrow().has_room() {
+            self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
+        }
+        // Tasks that wait for a place look again.
+        self.uplink.state.send_modify(|_| {});
+    }
+}

@@ -1,0 +1,229 @@
+//! An edge with two uplinks, and with two relays that can be left.
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use lab::netns::{Chain, Link, Namespace};
+use lab::process::{Process, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
+use serde_json::Value;
+
+use super::forward::{application, assert_carries, echoes};
+
+const LISTEN: &str = "127.0.0.1:5000";
+
+/// A site whose client has a second link to the relay, over a router: devices "relay" and "router".
+struct Uplinks {
+    site: Site,
+    second: Link,
+    router: Namespace,
+    _behind: Link,
+}
+
+impl Uplinks {
+    fn new() -> Self {
+        let chain = Chain::new().unwrap();
+        let router = Namespace::new("router").unwrap();
+        let second = Link::new(&chain.client, &router, 3).unwrap();
+        let behind = Link::new(&router, &chain.relay, 4).unwrap();
+        router.sysctl("net.ipv4.ip_forward", "1").unwrap();
+        chain.relay.ip("route add 10.0.3.0/24 via 10.0.4.1").unwrap();
+        router.ip("route add 10.0.1.0/24 via 10.0.4.2").unwrap();
+        // Less preferred than the first link's own: only what is bound to the device takes it.
+        chain
+            .client
+            .ip("route add 10.0.1.2/32 via 10.0.3.2 dev router metric 100\nroute add 10.0.1.2/32 dev relay metric 10")
+            .unwrap();
+        for namespace in [&chain.client, &chain.relay, &router] {
+            for device in ["all", "default"] {
+                namespace.sysctl(&format!("net.ipv4.conf.{device}.rp_filter"), "0").unwrap();
+            }
+        }
+        chain.client.sysctl("net.ipv4.conf.router.rp_filter", "0").unwrap();
+        chain.client.sysctl("net.ipv4.conf.relay.rp_filter", "0").unwrap();
+        Self { site: Site::on(chain, Terms::default()).unwrap(), second, router, _behind: behind }
+    }
+
+    /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
+    fn edge(&self, sections: &str) -> Process {
+        let paths =
+            "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+        edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
+    }
+
+    /// Takes the second link's device down.
+    fn take_down(&self) {
+        self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
+    }
+
+    /// Silently drops what comes back over the second link, or no longer.
+    fn cut(&self, is_cut: bool) {
+        let change = if is_cut { "add" } else { "del" };
+        self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
+    }
+}
+
+/// Starts an edge at the client with a forward through relays, and waits until it listens.
+fn edge(site: &Site, relays: &str, sections: &str) -> Process {
+    let folder = site.path("").display().to_string();
+    let folder = folder.trim_end_matches('/');
+    let text = format!(
+        "state_dir = \"{folder}/edge\"\n[control]\nsocket = \"{folder}/edge.sock\"\n[metrics]\nlisten = \"127.0.0.1:9100\"\n\
+         [[forward]]\nlisten = \"{LISTEN}\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{folder}/authority.pem\"\n\
+         class = \"spread\"\nbackoff_longest_seconds = 1\n{sections}"
+    );
+    let file = site.write("edge.toml", &text).unwrap();
+    let arguments = ["run".into(), "--config".into(), file];
+    let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    edge.wait_for_line("ready", SOON).unwrap();
+    edge
+}
+
+fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
+    let output = command.arg("--socket").arg(site.path("edge.sock")).args(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+/// What `pacectl paths` says of each path: its state, and how many tunnels are on it.
+fn paths(site: &Site) -> Vec<(String, u64)> {
+    let (code, said) = pacectl(site, &["--json", "paths"]);
+    assert_eq!(code, Some(0), "{said}");
+    let answer: Value = serde_json::from_str(&said).unwrap();
+    let row = |path: &Value| (path["state"].as_str().unwrap().to_owned(), path["tunnels"].as_u64().unwrap_or(0));
+    answer["paths"].as_array().unwrap().iter().map(row).collect()
+}
+
+fn states(site: &Site) -> Vec<String> {
+    paths(site).into_iter().map(|(state, _)| state).collect()
+}
+
+/// Sends a payload every 5 ms on each socket for so long, with a change after a while, and returns the longest time without an
+/// echo on any.
+fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
+    let (begun, mut change, mut received) = (Instant::now(), Some(change), [0; 64]);
+    let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
+    sockets.iter().for_each(|socket| socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap());
+    while begun.elapsed() < time {
+        if begun.elapsed() > time / 5 {
+            change.take().into_iter().for_each(|change| change());
+        }
+        for (socket, (last, longest)) in sockets.iter().zip(&mut heard) {
+            _ = socket.send(b"are you there");
+            while socket.recv(&mut received).is_ok() {
+                *longest = last.elapsed().max(*longest);
+                *last = Instant::now();
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    heard.iter().map(|(last, longest)| last.elapsed().max(*longest)).max().unwrap()
+}
+
+/// What is lost for good makes a gap of seconds: an idle connection ends after 15.
+const GAP: Duration = Duration::from_secs(3);
+
+const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
+
+#[test]
+fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_goes_down() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let edge = uplinks.edge(ROUND_ROBIN);
+    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+    let spread: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
+    assert_eq!(spread, [3, 3], "each in its turn");
+
+    let gap = longest_gap(&sockets, Duration::from_secs(4), || uplinks.cut(true));
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("a silent uplink cost {gap:?}");
+    let found = paths(site);
+    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
+
+    uplinks.cut(false);
+    wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[1].1, 2, "it gets its share of new tunnels");
+
+    let all: Vec<_> = sockets.into_iter().chain(others).collect();
+    let gap = longest_gap(&all, Duration::from_secs(3), || uplinks.take_down());
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("an uplink without a device cost {gap:?}");
+    assert_eq!(paths(site)[0], ("up".into(), 10));
+}
+
+#[test]
+fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    for (placement, fewest) in [("paced", 8), ("round-robin", 4)] {
+        let sections = format!("[class.spread]\nplacement = \"{placement}\"\n");
+        // What is known of a path counts more than what was seen of it.
+        let sections = format!("rate = \"1 Mbit/s\"\n{sections}");
+        let fast = "[[path]]\nname = \"first\"\ninterface = \"relay\"\nrate = \"100 Mbit/s\"\n";
+        let slow = "[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+        let relay = format!("\"{}\"", site.template(Family::V4));
+        let _edge = edge(site, &relay, &format!("{fast}{slow}{sections}"));
+        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        let sockets: Vec<_> = (0..8).map(|_| application(site, LISTEN)).collect();
+        sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+        assert_eq!(paths(site)[0].1, fewest, "{placement}: {:?}", paths(site));
+    }
+}
+
+/// Starts a second relay beside the first, on another port.
+fn second_relay(site: &Site, drain_seconds: u32) -> Process {
+    let folder = site.path("").display().to_string();
+    let folder = folder.trim_end_matches('/');
+    let text = format!(
+        "state_dir = \"{folder}/second\"\n[control]\nsocket = \"{folder}/second.sock\"\n[relay]\nlisten = [\"10.0.1.2:444\"]\n\
+         certificate = \"{folder}/relay.pem\"\nprivate_key = \"{folder}/relay.key\"\nauth = \"none\"\n\
+         drain_seconds = {drain_seconds}\n\
+         templates = [\"https://10.0.1.2:444/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"]\n\
+         [relay.targets]\nallow = [{{ to = \"10.0.0.0/8\", ports = [\"1-65535\"] }}]\n"
+    );
+    let file = site.write("second.toml", &text).unwrap();
+    let relay =
+        site.chain.relay.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
+    relay.wait_for_line("10.0.1.2:444", SOON).unwrap();
+    relay
+}
+
+#[test]
+fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 5", ..Terms::default() }).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let mut second = second_relay(&site, 5);
+    let template = site.template(Family::V4);
+    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    assert_ne!(other, template);
+    let edge = edge(&site, &format!("[\"{template}\", \"{other}\"]"), "[class.spread]\n");
+    let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+    assert_eq!(site.counts().unwrap().udp_tunnels(), 4);
+
+    let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.9:443"]);
+    assert!(code != Some(0) && said.contains("10.0.1.2:444"), "{said}");
+    let gap = longest_gap(&sockets, Duration::from_secs(3), || {
+        let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.2:444"]);
+        assert!(code == Some(0) && said.contains("4 tunnels"), "{said}");
+    });
+    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("a move to another relay cost {gap:?}");
+    site.wait_for_counts("the first relay is left", |counts| counts.udp_tunnels() == 0).unwrap();
+
+    // The relay that they are at says that it goes away, and ends in five seconds.
+    let gap = longest_gap(&sockets, Duration::from_secs(4), || second.signal(libc::SIGTERM).unwrap());
+    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("a relay that ended cost {gap:?}");
+    site.wait_for_counts("tunnels are at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
+    assert!(echoes(&sockets[0], b"still there"));
+}
