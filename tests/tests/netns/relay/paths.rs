@@ -75,7 +75,8 @@ fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     let file = site.write("edge.toml", &text).unwrap();
     let arguments = ["run".into(), "--config".into(), file];
     let edge = site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
-    edge.wait_for_line("ready", SOON).unwrap();
+    edge.wait_for_line("forwarding", SOON).unwrap();
+    wait_for("its control socket", SOON, || (pacectl(site, &["status"]).0 == Some(0)).then_some(())).unwrap();
     edge
 }
 
