@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub struct Engine {
 struct State {
     name: &'static str,
     speed: Speed,
+    /// How many times as long as its speed says it takes.
+    slowness: AtomicU32,
     running: AtomicU64,
     asked: AtomicU64,
     finished: AtomicU64,
@@ -103,6 +105,7 @@ impl Engine {
         let state = Arc::new(State {
             name,
             speed,
+            slowness: AtomicU32::new(1),
             running: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -134,6 +137,11 @@ impl Engine {
     #[must_use]
     pub fn counts(&self) -> [u64; 3] {
         [&self.state.asked, &self.state.finished, &self.state.cancelled].map(|count| count.load(Relaxed))
+    }
+
+    /// Makes it take so many times as long as its speed says from the next step on.
+    pub fn slow_down(&self, times: u32) {
+        self.state.slowness.store(times, Relaxed);
     }
 
     /// The request that it got last.
@@ -259,7 +267,7 @@ impl Tokens {
         (tokens, end): (u64, End),
     ) -> Self {
         state.running.fetch_add(1, Relaxed);
-        let step = Box::pin(sleep(state.speed.prefill));
+        let step = Box::pin(sleep(state.speed.prefill * state.slowness.load(Relaxed)));
         Self { state, is_chat, is_stream, prompt_tokens, made: 0, tokens, end, step, last: Vec::new(), is_over: false }
     }
 
@@ -349,7 +357,7 @@ impl Body for Tokens {
             }
             let running = self.state.running.load(Relaxed).min(1 << 16) as u32;
             let step = self.state.speed.step + self.state.speed.step_per_request * running;
-            self.step = Box::pin(sleep(step));
+            self.step = Box::pin(sleep(step * self.state.slowness.load(Relaxed)));
             let event = self.event();
             self.made += 1;
             if self.is_stream {

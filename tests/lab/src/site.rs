@@ -107,6 +107,14 @@ impl Site {
     pub fn restart(&mut self, terms: Terms<'_>) -> Result<()> {
         self.signal(libc::SIGTERM)?;
         self.relay.wait(SOON)?;
+        self.start_again(terms)
+    }
+
+    /// Starts another relay on these terms in the same folder, once the first has ended.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start_again(&mut self, terms: Terms<'_>) -> Result<()> {
         self.configure(terms)?;
         let arguments = ["run".into(), "--config".into(), self.path("paced.toml")];
         self.relay = self.chain.relay.start(crate::program("paced")?, arguments)?;

@@ -8,6 +8,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 mod affinity;
+mod failures;
 mod operators;
 mod policies;
 mod tenants;

@@ -121,7 +121,10 @@ impl Pass<'_> {
         if answer.status().is_server_error() {
             return Err(Refusal::Engine("it answered with an error of its own").into());
         }
-        self.model.engines.succeeded(place.replica);
+        // An engine that has begun an answer may still hang; one that refuses a request is at work.
+        if !answer.status().is_success() {
+            self.model.engines.succeeded(place.replica);
+        }
         Ok(answer)
     }
 
@@ -167,6 +170,7 @@ impl Pass<'_> {
             }
             if events.with_content() > 0 && before == 0 {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
+                self.model.engines.succeeded(place.replica);
             }
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
@@ -174,7 +178,12 @@ impl Pass<'_> {
             self.send(request, &whole).await?;
         };
         match broken {
-            None => Ok(events.usage()),
+            None => {
+                if events.with_content() == 0 {
+                    self.model.engines.succeeded(place.replica);
+                }
+                Ok(events.usage())
+            }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
                 self.model.engines.failed(place.replica, Fault::Answer);
@@ -216,6 +225,9 @@ impl Pass<'_> {
         }
         // The answer's last pieces may be too late for its usage, which then goes unbilled: only large embeddings are so long.
         let usage = serde_json::from_slice::<Answer>(&held).ok().and_then(|answer| answer.usage);
+        if status.is_success() {
+            self.model.engines.succeeded(place.replica);
+        }
         if !has_begun {
             if status.is_success() {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());

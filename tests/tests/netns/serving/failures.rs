@@ -1,0 +1,161 @@
+//! Whole parts that fail while requests are served: what is promised holds, what cannot be saved ends with an error, and the
+//! counters add up.
+
+use super::*;
+
+/// How long the edge is without its path.
+const OUTAGE: Duration = Duration::from_secs(5);
+
+/// A chat with so many tokens, as a stream.
+fn stream(model: &str, tokens: u32) -> String {
+    json!({ "model": model, "prompt": "x", "stream": true, "max_tokens": tokens }).to_string()
+}
+
+/// The text of a stream of plain completions, and whether it says that it is whole.
+fn text(body: &str) -> (String, bool) {
+    let data: Vec<_> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let events = data.iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
+    let text = events.map(|event| event["choices"][0]["text"].as_str().unwrap_or_default().to_owned());
+    (text.collect(), data.contains(&"[DONE]"))
+}
+
+/// What an engine says that is asked for so many tokens.
+fn numbers(tokens: u32) -> String {
+    (0..tokens).map(|number| format!("{number} ")).collect()
+}
+
+impl Desk {
+    /// Asks for a stream without waiting for it, and returns once its first token came.
+    fn begin_stream(&self, body: &str) -> (Child, BufReader<std::process::ChildStdout>, String) {
+        let mut curl = self.site.chain.client.command("curl").unwrap();
+        curl.args(["-sS", "-N", "--max-time", "30", &format!("{SERVE}/v1/completions"), "--json", body]);
+        let mut curl = curl.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(curl.stdout.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("\"text\":\"0 \"") {
+            assert!(output.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+        (curl, output, said)
+    }
+
+    /// Requests for plain completions of a model that ended so.
+    fn ended(&self, model: &str, outcome: &str) -> i64 {
+        let sample =
+            format!(r#"gateway_requests_total{{operation="text_completion",model="{model}",outcome="{outcome}"}}"#);
+        self.counts().of(&sample)
+    }
+}
+
+/// Reads a stream to its end; returns all that came, and curl's status.
+fn finish(
+    (mut curl, mut output, mut said): (Child, BufReader<std::process::ChildStdout>, String),
+) -> (String, Option<i32>) {
+    output.read_to_string(&mut said).unwrap();
+    (said, curl.wait().unwrap().code())
+}
+
+#[test]
+fn a_gateway_that_is_told_to_end_lets_open_answers_come_to_theirs_and_is_back_for_the_next() {
+    lab::ring!(Netns);
+    let mut desk = Desk::with_large(1, 100, "", "", "");
+    let open = desk.begin_stream(&stream("large", 15));
+    desk.restart();
+    let (said, status) = finish(open);
+    assert_eq!((text(&said), status), ((numbers(15), true), Some(0)));
+    assert_eq!(desk.large[0].counts(), [1, 1, 0]);
+    // The edge may need a moment to come back.
+    let again =
+        || Some(desk.ask("/v1/completions", &["--json", &stream("large", 2)])).filter(|(status, ..)| *status == 200);
+    let (_, _, body) = wait_for("an answer", SOON, again).unwrap();
+    assert_eq!(text(&body), (numbers(2), true));
+    assert_eq!(desk.counts().of("gateway_in_flight"), 0);
+}
+
+#[test]
+fn an_answer_whose_gateway_is_killed_is_cut_off_and_cannot_be_taken_for_whole() {
+    lab::ring!(Netns);
+    let mut desk = Desk::with_large(1, 100, "", "", "");
+    let open = desk.begin_stream(&stream("large", 200));
+    desk.site.signal(libc::SIGKILL).unwrap();
+    desk.site.relay.wait(SOON).unwrap();
+    wait_for("the engine to be left alone", SOON, || (desk.large[0].counts() == [1, 0, 1]).then_some(())).unwrap();
+    // Until the gateway is back, or the edge's patience with the connection ends, nobody knows that it is lost.
+    let terms = Terms { relay: &desk.relay, sections: &desk.sections, ..Terms::default() };
+    desk.site.start_again(terms).unwrap();
+    let (said, status) = finish(open);
+    let (text, is_whole) = text(&said);
+    assert!(numbers(200).starts_with(&text) && !is_whole, "{said}");
+    assert_eq!(status, Some(18), "curl's word for a transfer that ended before its end");
+    let again = || (desk.ask("/v1/completions", &["--json", &stream("large", 1)]).0 == 200).then_some(());
+    wait_for("an answer", SOON, again).unwrap();
+    assert_eq!((desk.ended("large", "answered"), desk.counts().of("gateway_in_flight")), (1, 0));
+}
+
+#[test]
+fn five_seconds_without_a_path_cost_neither_open_answers_nor_new_requests() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 300, "", "", "");
+    let open = desk.begin_stream(&stream("large", 20));
+    desk.site.chain.access.near.set_up(false).unwrap();
+    std::thread::sleep(OUTAGE / 2);
+    let mut curl = desk.site.chain.client.command("curl").unwrap();
+    curl.args(["-sS", "-N", "--max-time", "30", &format!("{SERVE}/v1/completions"), "--json", &stream("opt-125m", 3)]);
+    let during = curl.stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(OUTAGE / 2);
+    desk.site.chain.access.near.set_up(true).unwrap();
+    let (said, status) = finish(open);
+    assert_eq!((text(&said), status), ((numbers(20), true), Some(0)));
+    let output = during.wait_with_output().unwrap();
+    assert_eq!(text(&String::from_utf8(output.stdout).unwrap()), (numbers(3), true));
+    assert_eq!((desk.large[0].counts(), desk.small.counts()), ([1, 1, 0], [1, 1, 0]));
+    assert_eq!((desk.ended("large", "answered"), desk.ended("opt-125m", "answered")), (1, 1));
+}
+
+#[test]
+fn an_engine_that_hangs_costs_five_requests_at_most_where_another_runs_the_same_model() {
+    lab::ring!(Netns);
+    let desk = Desk::new(2, "", "stall_timeout_seconds = 1");
+    // It still takes requests and begins answers, in which nothing comes.
+    desk.large[0].slow_down(1_000_000);
+    for _ in 0..5 {
+        let (status, _, body) = desk.chat("large", "x", true);
+        assert_eq!((status, error(&body)), (504, "engine_timeout".to_owned()));
+    }
+    for _ in 0..3 {
+        assert_eq!(desk.chat("large", "x", true).0, 200);
+    }
+    let counts = desk.counts();
+    let ended = |outcome: &str| {
+        counts.of(&format!(r#"gateway_requests_total{{operation="chat",model="large",outcome="{outcome}"}}"#))
+    };
+    assert_eq!((ended("answered"), ended("engine_timeout"), counts.of("gateway_in_flight")), (3, 5, 0));
+    assert_eq!((desk.large[0].counts(), desk.large[1].counts()), ([5, 0, 5], [3, 3, 0]), "no request was sent twice");
+}
+
+#[test]
+fn requests_with_deadlines_leave_an_engine_that_has_become_ten_times_slower() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 20, "", "", "");
+    let ask = || {
+        let (status, head, body) =
+            desk.ask("/v1/completions", &["--json", &stream("auto", 5), "-H", "x-paced-budget-ms: 700"]);
+        assert_eq!((status, text(&body)), (200, (numbers(5), true)), "{head}");
+        head.contains("x-paced-model: large")
+    };
+    // Five tokens take 100 ms, and a second later on.
+    assert!((0..5).all(|_| ask()));
+    desk.large[0].slow_down(10);
+    let mut asked = 5;
+    let leave = || {
+        asked += 1;
+        (!ask()).then_some(())
+    };
+    wait_for("requests to go to the small model", SOON, leave).unwrap();
+    let counts = desk.counts();
+    let deadlines = |model: &str, result: &str| {
+        counts.of(&format!(r#"gateway_deadlines_total{{model="{model}",result="{result}"}}"#))
+    };
+    assert!(deadlines("large", "met") >= 5 && deadlines("large", "missed") >= 1, "{counts:#?}");
+    let all: i64 = ["large", "opt-125m"].iter().map(|model| deadlines(model, "met") + deadlines(model, "missed")).sum();
+    assert_eq!(all, asked, "{counts:#?}");
+}
