@@ -1,13 +1,15 @@
 //! What tests of the whole product and experiments share: the rings of tests, network namespaces, the simulated network.
 //!
 //! Each ring is one executable of `tests`: `pure` needs neither root nor a kernel, `netns` needs root, `vm` the lab's Debian
-//! kernel. CONTRIBUTING.md says how to run and how to add tests.
+//! kernel, `engines` a real engine for models. CONTRIBUTING.md says how to run and how to add tests.
 
 pub mod authority;
 pub mod capture;
 pub mod client;
 pub mod engine;
 pub mod frame;
+pub mod llama;
+pub mod models;
 pub mod name_server;
 pub mod netns;
 pub mod process;

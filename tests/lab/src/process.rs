@@ -110,6 +110,14 @@ impl Process {
         send_signal(self.child.id(), signal)
     }
 
+    /// Tells whether the process has ended.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// Waits for the end of the process and of its output.
     ///
     /// # Errors

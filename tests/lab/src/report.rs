@@ -12,6 +12,8 @@ pub enum Ring {
     Netns,
     /// The Debian kernel of the lab (`tests/vm`), which has `fq`, `netem` and `etf`.
     Vm,
+    /// What `Netns` needs, and the real engine that `tests/engines/build.sh` builds.
+    Engines,
 }
 
 impl Ring {
@@ -20,6 +22,7 @@ impl Ring {
         match self {
             Ring::Netns => "netns",
             Ring::Vm => "vm",
+            Ring::Engines => "engines",
         }
     }
 

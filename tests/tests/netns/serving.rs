@@ -17,7 +17,7 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::engine::{Engine, Speed};
 use lab::process::{Process, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{SOON, Site, Terms};
 use serde_json::{Value, json};
 
 /// Where the edge serves clients.
@@ -124,24 +124,7 @@ impl Desk {
 }
 
 fn start_edge(site: &Site) -> Process {
-    let text = format!(
-        r#"
-        state_dir = "{folder}/edge"
-        [[serve]]
-        listen = "127.0.0.1:8100"
-        relay = "{relay}"
-        ca = "{folder}/authority.pem"
-        token_file = "{folder}/edge.token"
-        [control]
-        enabled = false
-        "#,
-        folder = site.path("").display(),
-        relay = site.template(Family::V4),
-    );
-    let file = site.write("edge.toml", &text).unwrap().display().to_string();
-    let edge = site.chain.client.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
-    edge.wait_for_line("serving models", SOON).unwrap();
-    edge
+    lab::models::start_edge(site, "").unwrap()
 }
 
 fn chat(model: &str, prompt: &str, is_stream: bool) -> String {

@@ -1,0 +1,93 @@
+//! A gateway for models in the middle of a [`Chain`], and an edge in front of it, where the client is.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use config::hash::hex;
+use sha2::{Digest as _, Sha256};
+
+use crate::netns::Chain;
+use crate::process::Process;
+use crate::site::{Family, SOON, Site, Terms};
+
+/// Where the edge serves clients, inside the client's namespace.
+pub const SERVE: &str = "127.0.0.1:8100";
+
+/// What the edge shows the gateway. No secret: nobody else is there.
+const TOKEN: &str = "paced_of-an-edge-in-a-namespace";
+
+/// A gateway and an edge that run. The edge has a token of the gateway's.
+pub struct Models {
+    /// The gateway: a relay with a `[gateway]`.
+    pub site: Site,
+    /// The edge.
+    pub edge: Process,
+    relay: String,
+    sections: String,
+    edge_sections: String,
+}
+
+impl Models {
+    /// Starts both. `sections` stand at the end of the gateway's configuration, `[gateway]` among them, and `edge_sections` at
+    /// the end of the edge's.
+    ///
+    /// # Errors
+    /// When one of them does not come up.
+    pub fn on(chain: Chain, sections: &str, edge_sections: &str) -> Result<Self> {
+        let relay = format!("[[relay.token]]\nname = \"edge\"\nsha256 = \"{}\"", hex(&Sha256::digest(TOKEN)));
+        let site = Site::on(chain, Terms { relay: &relay, sections, ..Terms::default() })?;
+        site.write("edge.token", TOKEN)?;
+        let edge = start_edge(&site, edge_sections)?;
+        Ok(Self { site, edge, relay, sections: sections.to_owned(), edge_sections: edge_sections.to_owned() })
+    }
+
+    /// Stops the gateway as a service manager does, and starts it again with the same configuration.
+    ///
+    /// # Errors
+    /// When it does not end, or does not come up again.
+    pub fn restart(&mut self) -> Result<()> {
+        self.site.restart(Terms { relay: &self.relay, sections: &self.sections, ..Terms::default() })
+    }
+
+    /// Stops the edge, and starts it again with the same configuration.
+    ///
+    /// # Errors
+    /// When it does not end, or does not come up again.
+    pub fn restart_edge(&mut self) -> Result<()> {
+        self.edge.signal(libc::SIGTERM)?;
+        self.edge.wait(SOON)?;
+        self.edge = start_edge(&self.site, &self.edge_sections)?;
+        Ok(())
+    }
+}
+
+/// Starts an edge where the client of a site is. It serves models at [`SERVE`], and shows the gateway the token in the site's
+/// file `edge.token`; `sections` stand at the end of its configuration.
+///
+/// # Errors
+/// When it does not come up.
+pub fn start_edge(site: &Site, sections: &str) -> Result<Process> {
+    let file = configuration(site, sections)?.display().to_string();
+    let edge = site.chain.client.start(crate::program("paced")?, ["run", "--config", &file])?;
+    edge.wait_for_line("serving models", SOON)?;
+    Ok(edge)
+}
+
+fn configuration(site: &Site, sections: &str) -> Result<PathBuf> {
+    let text = format!(
+        r#"
+        state_dir = "{folder}/edge"
+        [[serve]]
+        listen = "{SERVE}"
+        relay = "{relay}"
+        ca = "{folder}/authority.pem"
+        token_file = "{folder}/edge.token"
+        [control]
+        enabled = false
+        {sections}
+        "#,
+        folder = site.path("").display(),
+        relay = site.template(Family::V4),
+    );
+    site.write("edge.toml", &text)
+}
