@@ -279,7 +279,7 @@ fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
         let in_flight = key.max_in_flight.map(|most| format!(", {most} requests at once"));
         let tokens = key.tokens_per_minute.map(|most| format!(", {most} tokens a minute"));
         let expires = expiry(key.expires, now);
-        let weight = (key.weight != 1).then(|| format!(", weight {}", key.weight)).unwrap_or_default();
+        let weight = if key.weight == 1 { String::new() } else { format!(", weight {}", key.weight) };
         format!("  key of {}{weight}{}{}{expires}", key.name, in_flight.unwrap_or_default(), tokens.unwrap_or_default())
     }));
     lines
