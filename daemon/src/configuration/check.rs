@@ -229,6 +229,17 @@ private_key = "$/relay.key"
     }
 
     #[test]
+    fn a_policy_that_cannot_be_used_is_told_with_its_key_and_line() {
+        let folder = Folder::new("policies");
+        folder.write("auto.toml", "kind = \"thresholds\"");
+        let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n\
+                       [[gateway.alias]]\nname = \"auto\"\nmodels = [\"large\"]\npolicy = \"$/auto.toml\"\n";
+        let refusal = folder.check(&format!("{RELAY}{gateway}[control]\nenabled = false")).unwrap_err();
+        assert!(refusal.contains("line 13: gateway.alias.policy: failed to use "), "{refusal}");
+        assert!(refusal.contains("missing field `measure`"), "{refusal}");
+    }
+
+    #[test]
     fn what_is_missing_and_keeps_nobody_from_starting_is_warned_of_with_its_line() {
         let folder = Folder::new("warnings");
         let forward = r#"[[forward]]
