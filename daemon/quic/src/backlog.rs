@@ -1,6 +1,12 @@
 //! The payloads of one tunnel that wait for their turn, and when each of them came.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use config::policy::DropRule;
 use sched::{
@@ -14,7 +20,23 @@ use crate::segments::Segments;
 /// Times of so many payloads survive the queue becoming empty.
 const KEPT: usize = 256;
 
-/// A bounded queue of payloads with their arrival times. What is dropped is counted in the class.
+/// Payloads of one tunnel that were dropped inside its connection.
+#[derive(Debug, Default)]
+pub struct Losses {
+    /// On arrival: the reader fell behind.
+    pub receive_queue: AtomicU64,
+    /// Before leaving as datagrams: a bound was reached.
+    pub send_queue: AtomicU64,
+    /// Before leaving, in either form: they were late, or had waited too long for their class.
+    pub stale: AtomicU64,
+    /// Before leaving as datagrams: no packet of the path can carry them.
+    pub too_big: AtomicU64,
+    /// Before leaving in capsules: a bound was reached.
+    pub capsules: AtomicU64,
+}
+
+/// A bounded queue of payloads with their arrival times. Payloads that its class's rule drops are counted in the class and
+/// in the tunnel's losses; those that a bound drops are the caller's to count.
 #[derive(Debug)]
 pub struct Backlog {
     payloads: Segments,
@@ -22,13 +44,15 @@ pub struct Backlog {
     codel: Option<Box<Codel>>,
     /// Whether the oldest payload was found worth sending already.
     judged: bool,
+    losses: Arc<Losses>,
 }
 
 impl Backlog {
-    /// Returns an empty queue that holds at most `limit_bytes` of payload.
+    /// Returns an empty queue that holds at most `limit_bytes` of payload of the tunnel whose `losses` these are.
     #[must_use]
-    pub fn new(limit_bytes: usize) -> Self {
-        Self { payloads: Segments::new(limit_bytes), arrivals_ns: VecDeque::new(), codel: None, judged: false }
+    pub fn new(limit_bytes: usize, losses: Arc<Losses>) -> Self {
+        let payloads = Segments::new(limit_bytes);
+        Self { payloads, arrivals_ns: VecDeque::new(), codel: None, judged: false, losses }
     }
 
     /// Appends a copy of `payload`; returns how many were dropped for it: the oldest, or itself if it is larger than
@@ -61,6 +85,7 @@ impl Backlog {
                 self.judged = true;
                 break;
             }
+            self.losses.stale.fetch_add(1, Relaxed);
             self.pop();
         }
         Some((self.payloads.front()?, *self.arrivals_ns.front()?))

@@ -305,7 +305,7 @@ impl Driver {
                 }
             };
             let end = loop {
-                let mut bytes = match state.take(&turn, &ledger) {
+                let mut bytes = match state.take(&mut turn, &ledger) {
                     Ok(bytes) => bytes,
                     Err(end) => break end,
                 };
@@ -331,6 +331,7 @@ impl Driver {
             };
             let ends = state.end_turn(&turn, &end, &ledger);
             drop(state);
+            hub.count_stale(turn.stale);
             if ends {
                 // Back to back with the last bytes, so that the end travels with them.
                 if let Some(stream) = self.stream(turn.name) {

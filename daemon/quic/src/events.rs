@@ -9,19 +9,20 @@ use std::{
     },
 };
 
+use config::hash::hex;
 use pacing::{
     label,
     path::{PacketSize, PathStats},
     qlog::Tap,
 };
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{counter::Counter, family::Family};
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
     events::{
         AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
         DatagramReceived, DatagramSent, EndpointMeta, EndpointType, Frame, FrameReceived, FrameSent, HandshakeStatus,
         HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup,
-        RecoveryMetrics, TlsExporterReady, TransportParametersReceived, TxStreamProgress,
+        RecoveryMetrics, TlsExporterReady, TlsHandshakeFailed, TransportParametersReceived, TxStreamProgress,
     },
 };
 use tokio::sync::Notify;
@@ -29,6 +30,7 @@ use tokio::sync::Notify;
 use super::{
     ledger::Account,
     strangers::{Budget, Limit, Places, Standing},
+    tls::{Refused, client_certificates},
 };
 
 /// By this name, peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
@@ -47,6 +49,8 @@ pub struct HandshakeCounters {
     pub retried: Counter,
     /// Attempts refused, because there were too many connections.
     pub refused: Counter,
+    /// Certificates of clients that were not accepted, by reason.
+    pub refused_certificates: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 /// The turns of an endpoint's event loop that began because something was received. Clones follow the same endpoint.
@@ -102,6 +106,10 @@ pub struct ConnectionState {
     /// Below this limit of streams, credit that the peer missed has been counted.
     blocked_below: u64,
     completed: bool,
+    /// The address that the peer connected from.
+    address: Option<SocketAddr>,
+    /// The peer's certificate, if it was not accepted.
+    refused: Option<Refused>,
 }
 
 /// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
@@ -176,12 +184,16 @@ impl Subscriber for Events {
             budget,
             blocked_below: 0,
             completed: false,
+            address: None,
+            refused: None,
         }
     }
 
     fn on_connection_started(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionStarted) {
+        let address = SocketAddr::from(event.path.remote_addr.clone());
+        state.address = Some(address);
         if let Some(places) = &self.places {
-            state.standing = places.enter(SocketAddr::from(event.path.remote_addr.clone()).ip());
+            state.standing = places.enter(address.ip());
         }
     }
 
@@ -290,6 +302,21 @@ impl Subscriber for Events {
         state.peer_certificate = event.session.peer_cert_chain_der().ok().and_then(|chain| chain.into_iter().next());
     }
 
+    fn on_tls_handshake_failed(
+        &mut self,
+        state: &mut ConnectionState,
+        meta: &ConnectionMeta,
+        _: &TlsHandshakeFailed<'_>,
+    ) {
+        if matches!(meta.endpoint_type, EndpointType::Server { .. })
+            && let Some(refused) = client_certificates::take_refused()
+        {
+            let labels = [("reason", client_certificates::label(&refused.reason))];
+            self.handshakes.refused_certificates.get_or_create(&labels).inc();
+            state.refused = Some(refused);
+        }
+    }
+
     fn on_handshake_status_updated(
         &mut self,
         state: &mut ConnectionState,
@@ -324,7 +351,7 @@ impl Subscriber for Events {
         }
     }
 
-    fn on_connection_closed(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &ConnectionClosed) {
+    fn on_connection_closed(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &ConnectionClosed) {
         state.account.on_closed();
         if let Some(log) = state.tap.log() {
             log.closed(event);
@@ -332,6 +359,17 @@ impl Subscriber for Events {
         state.standing.leave();
         if !state.completed {
             self.handshakes.failed.inc();
+            let client = state.address.map(tracing::field::display);
+            match &state.refused {
+                Some(Refused { fingerprint, reason }) => {
+                    let certificate = hex(fingerprint);
+                    tracing::debug!(client, certificate, %reason, "refused the certificate of a client");
+                }
+                None if matches!(meta.endpoint_type, EndpointType::Server { .. }) => {
+                    tracing::debug!(client, error = %event.error, "a client's handshake failed");
+                }
+                None => {}
+            }
         }
     }
 }

@@ -36,13 +36,14 @@ use sched::stream::Discipline;
 pub use self::{
     flow::{Batch, Flow},
     slot::Error,
-    view::{Losses, View},
+    view::View,
 };
 use self::{
     inbox::Inbox,
     outbox::{Filled, Outbox},
     streams::Streams,
 };
+pub use super::backlog::Losses;
 use super::{
     binding::Binding,
     class::Terms,
@@ -246,6 +247,13 @@ impl Hub {
     fn announce(&self, waits: bool) {
         if waits && !self.pending.swap(true, Relaxed) {
             self.transport.wake_by_ref();
+        }
+    }
+
+    /// Counts payloads that their class's rule dropped before they left in capsules.
+    pub(super) fn count_stale(&self, payloads: u64) {
+        if payloads > 0 {
+            self.counters.dropped_stale.inc_by(payloads);
         }
     }
 

@@ -1,12 +1,15 @@
 //! What one stream has to send and the transport has not been given.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use masque::{capsule, h3};
 use sched::stream::Expiry;
 
-use super::{backlog::Backlog, class::Terms};
+use super::{
+    backlog::{Backlog, Losses},
+    class::Terms,
+};
 
 /// The type and the length of a DATA frame, at most (RFC 9114 §7.2.1).
 const LONGEST_FRAME_HEADER: usize = 9;
@@ -40,21 +43,29 @@ impl Queue {
         }
     }
 
-    /// Appends a copy of a payload that is to leave in a capsule; returns how many payloads were dropped for it.
-    pub fn push_payload(&mut self, payload: &[u8], limit_bytes: usize, now_ns: u64) -> usize {
-        self.payloads.get_or_insert_with(|| Box::new(Backlog::new(limit_bytes))).push(payload, now_ns)
+    /// Appends a copy of a payload that is to leave in a capsule, of the tunnel whose `losses` these are; returns how many
+    /// payloads were dropped for it.
+    pub fn push_payload(&mut self, payload: &[u8], limit_bytes: usize, losses: &Arc<Losses>, now_ns: u64) -> usize {
+        let payloads = self.payloads.get_or_insert_with(|| Box::new(Backlog::new(limit_bytes, losses.clone())));
+        payloads.push(payload, now_ns)
     }
 
-    /// Takes up to `max` bytes, more than none if there are any; payloads that are not worth sending are dropped and
-    /// counted.
-    pub fn take(&mut self, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> Option<Bytes> {
+    /// Takes up to `max` bytes, more than none if there are any, and says how many payloads were dropped before them because
+    /// they are not worth sending any more. Those are counted in the class and in the tunnel's losses.
+    pub fn take(&mut self, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> (Option<Bytes>, u64) {
+        let mut stale = 0;
         if self.bytes.is_empty()
             && let Some(payloads) = &mut self.payloads
         {
-            let (frame, since_ns) = encode(payloads, max, now_ns, terms, expiry);
-            self.frame_ns = since_ns;
-            self.push(frame);
+            let frame = encode(payloads, max, now_ns, terms, expiry);
+            self.frame_ns = frame.since_ns;
+            stale = frame.stale;
+            self.push(frame.bytes);
         }
+        (self.take_bytes(max), stale)
+    }
+
+    fn take_bytes(&mut self, max: usize) -> Option<Bytes> {
         let front = self.bytes.front_mut()?;
         let taken = if front.len() > max { front.split_to(max.max(1)) } else { self.bytes.pop_front()? };
         self.len -= taken.len();
@@ -92,9 +103,19 @@ impl Queue {
     }
 }
 
-/// Takes payloads for at most `max` bytes, or one, and encodes them as DATAGRAM capsules in one DATA frame; returns it
-/// with the first one's arrival. Empty if none was worth it.
-fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> (Bytes, Option<u64>) {
+/// A DATA frame of whole DATAGRAM capsules.
+struct Frame {
+    /// Empty if no payload was worth sending.
+    bytes: Bytes,
+    /// When the first of its payloads came.
+    since_ns: Option<u64>,
+    /// How many payloads were dropped because they were not worth sending any more.
+    stale: u64,
+}
+
+/// Takes payloads for at most `max` bytes, or one, and encodes them as DATAGRAM capsules in one DATA frame.
+fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> Frame {
+    let (waiting, mut taken) = (payloads.len(), 0);
     // The frame's header says how long it is, which is known at the end: it is written before the capsules then.
     let (mut frame, mut since_ns) = (BytesMut::new(), None);
     while let Some((payload, arrival_ns)) = payloads.front(now_ns, terms, expiry) {
@@ -111,10 +132,14 @@ fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry
         frame.put_slice(payload);
         terms.class.counters.note_sent(now_ns.saturating_sub(arrival_ns), terms.deadline_ns);
         payloads.pop();
+        taken += 1;
     }
-    let Some(capsules_len) = frame.len().checked_sub(LONGEST_FRAME_HEADER) else { return (Bytes::new(), None) };
+    let stale = (waiting - taken - payloads.len()) as u64;
+    let Some(capsules_len) = frame.len().checked_sub(LONGEST_FRAME_HEADER) else {
+        return Frame { bytes: Bytes::new(), since_ns: None, stale };
+    };
     let (header, header_len) = h3::data_frame_header(capsules_len as u64);
     let start = LONGEST_FRAME_HEADER - header_len;
     frame[start..LONGEST_FRAME_HEADER].copy_from_slice(&header[..header_len]);
-    (frame.freeze().slice(start..), since_ns)
+    Frame { bytes: frame.freeze().slice(start..), since_ns, stale }
 }

@@ -14,9 +14,10 @@ use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
 
-use self::trust::Verifier;
 pub use self::trust::{Refusals, Refused, Trust};
+use self::{client_certificates::Noting, trust::Verifier};
 
+pub(crate) mod client_certificates;
 mod trust;
 
 /// The only application protocol spoken over QUIC (RFC 9114 §3.1).
@@ -179,9 +180,9 @@ fn server_config(
         Some(authorities) => {
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authorities)?), provider());
             let verifier = demand(verifier.with_crls(identity.revoked)).build();
-            builder.with_client_cert_verifier(
-                verifier.context("failed to use the client certificate authorities, or what they have revoked")?,
-            )
+            let verifier =
+                verifier.context("failed to use the client certificate authorities, or their revocation lists")?;
+            builder.with_client_cert_verifier(Arc::new(Noting(verifier)))
         }
     };
     let mut config = builder.with_single_cert(identity.chain, identity.key).map_err(unfit)?;

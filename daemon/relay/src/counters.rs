@@ -109,6 +109,11 @@ impl RelayMetrics {
                 ([("result", "refused")], &handshakes.refused),
             ],
         );
+        registry.register(
+            "refused_certificates",
+            "Certificates of clients that were not accepted, by reason",
+            handshakes.refused_certificates.clone(),
+        );
         labelled::register(
             registry,
             "packets",

@@ -161,7 +161,7 @@ impl UdpTunnel {
         loop {
             while let Some(capsule) = self.capsules.next(&mut self.unread) {
                 if let Some(payload) = self.flow.on_capsule(capsule)? {
-                    note_dropped(self.flow.losses(), payloads.push(&payload));
+                    self.flow.note_overflow(payloads.push(&payload));
                 }
                 if payloads.bytes() >= CHUNK_BYTES {
                     return Poll::Ready(Ok(true));
@@ -193,7 +193,7 @@ impl UdpTunnel {
     pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {
             Form::Datagram => Batch::Datagrams(self.flow.batch()),
-            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes), self.flow.losses()),
+            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes, self.flow.losses())),
         }
     }
 
@@ -232,18 +232,12 @@ impl UdpTunnel {
     }
 }
 
-fn note_dropped(losses: &datagrams::Losses, payloads: usize) {
-    if payloads > 0 {
-        losses.capsules.fetch_add(payloads as u64, Relaxed);
-    }
-}
-
 /// Payloads on their way into the queue of a tunnel.
 pub enum Batch<'a> {
     /// They leave in DATAGRAM frames.
     Datagrams(datagrams::Batch<'a>),
     /// They leave in capsules.
-    Capsules(Payloads<'a>, &'a datagrams::Losses),
+    Capsules(Payloads<'a>),
 }
 
 impl Batch<'_> {
@@ -251,7 +245,7 @@ impl Batch<'_> {
     pub fn push(&mut self, payload: &[u8]) {
         match self {
             Self::Datagrams(batch) => batch.push(payload),
-            Self::Capsules(queue, losses) => note_dropped(losses, queue.push(payload)),
+            Self::Capsules(queue) => queue.push(payload),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 /// The crates that log, as directives of `tracing` name them.
-const CRATES: [&str; 6] = ["edge", "paced", "pacing", "relay", "role", "serving"];
+const CRATES: [&str; 7] = ["edge", "paced", "pacing", "quic", "relay", "role", "serving"];
 
 /// Returns the directives that let events of this program's own crates through from a level on.
 #[must_use]

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use config::policy::Policy;
 use edge::places;
 use lab::client::Tunnel;
 use lab::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
-use quic::class::Terms;
+use quic::class::{ClassMetrics, Classes, Role, Terms};
 use quic::endpoint::Transport;
 use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
@@ -244,6 +245,35 @@ fn both_forms_share_a_lossy_connection_and_streams_lose_nothing() {
         assert!(came_back >= 250, "{came_back} of 300 datagrams came back through 3 % of loss each way");
     })
     .unwrap();
+}
+
+#[test]
+fn a_tunnel_counts_what_its_classs_rule_drops_in_either_form() {
+    const PAYLOADS: u32 = 400;
+    for form in [Form::Datagram, Form::Capsule] {
+        simulate(&network(20), SEED, move |ends| async move {
+            let policy = Policy::from_toml("[class.hurried]\ndrop = \"sojourn\"\nsojourn_ms = 30").unwrap();
+            let classes = Classes::new(policy, Role::Edge, &ClassMetrics::default(), |_| Default::default());
+            let terms = classes.get("hurried").unwrap().terms(None);
+            let mut tunnel = open(&ends).await;
+            tunnel.udp.set_terms(&terms);
+            for number in 0..PAYLOADS {
+                tunnel.udp.batch(Some(form)).push(&payload(number, 1000));
+            }
+            let mut came_back = 0;
+            while within(LONG, tunnel.recv()).await.is_some() {
+                came_back += 1;
+            }
+            let view = tunnel.udp.view();
+            let dropped = u64::from(PAYLOADS) - came_back;
+            // More wait than a window of a few round trips of 40 ms carries.
+            assert!(came_back > 0 && dropped > 100, "{form:?}: {dropped} dropped");
+            assert_eq!(view.losses.stale.load(Relaxed), dropped, "{form:?}: the tunnel's own count");
+            assert_eq!(ends.client.dropped_stale.get(), dropped, "{form:?}: all tunnels'");
+            assert_eq!(terms.class.counters.dropped_sojourn.get(), dropped, "{form:?}: the class's");
+        })
+        .unwrap();
+    }
 }
 
 /// How many payloads of a tunnel in `form` have arrived when half of those of another have, which takes the other form,

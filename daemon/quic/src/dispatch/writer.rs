@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
 };
 
@@ -11,6 +12,7 @@ use s2n_quic::application;
 
 use super::{CANCELLED, Dispatcher, Error};
 use crate::{
+    backlog::Losses,
     class::Terms,
     hub::{State, slot::Slot},
 };
@@ -130,11 +132,12 @@ impl SendStream {
     }
 
     /// Begins a batch of payloads that leave in DATAGRAM capsules, at most `limit_bytes` of them waiting; the oldest make
-    /// room. What is queued as bytes after them leaves before payloads that still wait, so a stream carries either.
+    /// room. Dropped payloads are counted in `losses`, those of the tunnel. Bytes that are queued after payloads leave before
+    /// those that still wait, so a stream carries either.
     #[must_use]
-    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
+    pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         let now_ns = self.of.now_ns();
-        Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, now_ns }
+        Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, losses, now_ns }
     }
 
     /// What leaves before a byte that would be queued now.
@@ -203,18 +206,22 @@ pub struct Payloads<'a> {
     state: MutexGuard<'a, State>,
     name: u32,
     limit_bytes: usize,
+    losses: &'a Arc<Losses>,
     now_ns: u64,
 }
 
 impl Payloads<'_> {
-    /// Queues a copy of `payload`; returns how many payloads were dropped for it.
-    pub fn push(&mut self, payload: &[u8]) -> usize {
+    /// Queues a copy of `payload`; the oldest make room.
+    pub fn push(&mut self, payload: &[u8]) {
         let Some(slot) = self.state.streams.slot(self.name).filter(|slot| slot.is_open()) else {
-            return 1;
+            self.losses.capsules.fetch_add(1, Relaxed);
+            return;
         };
-        let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.now_ns);
-        slot.terms.class.counters.dropped_queue.inc_by(dropped as u64);
-        dropped
+        let dropped = slot.queue.push_payload(payload, self.limit_bytes, self.losses, self.now_ns);
+        if dropped > 0 {
+            slot.terms.class.counters.dropped_queue.inc_by(dropped as u64);
+            self.losses.capsules.fetch_add(dropped as u64, Relaxed);
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use super::{
     error::{Error, application_code, close},
 };
 use crate::{
+    backlog::Losses,
     class::Terms,
     dispatch::{self, Ahead, Payloads},
 };
@@ -116,8 +117,8 @@ impl SendStream {
 
     /// Begins a batch of payloads that leave in capsules (see [`dispatch::SendStream::payloads`]).
     #[must_use]
-    pub fn payloads(&mut self, limit_bytes: usize) -> Payloads<'_> {
-        self.stream.payloads(limit_bytes)
+    pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
+        self.stream.payloads(limit_bytes, losses)
     }
 
     /// Ready when the stream's queue has room; pending while it is full.

@@ -1,7 +1,7 @@
 //! One tunnel's end of its connection's datagrams.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
 };
 
@@ -43,6 +43,14 @@ impl Flow {
         self.arrivals.lock().state.form()
     }
 
+    /// Counts payloads that arrived in capsules and were dropped because the tunnel's reader fell behind.
+    pub fn note_overflow(&self, payloads: usize) {
+        if payloads > 0 {
+            self.losses.receive_queue.fetch_add(payloads as u64, Relaxed);
+            self.hub.counters.dropped_receive_queue.inc_by(payloads as u64);
+        }
+    }
+
     /// What others may know of the flow.
     #[must_use]
     pub fn view(&self) -> View {
@@ -51,7 +59,7 @@ impl Flow {
 
     /// What the tunnel lost.
     #[must_use]
-    pub fn losses(&self) -> &Losses {
+    pub fn losses(&self) -> &Arc<Losses> {
         &self.losses
     }
 

@@ -69,7 +69,7 @@ impl Outbox {
     ) -> u32 {
         let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
         turns.set(Kind::Flow, slot, terms.service);
-        let payloads = Backlog::new(limit_bytes);
+        let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
         let departure = Departure::default();
         let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure, losses };
@@ -180,17 +180,12 @@ impl Outbox {
             let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
             let Some(departure) = queue.depart(now_ns, expiry) else {
                 // Emptied since it was woken, or by its class's rule.
-                queue.losses.stale.fetch_add(waiting as u64, Relaxed);
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
                 turns.end_turn(Kind::Flow, slot, 0, false);
                 continue;
             };
-            let stale = (waiting - queue.payloads.len()) as u64;
-            if stale > 0 {
-                queue.losses.stale.fetch_add(stale, Relaxed);
-                filled.stale += stale;
-            }
+            filled.stale += (waiting - queue.payloads.len()) as u64;
             self.bytes -= waiting_bytes - queue.payloads.bytes();
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);

@@ -54,6 +54,8 @@ pub(crate) struct Turn {
     now_ns: u64,
     quantum: u64,
     sent: u64,
+    /// Payloads of a tunnel that its class's rule dropped meanwhile.
+    pub(crate) stale: u64,
 }
 
 /// How a turn ended.
@@ -224,7 +226,7 @@ impl State {
                 self.streams.capped.push(at_ns, name);
                 return Some(Begun::Capped);
             }
-            return Some(Begun::Turn(Turn { name, rank, expiry, now_ns, quantum, sent: 0 }));
+            return Some(Begun::Turn(Turn { name, rank, expiry, now_ns, quantum, sent: 0, stale: 0 }));
         }
     }
 
@@ -232,7 +234,7 @@ impl State {
     ///
     /// # Errors
     /// The turn is at its end.
-    pub(crate) fn take(&mut self, turn: &Turn, ledger: &Ledger) -> Result<Bytes, End> {
+    pub(crate) fn take(&mut self, turn: &mut Turn, ledger: &Ledger) -> Result<Bytes, End> {
         let Some(slot) = self.streams.slot(turn.name).filter(|slot| slot.error.is_none()) else {
             return Err(End::Turn);
         };
@@ -241,7 +243,9 @@ impl State {
         if max == 0 {
             return Err(if credit == 0 { End::Blocked } else { End::Turn });
         }
-        let bytes = slot.queue.take(max, turn.now_ns, &slot.terms, turn.expiry).ok_or(End::Turn)?;
+        let (bytes, stale) = slot.queue.take(max, turn.now_ns, &slot.terms, turn.expiry);
+        turn.stale += stale;
+        let bytes = bytes.ok_or(End::Turn)?;
         ledger.hand_over(bytes.len() as u64);
         Ok(bytes)
     }

@@ -32,7 +32,7 @@ pub enum Trust {
 #[derive(Clone, Debug, Default)]
 pub struct Refusals(Arc<Mutex<Option<Refused>>>);
 
-/// A certificate that was not trusted.
+/// A certificate that was not accepted.
 #[derive(Clone, Debug)]
 pub struct Refused {
     /// Its SHA-256.

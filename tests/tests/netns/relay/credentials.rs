@@ -86,7 +86,12 @@ fn a_client_certificate_admits_if_its_name_is_listed() {
         }
     })
     .unwrap();
+    let said = site.relay.wait_for_line("refused the certificate of a client", lab::site::SOON).unwrap();
+    assert!(said.contains("client=10.") && said.contains("certificate="), "{said}");
+    assert!(said.contains("reason=invalid peer certificate: UnknownIssuer"), "{said}");
     let counts = site.counts().unwrap();
+    assert_eq!(counts.of("refused_certificates_total{reason=\"unknown_issuer\"}"), 1);
+    assert_eq!(counts.of("handshakes_total{result=\"failed\"}"), 1);
     assert_eq!((counts.refused("certificate_unknown"), counts.refused("certificate_missing")), (1, 1));
 }
 
