@@ -7,10 +7,10 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions};
 use aya::programs::{SchedClassifier, TcAttachType};
-use aya::{Ebpf, EbpfLoader};
 
 use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawCounters, RawTerms, SLOTS};
+use crate::loaded::Loaded;
 use crate::mark::{Mark, Tag};
 use crate::syscall::{Device, Link, LinkHook};
 use crate::tables::Tables;
@@ -73,7 +73,7 @@ pub enum Attached {
 /// The loaded program. Dropping it, in the namespace of its devices, detaches it everywhere; only a `clsact` qdisc stays.
 #[derive(Debug)]
 pub struct Egress {
-    ebpf: Ebpf,
+    loaded: Loaded<SchedClassifier>,
     attached: BTreeMap<String, Attachment>,
 }
 
@@ -91,13 +91,8 @@ impl Egress {
     /// # Errors
     /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
     pub fn load(tag: Tag) -> Result<Self, Error> {
-        let refused = |source| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
-        let mut loader = EbpfLoader::new();
-        let tag = tag.value();
-        let mut ebpf =
-            loader.override_global("mark_tag", &tag, true).load(OBJECT).map_err(|error| refused(error.into()))?;
-        program(&mut ebpf).and_then(|program| program.load().map_err(Into::into)).map_err(refused)?;
-        Ok(Self { ebpf, attached: BTreeMap::new() })
+        let loaded = Loaded::new(PROGRAM, OBJECT, &[("mark_tag", &tag.value())], SchedClassifier::load)?;
+        Ok(Self { loaded, attached: BTreeMap::new() })
     }
 
     /// Attaches the program to what leaves through a device of the calling thread's namespace, in place of an earlier
@@ -107,7 +102,7 @@ impl Egress {
     /// There is no such device, or the kernel refuses.
     pub fn attach(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
         let found = self.prepare(device, has_fq)?;
-        let program = program(&mut self.ebpf).map_err(|cause| refused(device, "tc egress", cause))?;
+        let program = self.loaded.program_mut().map_err(|cause| refused(device, "tc egress", cause))?;
         let fd = program.fd().map_err(|error| refused(device, "tc egress", error.into()))?;
         match Link::attach(fd.as_fd(), &found, LinkHook::TcxEgress) {
             Ok(link) => {
@@ -132,7 +127,9 @@ impl Egress {
             Err(error) => return Err(refused(device, "tc egress, clsact", error.into())),
         };
         let options = TcAttachOptions::Netlink(NlOptions::default());
-        let filter = program(&mut self.ebpf)
+        let filter = self
+            .loaded
+            .program_mut()
             .and_then(|program| Ok(program.attach_with_options(device, TcAttachType::Egress, options)?))
             .map_err(|cause| refused(device, "tc egress, filter", cause))?;
         self.attached.insert(device.to_owned(), Attachment::Filter(filter, found));
@@ -153,7 +150,7 @@ impl Egress {
     /// The kernel refuses.
     pub fn detach(&mut self, device: &str) -> Result<(), Error> {
         let Some(Attachment::Filter(filter, at)) = self.attached.remove(device) else { return Ok(()) };
-        match program(&mut self.ebpf).and_then(|program| Ok(program.detach(filter)?)) {
+        match self.loaded.program_mut().and_then(|program| Ok(program.detach(filter)?)) {
             Err(cause) if Device::find(device).is_ok_and(|found| found.index == at.index) => {
                 Err(refused(device, "tc egress, detaching", cause))
             }
@@ -175,7 +172,7 @@ impl Egress {
     /// # Errors
     /// No more file descriptors may be opened.
     pub fn classes(&self) -> Result<KernelClasses, Error> {
-        KernelClasses::from_fds(TABLES.owned_fds(&self.ebpf)?)
+        KernelClasses::from_fds(TABLES.owned_fds(&self.loaded.ebpf)?)
     }
 
     /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
@@ -184,12 +181,12 @@ impl Egress {
     /// # Errors
     /// The object lacks a table.
     pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
-        TABLES.fds(&self.ebpf)
+        TABLES.fds(&self.loaded.ebpf)
     }
 
     /// The loaded program, to be tried out.
     pub(crate) fn program(&self) -> Option<&SchedClassifier> {
-        self.ebpf.program(PROGRAM)?.try_into().ok()
+        self.loaded.program()
     }
 }
 
@@ -197,10 +194,6 @@ impl Egress {
 pub fn remove_leftovers(device: &str) {
     // Where there is no clsact qdisc, or none of ours, there is nothing to remove.
     _ = tc::qdisc_detach_program(device, TcAttachType::Egress, PROGRAM);
-}
-
-fn program(ebpf: &mut Ebpf) -> Result<&mut SchedClassifier, Cause> {
-    Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
 }
 
 /// The maps that [`KernelClasses`] is made of.

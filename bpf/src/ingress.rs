@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use aya::programs::Xdp;
-use aya::{Ebpf, EbpfLoader};
 
 pub use self::guard::{Arrivals, Guard, KnownAddresses, Listener};
 pub use self::limits::{Limit, Limits};
 pub use self::reason::Reason;
 pub use crate::connection_id::IdKeys;
 use crate::error::{Cause, Circumstances, Error};
+use crate::loaded::Loaded;
 use crate::syscall::{Device, Link, LinkHook};
 
 mod guard;
@@ -35,7 +35,7 @@ pub enum Mode {
 /// The loaded program. Dropping it detaches it everywhere.
 #[derive(Debug)]
 pub struct Ingress {
-    ebpf: Ebpf,
+    loaded: Loaded<Xdp>,
     attached: BTreeMap<String, Link>,
 }
 
@@ -45,10 +45,8 @@ impl Ingress {
     /// # Errors
     /// The kernel refuses it, mostly for lack of CAP_BPF or CAP_NET_ADMIN.
     pub fn load() -> Result<Self, Error> {
-        let refused = |source: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
-        let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| refused(error.into()))?;
-        program(&mut ebpf).and_then(|program| program.load().map_err(Into::into)).map_err(refused)?;
-        let ingress = Self { ebpf, attached: BTreeMap::new() };
+        let loaded = Loaded::new(PROGRAM, OBJECT, &[], Xdp::load)?;
+        let ingress = Self { loaded, attached: BTreeMap::new() };
         ingress.guard()?.set_limits(Limits::default())?;
         Ok(ingress)
     }
@@ -68,7 +66,7 @@ impl Ingress {
         };
         self.detach(device);
         let found = Device::find(device).map_err(|error| refused("XDP", error.into()))?;
-        let program = program(&mut self.ebpf).map_err(|cause| refused("XDP", cause))?;
+        let program = self.loaded.program_mut().map_err(|cause| refused("XDP", cause))?;
         let fd = program.fd().map_err(|error| refused("XDP", error.into()))?.as_fd();
         let (link, mode) = match Link::attach(fd, &found, LinkHook::XdpNative) {
             Ok(link) => (link, Mode::Native),
@@ -96,7 +94,7 @@ impl Ingress {
     /// # Errors
     /// No more file descriptors may be opened.
     pub fn guard(&self) -> Result<Guard, Error> {
-        Guard::from_fds(guard::TABLES.owned_fds(&self.ebpf)?)
+        Guard::from_fds(guard::TABLES.owned_fds(&self.loaded.ebpf)?)
     }
 
     /// Returns the file descriptors of the tables, to be passed to a process that may use them without any right:
@@ -105,15 +103,11 @@ impl Ingress {
     /// # Errors
     /// The object lacks a table.
     pub fn tables(&self) -> Result<Vec<BorrowedFd<'_>>, Error> {
-        guard::TABLES.fds(&self.ebpf)
+        guard::TABLES.fds(&self.loaded.ebpf)
     }
 
     /// The loaded program, to be tried out.
     pub(crate) fn program(&self) -> Option<&Xdp> {
-        self.ebpf.program(PROGRAM)?.try_into().ok()
+        self.loaded.program()
     }
-}
-
-fn program(ebpf: &mut Ebpf) -> Result<&mut Xdp, Cause> {
-    Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
 }

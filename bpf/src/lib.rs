@@ -18,6 +18,7 @@ pub mod egress;
 pub mod error;
 pub mod ingress;
 mod intf;
+mod loaded;
 pub mod mark;
 mod probe;
 pub mod steer;

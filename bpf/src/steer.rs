@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapError, ReusePortSockArray};
 use aya::programs::SkReuseport;
-use aya::{Ebpf, EbpfLoader};
 
 use crate::connection_id::{IdKeys, set_keys};
 use crate::error::{Cause, Circumstances, Error};
+use crate::loaded::Loaded;
 use crate::syscall::set_option;
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
@@ -21,7 +21,7 @@ pub const PROGRAM: &str = "paced_steer";
 /// The loaded program. Sockets that it was attached to keep it for as long as they live.
 #[derive(Debug)]
 pub struct Steer {
-    ebpf: Ebpf,
+    loaded: Loaded<SkReuseport>,
 }
 
 impl Steer {
@@ -33,11 +33,9 @@ impl Steer {
     /// The kernel refuses, mostly for lack of CAP_BPF, or the sockets are no such group.
     pub fn attach<S: AsFd + AsRawFd>(workers: &[S], keys: &[(u8, IdKeys)]) -> Result<Self, Error> {
         let refused = |source: Cause| Error::Load { program: PROGRAM, circumstances: Circumstances::now(), source };
-        let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| refused(error.into()))?;
-        program(&mut ebpf).and_then(|program| program.load().map_err(Into::into)).map_err(refused)?;
-        let mut steer = Self { ebpf };
+        let mut steer = Self { loaded: Loaded::new(PROGRAM, OBJECT, &[], SkReuseport::load)? };
         steer.set_keys(keys)?;
-        let map = steer.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
+        let map = steer.loaded.ebpf.map_mut(WORKERS).ok_or_else(|| broken(WORKERS, "the object does not have it"))?;
         let mut sockets = ReusePortSockArray::try_from(map).map_err(|error| broken(WORKERS, error))?;
         if let Some(worker) = workers.first() {
             detach(worker);
@@ -52,7 +50,7 @@ impl Steer {
             }
         }
         if let Some(worker) = workers.first() {
-            program(&mut steer.ebpf).and_then(|program| Ok(program.attach(worker)?)).map_err(refused)?;
+            steer.loaded.program_mut().and_then(|program| Ok(program.attach(worker)?)).map_err(refused)?;
         }
         Ok(steer)
     }
@@ -62,7 +60,7 @@ impl Steer {
     /// # Errors
     /// The kernel refuses an update.
     pub fn set_keys(&mut self, keys: &[(u8, IdKeys)]) -> Result<(), Error> {
-        let map = self.ebpf.map_mut(IDS).ok_or_else(|| broken(IDS, "the object does not have it"))?;
+        let map = self.loaded.ebpf.map_mut(IDS).ok_or_else(|| broken(IDS, "the object does not have it"))?;
         let mut ids = Array::try_from(map).map_err(|error| broken(IDS, error))?;
         set_keys(&mut ids, keys).map_err(|error| broken(IDS, error))
     }
@@ -84,10 +82,6 @@ fn has_a_place(error: &MapError) -> bool {
 
 const IDS: &str = "paced_ids";
 const WORKERS: &str = "paced_workers";
-
-fn program(ebpf: &mut Ebpf) -> Result<&mut SkReuseport, Cause> {
-    Ok(ebpf.program_mut(PROGRAM).ok_or("the object does not have it")?.try_into()?)
-}
 
 fn broken(map: &'static str, source: impl Into<Cause>) -> Error {
     Error::Map { program: PROGRAM, map, source: source.into() }
