@@ -6,8 +6,7 @@
 
 use std::{io, net::IpAddr, time::Duration};
 
-use futures::{FutureExt as _, StreamExt as _};
-use rtnetlink::{MulticastGroup, new_multicast_connection};
+use netlink::{Group, Socket};
 use tokio::{sync::watch, time::sleep};
 use tracing::warn;
 
@@ -20,9 +19,6 @@ const WORN: usize = 4;
 
 /// How long to wait before netlink is listened to again.
 const PAUSE: Duration = Duration::from_secs(10);
-
-/// How long changes are collected, since they come in flocks.
-const FLOCK: Duration = Duration::from_millis(20);
 
 /// The addresses that one connection has sent from.
 #[derive(Debug)]
@@ -86,25 +82,17 @@ pub async fn follow(changed: watch::Sender<()>) {
 }
 
 async fn listen(changed: &watch::Sender<()>) -> io::Error {
-    let groups =
-        [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
-    let (connection, _netlink, mut events) = match new_multicast_connection(&groups) {
-        Ok(opened) => opened,
+    let groups = [Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
+    let mut socket = match Socket::open(&groups) {
+        Ok(socket) => socket,
         Err(error) => return error,
     };
-    let following = async {
-        // Messages that were lost are a change like any other.
-        while events.next().await.is_some() {
-            sleep(FLOCK).await;
-            while let Some(Some(_)) = events.next().now_or_never() {}
-            changed.send_replace(());
+    loop {
+        if let Err(error) = socket.settled().await {
+            return error;
         }
-    };
-    tokio::select! {
-        () = connection => {}
-        () = following => {}
+        changed.send_replace(());
     }
-    io::ErrorKind::ConnectionAborted.into()
 }
 
 #[cfg(test)]

@@ -5,24 +5,20 @@
 
 use std::{
     collections::HashMap,
-    io,
     net::IpAddr,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use futures::{Stream, StreamExt, channel::mpsc::UnboundedReceiver};
-use parking_lot::RwLock;
-use rtnetlink::{
-    MulticastGroup, new_multicast_connection,
-    packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-    packet_route::{
+use netlink::{
+    Change, Error, Group, Socket,
+    message::{
         RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
     },
-    sys::{AsyncSocket as _, SocketAddr},
 };
-use tokio::{task::AbortHandle, time::sleep};
+use parking_lot::RwLock;
+use tokio::time::sleep;
 
 use self::local_routes::LocalRoutes;
 
@@ -34,20 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// How often the first list is tried while addresses change faster than they can be listed.
 const FIRST_TRIES: u32 = 5;
-
-/// Why the host's addresses could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// Netlink gave no socket, or it failed.
-    #[error("the netlink socket failed")]
-    Socket(#[from] io::Error),
-    /// The kernel did not list the addresses.
-    #[error("the kernel refused to list the host's addresses and local routes")]
-    Refused(#[source] io::Error),
-    /// Messages were lost, or addresses changed while they were listed.
-    #[error("the list of the host's addresses has gaps")]
-    Gaps,
-}
 
 /// The addresses that lead to this network namespace. Clones share one set.
 #[derive(Debug, Clone)]
@@ -75,16 +57,16 @@ impl HostAddresses {
     ///
     /// # Errors
     /// The addresses cannot be read now.
-    pub async fn watch() -> Result<Self, ReadError> {
+    pub async fn watch() -> Result<Self, Error> {
         let mut tries = 1;
-        let (own, subscription) = loop {
+        let (own, socket) = loop {
             match subscribe().await {
-                Err(ReadError::Gaps) if tries < FIRST_TRIES => tries += 1,
+                Err(Error::Gaps) if tries < FIRST_TRIES => tries += 1,
                 other => break other?,
             }
         };
         let own = Arc::new(RwLock::new(own));
-        tokio::spawn(follow(Arc::downgrade(&own), subscription));
+        tokio::spawn(follow(Arc::downgrade(&own), socket));
         Ok(Self { own })
     }
 
@@ -103,83 +85,39 @@ impl HostAddresses {
     }
 }
 
-type Message = NetlinkMessage<RouteNetlinkMessage>;
-
-/// A netlink socket that hears of every change, driven by a task of its own until this is dropped.
-struct Subscription {
-    events: UnboundedReceiver<(Message, SocketAddr)>,
-    connection: AbortHandle,
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
-}
-
 /// Subscribes first and lists then. What changes meanwhile is among the events, so that applying those in order ends
 /// at the truth, whichever of them the list has seen.
-async fn subscribe() -> Result<(Own, Subscription), ReadError> {
-    let groups =
-        [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
-    let (mut connection, mut netlink, events) = new_multicast_connection(&groups)?;
-    // Otherwise a list that breaks off looks like a whole one.
-    connection.set_forward_done(true);
-    // Makes the kernel list only the requested routes instead of all, of which a router has many. Kernels before 4.20
-    // do not know the option.
-    _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
-    let subscription = Subscription { events, connection: tokio::spawn(connection).abort_handle() };
+async fn subscribe() -> Result<(Own, Socket), Error> {
+    let groups = [Group::Ipv4Ifaddr, Group::Ipv6Ifaddr, Group::Ipv4Route, Group::Ipv6Route];
+    // Strict, so that the kernel lists only the requested routes instead of all, of which a router has many.
+    let socket = Socket::open_strict(&groups).map_err(Error::Socket)?;
     let mut own = Own::default();
     let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     for asked in std::iter::once(addresses).chain(LocalRoutes::requests()) {
-        let mut request = NetlinkMessage::from(asked);
-        request.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-        list(&mut own, netlink.request(request).map_err(|_| closed())?).await?;
+        socket.list(asked, |listed| own.apply(&listed)).await?;
     }
-    Ok((own, subscription))
-}
-
-/// Reads the reply to a request for all addresses, or for routes.
-async fn list(own: &mut Own, mut reply: impl Stream<Item = Message> + Unpin) -> Result<(), ReadError> {
-    while let Some(message) = reply.next().await {
-        if message.header.flags & NLM_F_DUMP_INTR != 0 {
-            return Err(ReadError::Gaps);
-        }
-        match message.payload {
-            NetlinkPayload::InnerMessage(listed) => own.apply(&listed),
-            NetlinkPayload::Done(_) => return Ok(()),
-            NetlinkPayload::Error(error) => return Err(ReadError::Refused(error.to_io())),
-            _ => return Err(ReadError::Gaps),
-        }
-    }
-    Err(closed())
-}
-
-fn closed() -> ReadError {
-    ReadError::Socket(io::ErrorKind::ConnectionAborted.into())
+    Ok((own, socket))
 }
 
 /// Keeps `shared` current until nobody holds it, which is noticed at the next event.
-async fn follow(shared: Weak<RwLock<Own>>, mut subscription: Subscription) {
+async fn follow(shared: Weak<RwLock<Own>>, mut socket: Socket) {
     loop {
-        let event = subscription.events.next().await.map(|(message, _)| message.payload);
+        let event = socket.next().await;
         let Some(shared) = shared.upgrade() else { return };
         let own = || shared.write();
         match event {
-            Some(NetlinkPayload::InnerMessage(event)) => own().apply(&event),
-            // The socket's buffer overran and messages were lost, or the socket was.
-            Some(NetlinkPayload::Overrun(_)) | None => {
+            Change::Message(event) => own().apply(&event),
+            Change::Lost => {
                 let (read, renewed) = subscribe_anew().await;
                 *own() = read;
-                subscription = renewed;
+                socket = renewed;
             }
-            Some(_) => {}
         }
     }
 }
 
 /// Subscribes until that succeeds.
-async fn subscribe_anew() -> (Own, Subscription) {
+async fn subscribe_anew() -> (Own, Socket) {
     let mut pause = FIRST_PAUSE;
     loop {
         tracing::warn!(?pause, "the list of this host's addresses may be out of date; reading it again");
@@ -252,8 +190,6 @@ fn assignment(message: &AddressMessage) -> Option<(IpAddr, Place)> {
 mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 
-    use futures::stream;
-    use rtnetlink::packet_core::{DoneMessage, ErrorMessage, NetlinkHeader};
     use tokio::time::timeout;
 
     use super::*;
@@ -332,27 +268,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_whole_and_undisturbed_list_counts() {
-        let reply = |flags, payload| {
-            let mut header = NetlinkHeader::default();
-            header.flags = flags;
-            NetlinkMessage::new(header, payload)
-        };
-        let address = |flags| reply(flags, NetlinkPayload::InnerMessage(new(on(2, "192.0.2.1/24"))));
-        let done = || reply(0, NetlinkPayload::Done(DoneMessage::default()));
-
-        let mut own = Own::default();
-        list(&mut own, stream::iter([address(0), done()])).await.unwrap();
-        assert!(own.assigned.0.contains_key(&IpAddr::from([192, 0, 2, 1])));
-        let broken_off = list(&mut own, stream::iter([address(0)])).await;
-        assert!(matches!(broken_off, Err(ReadError::Socket(_))));
-        let disturbed = list(&mut own, stream::iter([address(NLM_F_DUMP_INTR), done()])).await;
-        assert!(matches!(disturbed, Err(ReadError::Gaps)));
-        let refused = list(&mut own, stream::iter([reply(0, NetlinkPayload::Error(ErrorMessage::default()))])).await;
-        assert!(matches!(refused, Err(ReadError::Refused(_))));
-    }
-
-    #[tokio::test]
     async fn loopback_is_ours_and_documentation_addresses_are_not() {
         let addresses = HostAddresses::watch().await.unwrap();
         assert!(addresses.contains(Ipv4Addr::LOCALHOST.into()));
@@ -364,20 +279,20 @@ mod tests {
 
     #[tokio::test]
     async fn the_watch_ends_with_the_last_holder() {
-        let (own, mut subscription) = subscribe().await.unwrap();
-        subscription.events.close();
+        let (own, mut socket) = subscribe().await.unwrap();
+        socket.fail();
         let shared = Arc::new(RwLock::new(own));
         let weak = Arc::downgrade(&shared);
         drop(shared);
-        timeout(LIMIT, follow(weak, subscription)).await.unwrap();
+        timeout(LIMIT, follow(weak, socket)).await.unwrap();
     }
 
     #[tokio::test]
     async fn a_lost_socket_is_opened_again_and_the_set_read_anew() {
-        let (_, mut subscription) = subscribe().await.unwrap();
-        subscription.events.close();
+        let (_, mut socket) = subscribe().await.unwrap();
+        socket.fail();
         let shared = Arc::new(RwLock::new(Own::default()));
-        let following = tokio::spawn(follow(Arc::downgrade(&shared), subscription));
+        let following = tokio::spawn(follow(Arc::downgrade(&shared), socket));
         let renewed = async {
             while !shared.read().assigned.0.contains_key(&IpAddr::from(Ipv4Addr::LOCALHOST)) {
                 sleep(Duration::from_millis(1)).await;

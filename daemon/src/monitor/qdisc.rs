@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, anyhow, bail};
-use futures::StreamExt as _;
-use rtnetlink::{
-    Handle, new_connection,
-    packet_core::{
-        DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-        Nla as _,
-    },
-    packet_route::{
+use anyhow::{Context as _, Result, bail};
+use netlink::{
+    Error, Socket,
+    core::{DefaultNla, NLM_F_CREATE, NLM_F_REPLACE, Nla as _},
+    message::{
         RouteNetlinkMessage,
+        link::{LinkAttribute, LinkMessage},
         tc::{TcAttribute, TcHandle, TcMessage, TcOption},
     },
 };
@@ -35,29 +32,28 @@ pub(super) fn set_fq(device: &str) -> Result<Option<String>> {
         let mut message = TcMessage::with_index(index);
         message.header.parent = TcHandle::ROOT;
         message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
-        request(&netlink, RouteNetlinkMessage::NewQueueDiscipline(message), NLM_F_CREATE | NLM_F_REPLACE)
-            .await
-            .map_err(|error| refused(device, error))?;
+        let wanted = RouteNetlinkMessage::NewQueueDiscipline(message);
+        netlink.change(wanted, NLM_F_CREATE | NLM_F_REPLACE).await.map_err(|error| refused(device, error))?;
         Ok(Some(kind))
     })
 }
 
 /// Says why the kernel set no fq: it reports a discipline that it does not have as a missing file (ENOENT, `qdisc_create` in
 /// net/sched/sch_api.c).
-fn refused(device: &str, error: anyhow::Error) -> anyhow::Error {
-    let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-    match code {
-        Some(libc::ENOENT) => {
-            error.context(format!("{device}: this kernel has no fq; load its module with `modprobe sch_fq`"))
+fn refused(device: &str, error: Error) -> anyhow::Error {
+    let context = match &error {
+        Error::Refused(refusal) if refusal.raw_os_error() == Some(libc::ENOENT) => {
+            format!("{device}: this kernel has no fq; load its module with `modprobe sch_fq`")
         }
-        _ => error.context(format!("failed to set fq on {device}")),
-    }
+        _ => format!("failed to set fq on {device}"),
+    };
+    anyhow::Error::new(error).context(context)
 }
 
 /// The kind of the root of each device, by the device's index.
 pub(super) fn roots() -> Result<BTreeMap<u32, String>> {
     with_netlink(async |netlink| {
-        let all = dump(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
+        let all = list(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
         let roots = all.into_iter().filter_map(|message| match message {
             RouteNetlinkMessage::NewQueueDiscipline(qdisc) if qdisc.header.parent == TcHandle::ROOT => {
                 Some((u32::try_from(qdisc.header.index).ok()?, kind(&qdisc).to_owned()))
@@ -73,7 +69,7 @@ pub(super) fn has_filter(index: u32, program: &str) -> Result<bool> {
     with_netlink(async |netlink| {
         let mut message = TcMessage::with_index(i32::try_from(index)?);
         message.header.parent = TcHandle::from(0xffff_fff3); // TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)
-        let all = dump(&netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
+        let all = list(&netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
         let is_ours = |message: &RouteNetlinkMessage| match message {
             RouteNetlinkMessage::NewTrafficFilter(filter) => {
                 filter.attributes.iter().any(|attribute| names(attribute, program))
@@ -99,7 +95,7 @@ pub(super) fn remove_root(device: &str) -> Result<()> {
     with_netlink(async |netlink| {
         let mut message = TcMessage::with_index(index(&netlink, device).await?);
         message.header.parent = TcHandle::ROOT;
-        request(&netlink, RouteNetlinkMessage::DelQueueDiscipline(message), 0).await
+        Ok(netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await?)
     })
 }
 
@@ -109,7 +105,7 @@ pub(super) fn remove_clsact(device: &str) -> Result<()> {
         let mut message = TcMessage::with_index(index(&netlink, device).await?);
         message.header.parent = TcHandle::CLSACT;
         message.header.handle = TcHandle::from(0xffff_0000);
-        request(&netlink, RouteNetlinkMessage::DelQueueDiscipline(message), 0).await
+        Ok(netlink.change(RouteNetlinkMessage::DelQueueDiscipline(message), 0).await?)
     })
 }
 
@@ -137,26 +133,23 @@ fn fq_options() -> Vec<TcOption> {
         .collect()
 }
 
-fn with_netlink<T>(work: impl AsyncFnOnce(Handle) -> Result<T>) -> Result<T> {
+fn with_netlink<T>(work: impl AsyncFnOnce(Socket) -> Result<T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    runtime.block_on(async {
-        let (connection, netlink, _) = new_connection()?;
-        let connection = tokio::spawn(connection);
-        let outcome = work(netlink).await;
-        connection.abort();
-        outcome
-    })
+    runtime.block_on(async { work(Socket::open(&[])?).await })
 }
 
-async fn index(netlink: &Handle, device: &str) -> Result<i32> {
-    let mut links =
-        Box::pin(futures::TryStreamExt::into_stream(netlink.link().get().match_name(device.to_owned()).execute()));
-    let link = links.next().await.with_context(|| format!("there is no device {device}"))?;
-    Ok(i32::try_from(link.with_context(|| format!("there is no device {device}"))?.header.index)?)
+async fn index(netlink: &Socket, device: &str) -> Result<i32> {
+    let mut link = LinkMessage::default();
+    link.attributes.push(LinkAttribute::IfName(device.to_owned()));
+    let answer = netlink.ask(RouteNetlinkMessage::GetLink(link)).await;
+    match answer.with_context(|| format!("there is no device {device}"))? {
+        Some(RouteNetlinkMessage::NewLink(link)) => Ok(i32::try_from(link.header.index)?),
+        _ => bail!("there is no device {device}"),
+    }
 }
 
-async fn root(netlink: &Handle, index: i32) -> Result<Option<TcMessage>> {
-    let all = dump(netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index))).await?;
+async fn root(netlink: &Socket, index: i32) -> Result<Option<TcMessage>> {
+    let all = list(netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index))).await?;
     Ok(all.into_iter().find_map(|message| match message {
         RouteNetlinkMessage::NewQueueDiscipline(qdisc)
             if qdisc.header.index == index && qdisc.header.parent == TcHandle::ROOT =>
@@ -167,33 +160,10 @@ async fn root(netlink: &Handle, index: i32) -> Result<Option<TcMessage>> {
     }))
 }
 
-async fn dump(netlink: &Handle, wanted: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>> {
-    let mut message = NetlinkMessage::from(wanted);
-    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    let mut replies = netlink.clone().request(message).map_err(|error| anyhow!("{error}"))?;
+async fn list(netlink: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
     let mut all = Vec::new();
-    while let Some(reply) = replies.next().await {
-        match reply.payload {
-            NetlinkPayload::InnerMessage(message) => all.push(message),
-            NetlinkPayload::Error(error) => return Err(error.to_io().into()),
-            _ => {}
-        }
-    }
+    netlink.list(asked, |message| all.push(message)).await?;
     Ok(all)
-}
-
-async fn request(netlink: &Handle, message: RouteNetlinkMessage, flags: u16) -> Result<()> {
-    let mut message = NetlinkMessage::from(message);
-    message.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-    let mut replies = netlink.clone().request(message).map_err(|error| anyhow!("{error}"))?;
-    while let Some(reply) = replies.next().await {
-        if let NetlinkPayload::Error(error) = reply.payload
-            && error.code.is_some()
-        {
-            return Err(error.to_io().into());
-        }
-    }
-    Ok(())
 }
 
 fn kind(message: &TcMessage) -> &str {
@@ -212,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_fq_is_told_from_other_refusals() {
-        let said = |code| format!("{:#}", refused("eth0", io::Error::from_raw_os_error(code).into()));
+        let said = |code| format!("{:#}", refused("eth0", Error::Refused(io::Error::from_raw_os_error(code))));
         let missing = said(libc::ENOENT);
         assert!(
             missing.starts_with("eth0: this kernel has no fq; load its module with `modprobe sch_fq`"),

@@ -1,29 +1,26 @@
 //! Which devices keep departures: their queueing disciplines, and the routes that lead to them, followed by netlink.
 //! Only reads; needs no rights.
 
-use std::{collections::HashMap, io, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
+use netlink::{
+    Error, Group, Socket,
+    core::{Nla as _, NlasIterator},
+    message::{
+        AddressFamily, RouteNetlinkMessage,
+        link::{LinkAttribute, LinkMessage},
+        route::{RouteAddress, RouteAttribute, RouteMessage},
+        tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
+    },
+};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
     registry::Registry,
 };
-use rtnetlink::{
-    Handle, MulticastGroup, new_multicast_connection,
-    packet_core::{NetlinkMessage, Nla as _, NlasIterator},
-    packet_route::{
-        AddressFamily, RouteNetlinkMessage,
-        link::LinkAttribute,
-        route::{RouteAddress, RouteAttribute, RouteMessage},
-        tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
-    },
-    sys::SocketAddr,
-};
 use tokio::{
     runtime,
     sync::mpsc,
-    task::AbortHandle,
     time::{interval, sleep},
 };
 
@@ -32,9 +29,6 @@ use crate::pacer::HORIZON_NS;
 
 /// How often the counters of `fq` are read.
 const COUNTERS_EVERY: Duration = Duration::from_secs(5);
-
-/// After a change, how long others are waited for before everything is read: changes come in crowds.
-const SETTLE: Duration = Duration::from_millis(20);
 
 /// How long to wait before a netlink socket that failed is opened again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -81,28 +75,11 @@ pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: Listener) -> 
     devices
 }
 
-type Message = NetlinkMessage<RouteNetlinkMessage>;
+/// What changes the answers to questions.
+const GROUPS: [Group; 4] = [Group::Link, Group::Tc, Group::Ipv4Route, Group::Ipv6Route];
 
-/// A netlink socket that hears of every change, driven by a task of its own until this is dropped.
-struct Netlink {
-    handle: Handle,
-    events: UnboundedReceiver<(Message, SocketAddr)>,
-    connection: AbortHandle,
-}
-
-impl Netlink {
-    fn open() -> io::Result<Self> {
-        let groups = [MulticastGroup::Link, MulticastGroup::Tc, MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
-        let (connection, handle, events) = new_multicast_connection(&groups)?;
-        Ok(Self { handle, events, connection: tokio::spawn(connection).abort_handle() })
-    }
-}
-
-impl Drop for Netlink {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
-}
+/// How often a list is asked for that changes while the kernel writes it.
+const TRIES: u32 = 5;
 
 struct Follower {
     routes: Arc<Routes>,
@@ -117,8 +94,8 @@ struct Follower {
 impl Follower {
     async fn run(mut self, mut questions: mpsc::Receiver<Route>) {
         loop {
-            match Netlink::open() {
-                Ok(netlink) => match self.serve(netlink, &mut questions).await {
+            match Socket::open(&GROUPS) {
+                Ok(socket) => match self.serve(socket, &mut questions).await {
                     Ok(()) => return,
                     Err(error) => {
                         tracing::warn!(%error, "messages about qdiscs were lost; reading all qdiscs again")
@@ -131,28 +108,20 @@ impl Follower {
     }
 
     /// Answers questions and follows changes until nobody asks any more.
-    async fn serve(
-        &mut self,
-        mut netlink: Netlink,
-        questions: &mut mpsc::Receiver<Route>,
-    ) -> Result<(), rtnetlink::Error> {
-        self.read(&netlink.handle).await?;
+    async fn serve(&mut self, mut socket: Socket, questions: &mut mpsc::Receiver<Route>) -> Result<(), Error> {
+        self.read(&socket).await?;
         self.routes.forget();
         let mut counters = interval(COUNTERS_EVERY);
         loop {
             tokio::select! {
-                _ = counters.tick() => self.read(&netlink.handle).await?,
+                _ = counters.tick() => self.read(&socket).await?,
                 route = questions.recv() => {
                     let Some(route) = route else { return Ok(()) };
-                    self.find(&netlink.handle, route).await;
+                    self.find(&socket, route).await;
                 }
-                event = netlink.events.next() => {
-                    if event.is_none() {
-                        return Err(rtnetlink::Error::RequestFailed);
-                    }
-                    sleep(SETTLE).await;
-                    while netlink.events.try_recv().is_ok() {}
-                    self.read(&netlink.handle).await?;
+                settled = socket.settled() => {
+                    settled.map_err(Error::Socket)?;
+                    self.read(&socket).await?;
                     self.routes.forget();
                 }
             }
@@ -160,22 +129,22 @@ impl Follower {
     }
 
     /// Reads all devices and their queueing disciplines.
-    async fn read(&mut self, netlink: &Handle) -> Result<(), rtnetlink::Error> {
-        let mut links = pin!(netlink.link().get().execute());
+    async fn read(&mut self, socket: &Socket) -> Result<(), Error> {
         let mut devices = HashMap::new();
-        while let Some(link) = links.try_next().await? {
-            let name = link.attributes.iter().find_map(|attribute| match attribute {
-                LinkAttribute::IfName(name) => Some(name.clone()),
+        for link in list(socket, RouteNetlinkMessage::GetLink(LinkMessage::default())).await? {
+            let RouteNetlinkMessage::NewLink(link) = link else { continue };
+            let name = link.attributes.into_iter().find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name),
                 _ => None,
             });
-            let index = link.header.index;
-            let known = self.devices.remove(&index).filter(|known| Some(known.name()) == name.as_deref());
-            devices.insert(index, known.unwrap_or_else(|| Arc::new(Device::new(name.unwrap_or_default()))));
+            let (index, name) = (link.header.index, name.unwrap_or_default());
+            let known = self.devices.remove(&index).filter(|known| known.name() == name);
+            devices.insert(index, known.unwrap_or_else(|| Arc::new(Device::new(name))));
         }
         let mut qdiscs = HashMap::<u32, Vec<Qdisc>>::new();
-        let mut messages = pin!(netlink.qdisc().get().execute());
-        while let Some(message) = messages.try_next().await? {
-            qdiscs.entry(message.header.index as u32).or_default().push(Qdisc::from(message));
+        for qdisc in list(socket, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await? {
+            let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = qdisc else { continue };
+            qdiscs.entry(qdisc.header.index as u32).or_default().push(Qdisc::from(qdisc));
         }
         for gone in self.devices.values() {
             self.gauges.forget(gone.name());
@@ -209,17 +178,27 @@ impl Follower {
     }
 
     /// Asks the kernel by which device packets leave for `route`; leaves it unknown if there is none.
-    async fn find(&self, netlink: &Handle, route: Route) {
-        let mut answer = pin!(netlink.route().get(question(route)).execute());
-        let Ok(Some(message)) = answer.try_next().await else {
-            return;
-        };
+    async fn find(&self, socket: &Socket, route: Route) {
+        let answer = socket.ask(RouteNetlinkMessage::GetRoute(question(route))).await;
+        let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
         let index = message.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(index) => Some(*index),
             _ => None,
         });
         if let Some(device) = index.and_then(|index| self.devices.get(&index)) {
             self.routes.answer(route, device.clone());
+        }
+    }
+}
+
+/// Reads a list; again, a few times at most, where it changes meanwhile.
+async fn list(socket: &Socket, asked: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    let mut tries = 1;
+    loop {
+        let mut all = Vec::new();
+        match socket.list(asked.clone(), |message| all.push(message)).await {
+            Err(Error::Gaps) if tries < TRIES => tries += 1,
+            result => return result.map(|()| all),
         }
     }
 }
@@ -353,7 +332,7 @@ fn read<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_core::{DefaultNla, Emitable as _};
+    use netlink::core::{DefaultNla, Emitable as _};
 
     use super::*;
 
@@ -480,9 +459,9 @@ mod tests {
         drop(devices);
         let follower = follower(routes, Box::new(|_, _| {}));
         let run = async {
-            let netlink = Netlink::open().unwrap();
+            let socket = Socket::open(&GROUPS).unwrap();
             let mut follower = follower;
-            follower.serve(netlink, &mut questions).await
+            follower.serve(socket, &mut questions).await
         };
         tokio::time::timeout(Duration::from_secs(10), run).await.unwrap().unwrap();
     }

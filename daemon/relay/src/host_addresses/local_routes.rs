@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use ipnet::IpNet;
-use rtnetlink::packet_route::{
+use netlink::message::{
     AddressFamily, RouteNetlinkMessage,
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteType},
 };

@@ -1,0 +1,283 @@
+//! The kernel's view of this network namespace by rtnetlink(7): changes as they happen, lists, and requests.
+//!
+//! The messages themselves are [`message`]'s; what they mean is for the callers to say.
+
+use std::{io, time::Duration};
+
+use futures::{Stream, StreamExt as _, channel::mpsc::UnboundedReceiver};
+use rtnetlink::{
+    Handle,
+    packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
+    packet_route::RouteNetlinkMessage,
+    sys::{AsyncSocket as _, SocketAddr},
+};
+pub use rtnetlink::{MulticastGroup as Group, packet_core as core, packet_route as message};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep_until},
+};
+
+/// How long [`Socket::settled`] waits for further changes: they come in bursts.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// Why the kernel gave no answer, or not a whole one.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no socket, or it failed.
+    #[error("the netlink socket failed")]
+    Socket(#[source] io::Error),
+    /// The kernel does not do what it was asked for.
+    #[error("the kernel refused the netlink request")]
+    Refused(#[source] io::Error),
+    /// Messages were lost, or what was listed changed meanwhile (NLM_F_DUMP_INTR).
+    #[error("the list that the kernel gave has gaps")]
+    Gaps,
+}
+
+/// What a subscription hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// What changed.
+    Message(Box<RouteNetlinkMessage>),
+    /// Changes were missed, because the socket's buffer overran or the socket failed: subscribe again and list anew.
+    Lost,
+}
+
+type Message = NetlinkMessage<RouteNetlinkMessage>;
+
+/// A netlink socket, driven by a task of the current tokio runtime until this is dropped.
+pub struct Socket {
+    handle: Handle,
+    events: UnboundedReceiver<(Message, SocketAddr)>,
+    connection: AbortHandle,
+    /// Until when further changes are waited for, after one.
+    settles: Option<Instant>,
+}
+
+impl Socket {
+    /// Opens a socket that hears of every change in `groups`; without any, it is for requests only.
+    ///
+    /// # Errors
+    /// There are no more descriptors, or netlink is not allowed.
+    pub fn open(groups: &[Group]) -> io::Result<Self> {
+        Self::start(groups, false)
+    }
+
+    /// As [`Socket::open`]; the kernel heeds more of what a request for a list says, such as the type of routes. Kernels
+    /// before 4.20 do not know the option (NETLINK_GET_STRICT_CHK), and list more.
+    ///
+    /// # Errors
+    /// As [`Socket::open`].
+    pub fn open_strict(groups: &[Group]) -> io::Result<Self> {
+        Self::start(groups, true)
+    }
+
+    fn start(groups: &[Group], strict: bool) -> io::Result<Self> {
+        let (mut connection, handle, events) = rtnetlink::new_multicast_connection(groups)?;
+        // Otherwise a list that breaks off looks like a whole one.
+        connection.set_forward_done(true);
+        if strict {
+            _ = connection.socket_mut().socket_ref().set_netlink_get_strict_chk(true);
+        }
+        Ok(Self { handle, events, connection: tokio::spawn(connection).abort_handle(), settles: None })
+    }
+
+    /// Makes the socket fail, for tests of what a caller does then: it is told that changes were lost.
+    pub fn fail(&mut self) {
+        self.events.close();
+    }
+
+    /// Waits for the next change. Cancelling loses nothing.
+    pub async fn next(&mut self) -> Change {
+        loop {
+            match self.events.next().await.map(|(message, _)| message.payload) {
+                Some(NetlinkPayload::InnerMessage(message)) => return Change::Message(Box::new(message)),
+                Some(NetlinkPayload::Overrun(_)) | None => return Change::Lost,
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Waits for a change, and until those are over that come with it: 20 ms. Messages that were lost are a change like any
+    /// other. Cancelling loses nothing.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub async fn settled(&mut self) -> io::Result<()> {
+        let settles = match self.settles {
+            Some(settles) => settles,
+            None => {
+                self.events.next().await.ok_or(io::ErrorKind::ConnectionAborted)?;
+                *self.settles.insert(Instant::now() + SETTLE)
+            }
+        };
+        sleep_until(settles).await;
+        self.settles = None;
+        while self.events.try_recv().is_ok() {}
+        Ok(())
+    }
+
+    /// Lists what `asked` names, message by message.
+    ///
+    /// # Errors
+    /// The list is not whole, or there is none; `each` has seen part of it then.
+    pub async fn list(&self, asked: RouteNetlinkMessage, each: impl FnMut(RouteNetlinkMessage)) -> Result<(), Error> {
+        read_list(self.request(asked, NLM_F_DUMP)?, each).await
+    }
+
+    /// Asks for one thing; `None` if the kernel acknowledges without saying anything.
+    ///
+    /// # Errors
+    /// The kernel refuses: there is no such thing.
+    pub async fn ask(&self, asked: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, Error> {
+        let mut reply = self.request(asked, 0)?;
+        while let Some(message) = reply.next().await {
+            match message.payload {
+                NetlinkPayload::InnerMessage(message) => return Ok(Some(message)),
+                NetlinkPayload::Error(error) if error.code.is_some() => return Err(Error::Refused(error.to_io())),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the kernel change something; `flags` say how (NLM_F_CREATE, NLM_F_REPLACE …).
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub async fn change(&self, wanted: RouteNetlinkMessage, flags: u16) -> Result<(), Error> {
+        let mut reply = self.request(wanted, NLM_F_ACK | flags)?;
+        while let Some(message) = reply.next().await {
+            if let NetlinkPayload::Error(error) = message.payload
+                && error.code.is_some()
+            {
+                return Err(Error::Refused(error.to_io()));
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&self, asked: RouteNetlinkMessage, flags: u16) -> Result<impl Stream<Item = Message> + use<>, Error> {
+        let mut request = NetlinkMessage::from(asked);
+        request.header.flags = NLM_F_REQUEST | flags;
+        self.handle.clone().request(request).map_err(|_| closed())
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// Reads the reply to a request for a list.
+async fn read_list(
+    mut reply: impl Stream<Item = Message> + Unpin,
+    mut each: impl FnMut(RouteNetlinkMessage),
+) -> Result<(), Error> {
+    while let Some(message) = reply.next().await {
+        if message.header.flags & NLM_F_DUMP_INTR != 0 {
+            return Err(Error::Gaps);
+        }
+        match message.payload {
+            NetlinkPayload::InnerMessage(listed) => each(listed),
+            NetlinkPayload::Done(_) => return Ok(()),
+            NetlinkPayload::Error(error) => return Err(Error::Refused(error.to_io())),
+            _ => return Err(Error::Gaps),
+        }
+    }
+    Err(closed())
+}
+
+fn closed() -> Error {
+    Error::Socket(io::ErrorKind::ConnectionAborted.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt as _, stream};
+    use rtnetlink::packet_core::{DoneMessage, ErrorMessage, NetlinkHeader};
+    use rtnetlink::packet_route::{address::AddressMessage, link::LinkMessage};
+
+    use super::*;
+
+    fn reply(flags: u16, payload: NetlinkPayload<RouteNetlinkMessage>) -> Message {
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        NetlinkMessage::new(header, payload)
+    }
+
+    fn address() -> RouteNetlinkMessage {
+        RouteNetlinkMessage::NewAddress(AddressMessage::default())
+    }
+
+    #[tokio::test]
+    async fn only_a_whole_and_undisturbed_list_counts() {
+        let listed = |flags| reply(flags, NetlinkPayload::InnerMessage(address()));
+        let done = || reply(0, NetlinkPayload::Done(DoneMessage::default()));
+        let mut count = 0;
+        read_list(stream::iter([listed(0), listed(0), done()]), |_| count += 1).await.unwrap();
+        assert_eq!(count, 2);
+        let broken_off = read_list(stream::iter([listed(0)]), |_| {}).await;
+        assert!(matches!(broken_off, Err(Error::Socket(_))));
+        let disturbed = read_list(stream::iter([listed(NLM_F_DUMP_INTR), done()]), |_| {}).await;
+        assert!(matches!(disturbed, Err(Error::Gaps)));
+        let error = NetlinkPayload::Error(ErrorMessage::default());
+        let refused = read_list(stream::iter([reply(0, error)]), |_| {}).await;
+        assert!(matches!(refused, Err(Error::Refused(_))));
+    }
+
+    /// A socket whose events are what the test sends.
+    fn told() -> (futures::channel::mpsc::UnboundedSender<(Message, SocketAddr)>, Socket) {
+        let (tell, events) = futures::channel::mpsc::unbounded();
+        let mut socket = Socket::open(&[]).unwrap();
+        socket.events = events;
+        (tell, socket)
+    }
+
+    fn tell(sender: &futures::channel::mpsc::UnboundedSender<(Message, SocketAddr)>) {
+        let message = reply(0, NetlinkPayload::InnerMessage(address()));
+        sender.unbounded_send((message, SocketAddr::new(0, 0))).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_come_together_are_one_and_cancelling_loses_none() {
+        let (sender, mut socket) = told();
+        (0..3).for_each(|_| tell(&sender));
+        assert!(socket.settled().now_or_never().is_none(), "others may follow");
+        let began = Instant::now();
+        socket.settled().await.unwrap();
+        assert!(began.elapsed() <= SETTLE);
+        assert!(socket.settled().now_or_never().is_none(), "all three were one change");
+        tell(&sender);
+        socket.settled().await.unwrap();
+        drop(sender);
+        assert!(socket.settled().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn an_overrun_and_a_lost_socket_are_told_from_changes() {
+        let (sender, mut socket) = told();
+        tell(&sender);
+        assert_eq!(socket.next().await, Change::Message(Box::new(address())));
+        drop(sender);
+        assert_eq!(socket.next().await, Change::Lost);
+    }
+
+    #[tokio::test]
+    async fn the_kernel_lists_answers_and_refuses() {
+        let socket = Socket::open(&[]).unwrap();
+        let mut links = Vec::new();
+        socket.list(RouteNetlinkMessage::GetLink(LinkMessage::default()), |link| links.push(link)).await.unwrap();
+        assert!(!links.is_empty(), "there is always a loopback device");
+        let mut first = LinkMessage::default();
+        first.header.index = 1;
+        let one = socket.ask(RouteNetlinkMessage::GetLink(first.clone())).await.unwrap();
+        assert!(matches!(one, Some(RouteNetlinkMessage::NewLink(_))));
+        first.header.index = i32::MAX as u32;
+        let none = socket.ask(RouteNetlinkMessage::GetLink(first.clone())).await;
+        assert!(matches!(none, Err(Error::Refused(error)) if error.raw_os_error() == Some(19)), "ENODEV");
+        let refused = socket.change(RouteNetlinkMessage::DelLink(first), 0).await;
+        assert!(matches!(refused, Err(Error::Refused(_))));
+    }
+}
