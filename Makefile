@@ -1,30 +1,30 @@
-# Every target installs the Debian packages that it lacks (tests/setup) and builds what it needs.
+# Every target first installs missing Debian packages (tests/setup), then builds what it needs.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 RINGS ?= pure netns vm
 PREFIX ?= /usr
 DESTDIR ?=
-# With PROFILE=dev, what is documented and packed is what tests/run has built.
+# With PROFILE=dev, `documents` and `deb` use the binaries that tests/run has built.
 PROFILE ?= release
 programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
 tools := $(CARGO_TARGET_DIR)/tools
-# Installs a program of crates.io for use by this file: its name; its version, and flags of cargo.
+# Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo.
 tool = test -x $(tools)/bin/$(1) || cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
 .PHONY: run demo test lint deny bench bench-diff bench-models papers programs documents install deb
 
-run: ## The relay. Without ARGS in development mode on localhost:4433; else e.g. ARGS="--config FILE".
+run: ## Runs the relay. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
 	cargo build --release --bins
 	$(CARGO_TARGET_DIR)/release/paced run $(ARGS)
 
-demo: ## Three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
+demo: ## Shows three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
 	@tests/setup build
 	cargo build --release -p perf
 	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --variant bbr --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
 
-test: ## All tests, ending with counts. RINGS="pure netns" leaves a ring out.
+test: ## Runs all tests and ends with their counts. RINGS="pure netns" leaves out the tests under qemu.
 	@tests/setup test $(RINGS)
 	@RINGS="$(RINGS)" tests/run
 
@@ -33,7 +33,7 @@ lint:
 	cargo fmt --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-deny: ## Licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: known holes, too, by a copy of the database.
+deny: ## Checks the licences, sources and bans of all crates (deny.toml). ADVISORIES=DIR: also known vulnerabilities, by that copy of the database.
 	@tests/setup build
 	@$(call tool,cargo-deny,cargo-deny@0.20.2 --debug --no-default-features)
 	$(tools)/bin/cargo-deny --locked check bans licenses sources
@@ -42,10 +42,10 @@ ifdef ADVISORIES
 	@{ cat deny.toml; echo 'db-path = "$(tools)/advisories"'; } > $(tools)/deny.toml
 	$(tools)/bin/cargo-deny --locked --offline --config $(tools)/deny.toml check advisories
 else
-	@echo "skipped: advisories, of which ADVISORIES names no copy"
+	@echo "skipped: advisories, because ADVISORIES names no copy of the database"
 endif
 
-bench: ## paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
+bench: ## Measures paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
 	@tests/setup bench
 	cargo build --release -p paced -p pacectl -p perf
 	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
@@ -55,8 +55,8 @@ bench-diff: ## What a payload costs here and at the commit BASE, in instructions
 	@tests/setup vm
 	@perf/bench-diff.sh $(BASE) $(ARGS)
 
-# nginx is not installed for it: Debian's package starts a server on port 80.
-bench-models: ## The gateway for models beside nginx, if that is here, in five minutes. ARGS="whole": other loads.
+# This does not install nginx: Debian's package starts a server on port 80.
+bench-models: ## Measures the gateway for models, and nginx if it is installed, in five minutes. ARGS="whole": another load.
 	@tests/setup build
 	cargo build --release -p paced -p perf
 	$(CARGO_TARGET_DIR)/release/paced-perf serving $(or $(ARGS),tokens)
@@ -80,7 +80,7 @@ documents: programs
 	@$(programs)/pacectl completions zsh > $(share)/_pacectl
 	@$(programs)/pacectl completions fish > $(share)/pacectl.fish
 
-install: documents ## Binaries, documents, units, user, bus policy and sample configuration below DESTDIR.
+install: documents ## Installs binaries, documents, units, user, bus policy and sample configuration below DESTDIR.
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(programs)/paced $(programs)/pacectl
 	for section in 1 5 8; do install -D -t $(DESTDIR)$(PREFIX)/share/man/man$$section -m 644 $(share)/man/*.$$section; done
 	install -D -m 644 $(share)/pacectl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/pacectl
@@ -98,10 +98,10 @@ install: documents ## Binaries, documents, units, user, bus policy and sample co
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
 	test -e $(DESTDIR)/etc/paced/paced.toml || install -D -m 640 config/paced.toml $(DESTDIR)/etc/paced/paced.toml
-	# Below DESTDIR, who packs it gives the group paced that file, as systemd/debian/postinst does.
+	# With DESTDIR, the package's postinst has to do this (see systemd/debian/postinst).
 	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; chgrp paced /etc/paced/paced.toml; }
 
-deb: documents ## The same as a Debian package: $(programs)/paced.deb.
+deb: documents ## Builds the same as a Debian package: $(programs)/paced.deb.
 	@tests/setup deb
 	@$(call tool,cargo-deb,cargo-deb@3.8.0)
 	PATH=$(tools)/bin:$$PATH cargo deb -q -p paced --no-build --profile $(PROFILE) --strip -o $(programs)/paced.deb
