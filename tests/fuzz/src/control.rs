@@ -9,7 +9,7 @@ use paced::{
     control::{
         Control, Facts,
         caller::{Bearers, Peer},
-        grpc::Service,
+        grpc::ControlService,
     },
     parts::Parts,
     policy::{Enforce, Policies, check},
@@ -45,7 +45,7 @@ pub fn control_requests(mut input: &[u8]) {
         // A reload fails, because the receiver is dropped.
         let (reloads, _) = mpsc::channel(1);
         let control = Control::new(policies.clone(), None, Arc::new(Parts::default()), facts.clone(), reloads);
-        let service = Service::new(control);
+        let service = ControlService::new(control);
         let names = vec!["caller.example.org".to_owned()];
         let bearers = Bearers::new(if may_write { &names } else { &[] });
         let peer = Peer::Bearer { names, bearers };
@@ -81,7 +81,7 @@ macro_rules! methods {
         const METHODS: u8 = [$(stringify!($unary),)* $(stringify!($watch)),*].len() as u8;
 
         /// Calls a method, with `peer` as the caller, and reads what it sends first. `None` if the bytes are no message.
-        async fn call(service: &Service, peer: &Peer, method: u8, message: &[u8]) -> Option<Result<(), Status>> {
+        async fn call(service: &ControlService, peer: &Peer, method: u8, message: &[u8]) -> Option<Result<(), Status>> {
             let mut number = 0..;
             $(if number.next() == Some(method) {
                 let request = v1::$request::decode(message).ok()?;

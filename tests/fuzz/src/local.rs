@@ -13,7 +13,7 @@ use std::{
 use paced::{
     metrics::{Metrics, page},
     monitor::{
-        Notice,
+        MonitorNotice,
         message::{self, MOST_FDS},
     },
     parts::Parts,
@@ -72,12 +72,12 @@ pub fn monitor_message(mut input: &[u8]) {
     assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room");
     let sent = sendmsg(&near, &[IoSlice::new(input)], &mut control, SendFlags::DONTWAIT);
     sent.unwrap_or_else(|error| panic!("{error}"));
-    let Ok(Some((notice, given))) = message::receive::<Notice>(&far) else { return };
+    let Ok(Some((notice, given))) = message::receive::<MonitorNotice>(&far) else { return };
     assert!(given.len() == count && count <= MOST_FDS, "{} descriptors of {count}", given.len());
     let (near, far) = pair();
     // What was escaped may be longer when it is written.
     if message::send(&near, &notice, &[]).is_ok()
-        && let Ok(Some((again, given))) = message::receive::<Notice>(&far)
+        && let Ok(Some((again, given))) = message::receive::<MonitorNotice>(&far)
     {
         assert_eq!((format!("{again:?}"), given.len()), (format!("{notice:?}"), 0));
     }

@@ -21,7 +21,7 @@ use lab::simulation::{CLOCK, TARGET, TEMPLATE, identity, send_back, target, with
 use masque::{
     h3::{Code, Part, ResponseHead, Role},
     proxy_status::ProxyName,
-    request::{self, Protocol},
+    request::{self, TunnelProtocol},
     template::Template,
 };
 use quic::{
@@ -256,7 +256,7 @@ async fn serve_request(client: h3::Client, mut request: Request) {
     }
     client.standing().admit();
     let Ok(next_hop) = TARGET.parse() else { return };
-    let accepted = request::accepted(Protocol::Udp, next_hop, &ProxyName::default());
+    let accepted = request::accepted(TunnelProtocol::Udp, next_hop, &ProxyName::default());
     if request.send.respond(&accepted).await.is_ok() {
         _ = send_back(request, &client, QUEUE_BYTES, |_| {}).await;
     }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::LazyLock};
 
-use quic::connection_id::{Issuer, Keys, Label, Secret};
+use quic::connection_id::{IdLabel, Issuer, Keys, Secret};
 use s2n_quic_core::{
     connection::{
         InitialId, PeerId,
@@ -30,7 +30,7 @@ pub fn connection_id(input: &[u8]) {
 
     let Some((&[class, worker, n0, n1, n2, n3, n4], mask)) = input.split_first_chunk() else { return };
     let (config, keys) = &*KEYS;
-    let mut id = keys.seal(*config, [n0, n1, n2, n3, n4], Label { class, worker });
+    let mut id = keys.seal(*config, [n0, n1, n2, n3, n4], IdLabel { class, worker });
     assert_eq!(keys.open(id).map(|label| (label.class, label.worker)), Some((class, worker)));
     id.iter_mut().zip(mask).for_each(|(byte, mask)| *byte ^= mask);
     if mask.iter().take(id.len()).any(|mask| *mask != 0) {
