@@ -12,7 +12,7 @@ use crate::error::{Cause, Circumstances, Error};
 use crate::intf::{self, RawCounters, RawTerms, SLOTS};
 use crate::loaded::Loaded;
 use crate::mark::{Mark, Tag};
-use crate::syscall::{Device, Link, LinkHook};
+use crate::syscall::{Link, LinkHook, NetworkDevice};
 use crate::tables::Tables;
 
 /// The compiled program with its maps, an ELF object that libbpf and `bpftool prog loadall` take as well.
@@ -82,7 +82,7 @@ enum Attachment {
     /// Detaches when it is dropped.
     Link(Link),
     /// Detached by name, so only while the device still is the one that has it.
-    Filter(SchedClassifierLinkId, Device),
+    Filter(SchedClassifierLinkId, NetworkDevice),
 }
 
 impl Egress {
@@ -136,9 +136,9 @@ impl Egress {
         Ok(Hook::Netlink { made_clsact })
     }
 
-    fn prepare(&mut self, device: &str, has_fq: bool) -> Result<Device, Error> {
+    fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
         self.detach(device)?;
-        let found = Device::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
+        let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
         self.classes()?.set_device(&found, has_fq)?;
         Ok(found)
     }
@@ -151,7 +151,7 @@ impl Egress {
     pub fn detach(&mut self, device: &str) -> Result<(), Error> {
         let Some(Attachment::Filter(filter, at)) = self.attached.remove(device) else { return Ok(()) };
         match self.loaded.program_mut().and_then(|program| Ok(program.detach(filter)?)) {
-            Err(cause) if Device::find(device).is_ok_and(|found| found.index == at.index) => {
+            Err(cause) if NetworkDevice::find(device).is_ok_and(|found| found.index == at.index) => {
                 Err(refused(device, "tc egress, detaching", cause))
             }
             _ => Ok(()),
@@ -257,11 +257,11 @@ impl KernelClasses {
     /// # Errors
     /// There is no such device, or the kernel refuses the update.
     pub fn set_fq(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
-        let found = Device::find(device).map_err(|error| broken(NAMES[3], error))?;
+        let found = NetworkDevice::find(device).map_err(|error| broken(NAMES[3], error))?;
         self.set_device(&found, has_fq)
     }
 
-    fn set_device(&mut self, device: &Device, has_fq: bool) -> Result<(), Error> {
+    fn set_device(&mut self, device: &NetworkDevice, has_fq: bool) -> Result<(), Error> {
         let fq = if has_fq { intf::DEVICE_FQ } else { 0 };
         let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
         self.devices.insert(device.index, fq | ethernet, 0).map_err(|error| broken(NAMES[3], error))

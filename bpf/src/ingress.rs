@@ -5,13 +5,13 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 
 use aya::programs::Xdp;
 
-pub use self::guard::{Arrivals, Guard, KnownAddresses, Listener};
-pub use self::limits::{Limit, Limits};
-pub use self::reason::Reason;
+pub use self::guard::{Arrivals, Guard, GuardedListener, KnownAddresses};
+pub use self::limits::{GuardLimits, RateLimit};
+pub use self::reason::GuardReason;
 pub use crate::connection_id::IdKeys;
 use crate::error::{Cause, Circumstances, Error};
 use crate::loaded::Loaded;
-use crate::syscall::{Device, Link, LinkHook};
+use crate::syscall::{Link, LinkHook, NetworkDevice};
 
 mod guard;
 mod limits;
@@ -25,7 +25,7 @@ pub const PROGRAM: &str = "paced_ingress";
 
 /// Where XDP runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum XdpMode {
     /// In the device's driver, before there is a socket buffer.
     Native,
     /// Behind the driver, on socket buffers: it saves less.
@@ -47,7 +47,7 @@ impl Ingress {
     pub fn load() -> Result<Self, Error> {
         let loaded = Loaded::new(PROGRAM, OBJECT, &[], Xdp::load)?;
         let ingress = Self { loaded, attached: BTreeMap::new() };
-        ingress.guard()?.set_limits(Limits::default())?;
+        ingress.guard()?.set_limits(GuardLimits::default())?;
         Ok(ingress)
     }
 
@@ -56,7 +56,7 @@ impl Ingress {
     ///
     /// # Errors
     /// There is no such device, another XDP program is there, or the kernel refuses.
-    pub fn attach(&mut self, device: &str) -> Result<Mode, Error> {
+    pub fn attach(&mut self, device: &str) -> Result<XdpMode, Error> {
         let refused = |hook, source: Cause| Error::Attach {
             program: PROGRAM,
             device: device.to_owned(),
@@ -65,14 +65,14 @@ impl Ingress {
             source,
         };
         self.detach(device);
-        let found = Device::find(device).map_err(|error| refused("XDP", error.into()))?;
+        let found = NetworkDevice::find(device).map_err(|error| refused("XDP", error.into()))?;
         let program = self.loaded.program_mut().map_err(|cause| refused("XDP", cause))?;
         let fd = program.fd().map_err(|error| refused("XDP", error.into()))?.as_fd();
         let (link, mode) = match Link::attach(fd, &found, LinkHook::XdpNative) {
-            Ok(link) => (link, Mode::Native),
+            Ok(link) => (link, XdpMode::Native),
             Err(_) => {
                 let link = Link::attach(fd, &found, LinkHook::XdpGeneric);
-                (link.map_err(|error| refused("XDP, generic", error.into()))?, Mode::Generic)
+                (link.map_err(|error| refused("XDP, generic", error.into()))?, XdpMode::Generic)
             }
         };
         self.attached.insert(device.to_owned(), link);

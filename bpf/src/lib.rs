@@ -27,5 +27,5 @@ mod tables;
 pub mod trial;
 
 pub use error::Error;
-pub use probe::{Capabilities, Finding, State, probe};
-pub use syscall::Device;
+pub use probe::{Availability, Capabilities, Finding, probe};
+pub use syscall::NetworkDevice;

@@ -8,7 +8,7 @@ use crate::syscall::{ProgramType, UdpOption, load_trivial_program, try_option};
 
 /// Whether something can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum Availability {
     /// It works, or is there.
     Yes,
     /// It does not work, or is not there.
@@ -17,12 +17,12 @@ pub enum State {
     Unknown,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for Availability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            State::Yes => "yes",
-            State::No => "no",
-            State::Unknown => "unknown",
+            Availability::Yes => "yes",
+            Availability::No => "no",
+            Availability::Unknown => "unknown",
         })
     }
 }
@@ -31,7 +31,7 @@ impl fmt::Display for State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Whether it can be used.
-    pub state: State,
+    pub state: Availability,
     /// For people: what it serves when there, what would bring it when not.
     pub why: Cow<'static, str>,
 }
@@ -96,7 +96,7 @@ pub fn probe() -> Capabilities {
             None => no("the kernel was built without CONFIG_DEBUG_INFO_BTF, or /sys is not mounted"),
         },
         xdp: match loads(ProgramType::Xdp, "") {
-            Finding { state: State::Yes, .. } => unknown(
+            Finding { state: Availability::Yes, .. } => unknown(
                 "programs load; attaching was not tried: generic mode takes any device, native mode needs its driver",
             ),
             other => other,
@@ -143,7 +143,7 @@ impl Capabilities {
 impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<13} | {:<7} | why, or what to do", "feature", "state")?;
-        write!(f, "\n{:<13} | {:<7} | release {}", "Linux", State::Yes, self.kernel)?;
+        write!(f, "\n{:<13} | {:<7} | release {}", "Linux", Availability::Yes, self.kernel)?;
         self.rows().iter().try_for_each(|(name, found)| write!(f, "\n{name:<13} | {:<7} | {}", found.state, found.why))
     }
 }
@@ -218,15 +218,15 @@ fn read(path: impl AsRef<Path>) -> String {
 }
 
 fn yes(why: impl Into<Cow<'static, str>>) -> Finding {
-    Finding { state: State::Yes, why: why.into() }
+    Finding { state: Availability::Yes, why: why.into() }
 }
 
 fn no(why: impl Into<Cow<'static, str>>) -> Finding {
-    Finding { state: State::No, why: why.into() }
+    Finding { state: Availability::No, why: why.into() }
 }
 
 fn unknown(why: impl Into<Cow<'static, str>>) -> Finding {
-    Finding { state: State::Unknown, why: why.into() }
+    Finding { state: Availability::Unknown, why: why.into() }
 }
 
 #[cfg(test)]
@@ -250,18 +250,18 @@ mod tests {
             FqEvidence { loadable: Some("kernel/net/sched/sch_fq.ko.xz: kernel/a.ko\n"), ..NOTHING },
             FqEvidence { btf: Some(b"\0htb_sched\0fq_sched_data\0"), ..NOTHING },
         ];
-        assert!(witnesses.iter().all(|evidence| evidence.judge().state == State::Yes));
+        assert!(witnesses.iter().all(|evidence| evidence.judge().state == Availability::Yes));
     }
 
     #[test]
     fn fq_is_missing_only_when_every_place_it_could_be_in_was_seen() {
         let among_modules =
             FqEvidence { loadable: Some("kernel/net/sched/sch_fq_codel.ko.xz: x/sch_fq.ko\n"), ..NOTHING };
-        assert_eq!(among_modules.judge().state, State::No);
+        assert_eq!(among_modules.judge().state, Availability::No);
         let without_modules = FqEvidence { loaded: None, btf: Some(b"\0fq_codel_sched_data\0"), ..NOTHING };
-        assert_eq!(without_modules.judge().state, State::No);
+        assert_eq!(without_modules.judge().state, Availability::No);
         let in_a_container = FqEvidence { btf: Some(b"\0"), ..NOTHING };
-        assert_eq!(in_a_container.judge().state, State::Unknown);
+        assert_eq!(in_a_container.judge().state, Availability::Unknown);
     }
 
     #[test]
@@ -275,11 +275,11 @@ mod tests {
     fn what_loads_had_the_rights_to() {
         let found = probe();
         assert!(!found.kernel.is_empty());
-        if found.cap_net_admin.state == State::No {
-            assert_eq!((found.bpf.state, found.xdp.state), (State::No, State::No));
+        if found.cap_net_admin.state == Availability::No {
+            assert_eq!((found.bpf.state, found.xdp.state), (Availability::No, Availability::No));
         }
-        if found.cap_net_raw.state == State::No && found.cap_net_admin.state == State::No {
-            assert_eq!(found.mark.state, State::No);
+        if found.cap_net_raw.state == Availability::No && found.cap_net_admin.state == Availability::No {
+            assert_eq!(found.mark.state, Availability::No);
         }
         assert_eq!(found.cap_bpf, probe().cap_bpf, "looking changes nothing");
     }

@@ -105,14 +105,14 @@ pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) 
 
 /// A network device of the calling thread's namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct NetworkDevice {
     /// Its interface index, which no device that takes its name later will have.
     pub index: u32,
     /// Whether its packets begin with an Ethernet header.
     pub has_ethernet: bool,
 }
 
-impl Device {
+impl NetworkDevice {
     /// Finds a device by its name.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl Link {
     /// Attaches a program of the hook's type.
     ///
     /// Errors: EINVAL where the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
-    pub(crate) fn attach(program: BorrowedFd<'_>, device: &Device, hook: LinkHook) -> io::Result<Self> {
+    pub(crate) fn attach(program: BorrowedFd<'_>, device: &NetworkDevice, hook: LinkHook) -> io::Result<Self> {
         let (attach_type, flags) = match hook {
             LinkHook::TcxEgress => (BPF_TCX_EGRESS, BPF_F_AFTER),
             LinkHook::XdpNative => (BPF_XDP, XDP_FLAGS_DRV_MODE),

@@ -27,7 +27,7 @@ pub struct SocketBuffer {
 
 /// What a program did to a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct TrialOutcome {
     /// What the program returned.
     pub verdict: i32,
     /// The packet afterwards.
@@ -43,7 +43,7 @@ impl Egress {
     ///
     /// # Errors
     /// The kernel refuses: the packet is shorter than 14 bytes, or CAP_NET_ADMIN is missing.
-    pub fn try_on(&self, packet: &[u8], about: SocketBuffer, repeat: u32) -> Result<Outcome, Error> {
+    pub fn try_on(&self, packet: &[u8], about: SocketBuffer, repeat: u32) -> Result<TrialOutcome, Error> {
         let failed = |source| Error::Trial { program: egress::PROGRAM, source };
         let program = self.program().ok_or_else(|| failed("it is not there".into()))?;
         let (before, mut after) = (about.encode(), [0; SocketBuffer::BYTES]);
@@ -58,7 +58,7 @@ impl Egress {
         });
         let run = run.map_err(|error| failed(error.into()))?;
         out.truncate(run.data_size_out as usize);
-        Ok(Outcome {
+        Ok(TrialOutcome {
             verdict: run.return_value.cast_signed(),
             packet: out,
             about: SocketBuffer::decode(&after),

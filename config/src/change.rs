@@ -5,10 +5,10 @@
 
 use std::fmt;
 
-use crate::control::Control;
+use crate::control::ControlSettings;
 use crate::kernel::Kernel;
-use crate::relay::{Limits, Listener, Relay, Strangers};
-use crate::{Config, Transport};
+use crate::relay::{Limits, ListenerSettings, RelaySettings, StrangerLimits};
+use crate::{Config, TransportSettings};
 
 /// What a change of a key takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
         log: Reload ["log.*"],
     })
     .to_vec();
-    rows.extend(rows!(&[(&old.transport, &new.transport)], Transport within [] {
+    rows.extend(rows!(&[(&old.transport, &new.transport)], TransportSettings within [] {
         initial_mtu: Restart ["transport.initial_mtu"],
         max_mtu: Restart ["transport.max_mtu"],
         congestion: Restart ["transport.congestion"],
@@ -108,7 +108,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
         fragments_per_second: Reload ["kernel.fragments_per_second"],
         arrivals_per_second: Reload ["kernel.arrivals_per_second"],
     }));
-    rows.extend(rows!(&[(&old.control, &new.control)], Control within [] {
+    rows.extend(rows!(&[(&old.control, &new.control)], ControlSettings within [] {
         socket: Reload ["control.enabled", "control.socket"],
         tcp: Reload ["control.tcp.*"],
         bus: Reload ["control.bus"],
@@ -118,9 +118,9 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
     rows
 }
 
-fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
+fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Row> {
     let pair: Vec<_> = old.zip(new).into_iter().collect();
-    let addresses = |relay: Option<&Relay>| -> Option<Vec<_>> {
+    let addresses = |relay: Option<&RelaySettings>| -> Option<Vec<_>> {
         relay.map(|relay| relay.listeners.iter().map(|listener| listener.address).collect())
     };
     let row = |keys, has_changed| Row { keys, takes: Takes::Restart, has_changed };
@@ -128,7 +128,7 @@ fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
         row(&["[relay]"], old.is_some() != new.is_some()),
         row(&["relay.listen", "relay.listener.address"], !pair.is_empty() && addresses(old) != addresses(new)),
     ];
-    rows.extend(rows!(&pair, Relay within [listeners, limits] {
+    rows.extend(rows!(&pair, RelaySettings within [listeners, limits] {
         templates: Reload ["relay.templates"],
         proxy_status_name: Reload ["relay.proxy_status_name"],
         drain: Reload ["relay.drain_seconds"],
@@ -155,7 +155,7 @@ fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
         udp_buffer_bytes: Reload ["relay.limits.udp_buffer_bytes"],
     }));
     let strangers: Vec<_> = limits.iter().map(|(old, new)| (&old.strangers, &new.strangers)).collect();
-    rows.extend(rows!(&strangers, Strangers within [] {
+    rows.extend(rows!(&strangers, StrangerLimits within [] {
         percent: Restart ["relay.limits.strangers_percent"],
         per_prefix: Restart ["relay.limits.strangers_per_prefix"],
         time: Restart ["relay.limits.stranger_seconds"],
@@ -164,13 +164,15 @@ fn relay(old: Option<&Relay>, new: Option<&Relay>) -> Vec<Row> {
         requests: Restart ["relay.limits.stranger_requests"],
         refusals: Restart ["relay.limits.stranger_refusals"],
     }));
-    let of_same_address = |(old, new): &(&'_ Relay, &'_ Relay)| -> Vec<(Listener, Listener)> {
-        let same = |listener: &Listener| new.listeners.iter().find(|new| new.address == listener.address).cloned();
-        old.listeners.iter().filter_map(|listener| Some((listener.clone(), same(listener)?))).collect()
-    };
+    let of_same_address =
+        |(old, new): &(&'_ RelaySettings, &'_ RelaySettings)| -> Vec<(ListenerSettings, ListenerSettings)> {
+            let same =
+                |listener: &ListenerSettings| new.listeners.iter().find(|new| new.address == listener.address).cloned();
+            old.listeners.iter().filter_map(|listener| Some((listener.clone(), same(listener)?))).collect()
+        };
     let listeners: Vec<_> = pair.iter().flat_map(of_same_address).collect();
     let listeners: Vec<_> = listeners.iter().map(|(old, new)| (old, new)).collect();
-    rows.extend(rows!(&listeners, Listener within [address] {
+    rows.extend(rows!(&listeners, ListenerSettings within [address] {
         identity: Reload [
             "relay.certificate", "relay.private_key", "relay.listener.certificate", "relay.listener.private_key"
         ],

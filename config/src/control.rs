@@ -12,7 +12,7 @@ use crate::text::quoted;
 
 /// The doors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Control {
+pub struct ControlSettings {
     /// The Unix socket of the gRPC door, if it is open. Every user that may connect, by the socket's mode, may read.
     pub socket: Option<PathBuf>,
     /// The TCP address of the gRPC door, if it is open there, too.
@@ -79,7 +79,7 @@ impl Value for Bus {
     }
 }
 
-impl Default for Control {
+impl Default for ControlSettings {
     /// gRPC at `/run/paced/control.sock`, no D-Bus; root and paced's own user may write.
     fn default() -> Self {
         Self { socket: Some(PathBuf::from("/run/paced/control.sock")), tcp: None, bus: None, writers: Vec::new() }
@@ -87,13 +87,13 @@ impl Default for Control {
 }
 
 /// Walks through the keys of the control plane. A writer walks through the section below by itself, behind all keys.
-pub(crate) fn walk(section: &mut Section<'_>, of: &Control) -> Control {
+pub(crate) fn walk(section: &mut Section<'_>, of: &ControlSettings) -> ControlSettings {
     let enabled = section.value("enabled", of.socket.is_some());
     let socket = section.optional("socket", of.socket.clone()).filter(|_| enabled);
     let writers = writers(section, of.writers.clone());
     let tcp = section.optional_section("tcp", |section| tcp(section, None)).filter(|_| enabled);
     let bus = section.optional("bus", of.bus.clone()).filter(|_| enabled);
-    Control { socket, tcp, bus, writers }
+    ControlSettings { socket, tcp, bus, writers }
 }
 
 fn writers(section: &mut Section<'_>, of: Vec<String>) -> Vec<String> {
@@ -126,16 +126,21 @@ mod tests {
     use crate::Config;
     use crate::tests::{assert_refused, valid};
 
-    fn control(text: &str) -> Control {
+    fn control(text: &str) -> ControlSettings {
         valid(&format!("[control]\n{text}")).control
     }
 
     #[test]
     fn the_door_is_where_it_is_put_or_shut() {
-        assert_eq!(control(""), Control::default());
+        assert_eq!(control(""), ControlSettings::default());
         assert_eq!(control("enabled = false").socket, None);
         let writers = vec!["alice".into(), "bob".into()];
-        let expected = Control { socket: Some("/a/b".into()), bus: Some(Bus::System), writers, ..Control::default() };
+        let expected = ControlSettings {
+            socket: Some("/a/b".into()),
+            bus: Some(Bus::System),
+            writers,
+            ..ControlSettings::default()
+        };
         assert_eq!(control("socket = \"/a/b\"\nbus = \"system\"\nwriters = [\"alice\", \"bob\"]"), expected);
         let own = Bus::Address("unix:path=/a".into());
         assert_eq!(control("bus = \"unix:path=/a\"").bus, Some(own));

@@ -7,7 +7,7 @@ use masque::target::Target;
 
 /// Where an engine listens: the URL below which its API has `/v1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Engine {
+pub struct EngineUrl {
     /// Its host and port.
     pub authority: String,
     /// What comes before `/v1` in its paths; empty, or begins with a slash and ends without.
@@ -19,7 +19,7 @@ pub struct Engine {
 #[error("not the URL of an engine, such as \"http://127.0.0.1:8000\"")]
 pub struct NotAnEngine;
 
-impl FromStr for Engine {
+impl FromStr for EngineUrl {
     type Err = NotAnEngine;
 
     /// Reads a URL. Without a port it is 80; a `/v1` at the end, which clients of the API are used to, is left out.
@@ -40,7 +40,7 @@ impl FromStr for Engine {
     }
 }
 
-impl fmt::Display for Engine {
+impl fmt::Display for EngineUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "http://{}{}", self.authority, self.prefix)
     }
@@ -59,12 +59,12 @@ mod tests {
             ("http://[2001:db8::1]/a/b/v1/", "http://[2001:db8::1]:80/a/b"),
             ("http://[2001:db8::1]:9", "http://[2001:db8::1]:9"),
         ] {
-            assert_eq!(text.parse::<Engine>().map(|engine| engine.to_string()), Ok(shown.to_owned()), "{text}");
+            assert_eq!(text.parse::<EngineUrl>().map(|engine| engine.to_string()), Ok(shown.to_owned()), "{text}");
         }
         for text in
             ["", "127.0.0.1:8000", "ftp://a:1", "http://", "http://a:0", "http://a:b", "http://a/?x", "http://a b:1"]
         {
-            assert_eq!(text.parse::<Engine>(), Err(NotAnEngine), "{text}");
+            assert_eq!(text.parse::<EngineUrl>(), Err(NotAnEngine), "{text}");
         }
     }
 }

@@ -5,22 +5,22 @@ use std::time::SystemTime;
 
 use sched::stream::{Discipline, Expiry, Low};
 
-use crate::control::Control;
+use crate::control::ControlSettings;
 use crate::forward::Forward;
-use crate::gateway::{Gateway, Model};
-use crate::kernel::{Device, Kernel};
-use crate::log::{Access, Log};
-use crate::metrics::Metrics;
+use crate::gateway::{GatewaySettings, ModelSettings};
+use crate::kernel::{Kernel, KernelDevice};
+use crate::log::{AccessForm, LogSettings};
+use crate::metrics::MetricsSettings;
 use crate::moment::Moment;
 use crate::policy::{Class, DropRule, Late, Policy, Rule, Schedule};
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
-use crate::relay::{Auth, Identity, Limits, Listener, Relay};
+use crate::relay::{Auth, Limits, ListenerIdentity, ListenerSettings, RelaySettings};
 use crate::section::Word as _;
 use crate::serve::Serve;
 use crate::targets::{Protocol, TargetRules, Unlisted};
-use crate::uplink::{Trust, Uplink};
-use crate::{Config, Io};
+use crate::uplink::{TrustSource, UplinkSettings};
+use crate::{Config, PacketIo};
 
 /// Returns what `paced check` prints: what will be served, who may use it, which targets it reaches, the limits, the
 /// policy and the warnings, with the days that tokens have left at `now`. Ends with a newline.
@@ -41,8 +41,8 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
         transport.congestion,
         transport.keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}")),
         match transport.io {
-            Io::Paced => format!("departure times, in messages of up to {:?}", transport.quantum),
-            Io::Stock => "bursts of s2n-quic".into(),
+            PacketIo::Paced => format!("departure times, in messages of up to {:?}", transport.quantum),
+            PacketIo::Stock => "bursts of s2n-quic".into(),
         },
     ));
     lines.push(kernel(&config.kernel));
@@ -53,24 +53,24 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn metrics(metrics: &Metrics) -> String {
-    let Metrics { listen, users } = metrics;
+fn metrics(metrics: &MetricsSettings) -> String {
+    let MetricsSettings { listen, users } = metrics;
     listen.map_or("metrics: off".into(), |address| format!("metrics: http://{address}/metrics, {users} users by name"))
 }
 
-fn log(log: &Log) -> String {
+fn log(log: &LogSettings) -> String {
     let addresses = if log.access_addresses { "with" } else { "without" };
     let access = match log.access {
-        Access::Off => "no access log".into(),
-        Access::Text | Access::Json => {
+        AccessForm::Off => "no access log".into(),
+        AccessForm::Text | AccessForm::Json => {
             format!("access log as {} on standard output, {addresses} addresses", log.access)
         }
-        Access::Journal => format!("access log in the journal, {addresses} addresses"),
+        AccessForm::Journal => format!("access log in the journal, {addresses} addresses"),
     };
     format!("log: {}; {access}", log.level)
 }
 
-fn relay(relay: &Relay, now: SystemTime) -> Vec<String> {
+fn relay(relay: &RelaySettings, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!("relay \"{}\":", relay.proxy_status_name)];
     lines.extend(relay.listeners.iter().map(|listener| format!("  listens on {}", listener_line(listener))));
     lines.extend(relay.templates.iter().map(|template| format!("  serves {template}")));
@@ -104,10 +104,10 @@ fn relay(relay: &Relay, now: SystemTime) -> Vec<String> {
     lines
 }
 
-fn listener_line(listener: &Listener) -> String {
+fn listener_line(listener: &ListenerSettings) -> String {
     let identity = match &listener.identity {
-        Identity::SelfSigned => "a self-signed certificate".into(),
-        Identity::Files { certificate, .. } => format!("certificate {}", certificate.display()),
+        ListenerIdentity::SelfSigned => "a self-signed certificate".into(),
+        ListenerIdentity::Files { certificate, .. } => format!("certificate {}", certificate.display()),
     };
     let auth = match listener.auth {
         Auth::Token => "clients show a token",
@@ -210,11 +210,11 @@ fn by_schedule(schedule: Option<&str>) -> String {
     schedule.map(|schedule| format!(", schedule {schedule}")).unwrap_or_default()
 }
 
-fn uplink(uplink: &Uplink) -> String {
+fn uplink(uplink: &UplinkSettings) -> String {
     let trust = match &uplink.trust {
-        Trust::System => "the system's authorities".into(),
-        Trust::Authority(file) => format!("the authorities in {}", file.display()),
-        Trust::Pinned(_) => "its certificate's hash".into(),
+        TrustSource::System => "the system's authorities".into(),
+        TrustSource::Authority(file) => format!("the authorities in {}", file.display()),
+        TrustSource::Pinned(_) => "its certificate's hash".into(),
     };
     let shows = match (&uplink.token_file, &uplink.client) {
         (None, None) => "nothing",
@@ -232,7 +232,7 @@ fn kernel(kernel: &Kernel) -> String {
         (kernel.manage_qdisc, "fq set"),
     ];
     let parts: Vec<_> = parts.into_iter().filter(|(wanted, _)| *wanted).map(|(_, part)| part).collect();
-    let devices: Vec<_> = kernel.devices.iter().map(Device::as_str).collect();
+    let devices: Vec<_> = kernel.devices.iter().map(KernelDevice::as_str).collect();
     if devices.is_empty() || parts.is_empty() {
         return "kernel: enforces nothing".into();
     }
@@ -242,8 +242,8 @@ fn kernel(kernel: &Kernel) -> String {
     format!("kernel: on {devices}: {parts}; marks {:#x}{}", kernel.mark_tag, shed.unwrap_or_default())
 }
 
-fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
-    let Gateway {
+fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
+    let GatewaySettings {
         models,
         aliases,
         keys,
@@ -261,7 +261,7 @@ fn gateway(gateway: &Gateway, now: SystemTime) -> Vec<String> {
         records.unwrap_or_default()
     )];
     lines.extend(models.iter().map(|model| {
-        let Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent } =
+        let ModelSettings { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent } =
             model;
         let anywhere = if *affinity { "" } else { ", each at any engine" };
         let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
@@ -296,7 +296,7 @@ fn serve(serve: &Serve) -> String {
     )
 }
 
-fn control(control: &Control) -> String {
+fn control(control: &ControlSettings) -> String {
     let socket = control.socket.iter().map(|socket| socket.display().to_string());
     let bus = control.bus.iter().map(|bus| format!("D-Bus ({bus})"));
     let tcp = control.tcp.iter().map(|tcp| format!("{} (TLS)", tcp.address));

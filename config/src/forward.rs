@@ -8,7 +8,7 @@ use masque::target::Target;
 use crate::policy::Policy;
 use crate::section::{Section, words};
 use crate::targets::Protocol;
-use crate::uplink::{self, Uplink};
+use crate::uplink::{self, UplinkSettings};
 
 /// How long a TCP connection may be silent unless the configuration says otherwise: what RFC 5382 §5 asks of NATs.
 pub const TCP_IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
@@ -21,11 +21,11 @@ pub struct Forward {
     /// What is forwarded: UDP payloads or TCP connections.
     pub protocol: Protocol,
     /// The relay.
-    pub uplink: Uplink,
+    pub uplink: UplinkSettings,
     /// Where the relay is to send.
     pub target: Target,
     /// How UDP payloads travel to the relay.
-    pub mode: Mode,
+    pub mode: TunnelMode,
     /// The class of what is sent to the relay, if one is named. Not its [`ClassId`](crate::policy::ClassId): the policy
     /// may change while the forward goes on, and the class may go.
     pub class: Option<String>,
@@ -40,7 +40,7 @@ pub struct Forward {
 words! {
     /// How payloads travel between edge and relay.
     #[derive(Default)]
-    pub enum Mode {
+    pub enum TunnelMode {
         /// In QUIC datagrams where the path and the relay carry them, otherwise in the stream.
         #[default]
         Auto = "auto",
@@ -66,7 +66,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, policy: &Pol
     let protocol = section.value("protocol", of.map_or(Protocol::Udp, |of| of.protocol));
     let (is_udp, is_tcp) = (protocol == Protocol::Udp, protocol == Protocol::Tcp);
     section.refuse_unless(is_udp, "mode", "TCP connections always travel in streams", "remove it");
-    let mode = section.value("mode", of.map_or(Mode::default(), |of| of.mode));
+    let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
     let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let idle = if is_tcp { TCP_IDLE } else { Duration::from_secs(120) };
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));

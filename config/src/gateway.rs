@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::engine::Engine;
+use crate::engine::EngineUrl;
 use crate::error::Problem;
 use crate::moment::Moment;
 use crate::routing::Routing;
@@ -12,9 +12,9 @@ use crate::section::Section;
 
 /// A gateway with at least one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gateway {
+pub struct GatewaySettings {
     /// The models, no two of the same name.
-    pub models: Vec<Model>,
+    pub models: Vec<ModelSettings>,
     /// Names that stand for one of several models, none of them a model's.
     pub aliases: Vec<Alias>,
     /// Keys of clients, no two of the same hash; without any, clients show none.
@@ -35,13 +35,13 @@ pub struct Gateway {
 
 /// A model and the engines that run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelSettings {
     /// What clients call it.
     pub name: String,
     /// What its engines call it.
     pub engine_name: String,
     /// The engines. At least one, none twice.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<EngineUrl>,
     /// The GPU of each engine, as many as engines; without them each engine has one of its own.
     pub gpus: Option<Vec<String>>,
     /// File with the key that engines are shown.
@@ -89,7 +89,7 @@ pub struct Key {
 /// How many models there may be: a decision is over a set of them.
 const MOST_MODELS: usize = 64;
 
-impl Gateway {
+impl GatewaySettings {
     /// Returns the files that policies are read from: the alias, the key that names the file, and its path.
     pub fn policy_files(&self) -> impl Iterator<Item = (&Alias, &'static str, &Path)> {
         self.aliases.iter().flat_map(|alias| {
@@ -99,7 +99,7 @@ impl Gateway {
     }
 }
 
-impl Default for Gateway {
+impl Default for GatewaySettings {
     fn default() -> Self {
         Self {
             models: Vec::new(),
@@ -116,7 +116,7 @@ impl Default for Gateway {
 }
 
 /// Reads a gateway.
-pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
+pub(crate) fn read(section: &mut Section<'_>) -> Option<GatewaySettings> {
     let models = section.sections("model", |section| model(section, None));
     section.refuse_shared("model", &models, |model| model.name.clone(), "two models have the same name");
     let aliases = section.sections("alias", |section| alias(section, None, &models));
@@ -135,12 +135,12 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<Gateway> {
         let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
         section.refuse("model", Problem::Contradiction { cause, remedy });
     }
-    Some(own(section, Gateway { models, aliases, keys, ..Gateway::default() }))
+    Some(own(section, GatewaySettings { models, aliases, keys, ..GatewaySettings::default() }))
 }
 
 /// Walks through the keys of the gateway itself, and leaves the sections below as they are.
-pub(crate) fn own(section: &mut Section<'_>, of: Gateway) -> Gateway {
-    let gateway = Gateway {
+pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySettings {
+    let gateway = GatewaySettings {
         max_body_bytes: section.number("max_body_bytes", 1 << 10..=1 << 28, of.max_body_bytes),
         bodies_bytes: section.number("bodies_bytes", 1 << 10..=1 << 31, of.bodies_bytes),
         answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
@@ -157,12 +157,17 @@ pub(crate) fn own(section: &mut Section<'_>, of: Gateway) -> Gateway {
 }
 
 /// Walks through the section of a model.
-pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Model> {
+pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Option<ModelSettings> {
     let name: Option<String> = section.require("name", of.map(|of| of.name.clone()));
     let engine_name = of.map(|of| of.engine_name.clone());
     let engine_name = section.optional("engine_name", engine_name).or_else(|| name.clone());
     let engines = section.require_list("engines", of.map(|of| of.engines.clone()));
-    section.refuse_shared("engines", engines.as_deref().unwrap_or_default(), Engine::clone, "an engine is named twice");
+    section.refuse_shared(
+        "engines",
+        engines.as_deref().unwrap_or_default(),
+        EngineUrl::clone,
+        "an engine is named twice",
+    );
     let gpus = section.one_or_list("gpus", of.and_then(|of| of.gpus.clone()));
     if gpus.as_ref().zip(engines.as_ref()).is_some_and(|(gpus, engines)| gpus.len() != engines.len()) {
         let (cause, remedy) = ("there are not as many GPUs as engines", "name one for each engine, in their order");
@@ -174,11 +179,21 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&Model>) -> Option<Mod
     let affinity = section.value("affinity", of.is_none_or(|of| of.affinity));
     let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
     let (name, engine_name, engines) = (name?, engine_name?, engines?);
-    Some(Model { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent })
+    Some(ModelSettings {
+        name,
+        engine_name,
+        engines,
+        gpus,
+        key_file,
+        max_in_flight,
+        max_waiting,
+        affinity,
+        quality_percent,
+    })
 }
 
 /// Walks through the section of an alias for some of `models`.
-pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Model]) -> Option<Alias> {
+pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[ModelSettings]) -> Option<Alias> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let members = section.require_list("models", of.map(|of| of.models.clone()));
     let known: BTreeSet<&str> = models.iter().map(|model| model.name.as_str()).collect();

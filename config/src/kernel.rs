@@ -15,7 +15,7 @@ use crate::text::quoted;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The network devices through which clients and targets are reached; no name occurs twice.
-    pub devices: Vec<Device>,
+    pub devices: Vec<KernelDevice>,
     /// Whether what leaves is marked, paced and counted by class (tc).
     pub egress: bool,
     /// Whether what listeners do not deserve is dropped as it arrives (XDP).
@@ -53,9 +53,9 @@ impl Default for Kernel {
 
 /// The name of a network device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device(String);
+pub struct KernelDevice(String);
 
-impl Device {
+impl KernelDevice {
     /// The name, as `ip link` shows it.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -63,13 +63,13 @@ impl Device {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for KernelDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Value for Device {
+impl Value for KernelDevice {
     const EXPECTED: &'static str = "the name of a network device in quotes, such as \"eth0\"";
 
     /// Linux's own rules (`dev_valid_name` in `net/core/dev.c`), without what is not ASCII.
@@ -112,7 +112,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
         let cause = "a tag has upper bits only: the lower 16 are direction and class";
         section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
     }
-    section.refuse_shared("devices", &kernel.devices, Device::clone, "a device is named twice");
+    section.refuse_shared("devices", &kernel.devices, KernelDevice::clone, "a device is named twice");
     kernel
 }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn each_part_can_be_switched() {
         let text = "devices = [\"eth0\", \"wg-1.5\"]\negress = false\ningress = false\nmanage_qdisc = true\nmark_tag = 0x10000";
-        let devices = ["eth0", "wg-1.5"].map(|name| Device(name.into())).to_vec();
+        let devices = ["eth0", "wg-1.5"].map(|name| KernelDevice(name.into())).to_vec();
         let expected = Kernel {
             devices,
             egress: false,

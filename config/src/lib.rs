@@ -28,17 +28,17 @@ use std::time::Duration;
 use ipnet::IpNet;
 use masque::template::Template;
 
-use crate::control::Control;
+use crate::control::ControlSettings;
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
-use crate::gateway::Gateway;
+use crate::gateway::GatewaySettings;
 use crate::kernel::Kernel;
-use crate::log::Log;
-use crate::metrics::Metrics;
+use crate::log::LogSettings;
+use crate::metrics::MetricsSettings;
 use crate::path::Path;
 use crate::policy::Policy;
 use crate::proxy::Proxy;
-use crate::relay::{Auth, Identity, Limits, Listener, Relay};
+use crate::relay::{Auth, Limits, ListenerIdentity, ListenerSettings, RelaySettings};
 use crate::section::{Section, read_document, words};
 use crate::serve::Serve;
 use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
@@ -79,9 +79,9 @@ mod write;
 
 pub use explain::explain;
 pub use manual::{escaped, manual};
-pub use place::{Place, place};
+pub use place::{KeyPlace, place};
 pub use sample::SAMPLE;
-pub use section::Part;
+pub use section::FilePart;
 
 /// Everything that one configuration file says.
 #[derive(Clone, Debug)]
@@ -89,9 +89,9 @@ pub struct Config {
     /// Where paced keeps what has to survive a restart.
     pub state_dir: PathBuf,
     /// The relay role, if it is wanted.
-    pub relay: Option<Relay>,
+    pub relay: Option<RelaySettings>,
     /// The gateway role, on the listeners of the relay role, if it is wanted.
-    pub gateway: Option<Gateway>,
+    pub gateway: Option<GatewaySettings>,
     /// The edge role: no local address occurs twice for the same protocol.
     pub forwards: Vec<Forward>,
     /// Further local addresses of the edge role, none of which is that of a forward for TCP.
@@ -104,42 +104,42 @@ pub struct Config {
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
-    pub transport: Transport,
+    pub transport: TransportSettings,
     /// What the kernel enforces for both.
     pub kernel: Kernel,
     /// The doors of the control plane.
-    pub control: Control,
+    pub control: ControlSettings,
     /// Where metrics are served over HTTP, if at all, and of how many users.
-    pub metrics: Metrics,
+    pub metrics: MetricsSettings,
     /// What is logged.
-    pub log: Log,
+    pub log: LogSettings,
 }
 
 /// The QUIC transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transport {
+pub struct TransportSettings {
     /// The size of IP packets before anything is known about the path, in bytes.
     pub initial_mtu: u16,
     /// The largest IP packets that are probed for, in bytes.
     pub max_mtu: u16,
     /// How the rate adapts to the path.
-    pub congestion: Congestion,
+    pub congestion: CongestionControl,
     /// How often the edge keeps a silent connection to its relay alive; `None` lets it end.
     pub keep_alive: Option<Duration>,
     /// How packets reach the kernel.
-    pub io: Io,
+    pub io: PacketIo,
     /// How much earlier than on its own a packet may leave for sharing a message with others.
     pub quantum: Duration,
 }
 
-impl Default for Transport {
+impl Default for TransportSettings {
     fn default() -> Self {
         Self {
             initial_mtu: 1_400,
             max_mtu: 1_500,
-            congestion: Congestion::Cubic,
+            congestion: CongestionControl::Cubic,
             keep_alive: Some(Duration::from_secs(10)),
-            io: Io::Paced,
+            io: PacketIo::Paced,
             quantum: Duration::from_micros(125),
         }
     }
@@ -148,7 +148,7 @@ impl Default for Transport {
 words! {
     /// A congestion controller.
     #[derive(Default)]
-    pub enum Congestion {
+    pub enum CongestionControl {
         /// CUBIC (RFC 9438).
         #[default]
         Cubic = "cubic",
@@ -160,7 +160,7 @@ words! {
 words! {
     /// How packets reach the kernel.
     #[derive(Default)]
-    pub enum Io {
+    pub enum PacketIo {
         /// Each with its departure time.
         #[default]
         Paced = "paced",
@@ -236,7 +236,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::from_toml`], each error with its file.
-    pub fn from_parts(parts: &[Part]) -> Result<Self, Errors> {
+    pub fn from_parts(parts: &[FilePart]) -> Result<Self, Errors> {
         read_document(parts, |root| Some(Self::read(root)))
     }
 
@@ -271,11 +271,11 @@ impl Config {
             let cause = "there are more than 8 paths";
             root.refuse("path", Problem::Contradiction { cause, remedy: "leave some out" });
         }
-        let transport = root.section("transport", |section| transport(section, &Transport::default()));
+        let transport = root.section("transport", |section| transport(section, &TransportSettings::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));
-        let control = root.section("control", |section| control::walk(section, &Control::default()));
-        let metrics = root.section("metrics", |section| metrics::walk(section, &Metrics::default()));
-        let log = root.section("log", |section| log::walk(section, &Log::default()));
+        let control = root.section("control", |section| control::walk(section, &ControlSettings::default()));
+        let metrics = root.section("metrics", |section| metrics::walk(section, &MetricsSettings::default()));
+        let log = root.section("log", |section| log::walk(section, &LogSettings::default()));
         Self {
             state_dir,
             relay,
@@ -299,9 +299,9 @@ impl Config {
     #[must_use]
     pub fn development(state_dir: PathBuf) -> Self {
         let [v4, v6] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-        let listener = |ip| Listener {
+        let listener = |ip| ListenerSettings {
             address: SocketAddr::new(ip, 4433),
-            identity: Identity::SelfSigned,
+            identity: ListenerIdentity::SelfSigned,
             client_ca: None,
             client_crl: None,
             auth: Auth::None,
@@ -312,7 +312,7 @@ impl Config {
         let loopback = [IpNet::new_assert(v4, 8).trunc(), IpNet::from(v6)];
         let targets = TargetRules { allow: loopback.map(any_port).to_vec(), ..TargetRules::default() };
         let template = Template::default_at("localhost:4433").expect("localhost:4433 is an authority");
-        let relay = Relay {
+        let relay = RelaySettings {
             listeners: vec![listener(v4), listener(v6)],
             templates: vec![template],
             proxy_status_name: relay::NAME.to_owned(),
@@ -325,7 +325,7 @@ impl Config {
             limits: Limits::default(),
         };
         Self {
-            control: Control { socket: Some(state_dir.join("control.sock")), ..Control::default() },
+            control: ControlSettings { socket: Some(state_dir.join("control.sock")), ..ControlSettings::default() },
             state_dir,
             relay: Some(relay),
             gateway: None,
@@ -334,15 +334,15 @@ impl Config {
             serves: Vec::new(),
             paths: Vec::new(),
             policy: Policy::default(),
-            transport: Transport::default(),
+            transport: TransportSettings::default(),
             kernel: Kernel::default(),
-            metrics: Metrics { listen: Some(SocketAddr::new(v4, 9433)), ..Metrics::default() },
-            log: Log::default(),
+            metrics: MetricsSettings { listen: Some(SocketAddr::new(v4, 9433)), ..MetricsSettings::default() },
+            log: LogSettings::default(),
         }
     }
 
     /// Returns the relays that the edge role uses: in which section, at which local address, and how.
-    pub fn uplinks(&self) -> impl Iterator<Item = (&'static str, SocketAddr, &uplink::Uplink)> {
+    pub fn uplinks(&self) -> impl Iterator<Item = (&'static str, SocketAddr, &uplink::UplinkSettings)> {
         let forwards = self.forwards.iter().map(|forward| ("forward", forward.listen, &forward.uplink));
         let proxies = self.proxies.iter().map(|proxy| ("proxy", proxy.listen, &proxy.uplink));
         let serves = self.serves.iter().map(|serve| ("serve", serve.listen, &serve.uplink));
@@ -402,7 +402,7 @@ fn state_dir(section: &mut Section<'_>, of: PathBuf) -> PathBuf {
     section.value("state_dir", of)
 }
 
-fn transport(section: &mut Section<'_>, of: &Transport) -> Transport {
+fn transport(section: &mut Section<'_>, of: &TransportSettings) -> TransportSettings {
     // IPv6 guarantees 1280 bytes (RFC 8200 §5); QUIC's own minimum is below that (RFC 9000 §14).
     const MTU: RangeInclusive<u64> = 1_280..=9_216;
     let initial_mtu = section.number("initial_mtu", MTU, of.initial_mtu);
@@ -416,5 +416,5 @@ fn transport(section: &mut Section<'_>, of: &Transport) -> Transport {
     let io = section.value("io", of.io);
     let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
     let (keep_alive, quantum) = ((!keep_alive.is_zero()).then_some(keep_alive), Duration::from_micros(quantum));
-    Transport { initial_mtu, max_mtu, congestion, keep_alive, io, quantum }
+    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum }
 }

@@ -6,23 +6,23 @@ use crate::section::{Section, words};
 
 /// The log of what paced does, and the access log: what became of tunnels and requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
+pub struct LogSettings {
     /// How much is logged of what paced does.
-    pub level: Level,
+    pub level: LogLevel,
     /// The form of the access log, if it is wanted.
-    pub access: Access,
+    pub access: AccessForm,
     /// Whether the access log names addresses of clients and targets.
     pub access_addresses: bool,
     /// How many refusals of strangers, and of each user, the access log has a second at most.
     pub access_refusals_per_second: u32,
 }
 
-impl Default for Log {
+impl Default for LogSettings {
     /// What paced does, without an access log.
     fn default() -> Self {
         Self {
-            level: Level::default(),
-            access: Access::default(),
+            level: LogLevel::default(),
+            access: AccessForm::default(),
             access_addresses: false,
             access_refusals_per_second: 10,
         }
@@ -32,7 +32,7 @@ impl Default for Log {
 words! {
     /// How much is logged: each word includes those before it.
     #[derive(Default)]
-    pub enum Level {
+    pub enum LogLevel {
         /// What stops paced or a role of it.
         Error = "error",
         /// What the operator should look into.
@@ -50,7 +50,7 @@ words! {
 words! {
     /// The form of the access log.
     #[derive(Default)]
-    pub enum Access {
+    pub enum AccessForm {
         /// There is none.
         #[default]
         Off = "off",
@@ -64,9 +64,9 @@ words! {
 }
 
 /// Walks through what is logged.
-pub(crate) fn walk(section: &mut Section<'_>, of: &Log) -> Log {
+pub(crate) fn walk(section: &mut Section<'_>, of: &LogSettings) -> LogSettings {
     const REFUSALS: RangeInclusive<u64> = 1..=100_000;
-    Log {
+    LogSettings {
         level: section.value("level", of.level),
         access: section.value("access", of.access),
         access_addresses: section.value("access_addresses", of.access_addresses),
@@ -86,11 +86,11 @@ mod tests {
 
     #[test]
     fn there_is_an_access_log_only_where_it_is_asked_for_and_addresses_only_where_they_are() {
-        assert_eq!(valid("").log, Log::default());
+        assert_eq!(valid("").log, LogSettings::default());
         let log = valid("[log]\naccess = \"json\"").log;
-        assert_eq!((log.access, log.access_addresses), (Access::Json, false));
+        assert_eq!((log.access, log.access_addresses), (AccessForm::Json, false));
         let log = valid("[log]\naccess = \"journal\"\naccess_addresses = true\naccess_refusals_per_second = 3").log;
-        assert_eq!((log.access, log.access_addresses, log.access_refusals_per_second), (Access::Journal, true, 3));
+        assert_eq!((log.access, log.access_addresses, log.access_refusals_per_second), (AccessForm::Journal, true, 3));
         for (line, why) in [
             ("access = \"file\"", ["line 2", "\"text\"", "\"journal\""]),
             ("access_refusals_per_second = 0", ["line 2", "out of range", "100000"]),

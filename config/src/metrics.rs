@@ -6,14 +6,14 @@ use crate::section::Section;
 
 /// Metrics over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Metrics {
+pub struct MetricsSettings {
     /// The address to bind, if they are served at all.
     pub listen: Option<SocketAddr>,
     /// How many users have metrics of their own; all others are added up as one.
     pub users: u32,
 }
 
-impl Default for Metrics {
+impl Default for MetricsSettings {
     /// Not served.
     fn default() -> Self {
         Self { listen: None, users: 256 }
@@ -21,8 +21,11 @@ impl Default for Metrics {
 }
 
 /// Walks through where metrics are served.
-pub(crate) fn walk(section: &mut Section<'_>, of: &Metrics) -> Metrics {
-    Metrics { listen: section.optional("listen", of.listen), users: section.number("users", 0..=10_000, of.users) }
+pub(crate) fn walk(section: &mut Section<'_>, of: &MetricsSettings) -> MetricsSettings {
+    MetricsSettings {
+        listen: section.optional("listen", of.listen),
+        users: section.number("users", 0..=10_000, of.users),
+    }
 }
 
 #[cfg(test)]
@@ -32,8 +35,8 @@ mod tests {
 
     #[test]
     fn metrics_are_off_without_an_address_and_have_room_for_users() {
-        assert_eq!(valid("").metrics, Metrics::default());
-        let expected = Metrics { listen: Some(([127, 0, 0, 1], 9433).into()), users: 0 };
+        assert_eq!(valid("").metrics, MetricsSettings::default());
+        let expected = MetricsSettings { listen: Some(([127, 0, 0, 1], 9433).into()), users: 0 };
         assert_eq!(valid("[metrics]\nlisten = \"127.0.0.1:9433\"\nusers = 0").metrics, expected);
     }
 }

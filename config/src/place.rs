@@ -4,11 +4,11 @@ use std::fmt;
 
 use toml::de::{DeTable, DeValue};
 
-use crate::section::Part;
+use crate::section::FilePart;
 
 /// A value's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct KeyPlace {
     /// The name of the part; may be empty.
     pub file: String,
     /// The line, counted from 1.
@@ -17,7 +17,7 @@ pub struct Place {
     pub key: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for KeyPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, key } = self;
         let gap = if file.is_empty() { "" } else { ": " };
@@ -28,14 +28,14 @@ impl fmt::Display for Place {
 /// Finds where a key of this name, in whatever section, has this text as its value or as an element of its list: in the last
 /// part that has it, because that has the last word, and there at the first place.
 #[must_use]
-pub fn place(parts: &[Part], key: &str, value: &str) -> Option<Place> {
+pub fn place(parts: &[FilePart], key: &str, value: &str) -> Option<KeyPlace> {
     parts.iter().rev().find_map(|part| {
         let (table, _) = DeTable::parse_recoverable(&part.text);
         let mut found = Vec::new();
         look(table.get_ref(), "", key, value, &mut found);
         let (offset, key) = found.into_iter().min()?;
         let line = part.text.get(..offset)?.matches('\n').count() + 1;
-        Some(Place { file: part.name.clone(), line, key })
+        Some(KeyPlace { file: part.name.clone(), line, key })
     })
 }
 
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_value_is_found_in_the_last_part_that_has_it_with_its_line_and_the_path_of_its_key() {
-        let part = |name: &str, text: &str| Part { name: name.into(), text: text.into() };
+        let part = |name: &str, text: &str| FilePart { name: name.into(), text: text.into() };
         let parts = [
             part("a", "[relay]\ncertificate = \"/c\"\nprivate_key = \"/k\"\n[[relay.listener]]\nprivate_key = \"/k\""),
             part("b", "\n[kernel]\ndevices = [\"lo\",\n\"eth0\"]\n[control.tcp]\ncertificate = \"/c\""),

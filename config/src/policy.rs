@@ -13,7 +13,7 @@ use sched::stream::{Discipline, Level, Low, Service};
 
 use crate::Warning;
 use crate::error::Errors;
-use crate::section::{Part, read_document};
+use crate::section::{FilePart, read_document};
 use crate::targets::{Pattern, Ports, Protocol, judged_by};
 
 mod read;
@@ -225,7 +225,7 @@ impl Policy {
     /// # Errors
     /// As many of the text's errors as can be told apart, of the first hundred, each with its position and what to write instead.
     pub fn from_toml(text: &str) -> Result<Self, Errors> {
-        read_document(&[Part::from(text)], |root| Some(read(root)))
+        read_document(&[FilePart::from(text)], |root| Some(read(root)))
     }
 
     /// Returns the class of `subject`: that of the first rule that matches, otherwise [`DEFAULT`]'s. Takes time

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Problem;
-use crate::forward::{Mode, TCP_IDLE};
+use crate::forward::{TCP_IDLE, TunnelMode};
 use crate::policy::Policy;
 use crate::section::{Section, words};
-use crate::uplink::{self, Uplink};
+use crate::uplink::{self, UplinkSettings};
 
 /// One proxy: a local TCP address behind which a relay reaches whatever its clients name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +18,9 @@ pub struct Proxy {
     /// What it understands: at least one, none twice. A connection's first byte tells which it speaks.
     pub protocols: Vec<Protocol>,
     /// The relay.
-    pub uplink: Uplink,
+    pub uplink: UplinkSettings,
     /// How UDP payloads travel to the relay.
-    pub mode: Mode,
+    pub mode: TunnelMode,
     /// The class of what is sent to the relay, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
     /// File with the names and passwords of the users; without it, every client that can connect may use it.
@@ -59,7 +59,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, policy: &Polic
     }
     let protocols = protocols(section, of);
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
-    let mode = section.value("mode", of.map_or(Mode::default(), |of| of.mode));
+    let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
     let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let users_file = section.optional("users_file", of.and_then(|of| of.users_file.clone()));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(TCP_IDLE, |of| of.idle));

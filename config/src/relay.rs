@@ -18,9 +18,9 @@ pub(crate) use read::{client_certificate, limits, own, read, targets, token, wri
 
 /// A relay that serves at least one listener by at least one template.
 #[derive(Clone, Debug)]
-pub struct Relay {
+pub struct RelaySettings {
     /// Where it listens; no address occurs twice.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<ListenerSettings>,
     /// The URIs it serves, in the order in which they are tried.
     pub templates: Vec<Template>,
     /// How it names itself in `Proxy-Status` (RFC 9209 §2).
@@ -44,11 +44,11 @@ pub struct Relay {
 
 /// One UDP address that the relay listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct ListenerSettings {
     /// The address to bind.
     pub address: SocketAddr,
     /// How the relay proves its identity.
-    pub identity: Identity,
+    pub identity: ListenerIdentity,
     /// PEM file with the authorities that sign client certificates; always there if `auth` needs it.
     pub client_ca: Option<PathBuf>,
     /// PEM file with what those authorities have revoked, of each a list; without one, nothing is.
@@ -64,7 +64,7 @@ pub struct Listener {
 
 /// How a listener proves its identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
+pub enum ListenerIdentity {
     /// A certificate for `localhost` that paced signs itself and keeps in the state folder. Development only.
     SelfSigned,
     /// PEM files.
@@ -121,7 +121,7 @@ pub struct Token {
     pub expires: Option<Moment>,
 }
 
-impl Relay {
+impl RelaySettings {
     /// Returns the quota of each user by name.
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<&str, Quota> {
@@ -158,7 +158,7 @@ pub struct Limits {
     /// QUIC connections at once.
     pub connections: u32,
     /// What connections may use on which no user was let in yet.
-    pub strangers: Strangers,
+    pub strangers: StrangerLimits,
     /// Handshakes at once before further clients have to prove their address first (RFC 9000 §8.1.2).
     pub handshakes_in_flight: u32,
     /// Tunnels at once over one connection.
@@ -188,7 +188,7 @@ pub struct Limits {
 /// What strangers may use: connections on which no user's credentials were accepted yet or, where none are asked for, no
 /// request was let through to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strangers {
+pub struct StrangerLimits {
     /// Their places among [`Limits::connections`], in percent, as long as nobody of their prefix is known.
     pub percent: u8,
     /// Strangers at once from one /24 (IPv4) or /56 (IPv6).
@@ -205,7 +205,7 @@ pub struct Strangers {
     pub refusals: u32,
 }
 
-impl Default for Strangers {
+impl Default for StrangerLimits {
     fn default() -> Self {
         Self {
             percent: 75,
@@ -233,7 +233,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 10_000,
-            strangers: Strangers::default(),
+            strangers: StrangerLimits::default(),
             handshakes_in_flight: 1_000,
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,

@@ -24,7 +24,7 @@ mod value;
 
 use self::keys::Lines;
 pub(crate) use self::keys::write;
-pub use self::merge::Part;
+pub use self::merge::FilePart;
 pub(crate) use self::named::{ClassName, Name, PathName, ScheduleName};
 pub(crate) use self::schema::Schema;
 pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
@@ -53,7 +53,7 @@ struct Report<'a> {
     text: &'a str,
     /// Where each begins.
     starts: &'a [usize],
-    parts: &'a [Part],
+    parts: &'a [FilePart],
     errors: RefCell<Vec<Error>>,
     /// What is asked for, if it is to be described.
     schema: Option<RefCell<Schema>>,
@@ -63,7 +63,10 @@ struct Report<'a> {
 
 /// Reads a whole document with `read`, which returns `None` only after something was refused. Of several parts, the later
 /// have the last word.
-pub(crate) fn read_document<T>(parts: &[Part], read: impl FnOnce(&mut Section<'_>) -> Option<T>) -> Result<T, Errors> {
+pub(crate) fn read_document<T>(
+    parts: &[FilePart],
+    read: impl FnOnce(&mut Section<'_>) -> Option<T>,
+) -> Result<T, Errors> {
     let (text, starts) = merge::join(parts);
     let report = Report { text: &text, starts: &starts, parts, ..Report::default() };
     let mut document = DeTable::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::Problem;
 use crate::policy::Policy;
 use crate::section::Section;
-use crate::uplink::{self, Uplink};
+use crate::uplink::{self, UplinkSettings};
 
 /// One local address that speaks HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Serve {
     /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
     /// The gateway.
-    pub uplink: Uplink,
+    pub uplink: UplinkSettings,
     /// The class of requests, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
     /// The largest body of a request, in bytes.

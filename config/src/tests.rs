@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::forward::Mode;
+use crate::forward::TunnelMode;
 use crate::sample::{entries, switched_on};
 use crate::schema::tests::CONFIG;
-use crate::uplink::Trust;
+use crate::uplink::TrustSource;
 
 mod parts;
 mod refusals;
@@ -73,7 +73,7 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
 fn the_sample_states_the_real_defaults() {
     let (shipped, whole) = (valid(SAMPLE), valid(&switched_on()));
     assert_eq!(whole.state_dir, shipped.state_dir);
-    assert_eq!(whole.transport, Transport::default());
+    assert_eq!(whole.transport, TransportSettings::default());
     assert_eq!((whole.log, whole.metrics.users), (shipped.log, shipped.metrics.users));
     assert_eq!(whole.policy.schedule, shipped.policy.schedule);
     assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
@@ -89,7 +89,7 @@ fn the_sample_states_the_real_defaults() {
         (&shipped.targets.udp_ports, &shipped.targets.tcp_ports)
     );
     assert_eq!(whole.targets.unlisted, shipped.targets.unlisted);
-    let addresses = |relay: &Relay| relay.listeners.iter().map(|listener| listener.address).collect::<Vec<_>>();
+    let addresses = |relay: &RelaySettings| relay.listeners.iter().map(|listener| listener.address).collect::<Vec<_>>();
     assert!(addresses(&shipped).iter().all(|address| addresses(&whole).contains(address)));
 }
 
@@ -144,11 +144,11 @@ fn a_listener_takes_what_it_leaves_out_from_the_relay() {
     let text = RELAY.to_owned()
         + "client_ca = \"/ca.pem\"\n[[relay.listener]]\naddress = \"127.0.0.1:1\"\nauth = \"certificate\"\n"
         + "[[relay.listener]]\naddress = \"127.0.0.1:2\"\ncertificate = \"/own.pem\"\nprivate_key = \"/own.key\"\n";
-    let identity = |certificate: &str, private_key: &str| Identity::Files {
+    let identity = |certificate: &str, private_key: &str| ListenerIdentity::Files {
         certificate: certificate.into(),
         private_key: private_key.into(),
     };
-    let listener = |port, identity, auth| Listener {
+    let listener = |port, identity, auth| ListenerSettings {
         address: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port),
         identity,
         client_ca: Some("/ca.pem".into()),
@@ -208,7 +208,7 @@ fn a_forward_is_read_as_written() {
     let forward = &valid(&text).forwards[0];
     let mut hash = [0xab; 32];
     hash[31] = 1;
-    assert_eq!((&forward.uplink.trust, forward.mode), (&Trust::Pinned(hash), Mode::Stream));
+    assert_eq!((&forward.uplink.trust, forward.mode), (&TrustSource::Pinned(hash), TunnelMode::Stream));
     assert_eq!((forward.target.to_string().as_str(), forward.class.as_deref()), ("dns.example:53", Some("default")));
     assert!(refusals(&(text + "ca = \"/ca.pem\"")).contains("keep one of them"));
     let both = valid(&(FORWARD.to_owned() + FORWARD + "protocol = \"tcp\"\n")).forwards;

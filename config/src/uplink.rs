@@ -11,15 +11,15 @@ use crate::section::Section;
 
 /// The relays behind a local address, and what it takes to use them. Addresses with equal ones share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Uplink {
+pub struct UplinkSettings {
     /// The relays, by the templates of their URIs: the first that works is used. At least one.
     pub relays: Vec<Template>,
     /// File with the bearer token to show.
     pub token_file: Option<PathBuf>,
     /// Client certificate to show.
-    pub client: Option<ClientIdentity>,
+    pub client: Option<ClientFiles>,
     /// What the relay's certificate is checked against.
-    pub trust: Trust,
+    pub trust: TrustSource,
     /// The schedule of the connections, if one is named. Not the [`Schedule`](crate::policy::Schedule) itself: the policy
     /// may change while they last.
     pub schedule: Option<String>,
@@ -27,7 +27,7 @@ pub struct Uplink {
     pub backoff: (Duration, Duration),
 }
 
-impl Uplink {
+impl UplinkSettings {
     /// The relays' hosts and ports, for people.
     #[must_use]
     pub fn through(&self) -> String {
@@ -43,7 +43,7 @@ const MAX_RELAYS: usize = 8;
 
 /// PEM files of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientIdentity {
+pub struct ClientFiles {
     /// The certificate chain, the client's own first.
     pub certificate: PathBuf,
     /// The private key of the first certificate.
@@ -52,7 +52,7 @@ pub struct ClientIdentity {
 
 /// What makes a relay's certificate acceptable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum TrustSource {
     /// An authority that the system trusts signed it.
     System,
     /// An authority in this PEM file signed it.
@@ -62,7 +62,7 @@ pub enum Trust {
 }
 
 /// Walks through the keys about the relay in the section of a local address; its schedule has to be one of `policy`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Uplink>, policy: &Policy) -> Option<Uplink> {
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&UplinkSettings>, policy: &Policy) -> Option<UplinkSettings> {
     let relays = section.require_one_or_list("relay", of.map(|of| of.relays.clone()));
     if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
         let cause = "there are more than 8 relays";
@@ -73,7 +73,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Uplink>, policy: &Poli
     let certificate = section.optional("client_certificate", client.map(|client| client.certificate.clone()));
     let private_key = section.optional("client_key", client.map(|client| client.private_key.clone()));
     let client = match (certificate, private_key) {
-        (Some(certificate), Some(private_key)) => Some(ClientIdentity { certificate, private_key }),
+        (Some(certificate), Some(private_key)) => Some(ClientFiles { certificate, private_key }),
         (None, None) => None,
         _ => {
             let cause = "client_certificate and client_key go together";
@@ -82,18 +82,18 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Uplink>, policy: &Poli
         }
     };
     let (authority, hash) = match of.map(|of| &of.trust) {
-        Some(Trust::Authority(path)) => (Some(path.clone()), None),
-        Some(Trust::Pinned(hash)) => (None, Some(*hash)),
-        Some(Trust::System) | None => (None, None),
+        Some(TrustSource::Authority(path)) => (Some(path.clone()), None),
+        Some(TrustSource::Pinned(hash)) => (None, Some(*hash)),
+        Some(TrustSource::System) | None => (None, None),
     };
     let trust = match (section.optional("ca", authority), section.optional("certificate_sha256", hash)) {
-        (None, None) => Trust::System,
-        (Some(authority), None) => Trust::Authority(authority),
-        (None, Some(hash)) => Trust::Pinned(hash),
+        (None, None) => TrustSource::System,
+        (Some(authority), None) => TrustSource::Authority(authority),
+        (None, Some(hash)) => TrustSource::Pinned(hash),
         (Some(_), Some(_)) => {
             let cause = "ca and certificate_sha256 are two ways to trust a relay";
             section.refuse("certificate_sha256", Problem::Contradiction { cause, remedy: "keep one of them" });
-            Trust::System
+            TrustSource::System
         }
     };
     let schedule = policy.schedule_named_in(section, of.and_then(|of| of.schedule.clone()));
@@ -104,5 +104,5 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Uplink>, policy: &Poli
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
-    Some(Uplink { relays: relays?, token_file, client, trust, schedule, backoff: (first, longest) })
+    Some(UplinkSettings { relays: relays?, token_file, client, trust, schedule, backoff: (first, longest) })
 }

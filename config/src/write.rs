@@ -49,7 +49,7 @@ impl Config {
         text.into_string()
     }
 
-    fn write_relay(&self, relay: &relay::Relay, text: &mut Text) {
+    fn write_relay(&self, relay: &relay::RelaySettings, text: &mut Text) {
         text.section("[relay]", |section| relay::own(section, relay.clone()));
         for of in &relay.listeners {
             text.section("[[relay.listener]]", |section| relay::write_listener(of, section, &self.policy));

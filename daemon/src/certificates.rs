@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use config::{Config, relay::Identity};
+use config::{Config, relay::ListenerIdentity};
 use quic::tls::read_certificates;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use webpki::{EndEntityCert, Error, KeyUsage};
@@ -121,8 +121,8 @@ impl Certificate {
 pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
     let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
     let listeners = listeners.filter_map(|listener| match &listener.identity {
-        Identity::Files { certificate, .. } => Some(("relay", listener.address, certificate)),
-        Identity::SelfSigned => None,
+        ListenerIdentity::Files { certificate, .. } => Some(("relay", listener.address, certificate)),
+        ListenerIdentity::SelfSigned => None,
     });
     let control = config.control.tcp.iter().map(|tcp| ("control.tcp", tcp.address, &tcp.certificate));
     let uplinks = config.uplinks();

@@ -15,9 +15,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::{
-    Config, Part,
+    Config, FilePart,
     control::Tcp,
-    relay::{Identity, Listener},
+    relay::{ListenerIdentity, ListenerSettings},
 };
 use quic::tls;
 use rustls::ServerConfig;
@@ -38,7 +38,7 @@ pub fn read(file: &Path) -> Result<Config> {
     from_parts(file, &parts(file)?)
 }
 
-fn parts(file: &Path) -> Result<Vec<Part>> {
+fn parts(file: &Path) -> Result<Vec<FilePart>> {
     let mut parts = vec![part(file.to_owned())?];
     for drop_in in drop_ins(&file.with_file_name(DROP_INS))? {
         parts.push(part(drop_in)?);
@@ -46,13 +46,13 @@ fn parts(file: &Path) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-fn from_parts(file: &Path, parts: &[Part]) -> Result<Config> {
+fn from_parts(file: &Path, parts: &[FilePart]) -> Result<Config> {
     Config::from_parts(parts).with_context(|| format!("{} is not valid", file.display()))
 }
 
-fn part(file: PathBuf) -> Result<Part> {
+fn part(file: PathBuf) -> Result<FilePart> {
     let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;
-    Ok(Part { name: file.display().to_string(), text })
+    Ok(FilePart { name: file.display().to_string(), text })
 }
 
 fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -78,12 +78,15 @@ fn is_hidden(file: &Path) -> bool {
 ///
 /// # Errors
 /// A file cannot be read, or is none of its kind; the key is another certificate's; or the certificate has expired.
-pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Prepared> {
+pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Prepared> {
     match &listener.identity {
-        Identity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
-        Identity::Files { certificate, private_key } => {
+        ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
+        ListenerIdentity::Files { certificate, private_key } => {
             let (client_ca, client_crl) = (listener.client_ca.as_deref(), listener.client_crl.as_deref());
-            read_identity(tls::Files { certificate, private_key, client_ca, client_crl }, tls::Identity::prepare)
+            read_identity(
+                tls::IdentityFiles { certificate, private_key, client_ca, client_crl },
+                tls::Identity::prepare,
+            )
         }
     }
 }
@@ -94,11 +97,12 @@ pub fn identity(listener: &Listener, state_dir: &Path) -> Result<tls::Prepared> 
 /// As [`identity`].
 pub fn control_identity(tcp: &Tcp) -> Result<Arc<ServerConfig>> {
     let Tcp { certificate, private_key, client_ca, client_crl, .. } = tcp;
-    let files = tls::Files { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
+    let files =
+        tls::IdentityFiles { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
     read_identity(files, tls::Identity::prepare_http2)
 }
 
-fn read_identity<T>(files: tls::Files<'_>, prepare: fn(tls::Identity) -> Result<T>) -> Result<T> {
+fn read_identity<T>(files: tls::IdentityFiles<'_>, prepare: fn(tls::Identity) -> Result<T>) -> Result<T> {
     let (certificate, private_key) = (files.certificate, files.private_key);
     let identity = tls::Identity::read(files)?;
     if let Some(first) = identity.chain.first() {
@@ -148,7 +152,7 @@ mod tests {
             folder.write(&format!("{DROP_INS}/{name}"), text);
         }
         let config = folder.read().unwrap();
-        assert_eq!((config.state_dir.to_str().unwrap(), config.log.level), ("/20", config::log::Level::Debug));
+        assert_eq!((config.state_dir.to_str().unwrap(), config.log.level), ("/20", config::log::LogLevel::Debug));
         fs::remove_dir_all(folder.0.join(DROP_INS)).unwrap();
         assert_eq!(folder.read().unwrap().state_dir.to_str(), Some("/0"));
     }

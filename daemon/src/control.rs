@@ -26,7 +26,7 @@ use tokio::{
 
 pub use self::{
     caller::{Bearers, Caller, Peer, Writers},
-    error::{Error, Kind},
+    error::{Error, ErrorKind},
     events::{ACCESS, Event, Events, Happening},
     open::{ClassStats, Filter},
     view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
@@ -34,7 +34,7 @@ pub use self::{
 use crate::{
     certificates::Certificate,
     parts::Parts,
-    policy::{Accepted, InForce, Policies, Refusal, Revision, Submission},
+    policy::{InForce, Policies, PolicyRefusal, Revision, Submission, Submitted},
 };
 
 pub mod caller;
@@ -231,7 +231,7 @@ impl Control {
     ///
     /// # Errors
     /// The caller may not, or it is refused.
-    pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Accepted, Error> {
+    pub async fn set_policy(self: &Arc<Self>, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
         let is_trial = submission.confirm_within.is_some() && !submission.dry_run;
         let submission = Submission { author, ..submission };
@@ -242,7 +242,7 @@ impl Control {
         Ok(accepted)
     }
 
-    fn expire_later(self: &Arc<Self>, accepted: &Accepted) {
+    fn expire_later(self: &Arc<Self>, accepted: &Submitted) {
         let Some(by) = accepted.confirm_by else { return };
         let (policies, number) = (self.policies.clone(), accepted.revision.number);
         tokio::spawn(async move {
@@ -271,7 +271,7 @@ impl Control {
     ///
     /// # Errors
     /// The caller may not, or there is none.
-    pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Accepted, Error> {
+    pub async fn roll_back(&self, caller: &Caller, number: u64, save: bool) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
         let to = Some(number).filter(|number| *number > 0);
         self.work(move |policies| policies.roll_back(to, &author, save)).await
@@ -290,7 +290,7 @@ impl Control {
     /// be at it at once; of each, the text of a policy may be in memory.
     async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Policies) -> Result<T, Refusal> + Send + 'static,
+        work: impl FnOnce(&Policies) -> Result<T, PolicyRefusal> + Send + 'static,
     ) -> Result<T, Error> {
         let _place = self.places.try_acquire().map_err(|_| Error::Busy)?;
         let policies = self.policies.clone();

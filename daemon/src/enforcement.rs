@@ -15,7 +15,7 @@ use self::{
     tables::Loaded,
 };
 use crate::monitor::{
-    Monitor, Notice, Notices, Outcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
+    Monitor, MonitorNotice, Notices, PartOutcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
     rights::{self, Rights},
 };
 
@@ -133,7 +133,7 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
     Ok(())
 }
 
-async fn next(monitor: Option<&Waiting<Notice>>) -> io::Result<Option<(Notice, Vec<OwnedFd>)>> {
+async fn next(monitor: Option<&Waiting<MonitorNotice>>) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
     match monitor {
         Some(monitor) => monitor.next().await,
         None => pending().await,
@@ -171,23 +171,23 @@ impl Intake {
     }
 
     /// Takes in one thing; returns whether everything has been said that there is to say at first.
-    fn take(&mut self, notice: Notice, fds: Vec<OwnedFd>) -> bool {
+    fn take(&mut self, notice: MonitorNotice, fds: Vec<OwnedFd>) -> bool {
         match notice {
-            Notice::Loaded(Program::Egress) => {
+            MonitorNotice::Loaded(Program::Egress) => {
                 let classes = KernelClasses::from_fds(fds);
                 self.classes = classes.inspect_err(|error| not_loaded(Program::Egress, &error.to_string())).ok();
             }
-            Notice::Loaded(Program::Ingress) => {
+            MonitorNotice::Loaded(Program::Ingress) => {
                 let guard = Guard::from_fds(fds);
                 self.guard = guard.inspect_err(|error| not_loaded(Program::Ingress, &error.to_string())).ok();
             }
-            Notice::NotLoaded(program, why) => not_loaded(program, &why),
-            Notice::Part { device, part, outcome } => {
+            MonitorNotice::NotLoaded(program, why) => not_loaded(program, &why),
+            MonitorNotice::Part { device, part, outcome } => {
                 if self.tables.in_force.note(&device, part, outcome.clone()) {
                     report(&device, part.name(), &outcome);
                 }
             }
-            Notice::Ready => {
+            MonitorNotice::Ready => {
                 self.hold();
                 return true;
             }
@@ -245,7 +245,7 @@ fn permission(tag: Tag) -> Permission {
 }
 
 /// Says what is in force on a device, or is not any more.
-fn report(device: &str, part: &'static str, outcome: &Outcome) {
+fn report(device: &str, part: &'static str, outcome: &PartOutcome) {
     match outcome {
         Ok(how) => tracing::info!(device, part, how = how.words, "enforced in the kernel"),
         Err(why) => tracing::warn!(device, part, "not enforced in the kernel: {why}"),

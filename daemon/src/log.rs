@@ -28,11 +28,11 @@ use tracing_subscriber::{
 };
 
 /// How much is logged, which can be changed.
-pub struct Log(Option<reload::Handle<EnvFilter, Registry>>);
+pub struct LogControl(Option<reload::Handle<EnvFilter, Registry>>);
 
-impl Log {
+impl LogControl {
     /// Logs as much as `level` says from now on, unless RUST_LOG says how much.
-    pub fn set_level(&self, level: config::log::Level) {
+    pub fn set_level(&self, level: config::log::LogLevel) {
         if let Some(handle) = &self.0 {
             // Fails where nothing is logged any more.
             _ = handle.reload(filter(level));
@@ -40,12 +40,12 @@ impl Log {
     }
 }
 
-fn filter(level: config::log::Level) -> EnvFilter {
+fn filter(level: config::log::LogLevel) -> EnvFilter {
     EnvFilter::new(format!("warn,{}", verbosity::directives(level)))
 }
 
 /// Begins to log what RUST_LOG, or else a configuration, wants.
-pub fn start(config: &Config) -> Log {
+pub fn start(config: &Config) -> LogControl {
     let (filter, is_fixed) = match EnvFilter::try_from_default_env() {
         Ok(filter) => (filter, true),
         Err(_) => (filter(config.log.level), false),
@@ -58,7 +58,7 @@ pub fn start(config: &Config) -> Log {
     let text = journal.is_none().then(layer);
     // Fails where a program that links this library has a log of its own.
     _ = tracing_subscriber::registry().with(filter).with(journal).with(text).try_init();
-    Log((!is_fixed).then_some(handle))
+    LogControl((!is_fixed).then_some(handle))
 }
 
 /// Sends entries to the journal. An entry that it has no room for is lost and counted: logging never blocks.

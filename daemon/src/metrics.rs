@@ -31,7 +31,7 @@ pub struct Metrics {
     /// Of metrics that other programs have, too.
     conventional: Registry,
     ready: Arc<Readiness>,
-    doors: accept::Counters,
+    doors: accept::AcceptCounters,
     reloads: Family<[(&'static str, &'static str); 1], Counter>,
     certificates: Family<Vec<(&'static str, String)>, Gauge>,
 }
@@ -177,7 +177,7 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
-    use masque::request::Protocol;
+    use masque::request::TunnelProtocol;
     use relay::udp_target::UplinkCounters;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -203,7 +203,7 @@ mod tests {
         let parts = Parts::default();
         let relay = &parts.relay;
         relay.refused("port_prohibited");
-        relay.opened(Protocol::Udp, None);
+        relay.opened(TunnelProtocol::Udp, None);
         relay.add_uplink(&UplinkCounters { sent: 3, sent_bytes: 3600, messages: 1, ..UplinkCounters::default() });
         relay.handshakes.completed.inc();
         let asked = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
@@ -274,9 +274,9 @@ mod tests {
         let ready = async || scrape("GET /readyz HTTP/1.1\r\n\r\n", metrics.clone()).await;
         let answer = ready().await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("\r\n\r\nstarting\n"), "{answer}");
-        parts.ready.reach(role::ready::Stage::Serving);
+        parts.ready.reach(role::ready::LifeStage::Serving);
         assert!(ready().await.ends_with("\r\n\r\nready\n"));
-        parts.ready.reach(role::ready::Stage::Draining);
+        parts.ready.reach(role::ready::LifeStage::Draining);
         assert!(ready().await.ends_with("\r\n\r\ndraining\n"));
     }
 }

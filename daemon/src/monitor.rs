@@ -8,7 +8,7 @@
 //! | [`held`], the monitor | does what the [`Plan`] says, and looks once a second whether it holds |
 //!
 //! The plan is on the keeper's command line and nobody can change it: neither of the two privileged processes reads
-//! anything from the one that moves packets. That gets [`Notice`]s, and programs' tables as file descriptors, which it may
+//! anything from the one that moves packets. That gets [`MonitorNotice`]s, and programs' tables as file descriptors, which it may
 //! use without any right. When it ends, for whatever reason, its end of each socket pair closes, and the two undo everything
 //! and end: nothing stays behind a killed daemon.
 
@@ -74,9 +74,12 @@ impl From<&Kernel> for Plan {
 
 impl Plan {
     /// What is wanted on each device, in this order.
-    fn parts(&self) -> impl Iterator<Item = Part> + use<> {
-        let wanted =
-            [(Part::Fq, self.manage_qdisc), (Part::Egress, self.egress.is_some()), (Part::Ingress, self.ingress)];
+    fn parts(&self) -> impl Iterator<Item = KernelPart> + use<> {
+        let wanted = [
+            (KernelPart::Fq, self.manage_qdisc),
+            (KernelPart::Egress, self.egress.is_some()),
+            (KernelPart::Ingress, self.ingress),
+        ];
         wanted.into_iter().filter_map(|(part, is_wanted)| is_wanted.then_some(part))
     }
 
@@ -88,7 +91,7 @@ impl Plan {
 
 /// What the kernel does on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Part {
+pub enum KernelPart {
     /// `fq` is the root queueing discipline.
     Fq,
     /// The tc program looks at what leaves.
@@ -97,7 +100,7 @@ pub enum Part {
     Ingress,
 }
 
-impl Part {
+impl KernelPart {
     /// Its name in logs, status and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -119,7 +122,7 @@ pub struct How {
 }
 
 /// How a part is in force, or why it is not.
-pub type Outcome = Result<How, String>;
+pub type PartOutcome = Result<How, String>;
 
 /// One of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,7 +135,7 @@ pub enum Program {
 
 /// What the monitor says, on its own account.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Notice {
+pub enum MonitorNotice {
     /// A program is loaded. Its tables come with this.
     Loaded(Program),
     /// A program is not, and why.
@@ -142,9 +145,9 @@ pub enum Notice {
         /// The device's name.
         device: String,
         /// The part.
-        part: Part,
+        part: KernelPart,
         /// How, or why not.
-        outcome: Outcome,
+        outcome: PartOutcome,
     },
     /// Everything was tried once. What comes later is news.
     Ready,
@@ -221,7 +224,7 @@ impl Notices {
     ///
     /// # Errors
     /// It says nothing for twenty seconds, or something else.
-    pub fn next(&self) -> io::Result<Option<(Notice, Vec<OwnedFd>)>> {
+    pub fn next(&self) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
         message::receive(&self.0)
     }
 
@@ -229,7 +232,7 @@ impl Notices {
     ///
     /// # Errors
     /// There is no descriptor left.
-    pub fn waiting(self) -> io::Result<Waiting<Notice>> {
+    pub fn waiting(self) -> io::Result<Waiting<MonitorNotice>> {
         Waiting::new(self.0)
     }
 }
@@ -312,7 +315,10 @@ mod tests {
         let text = "[kernel]\ndevices = [\"eth0\", \"{\\\"\"]\ningress = false\nmanage_qdisc = true";
         let plan = Plan::from(&config::Config::from_toml(text).unwrap().kernel);
         assert_eq!(plan.devices, ["eth0", "{\""]);
-        assert!(plan.parts().eq([Part::Fq, Part::Egress]) && plan.programs().eq([Program::Egress]), "{plan:?}");
+        assert!(
+            plan.parts().eq([KernelPart::Fq, KernelPart::Egress]) && plan.programs().eq([Program::Egress]),
+            "{plan:?}"
+        );
         let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
         assert_eq!(read, plan);
     }

@@ -16,7 +16,7 @@ pub struct Parts {
     /// Whether this daemon should be sent work.
     pub ready: Arc<Readiness>,
     /// Counters of callers that wanted to come in at doors other than the relay's.
-    pub doors: accept::Counters,
+    pub doors: accept::AcceptCounters,
     /// What the relay role counts.
     pub relay: Arc<RelayMetrics>,
     /// What the gateway role counts.
@@ -30,7 +30,7 @@ pub struct Parts {
     /// What became of each class's traffic.
     pub classes: ClassMetrics,
     /// How QUIC packets reached the kernel, in either role.
-    pub io: Arc<pacing::io::Counters>,
+    pub io: Arc<pacing::io::IoCounters>,
     /// What becomes of departure times at devices.
     pub qdiscs: qdisc::Gauges,
     /// What the kernel enforces, and counts.
@@ -45,7 +45,7 @@ impl Default for Parts {
         Self {
             edge: Arc::new(EdgeMetrics::new(ready.clone())),
             ready,
-            doors: accept::Counters::default(),
+            doors: accept::AcceptCounters::default(),
             relay: Arc::default(),
             gateway: GatewayMetrics::default(),
             requests: Arc::default(),

@@ -53,7 +53,7 @@ pub struct Submission {
 
 /// Why a policy did not come into force. The one that was in force still is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum PolicyRefusal {
     /// More text than anybody writes.
     #[error("the policy has {bytes} bytes; write at most {MAX_TEXT_BYTES}")]
     TooLong {
@@ -165,7 +165,7 @@ impl Needed {
 
 /// What became of a submission.
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct Submitted {
     /// The revision that is in force now; for a dry run, the one that would be.
     pub revision: Arc<Revision>,
     /// When it goes by itself, if it is not confirmed.
@@ -291,29 +291,29 @@ impl Policies {
     ///
     /// # Errors
     /// It is not known any more, or never was.
-    pub fn revision(&self, number: u64) -> Result<Arc<Revision>, Refusal> {
+    pub fn revision(&self, number: u64) -> Result<Arc<Revision>, PolicyRefusal> {
         self.state().history.former(Some(number))
     }
 
     /// Puts a policy in force, or looks whether it could be.
     ///
     /// # Errors
-    /// [`Refusal`]; the policy in force stays there.
-    pub fn submit(&self, submission: Submission) -> Result<Accepted, Refusal> {
+    /// [`PolicyRefusal`]; the policy in force stays there.
+    pub fn submit(&self, submission: Submission) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
         let now = SystemTime::now();
         let Submission { text, author, expected, dry_run, confirm_within, save } = submission;
         let policy = check(&text, &state.needed)?;
         state.history.admit(expected, now)?;
         if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
-            return Err(Refusal::LongTrial { seconds: time.as_secs() });
+            return Err(PolicyRefusal::LongTrial { seconds: time.as_secs() });
         }
         if save && confirm_within.is_some() {
-            return Err(Refusal::SavedTrial);
+            return Err(PolicyRefusal::SavedTrial);
         }
         let revision = state.history.next(policy, text, Origin::Set, &author, now);
         if dry_run {
-            return Ok(Accepted { revision: Arc::new(revision), confirm_by: None });
+            return Ok(Submitted { revision: Arc::new(revision), confirm_by: None });
         }
         self.adopt(&mut state, revision, confirm_within, save)
     }
@@ -322,8 +322,8 @@ impl Policies {
     /// how a revision on trial is given up.
     ///
     /// # Errors
-    /// [`Refusal`]; the policy in force stays there.
-    pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Accepted, Refusal> {
+    /// [`PolicyRefusal`]; the policy in force stays there.
+    pub fn roll_back(&self, to: Option<u64>, author: &str, save: bool) -> Result<Submitted, PolicyRefusal> {
         let mut state = self.state();
         let former = state.history.former(to)?;
         // What a forward needs may have changed since.
@@ -337,10 +337,10 @@ impl Policies {
     ///
     /// # Errors
     /// It is not on trial; or it could not be saved, in which case it still is.
-    pub fn confirm(&self, number: u64, save: bool) -> Result<Arc<Revision>, Refusal> {
+    pub fn confirm(&self, number: u64, save: bool) -> Result<Arc<Revision>, PolicyRefusal> {
         let mut state = self.state();
         if !state.history.awaits(number) {
-            return Err(Refusal::NothingToConfirm { number });
+            return Err(PolicyRefusal::NothingToConfirm { number });
         }
         if save {
             let text = state.history.current().text.clone();
@@ -374,8 +374,8 @@ impl Policies {
     /// Puts what the files say in force, or what was saved, which takes precedence.
     ///
     /// # Errors
-    /// [`Refusal`]; the policy in force stays there.
-    pub fn reload(&self, config: &config::Config, author: &str) -> Result<(), Refusal> {
+    /// [`PolicyRefusal`]; the policy in force stays there.
+    pub fn reload(&self, config: &config::Config, author: &str) -> Result<(), PolicyRefusal> {
         let mut state = self.state();
         let (needed, now) = (needed(config), SystemTime::now());
         let (text, origin) = match &state.saved {
@@ -397,7 +397,7 @@ impl Policies {
     ///
     /// # Errors
     /// The state folder does not allow it.
-    pub fn forget_saved(&self) -> Result<bool, Refusal> {
+    pub fn forget_saved(&self) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
         let removed = match fs::remove_file(&self.saved_file) {
             Ok(()) => true,
@@ -415,10 +415,10 @@ impl Policies {
         revision: Revision,
         confirm_within: Option<Duration>,
         save: bool,
-    ) -> Result<Accepted, Refusal> {
+    ) -> Result<Submitted, PolicyRefusal> {
         let staged = save.then(|| Staged::write(&self.saved_file, revision.text.as_bytes())).transpose();
         let staged = staged.map_err(|error| self.not_saved(&error))?;
-        state.enforce.put(&revision.policy).map_err(Refusal::Enforcement)?;
+        state.enforce.put(&revision.policy).map_err(PolicyRefusal::Enforcement)?;
         if let Some(staged) = staged {
             if let Err(error) = staged.replace() {
                 // It was in force a moment ago.
@@ -433,7 +433,7 @@ impl Policies {
         let revision = state.history.adopt(revision, confirm_within);
         self.publish(state);
         tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
-        Ok(Accepted { revision, confirm_by: state.history.confirm_by() })
+        Ok(Submitted { revision, confirm_by: state.history.confirm_by() })
     }
 
     fn publish(&self, state: &State) {
@@ -444,8 +444,8 @@ impl Policies {
         self.state.lock()
     }
 
-    fn not_saved(&self, error: &io::Error) -> Refusal {
-        Refusal::NotSaved { file: self.saved_file.display().to_string(), error: error.to_string() }
+    fn not_saved(&self, error: &io::Error) -> PolicyRefusal {
+        PolicyRefusal::NotSaved { file: self.saved_file.display().to_string(), error: error.to_string() }
     }
 }
 
@@ -473,13 +473,13 @@ pub fn needed(config: &config::Config) -> Vec<Needed> {
 ///
 /// # Errors
 /// It is too long, is not valid, or lacks one.
-pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, Refusal> {
+pub fn check(text: &str, needed: &[Needed]) -> Result<Policy, PolicyRefusal> {
     if text.len() > MAX_TEXT_BYTES {
-        return Err(Refusal::TooLong { bytes: text.len() });
+        return Err(PolicyRefusal::TooLong { bytes: text.len() });
     }
-    let policy = Policy::from_toml(text).map_err(Refusal::Invalid)?;
+    let policy = Policy::from_toml(text).map_err(PolicyRefusal::Invalid)?;
     match needed.iter().find(|needed| !needed.is_in(&policy)) {
         None => Ok(policy),
-        Some(missing) => Err(Refusal::Missing(missing.clone())),
+        Some(missing) => Err(PolicyRefusal::Missing(missing.clone())),
     }
 }

@@ -15,7 +15,7 @@ use config::Config;
 use edge::{Edge, EntranceClasses};
 use quic::connection_id::Secret;
 use relay::Phase;
-use role::ready::Stage;
+use role::ready::LifeStage;
 use sd_notify::NotifyState;
 use tokio::{
     runtime::{self, Handle},
@@ -32,11 +32,11 @@ use self::{
 use crate::{
     activation::Activation,
     certificates::{Certificate, Nearness, Told},
-    configuration::{self, files::Files},
+    configuration::{self, files::SeenFiles},
     confinement::{self, Process},
     control::{Control, Reload, doors::Doors},
     enforcement::Enforcement,
-    log::{self, Log},
+    log::{self, LogControl},
     metrics::{Metrics, MetricsPage},
     parts::Parts,
     policy::Policies,
@@ -139,7 +139,7 @@ struct Daemon {
     config: Arc<Config>,
     /// Where it was read; development mode has none.
     file: Option<PathBuf>,
-    log: Log,
+    log: LogControl,
     parts: Arc<Parts>,
     metrics: Arc<Metrics>,
     relay: Option<RelayRole>,
@@ -153,7 +153,7 @@ struct Daemon {
     /// Where metrics are served.
     page: Option<MetricsPage>,
     /// The files that the configuration names, as they were when they were read.
-    read: Arc<ArcSwap<Files>>,
+    read: Arc<ArcSwap<SeenFiles>>,
     /// The certificates that are shown, and what was said of them.
     certificates: Vec<Certificate>,
     told: Told,
@@ -249,7 +249,7 @@ impl Daemon {
 
     /// Shuts down gracefully: it takes no new requests, and open ones get their time. A second signal ends it at once.
     async fn end(mut self, mut signals: Signals) {
-        self.parts.ready.reach(Stage::Draining);
+        self.parts.ready.reach(LifeStage::Draining);
         let drain = self.relay.as_ref().map_or(CLOSING, |role| role.drain);
         if let Some(role) = &self.relay {
             tracing::info!(seconds = drain.as_secs(), "draining");

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
-use config::relay::{Limits, Listener};
+use config::relay::{Limits, ListenerSettings};
 use quic::{
     connection_id::{Issuer, Secret},
     datagrams::{Datagrams, QueueLimits},
@@ -45,7 +45,7 @@ pub struct Steering(Vec<Steer>);
 /// An address is in use or not ours. Of sockets that were opened: they are others than the listeners, or not as many at each
 /// as there are workers, or packets cannot be steered; the message says what to change.
 pub fn bind(
-    listeners: &[Listener],
+    listeners: &[ListenerSettings],
     workers: u8,
     secret: &Secret,
     opened: Vec<UdpSocket>,
@@ -68,8 +68,8 @@ pub fn bind(
     })
 }
 
-fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(WorkerSockets, Steering)> {
-    let group = |listener: &Listener| -> Result<Vec<_>> {
+fn share(listeners: &[ListenerSettings], workers: u8, secret: &Secret) -> Result<(WorkerSockets, Steering)> {
+    let group = |listener: &ListenerSettings| -> Result<Vec<_>> {
         let first = socket(listener.address, true)?;
         let address = first.local_addr()?;
         std::iter::once(Ok(first)).chain((1..workers).map(|_| socket(address, true))).collect()
@@ -78,9 +78,9 @@ fn share(listeners: &[Listener], workers: u8, secret: &Secret) -> Result<(Worker
 }
 
 /// Sorts sockets that were opened for the listeners: of each as many as there are workers.
-fn adopt(listeners: &[Listener], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
+fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
     let mut groups = Vec::new();
-    for Listener { address, .. } in listeners {
+    for ListenerSettings { address, .. } in listeners {
         let group: Vec<_> =
             opened.extract_if(.., |socket| socket.local_addr().is_ok_and(|at| at == *address)).collect();
         ensure!(
@@ -138,7 +138,7 @@ pub struct Endpoints {
     /// How many workers there are.
     pub workers: usize,
     /// Where they listen and how they prove their identity.
-    pub listeners: Vec<(Listener, ServerTls)>,
+    pub listeners: Vec<(ListenerSettings, ServerTls)>,
     /// The number of each listener's class, which its connection IDs say from then on.
     pub classes: Vec<Arc<AtomicU8>>,
     /// How much they take.

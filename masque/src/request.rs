@@ -1,7 +1,7 @@
 //! Proxy requests over HTTP/3 and the answers to them, for both ends: CONNECT-UDP (RFC 9298 §3) and CONNECT
 //! (RFC 9114 §4.4).
 //!
-//! `Capsule-Protocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself says that the
+//! `Capsule-TunnelProtocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself says that the
 //! Capsule Protocol is in use, so that no value of the field (nor its absence) changes anything.
 
 pub use crate::refusal::{Malformed, Refusal};
@@ -40,17 +40,17 @@ impl Request {
 
     /// Returns what the tunnel is to carry.
     #[must_use]
-    pub fn protocol(&self) -> Protocol {
+    pub fn protocol(&self) -> TunnelProtocol {
         match self {
-            Self::ConnectUdp(_) => Protocol::Udp,
-            Self::ConnectTcp(_) => Protocol::Tcp,
+            Self::ConnectUdp(_) => TunnelProtocol::Udp,
+            Self::ConnectTcp(_) => TunnelProtocol::Tcp,
         }
     }
 }
 
 /// What a tunnel carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum TunnelProtocol {
     /// UDP payloads, as HTTP Datagrams.
     Udp,
     /// The bytes of a TCP connection, as the content of DATA frames.
@@ -80,11 +80,11 @@ pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<Request, Refu
 /// Returns the response that opens a tunnel to `next_hop`, the address that the proxy called `proxy` has connected
 /// to (RFC 9298 §3.5, RFC 9209 §2.1.2).
 #[must_use]
-pub fn accepted(protocol: Protocol, next_hop: SocketAddr, proxy: &ProxyName) -> ResponseHead {
+pub fn accepted(protocol: TunnelProtocol, next_hop: SocketAddr, proxy: &ProxyName) -> ResponseHead {
     let next_hop = Some(next_hop.to_string().into());
     let status = ProxyStatus { proxy: proxy.clone(), next_hop, ..ProxyStatus::default() };
     let mut fields = vec![status.to_field()];
-    if protocol == Protocol::Udp {
+    if protocol == TunnelProtocol::Udp {
         fields.push(capsule_protocol());
     }
     ResponseHead { status: 200, fields }
@@ -120,7 +120,7 @@ pub fn tcp_request(target: &Target, bearer: Option<&str>) -> RequestHead {
 
 /// A proxy's consent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Accepted {
+pub struct Consent {
     /// The address that the proxy says it connected to.
     pub next_hop: Option<SocketAddr>,
 }
@@ -146,7 +146,7 @@ pub enum Refused {
 ///
 /// # Errors
 /// See [`Refused`].
-pub fn check_udp_response(head: &ResponseHead) -> Result<Accepted, Refused> {
+pub fn check_udp_response(head: &ResponseHead) -> Result<Consent, Refused> {
     match head.status {
         204..=206 => Err(Refused::Malformed),
         200..=299 if has_content_field(&head.fields) => Err(Refused::Malformed),
@@ -159,12 +159,12 @@ pub fn check_udp_response(head: &ResponseHead) -> Result<Accepted, Refused> {
 ///
 /// # Errors
 /// [`Refused::Status`].
-pub fn check_tcp_response(head: &ResponseHead) -> Result<Accepted, Refused> {
+pub fn check_tcp_response(head: &ResponseHead) -> Result<Consent, Refused> {
     let proxy_status = ProxyStatus::from_fields(&head.fields);
     match head.status {
         200..=299 => {
             let next_hop = proxy_status.iter().find_map(|status| status.next_hop.as_deref()?.parse().ok());
-            Ok(Accepted { next_hop })
+            Ok(Consent { next_hop })
         }
         status => Err(Refused::Status { status, proxy_status }),
     }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::Result;
 use bpf::{
     egress::{Egress, KernelTerms},
-    ingress::{Ingress, Limit, Limits},
+    ingress::{GuardLimits, Ingress, RateLimit},
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
 use lab::frame::Frame;
 use perf::origin::Origin;
-use quic::connection_id::{Keys, Label};
+use quic::connection_id::{IdLabel, Keys};
 
 const RUNS: usize = 9;
 const PACKETS: u32 = 1_000_000;
@@ -56,9 +56,9 @@ fn egress() -> Result<()> {
 }
 
 fn ingress() -> Result<()> {
-    let much = Limit { interval: Duration::ZERO, burst: 1 };
-    let none = Limit { interval: Duration::from_secs(1_000_000), burst: 0 };
-    let ours = KEYS.seal(CONFIG, [1, 2, 3, 4, 5], Label { class: 1, worker: 1 });
+    let much = RateLimit { interval: Duration::ZERO, burst: 1 };
+    let none = RateLimit { interval: Duration::from_secs(1_000_000), burst: 0 };
+    let ours = KEYS.seal(CONFIG, [1, 2, 3, 4, 5], IdLabel { class: 1, worker: 1 });
     let packet = |first: u8, version: u32, id: &[u8], bytes: usize| {
         let mut packet = [&[first], &version.to_be_bytes()[..], &[id.len() as u8], id, &[0]].concat();
         packet.resize(bytes, 0);
@@ -85,7 +85,7 @@ fn ingress() -> Result<()> {
     for (family, listener) in [("IPv4", Frame::v4(&[])), ("IPv6", Frame::v6(&[]))] {
         for (what, payload, limit) in &cases {
             let (prefix, total, id, resets, fragments) = (*limit, *limit, *limit, *limit, *limit);
-            guard.set_limits(Limits { prefix, total, id, resets, fragments })?;
+            guard.set_limits(GuardLimits { prefix, total, id, resets, fragments })?;
             let frame = Frame { payload: payload.clone(), ..listener.clone() }.bytes();
             row("ingress", &format!("{family}, {what}"), || Ok(ingress.try_on(&frame, PACKETS)?.1))?;
         }
@@ -94,7 +94,7 @@ fn ingress() -> Result<()> {
         if listener.to.is_ipv4() {
             row("ingress", "IPv4, later fragment", || Ok(ingress.try_on(&fragment.bytes(), PACKETS)?.1))?;
         }
-        guard.set_arrivals(Some(Limit { interval: Duration::from_nanos(1), burst: u32::MAX }), &[])?;
+        guard.set_arrivals(Some(RateLimit { interval: Duration::from_nanos(1), burst: u32::MAX }), &[])?;
         let budget = format!("{family}, of a connection, with a budget for arrivals");
         row("ingress", &budget, || Ok(ingress.try_on(&known.bytes(), PACKETS)?.1))?;
         guard.set_arrivals(None, &[])?;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 
-use super::{IdKeys, Limit, Limits, PROGRAM, Reason};
+use super::{GuardLimits, GuardReason, IdKeys, PROGRAM, RateLimit};
 use crate::connection_id::{set_keys, words};
 use crate::error::{Cause, Error};
 use crate::intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey};
@@ -38,14 +38,14 @@ pub struct Guard {
 
 /// Where the daemon listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct GuardedListener {
     /// An address that this host has, and a port.
     pub address: SocketAddr,
     /// The number of the class of packets to it whose connection ID says none.
     pub class: u8,
 }
 
-impl From<SocketAddr> for Listener {
+impl From<SocketAddr> for GuardedListener {
     /// One of class 0.
     fn from(address: SocketAddr) -> Self {
         Self { address, class: 0 }
@@ -86,7 +86,7 @@ impl Guard {
     ///
     /// # Errors
     /// The listeners are too many (some hundred), or the kernel refuses an update; packets to unknown ones pass.
-    pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<Listener>>) -> Result<(), Error> {
+    pub fn listen(&mut self, listeners: impl IntoIterator<Item = impl Into<GuardedListener>>) -> Result<(), Error> {
         let mut places = vec![RawListener::default(); intf::LISTENER_PLACES as usize];
         let mut is_full = false;
         let entries = listeners.into_iter().flat_map(|listener| {
@@ -125,7 +125,7 @@ impl Guard {
     ///
     /// # Errors
     /// The kernel refuses the update.
-    pub fn set_limits(&mut self, limits: Limits) -> Result<(), Error> {
+    pub fn set_limits(&mut self, limits: GuardLimits) -> Result<(), Error> {
         self.limits.set(0, RawLimits::from(limits), 0).map_err(|error| broken(LIMITS, error))
     }
 
@@ -134,7 +134,7 @@ impl Guard {
     ///
     /// # Errors
     /// The kernel refuses an update.
-    pub fn set_arrivals(&mut self, limit: Option<Limit>, ranks: &[(u8, u8)]) -> Result<(), Error> {
+    pub fn set_arrivals(&mut self, limit: Option<RateLimit>, ranks: &[(u8, u8)]) -> Result<(), Error> {
         // The kernel takes an interval of 0 for no limit.
         let limit = limit.map_or(RawLimit { interval_ns: 0, burst_ns: 0 }, RawLimit::from);
         let highest = ranks.iter().map(|(_, rank)| u64::from(*rank)).max().unwrap_or(0) + 1;
@@ -162,8 +162,8 @@ impl Guard {
     ///
     /// # Errors
     /// The kernel refuses to tell.
-    pub fn counts(&self) -> Result<[(Reason, u64); Reason::COUNT], Error> {
-        let mut counts = Reason::ALL.map(|reason| (reason, 0));
+    pub fn counts(&self) -> Result<[(GuardReason, u64); GuardReason::COUNT], Error> {
+        let mut counts = GuardReason::ALL.map(|reason| (reason, 0));
         for (reason, count) in &mut counts {
             let cpus = self.reasons.get(&(*reason as u32), 0).map_err(|error| broken(REASONS, error))?;
             *count = cpus.iter().copied().fold(0, u64::wrapping_add);
@@ -217,8 +217,8 @@ fn address_words(address: IpAddr) -> [u64; 2] {
     words
 }
 
-impl From<Listener> for RawListener {
-    fn from(Listener { address, class }: Listener) -> Self {
+impl From<GuardedListener> for RawListener {
+    fn from(GuardedListener { address, class }: GuardedListener) -> Self {
         Self { address: address_words(address.ip()), port: address.port().to_be(), in_use: 1, class, unused: [0; 3] }
     }
 }

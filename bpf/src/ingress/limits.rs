@@ -6,14 +6,14 @@ use crate::intf::{RawLimit, RawLimits};
 
 /// A rate limit by GCRA (ITU-T I.371).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct RateLimit {
     /// How far apart packets pass in the long run.
     pub interval: Duration,
     /// How many pass at once after a pause, beside the first.
     pub burst: u32,
 }
 
-impl Limit {
+impl RateLimit {
     /// So many packets per second, at least one, and a burst.
     #[must_use]
     pub const fn per_second(packets: u32, burst: u32) -> Self {
@@ -24,37 +24,37 @@ impl Limit {
 
 /// What is let through of packets of which nothing, or little, is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GuardLimits {
     /// Packets that begin a connection, from one /24 (IPv4) or /56 (IPv6); and as many from one IPv4 address or /64 that
     /// shows an address token, or from which a handshake was completed.
-    pub prefix: Limit,
+    pub prefix: RateLimit,
     /// The same from everywhere, for each lane: of strangers, and of packets with a token, under an ID of ours, and from
     /// known addresses.
-    pub total: Limit,
+    pub total: RateLimit,
     /// Packets that begin a connection under one ID of ours.
-    pub id: Limit,
+    pub id: RateLimit,
     /// Packets for connections that may have been forgotten.
-    pub resets: Limit,
+    pub resets: RateLimit,
     /// Fragments to the addresses of listeners.
-    pub fragments: Limit,
+    pub fragments: RateLimit,
 }
 
-impl Default for Limits {
+impl Default for GuardLimits {
     /// A handshake costs some milliseconds of a core: 100 packets a second from one prefix, 2,000 in all, and 100 that may
     /// be answered with a reset. A client needs two or three under an ID of ours, and some more where packets are lost.
     fn default() -> Self {
         Self {
-            prefix: Limit::per_second(100, 100),
-            total: Limit::per_second(2_000, 1_000),
-            id: Limit::per_second(1, 15),
-            resets: Limit::per_second(100, 100),
-            fragments: Limit::per_second(1_000, 1_000),
+            prefix: RateLimit::per_second(100, 100),
+            total: RateLimit::per_second(2_000, 1_000),
+            id: RateLimit::per_second(1, 15),
+            resets: RateLimit::per_second(100, 100),
+            fragments: RateLimit::per_second(1_000, 1_000),
         }
     }
 }
 
-impl From<Limit> for RawLimit {
-    fn from(limit: Limit) -> Self {
+impl From<RateLimit> for RawLimit {
+    fn from(limit: RateLimit) -> Self {
         // No sum of a clock and a limit wraps: the clock counts from the start of the machine.
         const LONGEST_NS: u64 = 1 << 62;
         let interval_ns = u64::try_from(limit.interval.as_nanos()).unwrap_or(LONGEST_NS).min(LONGEST_NS);
@@ -62,9 +62,9 @@ impl From<Limit> for RawLimit {
     }
 }
 
-impl From<Limits> for RawLimits {
-    fn from(limits: Limits) -> Self {
-        let Limits { prefix, total, id, resets, fragments } = limits;
+impl From<GuardLimits> for RawLimits {
+    fn from(limits: GuardLimits) -> Self {
+        let GuardLimits { prefix, total, id, resets, fragments } = limits;
         Self {
             prefix: prefix.into(),
             total: total.into(),

@@ -3,7 +3,7 @@
 /// What becomes of a packet to a listener, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub enum Reason {
+pub enum GuardReason {
     /// Passed: its connection ID is ours.
     Connection,
     /// Passed: it begins a connection.
@@ -50,7 +50,7 @@ pub enum Reason {
     ArrivalsLimit,
 }
 
-impl Reason {
+impl GuardReason {
     /// How many there are.
     pub const COUNT: usize = 22;
 

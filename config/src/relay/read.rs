@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Auth, ClientCertificate, Identity, Limits, Listener, NAME, Relay, Strangers, Token, quotas};
+use super::{
+    Auth, ClientCertificate, Limits, ListenerIdentity, ListenerSettings, NAME, RelaySettings, StrangerLimits, Token,
+    quotas,
+};
 use crate::error::Problem;
 use crate::policy::Policy;
 use crate::quota;
@@ -17,7 +20,7 @@ const EVERYWHERE: [SocketAddr; 2] =
     [SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443), SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 443)];
 
 /// Reads a relay whose listeners' classes and schedules have to be of `policy`.
-pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
+pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySettings> {
     let limits = relay.section("limits", |section| limits(section, &Limits::default()));
     let targets = relay.section("targets", |section| targets(section, &TargetRules::default()));
     let tokens = relay.sections("token", |section| token(section, None, &limits));
@@ -32,7 +35,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
     }
     // Not whether `tokens` is empty: an entry that was refused has been reported already.
     let listeners = listeners(relay, relay.has_any("token"), policy);
-    let others = Relay {
+    let others = RelaySettings {
         listeners,
         templates: Vec::new(),
         proxy_status_name: NAME.to_owned(),
@@ -48,8 +51,8 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<Relay> {
 }
 
 /// Walks through the keys of the relay itself, and leaves the sections below as they are.
-pub(crate) fn own(section: &mut Section<'_>, of: Relay) -> Relay {
-    let relay = Relay {
+pub(crate) fn own(section: &mut Section<'_>, of: RelaySettings) -> RelaySettings {
+    let relay = RelaySettings {
         templates: section.require_list("templates", Some(of.templates)).unwrap_or_default(),
         proxy_status_name: section.value("proxy_status_name", of.proxy_status_name),
         drain: section.seconds("drain_seconds", 0..=3_600, of.drain),
@@ -113,11 +116,11 @@ impl Terms {
     }
 
     /// Returns what a listener got from its own section and the relay's.
-    fn of(listener: &Listener) -> Self {
-        let Listener { address: _, identity, client_ca, client_crl, auth, class, schedule } = listener.clone();
+    fn of(listener: &ListenerSettings) -> Self {
+        let ListenerSettings { address: _, identity, client_ca, client_crl, auth, class, schedule } = listener.clone();
         let (certificate, private_key) = match identity {
-            Identity::SelfSigned => (None, None),
-            Identity::Files { certificate, private_key } => (Some(certificate), Some(private_key)),
+            ListenerIdentity::SelfSigned => (None, None),
+            ListenerIdentity::Files { certificate, private_key } => (Some(certificate), Some(private_key)),
         };
         Self { certificate, private_key, client_ca, client_crl, auth: Some(auth), class, schedule }
     }
@@ -142,7 +145,7 @@ impl Terms {
     }
 
     /// Refuses at `section` what a listener on these terms could not do.
-    fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<Listener> {
+    fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<ListenerSettings> {
         let auth = self.auth.unwrap_or_default();
         if auth.accepts_tokens() && !has_tokens {
             let cause = "clients are to show a token, but there is no [[relay.token]]";
@@ -164,13 +167,13 @@ impl Terms {
                 section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
             }
         }
-        let identity = Identity::Files { certificate: self.certificate?, private_key: self.private_key? };
+        let identity = ListenerIdentity::Files { certificate: self.certificate?, private_key: self.private_key? };
         let Self { client_ca, client_crl, class, schedule, .. } = self;
-        Some(Listener { address, identity, client_ca, client_crl, auth, class, schedule })
+        Some(ListenerSettings { address, identity, client_ca, client_crl, auth, class, schedule })
     }
 }
 
-fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<Listener> {
+fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<ListenerSettings> {
     let terms = Terms::walk(relay, Terms::default(), policy);
     let plain: Option<Vec<SocketAddr>> = relay.optional_list("listen", None);
     let mut listeners = relay.sections("listener", |listener| {
@@ -181,7 +184,7 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
     if let Some((first, others)) = plain.split_first() {
         // The same terms for all: what is wrong with them is said once.
         let listener = terms.listener(relay, *first, has_tokens);
-        let at = |address| listener.clone().map(|listener| Listener { address, ..listener });
+        let at = |address| listener.clone().map(|listener| ListenerSettings { address, ..listener });
         listeners.extend(others.iter().copied().filter_map(at));
         listeners.extend(listener);
     } else if !relay.has_any("listener") {
@@ -194,7 +197,7 @@ fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<
 }
 
 /// Writes a listener with all that it takes from elsewhere; a certificate that paced makes itself cannot be named.
-pub(crate) fn write_listener(listener: &Listener, section: &mut Section<'_>, policy: &Policy) {
+pub(crate) fn write_listener(listener: &ListenerSettings, section: &mut Section<'_>, policy: &Policy) {
     section.value("address", listener.address);
     Terms::walk(section, Terms::of(listener), policy);
 }
@@ -224,8 +227,8 @@ fn rule(section: &mut Section<'_>, of: Option<&Rule>) -> Option<Rule> {
     Some(Rule { to: to?, protocol, ports: ports.map(Ports) })
 }
 
-fn strangers(section: &mut Section<'_>, of: &Strangers) -> Strangers {
-    Strangers {
+fn strangers(section: &mut Section<'_>, of: &StrangerLimits) -> StrangerLimits {
+    StrangerLimits {
         percent: section.number("strangers_percent", 1..=100, of.percent),
         per_prefix: section.number("strangers_per_prefix", 1..=1 << 24, of.per_prefix),
         time: section.seconds("stranger_seconds", 1..=3_600, of.time),

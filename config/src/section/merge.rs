@@ -5,14 +5,14 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 /// A file of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct FilePart {
     /// What messages call it.
     pub name: String,
     /// What it says, in TOML.
     pub text: String,
 }
 
-impl From<&str> for Part {
+impl From<&str> for FilePart {
     /// Of a text that is the only one, and needs no name.
     fn from(text: &str) -> Self {
         Self { name: String::new(), text: text.to_owned() }
@@ -20,7 +20,7 @@ impl From<&str> for Part {
 }
 
 /// Where each part begins in the text of all of them.
-pub(super) fn join(parts: &[Part]) -> (String, Vec<usize>) {
+pub(super) fn join(parts: &[FilePart]) -> (String, Vec<usize>) {
     let (mut text, mut starts) = (String::new(), Vec::new());
     for part in parts {
         starts.push(text.len());

@@ -10,7 +10,7 @@ use masque::template::Template;
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
-use crate::engine::Engine;
+use crate::engine::EngineUrl;
 use crate::error::Problem;
 use crate::hash;
 use crate::nat64::Nat64Prefix;
@@ -246,7 +246,7 @@ impl Value for Target {
     }
 }
 
-impl Value for Engine {
+impl Value for EngineUrl {
     const EXPECTED: &'static str = "the URL of an engine, such as \"http://127.0.0.1:8000\"";
 
     fn read(value: &DeValue<'_>) -> Option<Self> {

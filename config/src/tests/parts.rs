@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn parts(texts: &[&str]) -> Vec<Part> {
-    let part = |(place, text): (usize, &&str)| Part { name: format!("{place}.toml"), text: (*text).to_owned() };
+fn parts(texts: &[&str]) -> Vec<FilePart> {
+    let part = |(place, text): (usize, &&str)| FilePart { name: format!("{place}.toml"), text: (*text).to_owned() };
     texts.iter().enumerate().map(part).collect()
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use masque::{
     h3::{Part, RequestHead, ResponseHead, Role},
     priority::Priority,
-    request::{self, Accepted, Refused},
+    request::{self, Consent, Refused},
     target::Target,
     template::Template,
 };
@@ -194,8 +194,8 @@ impl Relay {
         &self,
         reserved: Option<Reserved>,
         head: &RequestHead,
-        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
-    ) -> Result<(Request, Accepted), OpenError> {
+        check: impl Fn(&ResponseHead) -> Result<Consent, Refused>,
+    ) -> Result<(Request, Consent), OpenError> {
         // Never closed, so that there is no error.
         let _waiting = self.first.acquire().await;
         let mut request = match reserved {
@@ -210,8 +210,8 @@ impl Relay {
     async fn answer(
         &self,
         request: &mut Request,
-        check: impl Fn(&ResponseHead) -> Result<Accepted, Refused>,
-    ) -> Result<Accepted, OpenError> {
+        check: impl Fn(&ResponseHead) -> Result<Consent, Refused>,
+    ) -> Result<Consent, OpenError> {
         loop {
             match request.recv.part().await? {
                 // Interim responses say nothing about the tunnel (RFC 9110 §15.2).

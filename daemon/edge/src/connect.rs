@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use config::{forward::Mode, targets::Protocol};
+use config::{forward::TunnelMode, targets::Protocol};
 use masque::{
     h3::Code,
     priority::Priority,
@@ -213,7 +213,7 @@ impl Way {
     ///
     /// # Errors
     /// See [`NoConnection`].
-    pub async fn open_udp(&self, target: &Target, mode: Mode) -> Result<OpenedUdp, NoConnection> {
+    pub async fn open_udp(&self, target: &Target, mode: TunnelMode) -> Result<OpenedUdp, NoConnection> {
         let opening = async {
             let mut tries = Tries::default();
             loop {

@@ -138,7 +138,7 @@ impl Wanted {
         }
     }
 
-    fn uplink(&self) -> &config::uplink::Uplink {
+    fn uplink(&self) -> &config::uplink::UplinkSettings {
         match self {
             Self::Forward(forward) => &forward.uplink,
             Self::Proxy(proxy) => &proxy.uplink,
@@ -173,7 +173,7 @@ impl Wanted {
 /// What two local addresses have to have in common to share a connection.
 #[derive(Clone, PartialEq, Eq)]
 struct Way {
-    uplink: config::uplink::Uplink,
+    uplink: config::uplink::UplinkSettings,
     /// The paths, if there are any.
     paths: Vec<config::path::Path>,
     /// Of the files that it names.
@@ -181,7 +181,7 @@ struct Way {
 }
 
 impl Way {
-    fn of(uplink: &config::uplink::Uplink, paths: &[config::path::Path]) -> Self {
+    fn of(uplink: &config::uplink::UplinkSettings, paths: &[config::path::Path]) -> Self {
         let contents = Access::of(uplink).first().map(Access::contents).unwrap_or_default();
         Self { contents, uplink: uplink.clone(), paths: paths.to_vec() }
     }

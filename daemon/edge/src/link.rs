@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use config::forward::Mode;
+use config::forward::TunnelMode;
 use masque::{h3::Code, tunnel::Form};
 use pacing::{
     path::{PacketSize, PathStats},
@@ -34,7 +34,7 @@ use super::{
 };
 use crate::client::{Relay, endpoint::Connected};
 
-/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`Mode::Auto`]: QUIC
+/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`TunnelMode::Auto`]: QUIC
 /// needs packets of this size (RFC 9000 §14).
 const USABLE_PAYLOAD_BYTES: u16 = 1_200;
 
@@ -325,8 +325,8 @@ impl Link {
     ///
     /// # Errors
     /// [`NoDatagrams`].
-    pub fn allows(&self, mode: Mode) -> Result<(), NoDatagrams> {
-        let needed = mode == Mode::Datagram;
+    pub fn allows(&self, mode: TunnelMode) -> Result<(), NoDatagrams> {
+        let needed = mode == TunnelMode::Datagram;
         if needed && !self.relay.http().datagrams_allowed() { Err(NoDatagrams) } else { Ok(()) }
     }
 
@@ -339,12 +339,12 @@ impl Link {
     /// The form in which payloads leave, or `None` for the one that the tunnel chooses. It follows the path: where
     /// that turns out to be too narrow for datagrams of a useful size, payloads take the stream.
     #[must_use]
-    pub fn form(&self, mode: Mode) -> Option<Form> {
+    pub fn form(&self, mode: TunnelMode) -> Option<Form> {
         let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);
         match mode {
-            Mode::Stream => Some(Form::Capsule),
-            Mode::Datagram => Some(Form::Datagram),
-            Mode::Auto if self.relay.http().datagrams_allowed() && narrow() => {
+            TunnelMode::Stream => Some(Form::Capsule),
+            TunnelMode::Datagram => Some(Form::Datagram),
+            TunnelMode::Auto if self.relay.http().datagrams_allowed() && narrow() => {
                 if !self.line.told.swap(true, Relaxed) {
                     info!(
                         packet_bytes = self.line.packets.bytes(),
@@ -354,7 +354,7 @@ impl Link {
                 }
                 Some(Form::Capsule)
             }
-            Mode::Auto => None,
+            TunnelMode::Auto => None,
         }
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use config::{
-    forward::{Forward, Mode},
+    forward::{Forward, TunnelMode},
     targets::Protocol,
 };
 use masque::{h3::Code, priority::Priority, target::Target};
@@ -25,7 +25,7 @@ use quic::{
     segments::Segments,
 };
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use role::{traffic::Traffic, tunnel::Ended};
+use role::{traffic::Traffic, tunnel::TunnelEnd};
 use tokio::{
     io::Interest,
     net::UdpSocket,
@@ -94,7 +94,7 @@ struct Shared {
     socket: UdpSocket,
     state: UdpSocketState,
     target: Target,
-    mode: Mode,
+    mode: TunnelMode,
     /// The class of payloads that leave for the relay.
     membership: Membership,
     /// Whether somebody chose the class: one that nobody chose tells the relay nothing about what it sends back.
@@ -127,7 +127,7 @@ enum End {
     Finished,
     /// It failed.
     #[error(transparent)]
-    Failed(#[from] Ended),
+    Failed(#[from] TunnelEnd),
     /// It ended hardly after it was opened, which is as good as a refusal: a target that is not there, for example.
     #[error("it ended as soon as it was open: {0}")]
     AtOnce(Box<End>),

@@ -13,7 +13,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::{
-    forward::Mode,
+    forward::TunnelMode,
     proxy::{Protocol, Proxy},
 };
 use quic::class::Membership;
@@ -49,7 +49,7 @@ pub struct Shared {
     protocols: Vec<Protocol>,
     /// `None` if everybody may use it.
     users: Option<Users>,
-    mode: Mode,
+    mode: TunnelMode,
     udp_idle: Duration,
     /// How long a UDP target is left alone that the relay refused.
     pause: Duration,

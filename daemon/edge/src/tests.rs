@@ -10,14 +10,14 @@ use std::{
 };
 
 use config::{
-    forward::{Forward, Mode},
+    forward::{Forward, TunnelMode},
     targets,
-    uplink::{self, Trust},
+    uplink::{self, TrustSource},
 };
 use masque::{
     h3::{Code, Part, Role},
     proxy_status::ProxyName,
-    request::{Protocol, Refusal, accepted},
+    request::{Refusal, TunnelProtocol, accepted},
     target::Target,
     template::Template,
     tunnel::Form,
@@ -139,7 +139,7 @@ impl TestRelay {
     fn access(&self) -> Access {
         Access {
             template: Template::default_at(&self.address.to_string()).unwrap(),
-            trust: Trust::Pinned(self.fingerprint),
+            trust: TrustSource::Pinned(self.fingerprint),
             token: None,
             identity: None,
         }
@@ -181,7 +181,7 @@ async fn answer(mut request: Request, client: h3::Client, does: Does, seen: Arc<
 async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen) {
     let proxy = ProxyName::default();
     let next_hop = (Ipv4Addr::LOCALHOST, 9).into();
-    request.send.respond(&accepted(Protocol::Udp, next_hop, &proxy)).await.unwrap();
+    request.send.respond(&accepted(TunnelProtocol::Udp, next_hop, &proxy)).await.unwrap();
     client.wait_for_settings().await.unwrap();
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), QUEUE_BYTES);
     let mut payloads = Segments::new(QUEUE_BYTES);
@@ -224,17 +224,17 @@ impl Drop for Edge {
 }
 
 impl Edge {
-    async fn start(relay: &TestRelay, mode: Mode, idle: Duration) -> Self {
+    async fn start(relay: &TestRelay, mode: TunnelMode, idle: Duration) -> Self {
         Self::with(relay, mode, (idle, idle)).await
     }
 
-    async fn with(relay: &TestRelay, mode: Mode, idle: (Duration, Duration)) -> Self {
+    async fn with(relay: &TestRelay, mode: TunnelMode, idle: (Duration, Duration)) -> Self {
         Self::of(&[relay], mode, idle, (Duration::from_millis(10), Duration::from_secs(60))).await
     }
 
     async fn of(
         relays: &[&TestRelay],
-        mode: Mode,
+        mode: TunnelMode,
         (idle, idle_answered): (Duration, Duration),
         backoff: (Duration, Duration),
     ) -> Self {
@@ -243,7 +243,7 @@ impl Edge {
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: targets::Protocol::Udp,
-            uplink: uplink::Uplink {
+            uplink: uplink::UplinkSettings {
                 relays: accesses.iter().map(|access| access.template.clone()).collect(),
                 token_file: None,
                 client: None,
@@ -300,7 +300,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 #[tokio::test]
 async fn payloads_wait_for_the_connection_and_come_back_in_order_to_whoever_sent_them() {
     let relay = TestRelay::start(Does::Echo, true);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     let (one, two) = (edge.application().await, edge.application().await);
     for payload in [&b"first"[..], b"", &[7; 1_200]] {
         one.send(payload).await.unwrap();
@@ -319,7 +319,7 @@ async fn payloads_wait_for_the_connection_and_come_back_in_order_to_whoever_sent
 #[tokio::test]
 async fn stream_mode_uses_no_datagrams_and_carries_what_they_cannot() {
     let relay = TestRelay::start(Does::Echo, true);
-    let edge = Edge::start(&relay, Mode::Stream, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Stream, PATIENCE).await;
     let application = edge.application().await;
     application.send(&[1; 9_000]).await.unwrap();
     assert_eq!(receive(&application).await, [1; 9_000]);
@@ -329,12 +329,12 @@ async fn stream_mode_uses_no_datagrams_and_carries_what_they_cannot() {
 #[tokio::test]
 async fn a_relay_without_datagrams_is_used_by_streams_unless_that_is_forbidden() {
     let relay = TestRelay::start(Does::Echo, false);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     let application = edge.application().await;
     application.send(b"payload").await.unwrap();
     assert_eq!(receive(&application).await, b"payload");
 
-    let edge = Edge::start(&relay, Mode::Datagram, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Datagram, PATIENCE).await;
     edge.application().await.send(b"payload").await.unwrap();
     eventually(|| edge.counters.tunnels_refused.get() == 1).await;
     assert_eq!(edge.counters.tunnels_opened.get(), 0);
@@ -343,7 +343,7 @@ async fn a_relay_without_datagrams_is_used_by_streams_unless_that_is_forbidden()
 #[tokio::test]
 async fn refusals_are_repeated_no_faster_than_the_back_off() {
     let relay = TestRelay::start(Does::Refuse, true);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     let (application, begun) = (edge.application().await, Instant::now());
     while relay.seen.requests.load(Relaxed) < 5 {
         application.send(b"payload").await.unwrap();
@@ -357,7 +357,7 @@ async fn refusals_are_repeated_no_faster_than_the_back_off() {
 #[tokio::test]
 async fn a_lost_connection_is_made_again_for_the_next_payload() {
     let relay = TestRelay::start(Does::EchoOnce, true);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     let application = edge.application().await;
     let mut buffer = [0; 1];
     for round in 1..=3 {
@@ -373,7 +373,7 @@ async fn a_lost_connection_is_made_again_for_the_next_payload() {
 #[tokio::test]
 async fn the_tunnel_of_a_silent_sender_is_closed_properly() {
     let relay = TestRelay::start(Does::Echo, true);
-    let edge = Edge::start(&relay, Mode::Auto, Duration::from_millis(200)).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, Duration::from_millis(200)).await;
     let application = edge.application().await;
     application.send(b"payload").await.unwrap();
     receive(&application).await;
@@ -386,13 +386,13 @@ async fn the_tunnel_of_a_silent_sender_is_closed_properly() {
 #[tokio::test]
 async fn an_unknown_certificate_is_reported_with_what_it_takes_to_pin_it() {
     let relay = TestRelay::start(Does::Echo, true);
-    let access = Access { trust: Trust::Pinned([0; 32]), ..relay.access() };
+    let access = Access { trust: TrustSource::Pinned([0; 32]), ..relay.access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     match endpoint.connect().await.err() {
         Some(ConnectError::Untrusted { fingerprint, .. }) => assert_eq!(fingerprint, relay.fingerprint),
         other => panic!("{other:?}"),
     }
-    let access = Access { trust: Trust::Pinned(relay.fingerprint), ..relay.access() };
+    let access = Access { trust: TrustSource::Pinned(relay.fingerprint), ..relay.access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
     assert!(endpoint.connect().await.is_ok());
 }
@@ -410,7 +410,7 @@ async fn ask(edge: &Edge, questions: u16) {
 async fn a_relay_that_allows_few_streams_answers_new_senders_for_ever() {
     let transport = Transport { max_requests: 16, ..Transport::default() };
     let relay = TestRelay::with(Does::Echo, true, transport);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     ask(&edge, 300).await;
     assert!(edge.counters.credit_waits.get() > 0 && edge.counters.sources_evicted.get() > 0);
     assert_eq!((edge.counters.tunnels_refused.get(), edge.counters.tunnels_crowded_out.get()), (0, 0));
@@ -420,7 +420,7 @@ async fn a_relay_that_allows_few_streams_answers_new_senders_for_ever() {
 #[tokio::test]
 async fn a_relay_that_allows_few_tunnels_answers_new_senders_for_ever() {
     let relay = TestRelay::start(Does::EchoIn(8), true);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     ask(&edge, 100).await;
     assert!(edge.counters.limit_refusals.get() > 0 && edge.counters.sources_evicted.get() > 0);
     assert_eq!((edge.counters.tunnels_refused.get(), edge.counters.tunnels_crowded_out.get()), (0, 0));
@@ -429,7 +429,7 @@ async fn a_relay_that_allows_few_tunnels_answers_new_senders_for_ever() {
 #[tokio::test]
 async fn more_senders_than_places_are_answered_over_one_connection() {
     let relay = TestRelay::start(Does::Echo, true);
-    let edge = Edge::start(&relay, Mode::Auto, PATIENCE).await;
+    let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     ask(&edge, places::MOST as u16 + 200).await;
     assert_eq!(relay.seen.connections.load(Relaxed), 1);
     assert!(relay.seen.most.load(Relaxed) < config::relay::Limits::default().tunnels_per_connection as usize);
@@ -440,7 +440,7 @@ async fn more_senders_than_places_are_answered_over_one_connection() {
 #[tokio::test]
 async fn the_tunnel_of_a_sender_that_has_its_answer_is_closed_before_others() {
     let relay = TestRelay::start(Does::Echo, true);
-    let edge = Edge::with(&relay, Mode::Auto, (PATIENCE, Duration::from_millis(100))).await;
+    let edge = Edge::with(&relay, TunnelMode::Auto, (PATIENCE, Duration::from_millis(100))).await;
     let talkative = edge.application().await;
     for at in 0..10_u8 {
         talkative.send(&[at]).await.unwrap();
@@ -471,7 +471,7 @@ async fn ask_until_answered(edge: &Edge) -> UdpSocket {
 async fn the_next_relay_takes_over_and_the_preferred_one_gets_new_senders_again_once_it_lasts() {
     let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
     let backoff = (Duration::from_millis(10), Duration::from_millis(300));
-    let edge = Edge::of(&[&relays[0], &relays[1]], Mode::Auto, (PATIENCE, PATIENCE), backoff).await;
+    let edge = Edge::of(&[&relays[0], &relays[1]], TunnelMode::Auto, (PATIENCE, PATIENCE), backoff).await;
     let requests = || relays.each_ref().map(|relay| relay.seen.requests.load(Relaxed));
     ask(&edge, 2).await;
     assert_eq!(requests(), [2, 0], "the first works");
@@ -499,7 +499,7 @@ async fn the_next_relay_is_tried_while_the_first_says_nothing() {
     let hole = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     silent.address = hole.local_addr().unwrap();
     let backoff = (Duration::from_millis(10), Duration::from_secs(60));
-    let edge = Edge::of(&[&silent, &relay], Mode::Auto, (PATIENCE, PATIENCE), backoff).await;
+    let edge = Edge::of(&[&silent, &relay], TunnelMode::Auto, (PATIENCE, PATIENCE), backoff).await;
     ask(&edge, 3).await;
     assert_eq!(relay.seen.requests.load(Relaxed), 3);
 }

@@ -220,9 +220,9 @@ impl Uplink {
         let uplink = Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state });
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
-            None => ready::Verdict::Gone,
-            Some(uplink) if uplink.is_within_reach() => ready::Verdict::Ready,
-            Some(uplink) => ready::Verdict::Missing(format!("no connection to {}", uplink.names())),
+            None => ready::PartReady::Gone,
+            Some(uplink) if uplink.is_within_reach() => ready::PartReady::Ready,
+            Some(uplink) => ready::PartReady::Missing(format!("no connection to {}", uplink.names())),
         });
         uplink
     }

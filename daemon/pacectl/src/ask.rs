@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use api::{print, say};
 use bytes::Bytes;
 use clap::Args;
-use config::engine::Engine;
+use config::engine::EngineUrl;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Response, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     model: String,
     /// Where an edge serves models, or anything else with that API
     #[arg(long, default_value = "http://127.0.0.1:8100")]
-    url: Engine,
+    url: EngineUrl,
     /// The most tokens of the answer
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
@@ -106,7 +106,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
-    let Engine { authority, prefix } = &arguments.url;
+    let EngineUrl { authority, prefix } = &arguments.url;
     let mut prompt = arguments.prompt.clone();
     if prompt == "-" {
         prompt.clear();

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use api::say;
 use clap::Args;
 use config::{
-    forward::{Forward, Mode, TCP_IDLE},
+    forward::{Forward, TCP_IDLE, TunnelMode},
     targets::Protocol,
 };
 use edge::{
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     relay: RelayOptions,
     /// How UDP payloads travel to the relay: `auto`, `datagram` or `stream`
     #[arg(long, default_value = "auto", value_parser = options::mode, conflicts_with = "tcp")]
-    mode: Mode,
+    mode: TunnelMode,
     /// Forwards TCP connections in place of UDP payloads
     #[arg(long)]
     tcp: bool,
@@ -74,7 +74,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let forward = Forward {
         listen: *listen,
         protocol: if arguments.tcp { Protocol::Tcp } else { Protocol::Udp },
-        uplink: config::uplink::Uplink {
+        uplink: config::uplink::UplinkSettings {
             relays: vec![access.template],
             token_file: None,
             client: access.identity,

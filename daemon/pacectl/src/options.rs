@@ -5,9 +5,9 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use config::{
-    forward::Mode,
+    forward::TunnelMode,
     hash,
-    uplink::{ClientIdentity, Trust},
+    uplink::{ClientFiles, TrustSource},
 };
 use edge::client::endpoint::{Access, ConnectError, TokenSource};
 use masque::{
@@ -54,11 +54,11 @@ impl RelayOptions {
             (None, None) => None,
         };
         let identity = self.client_cert.clone().zip(self.client_key.clone());
-        let identity = identity.map(|(certificate, private_key)| ClientIdentity { certificate, private_key });
+        let identity = identity.map(|(certificate, private_key)| ClientFiles { certificate, private_key });
         let trust = match (&self.ca, self.pin, &self.relay) {
-            (Some(file), _, _) => Trust::Authority(file.clone()),
-            (None, Some(fingerprint), _) => Trust::Pinned(fingerprint),
-            (None, None, Some(_)) => Trust::System,
+            (Some(file), _, _) => TrustSource::Authority(file.clone()),
+            (None, Some(fingerprint), _) => TrustSource::Pinned(fingerprint),
+            (None, None, Some(_)) => TrustSource::System,
             (None, None, None) => development_trust()?,
         };
         let template = match &self.relay {
@@ -92,15 +92,16 @@ impl RelayOptions {
 
 /// The transport of a client that waits for answers, silent or not.
 pub(crate) fn transport() -> Transport {
-    Transport::from(&config::Transport::default())
+    Transport::from(&config::TransportSettings::default())
 }
 
 pub(crate) fn target(text: &str) -> Result<Target> {
     Target::from_authority(text).context("expected HOST:PORT, with IPv6 addresses in brackets")
 }
 
-pub(crate) fn mode(text: &str) -> Result<Mode> {
-    let found = [Mode::Auto, Mode::Datagram, Mode::Stream].into_iter().find(|mode| mode.as_str() == text);
+pub(crate) fn mode(text: &str) -> Result<TunnelMode> {
+    let found =
+        [TunnelMode::Auto, TunnelMode::Datagram, TunnelMode::Stream].into_iter().find(|mode| mode.as_str() == text);
     found.context("expected auto, datagram or stream")
 }
 
@@ -115,12 +116,12 @@ pub(crate) fn listen(text: &str) -> Result<SocketAddr> {
 }
 
 /// The relay of development mode keeps its certificate where we find it.
-fn development_trust() -> Result<Trust> {
+fn development_trust() -> Result<TrustSource> {
     let file = state::development_dir().join("certificate.pem");
     let certificates = tls::read_certificates(&file)
         .context("there is no relay in development mode: start one with `paced run`, or name another with --relay")?;
     let certificate = certificates.first().context("the certificate's file is empty")?;
-    Ok(Trust::Pinned(tls::fingerprint(certificate)))
+    Ok(TrustSource::Pinned(tls::fingerprint(certificate)))
 }
 
 fn template(text: &str) -> Result<Template, TemplateError> {

@@ -5,7 +5,7 @@ use std::{future::poll_fn, task::ready, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use api::say;
 use clap::Args;
-use config::forward::Mode;
+use config::forward::TunnelMode;
 use edge::{
     backoff,
     client::{
@@ -21,7 +21,7 @@ use masque::{
     tunnel::Form,
 };
 use quic::segments::Segments;
-use role::tunnel::{Ended, UdpTunnel};
+use role::tunnel::{TunnelEnd, UdpTunnel};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     relay: RelayOptions,
     /// How payloads travel to the relay: `auto`, `datagram` or `stream`
     #[arg(long, default_value = "auto", value_parser = options::mode)]
-    mode: Mode,
+    mode: TunnelMode,
     /// The number of payloads to send
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
@@ -212,7 +212,7 @@ impl Reached {
 }
 
 /// Sends probes at a steady pace and returns how long the answered ones took.
-async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Result<Vec<Duration>, Ended> {
+async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Result<Vec<Duration>, TunnelEnd> {
     let run = backoff::random().to_be_bytes();
     let mut payload = vec![0; usize::from(arguments.size)];
     payload[..8].copy_from_slice(&run);
@@ -251,7 +251,7 @@ async fn echo(tunnel: &mut UdpTunnel, link: &Link, arguments: &Arguments) -> Res
 }
 
 /// Waits for payloads.
-async fn receive(tunnel: &mut UdpTunnel, arrived: &mut Segments) -> Result<bool, Ended> {
+async fn receive(tunnel: &mut UdpTunnel, arrived: &mut Segments) -> Result<bool, TunnelEnd> {
     poll_fn(|cx| {
         tunnel.poll_stopped(cx)?;
         let more = ready!(tunnel.poll_recv(cx, arrived))?;

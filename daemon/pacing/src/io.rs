@@ -48,7 +48,7 @@ use super::{
 
 /// What became of packets on their way to the kernel.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct IoCounters {
     /// Messages that left.
     pub messages: Counter,
     /// Packets in them, including packets that the kernel refused.
@@ -71,7 +71,7 @@ pub struct Counters {
     pub traces: Arc<Traces>,
 }
 
-impl Counters {
+impl IoCounters {
     /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
@@ -91,7 +91,7 @@ impl Counters {
 
 /// How packets leave.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SocketSettings {
     /// IP packet size that connections start with, in bytes.
     pub initial_mtu: u16,
     /// The largest IP packet size probed for, in bytes.
@@ -107,7 +107,7 @@ pub struct Settings {
     /// What is known of devices.
     pub devices: Devices,
     /// Where packets are counted.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<IoCounters>,
 }
 
 /// Segments in one message, at most: what every kernel since 4.18 takes (`UDP_MAX_SEGMENTS` in include/linux/udp.h; newer
@@ -121,7 +121,7 @@ const HEADER_BYTES: u16 = 28;
 #[derive(Debug)]
 pub struct Provider {
     socket: UdpSocket,
-    settings: Settings,
+    settings: SocketSettings,
     /// Whether packets may leave from another address than the last that was sent to.
     roams: bool,
 }
@@ -129,7 +129,7 @@ pub struct Provider {
 impl Provider {
     /// Creates a provider for a socket that is bound.
     #[must_use]
-    pub fn new(socket: UdpSocket, settings: Settings) -> Self {
+    pub fn new(socket: UdpSocket, settings: SocketSettings) -> Self {
         Self { socket, settings, roams: false }
     }
 

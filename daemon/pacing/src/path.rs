@@ -26,7 +26,7 @@ struct Counts {
 
 /// What a connection has seen of its path, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct PathState {
     /// The smoothed round trip (RFC 9002 §5.3), once there was a sample.
     pub smoothed_rtt: Option<Duration>,
     /// The shortest one.
@@ -48,10 +48,10 @@ pub struct Path {
 impl PathStats {
     /// Returns what is known now.
     #[must_use]
-    pub fn get(&self) -> Path {
+    pub fn get(&self) -> PathState {
         let of = |count: &AtomicU64| count.load(Relaxed);
         let time = |count: &AtomicU64| Some(of(count)).filter(|us| *us > 0).map(Duration::from_micros);
-        Path {
+        PathState {
             smoothed_rtt: time(&self.0.smoothed_rtt_us),
             min_rtt: time(&self.0.min_rtt_us),
             sent_bytes: of(&self.0.sent_bytes),
@@ -145,12 +145,13 @@ mod tests {
     #[test]
     fn a_round_trip_is_known_once_there_was_one_however_short() {
         let stats = PathStats::default();
-        assert_eq!(stats.get(), Path::default());
+        assert_eq!(stats.get(), PathState::default());
         stats.measured(Duration::from_nanos(10), Duration::ZERO);
         stats.sent_packet();
         stats.sent_datagram(1_200);
         let us = Some(Duration::from_micros(1));
-        let expected = Path { smoothed_rtt: us, min_rtt: us, sent_bytes: 1_200, sent_packets: 1, ..Path::default() };
+        let expected =
+            PathState { smoothed_rtt: us, min_rtt: us, sent_bytes: 1_200, sent_packets: 1, ..PathState::default() };
         assert_eq!(stats.clone().get(), expected);
     }
 }

@@ -49,7 +49,7 @@ pub struct Tap(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     is_on: AtomicBool,
-    log: Mutex<Option<Arc<Log>>>,
+    log: Mutex<Option<Arc<ConnectionLog>>>,
     parameters: OnceLock<event::Parameters>,
     packets: PacketSize,
 }
@@ -68,7 +68,7 @@ impl Tap {
 
     /// The log that is being written.
     #[must_use]
-    pub fn log(&self) -> Option<Arc<Log>> {
+    pub fn log(&self) -> Option<Arc<ConnectionLog>> {
         if !self.0.is_on.load(Relaxed) {
             return None;
         }
@@ -82,7 +82,7 @@ impl Tap {
     }
 
     /// Connects a log to the events; returns whether no other log is connected.
-    fn connect(&self, log: &Arc<Log>) -> bool {
+    fn connect(&self, log: &Arc<ConnectionLog>) -> bool {
         let mut current = self.0.log.lock();
         let is_free = current.as_ref().is_none_or(|log| log.is_over());
         if is_free {
@@ -96,7 +96,7 @@ impl Tap {
         is_free
     }
 
-    fn disconnect(&self, log: &Arc<Log>) {
+    fn disconnect(&self, log: &Arc<ConnectionLog>) {
         let mut current = self.0.log.lock();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, log)) {
             *current = None;
@@ -107,7 +107,7 @@ impl Tap {
 
 /// All that are listened to: for the queues, which know packets and no connections.
 #[derive(Debug, Default)]
-pub struct Traces(Mutex<(u32, Vec<Arc<Log>>)>);
+pub struct Traces(Mutex<(u32, Vec<Arc<ConnectionLog>>)>);
 
 impl Traces {
     /// Listens to a connection until it ends, the time is over, or what is returned is dropped. `None` while somebody else
@@ -120,7 +120,7 @@ impl Traces {
             return None;
         }
         *last = last.wrapping_add(1);
-        let log = Arc::new(Log::new(NonZeroU32::MIN.saturating_add(*last), span));
+        let log = Arc::new(ConnectionLog::new(NonZeroU32::MIN.saturating_add(*last), span));
         if !tap.connect(&log) {
             return None;
         }
@@ -157,7 +157,7 @@ pub struct Departing {
 pub struct Tracing {
     traces: Arc<Traces>,
     tap: Tap,
-    log: Arc<Log>,
+    log: Arc<ConnectionLog>,
 }
 
 impl Tracing {
@@ -183,7 +183,7 @@ impl Drop for Tracing {
 
 /// Events of one connection, of which there is a bounded number.
 #[derive(Debug)]
-pub struct Log {
+pub struct ConnectionLog {
     id: NonZeroU32,
     begun_ns: u64,
     until_ns: u64,
@@ -208,7 +208,7 @@ struct State {
     has_ended: bool,
 }
 
-impl Log {
+impl ConnectionLog {
     fn new(id: NonZeroU32, span: Duration) -> Self {
         let begun_ns = monotonic::now_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);

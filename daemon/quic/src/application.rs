@@ -51,7 +51,7 @@ pub use sched::stream::Discipline;
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use crate::{
-    class::{ClassMetrics, Classes, Role, Terms},
+    class::{ClassMetrics, Classes, PolicyRole, Terms},
     connection_id::Issuer,
     datagrams::{Datagrams, Flow, Hub, QueueLimits, Sender},
     dispatch::{self, Dispatcher},
@@ -97,7 +97,7 @@ impl Settings {
         Ok(self.transport.clone().leaving_by(&devices, &Arc::default()))
     }
 
-    fn begin(&self, role: Role) -> (Arc<Classes>, Datagrams) {
+    fn begin(&self, role: PolicyRole) -> (Arc<Classes>, Datagrams) {
         let classes = Classes::new(self.policy.clone(), role, &ClassMetrics::default(), |_| Default::default());
         let datagrams = Datagrams {
             limits: self.datagrams,
@@ -121,7 +121,7 @@ impl Listener {
     /// # Errors
     /// The address is in use or not ours, or certificate and key do not belong together.
     pub fn bind(address: SocketAddr, identity: Identity, settings: &Settings) -> Result<Self> {
-        let (classes, datagrams) = settings.begin(Role::Relay);
+        let (classes, datagrams) = settings.begin(PolicyRole::Relay);
         let transport = settings.transport()?;
         let tls = ServerTls::new(identity.prepare_for(&settings.protocol)?);
         let (sockets, admission) = (transport.sockets(address)?, Admission::default());
@@ -162,9 +162,9 @@ impl Connector {
     /// There is no socket to be had, or `trust` names no usable authority.
     pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &Settings) -> Result<Self> {
         let tls = tls::client_for(&settings.protocol, trust, identity)?;
-        let ((classes, _), transport) = (settings.begin(Role::Edge), settings.transport()?);
+        let ((classes, _), transport) = (settings.begin(PolicyRole::Edge), settings.transport()?);
         let client = |any: IpAddr| -> Result<Client> {
-            let (_, datagrams) = settings.begin(Role::Edge);
+            let (_, datagrams) = settings.begin(PolicyRole::Edge);
             let sockets = transport.roaming_sockets((any, 0).into())?;
             endpoint::connect(sockets, &transport, tls.clone(), datagrams)
         };

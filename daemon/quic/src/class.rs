@@ -16,14 +16,14 @@ use sched::{pace::Pace, stream::Service};
 
 /// Which end of a connection a class is applied at; it decides which rate holds in which direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum PolicyRole {
     /// Its peers are clients, its targets are targets.
     Relay,
     /// Its peer is a relay; it has no targets.
     Edge,
 }
 
-impl Role {
+impl PolicyRole {
     /// Returns the word for it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -45,7 +45,7 @@ impl Classes {
     /// Makes the classes of `policy` ready; `marks` says what packets of a class carry for the kernel. Classes that had
     /// the same name before go on counting where they were.
     #[must_use]
-    pub fn new(policy: Policy, role: Role, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
+    pub fn new(policy: Policy, role: PolicyRole, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
         let class = |class: &policy::Class| {
             let counters = metrics.of(role, &class.name);
             Arc::new(Class::new(class.clone(), role, counters, marks(&class.name)))
@@ -115,11 +115,11 @@ pub struct Class {
 }
 
 impl Class {
-    fn new(policy: policy::Class, role: Role, counters: ClassCounters, marks: ClassMarks) -> Self {
+    fn new(policy: policy::Class, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
         let up = Cap::new(policy.rate_up, policy.packets_up);
         let (to_peers, to_targets) = match role {
-            Role::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
-            Role::Edge => (up, None),
+            PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
+            PolicyRole::Edge => (up, None),
         };
         Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
     }
@@ -154,7 +154,7 @@ impl Default for Class {
     fn default() -> Self {
         Self::new(
             Policy::default().classes.swap_remove(0),
-            Role::Relay,
+            PolicyRole::Relay,
             ClassCounters::default(),
             ClassMarks::default(),
         )
@@ -320,7 +320,7 @@ impl ClassCounters {
 
 impl Default for ClassCounters {
     fn default() -> Self {
-        ClassMetrics::default().of(Role::Relay, policy::DEFAULT)
+        ClassMetrics::default().of(PolicyRole::Relay, policy::DEFAULT)
     }
 }
 
@@ -407,7 +407,7 @@ impl ClassMetrics {
 
     /// Returns the counters of one class.
     #[must_use]
-    pub fn of(&self, role: Role, class: &str) -> ClassCounters {
+    pub fn of(&self, role: PolicyRole, class: &str) -> ClassCounters {
         let role = role.as_str();
         let labels = || [("class", class.to_owned()), ("role", role.to_owned())];
         self.known.lock().insert(labels());
@@ -451,7 +451,7 @@ mod tests {
         metrics.register(&mut registry);
         for number in 0..1_000 {
             let policy = Policy::from_toml(&format!("[class.c{number}]\n[class.kept]\n")).unwrap();
-            let classes = Classes::new(policy.clone(), Role::Relay, &metrics, |_| ClassMarks::default());
+            let classes = Classes::new(policy.clone(), PolicyRole::Relay, &metrics, |_| ClassMarks::default());
             classes.named(Some("kept")).counters.note_sent(1, None);
             metrics.retain(&policy);
         }

@@ -186,7 +186,7 @@ impl Issuer {
 
 /// What a connection ID says to a holder of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Label {
+pub struct IdLabel {
     /// The number of its listener's class, for the kernel's programs.
     pub class: u8,
     /// The worker whose endpoint it is, among the workers that share a listener.
@@ -222,7 +222,7 @@ impl Keys {
     /// QUIC-LB has it; then five bytes of nonce, the label in two, hidden, and a tag of four over all of it. So IDs of one
     /// connection cannot be linked without the keys, and of forged ones one in 2³² passes.
     #[must_use]
-    pub fn seal(&self, config: u8, nonce: [u8; 5], label: Label) -> [u8; LEN] {
+    pub fn seal(&self, config: u8, nonce: [u8; 5], label: IdLabel) -> [u8; LEN] {
         let first = config << 5 | (LEN - 1) as u8;
         let [n0, n1, n2, n3, n4] = nonce;
         let tag = self.tag(first, nonce, label);
@@ -233,22 +233,22 @@ impl Keys {
 
     /// Reads the label of a connection ID; `None` if it was not made with these keys.
     #[must_use]
-    pub fn open(&self, id: [u8; LEN]) -> Option<Label> {
+    pub fn open(&self, id: [u8; LEN]) -> Option<IdLabel> {
         let [first, n0, n1, n2, n3, n4, class, worker, tag @ ..] = id;
         let nonce = [n0, n1, n2, n3, n4];
-        let [class, worker] = self.masked(nonce, tag, Label { class, worker });
-        let label = Label { class, worker };
+        let [class, worker] = self.masked(nonce, tag, IdLabel { class, worker });
+        let label = IdLabel { class, worker };
         (tag == self.tag(first, nonce, label)).then_some(label)
     }
 
-    fn tag(&self, first: u8, nonce: [u8; 5], label: Label) -> [u8; 4] {
+    fn tag(&self, first: u8, nonce: [u8; 5], label: IdLabel) -> [u8; 4] {
         let [n0, n1, n2, n3, n4] = nonce;
         let [t0, t1, t2, t3, ..] = sip_hash(&self.tag, &[first, n0, n1, n2, n3, n4, label.class, label.worker]);
         [t0, t1, t2, t3]
     }
 
     /// Hides the label, or shows it again.
-    fn masked(&self, nonce: [u8; 5], tag: [u8; 4], label: Label) -> [u8; 2] {
+    fn masked(&self, nonce: [u8; 5], tag: [u8; 4], label: IdLabel) -> [u8; 2] {
         let [n0, n1, n2, n3, n4] = nonce;
         let [t0, t1, t2, t3] = tag;
         let [m0, m1, ..] = sip_hash(&self.mask, &[n0, n1, n2, n3, n4, t0, t1, t2, t3]);
@@ -295,7 +295,7 @@ pub struct ConnectionIds {
 }
 
 impl ConnectionIds {
-    fn open(&self, id: [u8; LEN]) -> Option<Label> {
+    fn open(&self, id: [u8; LEN]) -> Option<IdLabel> {
         self.keys.get(usize::from(id[0] >> 5))?.as_ref()?.open(id)
     }
 }
@@ -310,7 +310,7 @@ impl Generator for ConnectionIds {
             self.generation = generation;
         }
         let keys = keys.get_or_insert_with(|| Keys::new(&self.issuer.secret, generation));
-        let label = Label { class: self.issuer.class.load(Relaxed), worker: self.issuer.worker };
+        let label = IdLabel { class: self.issuer.class.load(Relaxed), worker: self.issuer.worker };
         let id = keys.seal(config, self.nonces.draw(), label);
         self.issuer.resets.on_issued(id);
         LocalId::try_from_bytes(&id).expect("twelve bytes are more than four and less than twenty")
@@ -370,7 +370,7 @@ mod tests {
 
     use super::*;
 
-    const LABEL: Label = Label { class: 3, worker: 250 };
+    const LABEL: IdLabel = IdLabel { class: 3, worker: 250 };
 
     fn secret() -> Secret {
         Secret([7; 32])
@@ -418,7 +418,7 @@ mod tests {
         let labels = secret()
             .connection_id_keys()
             .map(|(config, keys): (u8, Keys)| (config == id[0] >> 5).then(|| keys.open(id)));
-        assert_eq!(labels.into_iter().flatten().collect::<Vec<_>>(), [Some(Label { class: 0, worker: 250 })]);
+        assert_eq!(labels.into_iter().flatten().collect::<Vec<_>>(), [Some(IdLabel { class: 0, worker: 250 })]);
     }
 
     #[test]
@@ -431,9 +431,9 @@ mod tests {
             let id: [u8; LEN] = ids.generate(&ConnectionInfo::new(&address)).as_bytes().try_into().unwrap();
             ids.open(id).unwrap()
         };
-        assert_eq!(label(), Label { class: 3, worker: 7 });
+        assert_eq!(label(), IdLabel { class: 3, worker: 7 });
         class.store(200, Relaxed);
-        assert_eq!(label(), Label { class: 200, worker: 7 });
+        assert_eq!(label(), IdLabel { class: 200, worker: 7 });
     }
 
     #[test]

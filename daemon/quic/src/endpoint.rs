@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
-use pacing::io::{Counters, Provider, Settings, device::Devices};
+use pacing::io::{IoCounters, Provider, SocketSettings, device::Devices};
 use s2n_quic::{
     Client, Server,
     provider::{
@@ -80,19 +80,19 @@ pub struct Pacing {
     /// What is known of the devices of this host.
     pub devices: Devices,
     /// Where packets are counted.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<IoCounters>,
 }
 
 impl Default for Pacing {
     fn default() -> Self {
-        let quantum = config::Transport::default().quantum;
+        let quantum = config::TransportSettings::default().quantum;
         Self { quantum, mark: None, devices: Devices::default(), counters: Arc::default() }
     }
 }
 
 impl Default for Transport {
     fn default() -> Self {
-        let config::Transport { initial_mtu, max_mtu, .. } = config::Transport::default();
+        let config::TransportSettings { initial_mtu, max_mtu, .. } = config::TransportSettings::default();
         Self {
             initial_mtu,
             max_mtu,
@@ -121,17 +121,17 @@ const UNIDIRECTIONAL_WINDOW_BYTES: u64 = 8 * 1024;
 /// How long the answer to a keep-alive may take.
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);
 
-impl From<&config::Transport> for Transport {
-    fn from(config: &config::Transport) -> Self {
+impl From<&config::TransportSettings> for Transport {
+    fn from(config: &config::TransportSettings) -> Self {
         let congestion = match config.congestion {
-            config::Congestion::Cubic => Congestion::Cubic,
-            config::Congestion::Bbr => Congestion::Bbr,
+            config::CongestionControl::Cubic => Congestion::Cubic,
+            config::CongestionControl::Bbr => Congestion::Bbr,
         };
         let io = match config.io {
-            config::Io::Paced => Io::Paced(Pacing { quantum: config.quantum, ..Pacing::default() }),
-            config::Io::Stock => Io::Stock,
+            config::PacketIo::Paced => Io::Paced(Pacing { quantum: config.quantum, ..Pacing::default() }),
+            config::PacketIo::Stock => Io::Stock,
         };
-        let config::Transport { initial_mtu, max_mtu, keep_alive, .. } = *config;
+        let config::TransportSettings { initial_mtu, max_mtu, keep_alive, .. } = *config;
         let defaults = Self::default();
         // An endpoint that keeps a connection alive learns soon that it is dead: one PING may be lost a few times, no
         // more.
@@ -150,7 +150,7 @@ impl Transport {
 
     /// Makes departure times, if there are any, depend on what is known of `devices`, and counts packets at `counters`.
     #[must_use]
-    pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<Counters>) -> Self {
+    pub fn leaving_by(mut self, devices: &Devices, counters: &Arc<IoCounters>) -> Self {
         if let Io::Paced(pacing) = &mut self.io {
             (pacing.devices, pacing.counters) = (devices.clone(), counters.clone());
         }
@@ -222,7 +222,7 @@ impl Transport {
             let builder = if gso { builder } else { builder.with_gso_disabled()? };
             return Ok(Sockets::Stock(Box::new(builder.build()?)));
         };
-        let settings = Settings {
+        let settings = SocketSettings {
             initial_mtu,
             max_mtu,
             gso,

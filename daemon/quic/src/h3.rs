@@ -45,7 +45,7 @@ use super::{
     dispatch::{Dispatcher, Driver},
     events::ConnectionState,
     stirred::Stirred,
-    strangers::{Limit, Standing, Waiting},
+    strangers::{Limit, Standing, WaitingRequest},
 };
 
 /// By this name, forgotten priorities of streams are counted.
@@ -98,7 +98,7 @@ pub struct Request {
     /// §7).
     pub signal: Option<Priority>,
     /// The place that a stranger's request takes until it is decided about.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<WaitingRequest>,
 }
 
 impl Request {

@@ -34,7 +34,7 @@ use s2n_quic::provider::datagram as provider;
 use sched::stream::Discipline;
 
 pub use self::{
-    flow::{Batch, Flow},
+    flow::{DatagramBatch, Flow},
     slot::Error,
     view::View,
 };

@@ -27,7 +27,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use config::relay::{Limits, Strangers as Terms};
+use config::relay::{Limits, StrangerLimits as Terms};
 use futures::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
@@ -252,8 +252,8 @@ impl Standing {
 
     /// A request came; `None` if too many of a stranger's wait for an answer. To be dropped when it is decided about.
     #[must_use]
-    pub fn begin_request(&self) -> Option<Waiting> {
-        let place = Waiting(self.0.clone());
+    pub fn begin_request(&self) -> Option<WaitingRequest> {
+        let place = WaitingRequest(self.0.clone());
         let before = self.0.waiting.fetch_add(1, Relaxed);
         (self.is_known() || before < self.0.terms.requests).then_some(place)
     }
@@ -293,9 +293,9 @@ impl fmt::Debug for Standing {
 }
 
 /// A request that waits for an answer.
-pub struct Waiting(Arc<Shared>);
+pub struct WaitingRequest(Arc<Shared>);
 
-impl Drop for Waiting {
+impl Drop for WaitingRequest {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Relaxed);
     }

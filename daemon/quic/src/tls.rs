@@ -50,7 +50,7 @@ pub struct Identity {
 
 /// The files in which an [`Identity`] is, all PEM.
 #[derive(Clone, Copy, Debug)]
-pub struct Files<'a> {
+pub struct IdentityFiles<'a> {
     /// The chain, leaf first.
     pub certificate: &'a Path,
     /// The leaf's private key.
@@ -66,8 +66,8 @@ impl Identity {
     ///
     /// # Errors
     /// A file that cannot be read or holds no certificate or key, named with what was expected in it.
-    pub fn read(files: Files<'_>) -> Result<Self> {
-        let Files { certificate, private_key, client_ca, client_crl } = files;
+    pub fn read(files: IdentityFiles<'_>) -> Result<Self> {
+        let IdentityFiles { certificate, private_key, client_ca, client_crl } = files;
         Ok(Self {
             chain: read_certificates(certificate)?,
             key: read_key(private_key)?,
@@ -322,7 +322,7 @@ pub fn development_identity(folder: &Path) -> Result<Identity> {
         std::fs::write(&certificate, made.cert.pem())
             .with_context(|| format!("failed to write {}", certificate.display()))?;
     }
-    Identity::read(Files { certificate: &certificate, private_key: &key, client_ca: None, client_crl: None })
+    Identity::read(IdentityFiles { certificate: &certificate, private_key: &key, client_ca: None, client_crl: None })
 }
 
 fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {

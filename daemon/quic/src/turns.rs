@@ -75,7 +75,7 @@ impl Turns {
     }
 
     /// Makes a stream or a flow known, or changes what it is to the scheduler.
-    pub fn set(&mut self, kind: Kind, name: u32, service: Service) {
+    pub fn set(&mut self, kind: TurnKind, name: u32, service: Service) {
         let (set, clock) = self.of(kind);
         if set.service(name).is_some() {
             set.set(clock, name, service);
@@ -85,17 +85,17 @@ impl Turns {
     }
 
     /// Notes that a stream or flow has something to send.
-    pub fn wake(&mut self, kind: Kind, name: u32) {
+    pub fn wake(&mut self, kind: TurnKind, name: u32) {
         let (set, clock) = self.of(kind);
         set.wake(clock, name);
     }
 
     /// Returns whose turn it is among those of a kind.
     #[must_use]
-    pub fn turn(&self, kind: Kind) -> Option<(u32, Rank)> {
+    pub fn turn(&self, kind: TurnKind) -> Option<(u32, Rank)> {
         match kind {
-            Kind::Stream => self.streams.turn(),
-            Kind::Flow => self.flows.turn(),
+            TurnKind::Stream => self.streams.turn(),
+            TurnKind::Flow => self.flows.turn(),
         }
     }
 
@@ -106,17 +106,17 @@ impl Turns {
     }
 
     /// Ends a turn in which `bytes` were sent or handed over.
-    pub fn end_turn(&mut self, kind: Kind, name: u32, bytes: u64, more: bool) {
+    pub fn end_turn(&mut self, kind: TurnKind, name: u32, bytes: u64, more: bool) {
         let (set, clock) = self.of(kind);
         set.end_turn(clock, name, bytes, more);
-        if kind == Kind::Flow && bytes > 0 {
+        if kind == TurnKind::Flow && bytes > 0 {
             let waiting = self.flows.len() + usize::from(!more);
             self.arbiter.sent(Side::Datagrams, bytes, waiting);
         }
     }
 
     /// Forgets a stream or flow.
-    pub fn remove(&mut self, kind: Kind, name: u32) {
+    pub fn remove(&mut self, kind: TurnKind, name: u32) {
         let (set, _) = self.of(kind);
         set.remove(name);
     }
@@ -129,10 +129,10 @@ impl Turns {
 
     /// How many of a kind wait for a turn.
     #[must_use]
-    pub fn waiting(&self, kind: Kind) -> usize {
+    pub fn waiting(&self, kind: TurnKind) -> usize {
         match kind {
-            Kind::Stream => self.streams.len(),
-            Kind::Flow => self.flows.len(),
+            TurnKind::Stream => self.streams.len(),
+            TurnKind::Flow => self.flows.len(),
         }
     }
 
@@ -178,10 +178,10 @@ impl Turns {
         self.arbiter.sent(Side::Streams, bytes, self.streams.len().max(1));
     }
 
-    fn of(&mut self, kind: Kind) -> (&mut Streams, &mut stream::Clock) {
+    fn of(&mut self, kind: TurnKind) -> (&mut Streams, &mut stream::Clock) {
         let set = match kind {
-            Kind::Stream => &mut self.streams,
-            Kind::Flow => &mut self.flows,
+            TurnKind::Stream => &mut self.streams,
+            TurnKind::Flow => &mut self.flows,
         };
         (set, &mut self.clock)
     }
@@ -189,7 +189,7 @@ impl Turns {
 
 /// The two kinds of things that take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TurnKind {
     /// The bytes of a stream.
     Stream,
     /// The payloads of a tunnel in DATAGRAM frames.

@@ -23,14 +23,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use config::log::{Access, Log};
+use config::log::{AccessForm, LogSettings};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::broadcast;
 
 use self::{
     budget::RefusalBudget,
-    record::{Ended, Omitted, Record, Refused, Request, What},
+    record::{AccessRecord, EndedTunnel, Omitted, RecordedRequest, RefusedRequest, What},
     sink::Sink,
 };
 
@@ -55,16 +55,16 @@ pub struct AccessLog {
     /// There is something in the queue, or it is empty and written.
     changed: Condvar,
     budget: Mutex<RefusalBudget>,
-    events: broadcast::Sender<Arc<Record>>,
+    events: broadcast::Sender<Arc<AccessRecord>>,
     started: Instant,
     counters: Counters,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    form: Access,
+    form: AccessForm,
     addresses: bool,
-    records: VecDeque<Arc<Record>>,
+    records: VecDeque<Arc<AccessRecord>>,
     bytes: usize,
     /// Lost since the last summary.
     lost: u64,
@@ -87,7 +87,7 @@ impl Default for AccessLog {
             is_on: AtomicBool::new(false),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            budget: Mutex::new(RefusalBudget::new(Log::default().access_refusals_per_second)),
+            budget: Mutex::new(RefusalBudget::new(LogSettings::default().access_refusals_per_second)),
             events: broadcast::channel(EVENTS).0,
             // Budgets begin a second after the beginning of time.
             started: Instant::now(),
@@ -113,12 +113,12 @@ impl AccessLog {
     }
 
     /// Does as a configuration says from now on; what waits is written in the new form.
-    pub fn set(self: &Arc<Self>, log: &Log) {
+    pub fn set(self: &Arc<Self>, log: &LogSettings) {
         self.budget().set(log.access_refusals_per_second);
         let mut queue = self.queue();
         (queue.form, queue.addresses) = (log.access, log.access_addresses);
-        self.is_on.store(log.access != Access::Off, Relaxed);
-        if log.access != Access::Off && !queue.has_writer {
+        self.is_on.store(log.access != AccessForm::Off, Relaxed);
+        if log.access != AccessForm::Off && !queue.has_writer {
             let access = self.clone();
             let writer = thread::Builder::new().name("access-log".into()).spawn(move || access.write());
             queue.has_writer = writer.is_ok();
@@ -136,17 +136,17 @@ impl AccessLog {
 
     /// Tells of records from now on, with addresses.
     #[must_use]
-    pub fn listen(&self) -> broadcast::Receiver<Arc<Record>> {
+    pub fn listen(&self) -> broadcast::Receiver<Arc<AccessRecord>> {
         self.events.subscribe()
     }
 
     /// Records that a tunnel ended.
-    pub fn ended(&self, request: Request, ended: Ended) {
+    pub fn ended(&self, request: RecordedRequest, ended: EndedTunnel) {
         self.tell(What::Tunnel(request, ended));
     }
 
     /// Records that a request was refused, unless there were too many.
-    pub fn refused(&self, request: Request, refused: Refused) {
+    pub fn refused(&self, request: RecordedRequest, refused: RefusedRequest) {
         let now_ns = (self.started.elapsed() + Duration::from_secs(1)).as_nanos() as u64;
         if self.budget().admit(request.user.as_ref(), refused.reason, now_ns) {
             self.tell(What::Refusal(request, refused));
@@ -156,7 +156,7 @@ impl AccessLog {
     }
 
     fn tell(&self, what: What) {
-        let record = Arc::new(Record { time: SystemTime::now(), what });
+        let record = Arc::new(AccessRecord { time: SystemTime::now(), what });
         if self.is_on.load(Relaxed) {
             let mut queue = self.queue();
             let bytes = record.bytes();
@@ -273,8 +273,8 @@ mod tests {
         let access = stuck();
         for _ in 0..1_000 {
             let What::Tunnel(request, _) = record::tests::tunnel("alice", "a").what else { unreachable!() };
-            let refused = Refused { status: Some(407), error: None, reason: "credentials_missing" };
-            access.refused(Request { user: None, target: None, ..request }, refused);
+            let refused = RefusedRequest { status: Some(407), error: None, reason: "credentials_missing" };
+            access.refused(RecordedRequest { user: None, target: None, ..request }, refused);
         }
         let recorded = access.queue().records.len() as u64;
         assert!((10..900).contains(&recorded), "{recorded}");

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use masque::request::Protocol;
+use masque::request::TunnelProtocol;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
@@ -19,10 +19,10 @@ use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-const fn label(protocol: Protocol) -> &'static str {
+const fn label(protocol: TunnelProtocol) -> &'static str {
     match protocol {
-        Protocol::Udp => "udp",
-        Protocol::Tcp => "tcp",
+        TunnelProtocol::Udp => "udp",
+        TunnelProtocol::Tcp => "tcp",
     }
 }
 
@@ -183,7 +183,7 @@ impl RelayMetrics {
     }
 
     /// Counts a tunnel that opens, of a user whose usage this is.
-    pub fn opened(&self, protocol: Protocol, usage: Option<&Usage>) {
+    pub fn opened(&self, protocol: TunnelProtocol, usage: Option<&Usage>) {
         let labels = [("protocol", label(protocol))];
         self.opened.get_or_create(&labels).inc();
         self.tunnels.get_or_create(&labels).inc();
@@ -194,7 +194,7 @@ impl RelayMetrics {
     }
 
     /// Counts a tunnel that closes, and for what reason.
-    pub fn closed(&self, protocol: Protocol, reason: &'static str, usage: Option<&Usage>) {
+    pub fn closed(&self, protocol: TunnelProtocol, reason: &'static str, usage: Option<&Usage>) {
         self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
         self.closed.get_or_create(&[("reason", reason)]).inc();
         if let Some(usage) = usage {

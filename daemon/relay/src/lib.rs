@@ -37,7 +37,7 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use config::{
     quota::Quota,
-    relay::{Auth, Limits, Listener},
+    relay::{Auth, Limits, ListenerSettings},
 };
 use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
@@ -81,8 +81,8 @@ pub struct Rules {
 impl Rules {
     /// Takes over a configuration.
     #[must_use]
-    pub fn new(relay: &config::relay::Relay) -> Self {
-        let schedule = |listener: &Listener| Some((listener.address, listener.schedule.clone()?));
+    pub fn new(relay: &config::relay::RelaySettings) -> Self {
+        let schedule = |listener: &ListenerSettings| Some((listener.address, listener.schedule.clone()?));
         Self {
             name: ProxyName::new(&relay.proxy_status_name).unwrap_or_default(),
             templates: relay.templates.clone(),

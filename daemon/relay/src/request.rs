@@ -17,7 +17,7 @@ use super::{
     Caller, Relay, RelayMetrics, Rules,
     accounts::{Full, Seat},
     connect,
-    tunnels::Asked,
+    tunnels::TunnelOrigin,
 };
 use crate::{
     auth::{AuthError, User},
@@ -29,11 +29,11 @@ use crate::{
 /// A request that is served.
 pub struct Admitted {
     /// The connected target.
-    pub target: Target,
+    pub target: ConnectedTarget,
     /// What it was asked for with, and the address it is connected to.
-    pub asked: Asked,
+    pub asked: TunnelOrigin,
     /// The places that the tunnel takes among those its connection and its user may have.
-    pub places: Places,
+    pub places: HeldPlaces,
     /// The terms on which what comes from the target is served.
     pub terms: Terms,
     /// When the tunnel ends because its user's credentials do.
@@ -50,21 +50,21 @@ pub struct Attempt {
 }
 
 /// Given back when the tunnel ends.
-pub struct Places {
+pub struct HeldPlaces {
     _connection: Place,
     /// On the account of the user, or of the client's network.
     pub seat: Seat,
 }
 
 /// A connected target.
-pub enum Target {
+pub enum ConnectedTarget {
     /// Of a UDP tunnel.
     Udp(UdpTarget),
     /// Of a TCP tunnel.
     Tcp(TcpStream),
 }
 
-impl Target {
+impl ConnectedTarget {
     /// The socket, for options that concern all its packets.
     fn socket(&self) -> SockRef<'_> {
         match self {
@@ -101,7 +101,7 @@ pub fn identify(
 ///
 /// # Errors
 /// The refusal to answer with.
-pub fn admit_model(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<Places, Refusal> {
+pub fn admit_model(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<HeldPlaces, Refusal> {
     let holder = Holder::of(user.map(|user| &user.name), caller.address);
     let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
     // Where nobody shows credentials, every client that asks for something that is allowed is a user.
@@ -157,14 +157,14 @@ pub async fn admit(
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {
-            Protocol::Udp => connect::udp(relay, rules, next_hop).map(Target::Udp),
-            Protocol::Tcp => connect::tcp(relay, rules, next_hop).await.map(Target::Tcp),
+            Protocol::Udp => connect::udp(relay, rules, next_hop).map(ConnectedTarget::Udp),
+            Protocol::Tcp => connect::tcp(relay, rules, next_hop).await.map(ConnectedTarget::Tcp),
         };
         match connected {
             Ok(target) => {
                 let expires = user.as_ref().and_then(|user| user.expires);
                 let (user, name) = (user.map(|user| user.name), name.map(Into::into));
-                let asked = Asked { user, name, next_hop, protocol, listener: caller.listener };
+                let asked = TunnelOrigin { user, name, next_hop, protocol, listener: caller.listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
                 mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
@@ -209,7 +209,7 @@ fn take_places(
     caller: &Caller,
     (holder, max_tunnels): (&Holder, usize),
     now: SystemTime,
-) -> Result<Places, Refusal> {
+) -> Result<HeldPlaces, Refusal> {
     let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
         relay.resources.metrics.limit_hit("tunnels_per_connection");
@@ -225,7 +225,7 @@ fn take_places(
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
     })?;
-    Ok(Places { _connection: connection, seat })
+    Ok(HeldPlaces { _connection: connection, seat })
 }
 
 fn refuse_name(denied: Denied) -> Refusal {

@@ -11,7 +11,7 @@ use std::{
 use masque::{
     h3::{Code, Part, RequestHead, ResponseHead, Role},
     priority::Priority,
-    request::{Protocol, Refusal, accepted},
+    request::{Refusal, TunnelProtocol, accepted},
 };
 use quic::{
     class::{Class, Membership, Since},
@@ -28,8 +28,8 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use crate::{
     Caller, Phase, Relay, Resources, Rules,
-    access::record::{self, Refused},
-    request::{self, Admitted, Attempt, Places, Target, mark},
+    access::record::{self, RefusedRequest},
+    request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
     tunnels::Tunnel,
     udp::UdpPump,
 };
@@ -188,10 +188,10 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     let Admitted { target, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
-        Target::Udp(_) => Protocol::Udp,
-        Target::Tcp(_) => {
+        ConnectedTarget::Udp(_) => TunnelProtocol::Udp,
+        ConnectedTarget::Tcp(_) => {
             terms.since = Since::Burst;
-            Protocol::Tcp
+            TunnelProtocol::Tcp
         }
     };
     request.set_terms(&terms);
@@ -214,13 +214,13 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     let traffic = tunnel.traffic.clone();
     let pump = async {
         match target {
-            Target::Udp(target) => {
+            ConnectedTarget::Udp(target) => {
                 let queue_bytes = limits.queue_bytes_per_tunnel as usize;
                 let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
                 let (idle, metrics) = (limits.tunnel_idle, metrics.clone());
                 UdpPump::new(udp, target, gate, traffic, queue_bytes, idle, metrics).run(&client).await
             }
-            Target::Tcp(target) => {
+            ConnectedTarget::Tcp(target) => {
                 let on_class = |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
                     mark(&SockRef::from(socket), Some(before), class, &metrics);
                 };
@@ -238,7 +238,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     };
     let end = either(pump, ended).await;
     relay.tunnels.remove(tunnel.id);
-    if protocol == Protocol::Tcp {
+    if protocol == TunnelProtocol::Tcp {
         let (up_bytes, down_bytes) = tunnel.traffic.bytes();
         metrics.add_tcp(up_bytes, down_bytes);
     }
@@ -308,7 +308,7 @@ struct ForModel {
     gateway: Arc<Gateway>,
     head: RequestHead,
     asker: Asker,
-    places: Places,
+    places: HeldPlaces,
 }
 
 /// Reads the head of a request and decides about it; answers it if the decision is no.
@@ -318,14 +318,19 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
         Ok(Err(Error::Protocol(error))) => {
             let too_large = error.code() == Code::ExcessiveLoad;
             let reason = if too_large { "field_section_too_large" } else { "malformed" };
-            note_refusal(relay, caller, Attempt::default(), Refused { status: error.answer(), error: None, reason });
+            note_refusal(
+                relay,
+                caller,
+                Attempt::default(),
+                RefusedRequest { status: error.answer(), error: None, reason },
+            );
             let Some(status) = error.answer() else { return Err(Rejected::Unanswered(error.code())) };
             tracing::debug!(%error, "malformed request");
             return Err(answer(request, &ResponseHead { status, fields: Vec::new() }, error.code()).await);
         }
         Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
         Err(_) => {
-            let refused = Refused { status: None, error: None, reason: "head_timeout" };
+            let refused = RefusedRequest { status: None, error: None, reason: "head_timeout" };
             note_refusal(relay, caller, Attempt::default(), refused);
             return Err(Rejected::Unanswered(Code::RequestRejected));
         }
@@ -335,7 +340,7 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
         Ok(decision) => Ok(decision),
         Err(refusal) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
-            note_refusal(relay, caller, attempt, Refused { status, error, reason: refusal.label() });
+            note_refusal(relay, caller, attempt, RefusedRequest { status, error, reason: refusal.label() });
             tracing::debug!(%refusal, "request refused");
             let code = match refusal {
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
@@ -365,7 +370,7 @@ async fn decide(
 }
 
 /// Counts a request that was refused, and records it.
-fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: Refused) {
+fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: RefusedRequest) {
     let Resources { metrics, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
@@ -374,7 +379,7 @@ fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attemp
     if access.is_wanted() {
         let (protocol, target) = target.unzip();
         let Caller { id: connection, listener, address: client, .. } = *caller;
-        access.refused(record::Request { connection, listener, client, user, protocol, target }, refused);
+        access.refused(record::RecordedRequest { connection, listener, client, user, protocol, target }, refused);
     }
 }
 

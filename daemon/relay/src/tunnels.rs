@@ -25,7 +25,7 @@ use crate::access::record;
 
 /// What a tunnel was asked for with, by which rules judge it.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct TunnelOrigin {
     /// The user, if listeners ask for one.
     pub user: Option<Arc<str>>,
     /// The target's name, if it was asked for by name.
@@ -38,7 +38,7 @@ pub struct Asked {
     pub listener: SocketAddr,
 }
 
-impl Asked {
+impl TunnelOrigin {
     /// What rules look at.
     #[must_use]
     pub fn subject(&self) -> Subject<'_> {
@@ -59,7 +59,7 @@ pub struct Tunnel {
     /// The client's end of it.
     pub caller: Arc<Caller>,
     /// What it was asked for with.
-    pub asked: Asked,
+    pub asked: TunnelOrigin,
     /// When it was opened.
     pub since: SystemTime,
     /// What went through it.
@@ -80,7 +80,7 @@ impl Tunnel {
     pub(super) fn new(
         id: u64,
         (caller, client): (Arc<Caller>, h3::Client),
-        asked: Asked,
+        asked: TunnelOrigin,
         (stream_id, view): (u64, View),
         (class, usage): (Membership, Option<Arc<Usage>>),
     ) -> Self {
@@ -101,11 +101,11 @@ impl Tunnel {
 
     /// What is recorded of it when it has ended, for `reason`.
     #[must_use]
-    pub fn ended(&self, reason: &'static str) -> (record::Request, record::Ended) {
-        let Asked { user, name, next_hop, protocol, listener } = &self.asked;
+    pub fn ended(&self, reason: &'static str) -> (record::RecordedRequest, record::EndedTunnel) {
+        let TunnelOrigin { user, name, next_hop, protocol, listener } = &self.asked;
         let (up, down) = self.traffic.moved();
         let host = name.as_ref().map_or(Host::Ip(next_hop.ip()), |name| Host::Name(name.to_string()));
-        let request = record::Request {
+        let request = record::RecordedRequest {
             connection: self.caller.id,
             listener: *listener,
             client: self.caller.address,
@@ -113,7 +113,7 @@ impl Tunnel {
             protocol: Some(*protocol),
             target: Some(Target { host, port: next_hop.port() }),
         };
-        let ended = record::Ended {
+        let ended = record::EndedTunnel {
             tunnel: self.id,
             next_hop: *next_hop,
             class: self.class().policy().name.clone(),

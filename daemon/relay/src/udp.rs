@@ -14,7 +14,7 @@ use quic::{h3, segments::Segments, stirred::Stirred};
 use role::{
     gate::{Gate, Load},
     traffic::Traffic,
-    tunnel::{Ended, UdpTunnel},
+    tunnel::{TunnelEnd, UdpTunnel},
 };
 use tokio::time::{Instant, Sleep};
 
@@ -35,7 +35,7 @@ pub enum UdpEnd {
     Idle,
     /// The client's side failed.
     #[error(transparent)]
-    Client(#[from] Ended),
+    Client(#[from] TunnelEnd),
     /// The target's side failed.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -46,8 +46,10 @@ impl UdpEnd {
         match self {
             Self::Finished => "finished",
             Self::Idle => "idle",
-            Self::Client(Ended::Http(h3::Error::Protocol(_)) | Ended::Tunnel(_) | Ended::Truncated(_)) => "violation",
-            Self::Client(Ended::Http(_)) => "client",
+            Self::Client(TunnelEnd::Http(h3::Error::Protocol(_)) | TunnelEnd::Tunnel(_) | TunnelEnd::Truncated(_)) => {
+                "violation"
+            }
+            Self::Client(TunnelEnd::Http(_)) => "client",
             Self::Target(TargetError::Refused) => "target_refused",
             Self::Target(TargetError::Unreachable) => "target_unreachable",
             Self::Target(TargetError::Socket(_)) => "target_failed",

@@ -36,12 +36,12 @@ struct Ended {
 
 /// Counters of callers that want to come in.
 #[derive(Clone, Debug, Default)]
-pub struct Counters {
+pub struct AcceptCounters {
     failures: Family<Of, Counter>,
     handshakes: Family<Ended, Counter>,
 }
 
-impl Counters {
+impl AcceptCounters {
     /// Registers them.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Times a door let nobody in for lack of descriptors or memory, and tried again";
@@ -71,7 +71,7 @@ pub struct Acceptor {
 impl Acceptor {
     /// Returns that of a door.
     #[must_use]
-    pub fn new(door: &'static str, counters: &Counters) -> Self {
+    pub fn new(door: &'static str, counters: &AcceptCounters) -> Self {
         Self { door, failures: counters.failures.get_or_create_owned(&Of { door }), told: None, is_short: false }
     }
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_door_that_lacks_descriptors_opens_again_by_itself_and_counts_each_attempt() {
-        let counters = Counters::default();
+        let counters = AcceptCounters::default();
         let mut acceptor = Acceptor::new("metrics", &counters);
         let errors = [libc::EMFILE, libc::ECONNABORTED, libc::ENFILE, libc::ENOMEM];
         let mut errors = errors.into_iter().map(io::Error::from_raw_os_error);

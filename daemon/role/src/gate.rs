@@ -156,14 +156,14 @@ mod tests {
     use std::task::Waker;
 
     use config::{policy::Policy, quota::Quota};
-    use quic::class::{ClassMetrics, Classes, Role};
+    use quic::class::{ClassMetrics, Classes, PolicyRole};
 
     use super::*;
 
     /// A gate to a target of UDP in IPv4, whose timers are asked about and never set.
     fn gate(policy: &str, quota: Quota) -> Gate {
         let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
-        let classes = Classes::new(policy, Role::Relay, &ClassMetrics::default(), |_| Default::default());
+        let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
         let account = UserAccount::default();
         account.set(&quota);
         let mut gate = Gate::new(Membership::new(classes.named(None).clone()), account.into(), true, Protocol::Udp);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// Where the daemon is in its life; it only moves on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Stage {
+pub enum LifeStage {
     /// Not everything is open yet.
     Starting,
     /// Everything is.
@@ -21,7 +21,7 @@ pub enum Stage {
 
 /// What one part of the daemon says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PartReady {
     /// It is ready.
     Ready,
     /// It is not, for this reason.
@@ -30,7 +30,7 @@ pub enum Verdict {
     Gone,
 }
 
-type Check = Box<dyn Fn() -> Verdict + Send + Sync>;
+type Check = Box<dyn Fn() -> PartReady + Send + Sync>;
 
 /// What has to be so that the daemon is ready.
 #[derive(Default)]
@@ -47,13 +47,13 @@ impl fmt::Debug for Readiness {
 
 impl Readiness {
     /// Notes that the daemon has come to a stage.
-    pub fn reach(&self, stage: Stage) {
+    pub fn reach(&self, stage: LifeStage) {
         self.stage.fetch_max(stage as u8, Relaxed);
     }
 
     /// Adds a check of a part of the daemon, until the part is gone. The check runs on the control thread, and must not
     /// block.
-    pub fn require(&self, check: impl Fn() -> Verdict + Send + Sync + 'static) {
+    pub fn require(&self, check: impl Fn() -> PartReady + Send + Sync + 'static) {
         self.checks.lock().push(Box::new(check));
     }
 
@@ -61,19 +61,19 @@ impl Readiness {
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let stage = match self.stage.load(Relaxed) {
-            stage if stage == Stage::Starting as u8 => Some("starting".to_owned()),
-            stage if stage == Stage::Draining as u8 => Some("draining".to_owned()),
+            stage if stage == LifeStage::Starting as u8 => Some("starting".to_owned()),
+            stage if stage == LifeStage::Draining as u8 => Some("draining".to_owned()),
             _ => None,
         };
         let mut missing: Vec<_> = stage.into_iter().collect();
         let mut checks = self.checks.lock();
         checks.retain(|check| match check() {
-            Verdict::Ready => true,
-            Verdict::Missing(reason) => {
+            PartReady::Ready => true,
+            PartReady::Missing(reason) => {
                 missing.push(reason);
                 true
             }
-            Verdict::Gone => false,
+            PartReady::Gone => false,
         });
         missing
     }
@@ -89,14 +89,14 @@ mod tests {
     fn the_daemon_is_ready_while_it_serves_and_no_part_lacks_anything() {
         let ready = Readiness::default();
         assert_eq!(ready.missing(), ["starting"]);
-        ready.reach(Stage::Serving);
+        ready.reach(LifeStage::Serving);
         assert!(ready.missing().is_empty());
         let uplink = Arc::new(AtomicBool::new(false));
         let weak = Arc::downgrade(&uplink);
         ready.require(move || match weak.upgrade() {
-            None => Verdict::Gone,
-            Some(up) if up.load(Relaxed) => Verdict::Ready,
-            Some(_) => Verdict::Missing("no connection".into()),
+            None => PartReady::Gone,
+            Some(up) if up.load(Relaxed) => PartReady::Ready,
+            Some(_) => PartReady::Missing("no connection".into()),
         });
         assert_eq!(ready.missing(), ["no connection"]);
         uplink.store(true, Relaxed);
@@ -104,8 +104,8 @@ mod tests {
         uplink.store(false, Relaxed);
         drop(uplink);
         assert!(ready.missing().is_empty(), "a part that is gone lacks nothing");
-        ready.reach(Stage::Draining);
-        ready.reach(Stage::Serving);
+        ready.reach(LifeStage::Draining);
+        ready.reach(LifeStage::Serving);
         assert_eq!(ready.missing(), ["draining"]);
     }
 }

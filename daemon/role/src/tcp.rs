@@ -16,7 +16,7 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use masque::h3::{self, Code, Part};
 use quic::{
-    class::{Class, Role},
+    class::{Class, PolicyRole},
     h3::{Error, Request},
 };
 use socket2::SockRef;
@@ -72,7 +72,7 @@ impl End {
 pub struct TcpPump {
     request: Request,
     socket: TcpStream,
-    role: Role,
+    role: PolicyRole,
     gate: Gate,
     /// Read from the request, not yet written to the socket.
     unwritten: Bytes,
@@ -88,16 +88,16 @@ impl TcpPump {
     /// `traffic`.
     #[must_use]
     pub fn new(request: Request, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, target, Role::Relay, gate, traffic)
+        Self::join(request, target, PolicyRole::Relay, gate, traffic)
     }
 
     /// Joins the connection of an application to a request that a relay has accepted, as [`TcpPump::new`] does.
     #[must_use]
     pub fn at_edge(request: Request, application: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, application, Role::Edge, gate, traffic)
+        Self::join(request, application, PolicyRole::Edge, gate, traffic)
     }
 
-    fn join(mut request: Request, socket: TcpStream, role: Role, gate: Gate, traffic: Arc<Traffic>) -> Self {
+    fn join(mut request: Request, socket: TcpStream, role: PolicyRole, gate: Gate, traffic: Arc<Traffic>) -> Self {
         request.recv.set_connect();
         Self {
             request,
@@ -168,8 +168,8 @@ impl TcpPump {
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
                 match self.role {
-                    Role::Relay => self.traffic.add_up(written as u64, 0),
-                    Role::Edge => self.traffic.add_down(written as u64, 0),
+                    PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
+                    PolicyRole::Edge => self.traffic.add_down(written as u64, 0),
                 }
             }
             self.gate.passed();
@@ -225,8 +225,8 @@ impl TcpPump {
 
     fn count_from_socket(&mut self, bytes: usize) {
         match self.role {
-            Role::Relay => self.traffic.add_down(bytes as u64, 0),
-            Role::Edge => self.traffic.add_up(bytes as u64, 0),
+            PolicyRole::Relay => self.traffic.add_down(bytes as u64, 0),
+            PolicyRole::Edge => self.traffic.add_up(bytes as u64, 0),
         }
         self.gate.received(Load::of_tcp(bytes));
     }

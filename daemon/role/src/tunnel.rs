@@ -32,7 +32,7 @@ const CAPSULE_BYTES: u16 = datagram::MAX_UDP_PAYLOAD_BYTES as u16 + 8;
 
 /// Why a tunnel ended otherwise than by either side finishing it.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
+pub enum TunnelEnd {
     /// The request stream or the connection ended.
     #[error(transparent)]
     Http(#[from] Error),
@@ -44,7 +44,7 @@ pub enum Ended {
     Truncated(#[from] capsule::Truncated),
 }
 
-impl Ended {
+impl TunnelEnd {
     /// The code to end the request stream with.
     #[must_use]
     pub fn code(&self) -> Code {
@@ -154,7 +154,7 @@ impl UdpTunnel {
     ///
     /// # Errors
     /// The stream or the connection ended, or the peer broke a rule that ends the tunnel.
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<bool, Ended>> {
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>, payloads: &mut Segments) -> Poll<Result<bool, TunnelEnd>> {
         if self.flow.poll_recv(cx, payloads)?.is_ready() {
             return Poll::Ready(Ok(true));
         }
@@ -190,10 +190,10 @@ impl UdpTunnel {
 
     /// Begins a batch of UDP payloads for the peer, in the form that the tunnel has at the moment, or in `form`.
     #[must_use]
-    pub fn batch(&mut self, form: Option<Form>) -> Batch<'_> {
+    pub fn batch(&mut self, form: Option<Form>) -> PayloadBatch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {
-            Form::Datagram => Batch::Datagrams(self.flow.batch()),
-            Form::Capsule => Batch::Capsules(self.send.payloads(self.queue_bytes, self.flow.losses())),
+            Form::Datagram => PayloadBatch::Datagrams(self.flow.batch()),
+            Form::Capsule => PayloadBatch::Capsules(self.send.payloads(self.queue_bytes, self.flow.losses())),
         }
     }
 
@@ -201,22 +201,22 @@ impl UdpTunnel {
     ///
     /// # Errors
     /// The peer stopped reading, or the connection ended.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TunnelEnd>> {
         // Whom the stream wakes from now on is who asked last.
         self.send_stirred = true;
-        self.send.poll_flush(cx).map_err(Ended::from)
+        self.send.poll_flush(cx).map_err(TunnelEnd::from)
     }
 
     /// Asks to be woken when capsules cannot leave any more.
     ///
     /// # Errors
     /// The peer stopped reading, or the connection ended.
-    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Ended> {
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), TunnelEnd> {
         self.look(cx);
         if !std::mem::take(&mut self.send_stirred) {
             return Ok(());
         }
-        self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred))).map_err(Ended::from)
+        self.send.poll_stopped(&mut Context::from_waker(&waker_ref(&self.stirred))).map_err(TunnelEnd::from)
     }
 
     /// Ends our side properly, after the capsules that wait.
@@ -233,14 +233,14 @@ impl UdpTunnel {
 }
 
 /// Payloads on their way into the queue of a tunnel.
-pub enum Batch<'a> {
+pub enum PayloadBatch<'a> {
     /// They leave in DATAGRAM frames.
-    Datagrams(datagrams::Batch<'a>),
+    Datagrams(datagrams::DatagramBatch<'a>),
     /// They leave in capsules.
     Capsules(Payloads<'a>),
 }
 
-impl Batch<'_> {
+impl PayloadBatch<'_> {
     /// Queues a copy of `payload`; the oldest make room, and are counted, where the queue is full.
     pub fn push(&mut self, payload: &[u8]) {
         match self {

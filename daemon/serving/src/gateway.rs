@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use config::{engine::Engine as Url, policy::Late};
+use config::{engine::EngineUrl as Url, policy::Late};
 use http_body_util::Full;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -43,7 +43,7 @@ use crate::{
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
     places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Standing, Turn},
-    routes::{Asked, Policies, Route, Routes, Tally, Wanted},
+    routes::{AliasPolicies, Asked, Route, Routes, Tally, Wanted},
     tenants::Tenants,
     view::{AliasView, EngineView},
 };
@@ -64,9 +64,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A gateway: its models, and the connections to their engines. A changed configuration makes another.
 pub struct Gateway {
-    settings: config::gateway::Gateway,
+    settings: config::gateway::GatewaySettings,
     models: Vec<Model>,
-    policies: Policies,
+    policies: AliasPolicies,
     routes: Routes,
     tenants: Tenants,
     prefixes: Prefixes,
@@ -121,14 +121,14 @@ impl Gateway {
     /// # Errors
     /// A file with a key cannot be read, or holds what no field can carry; or a file with a policy cannot be used.
     pub fn new(
-        settings: &config::gateway::Gateway,
+        settings: &config::gateway::GatewaySettings,
         classes: &Classes,
         (metrics, live, decisions): (GatewayMetrics, Arc<Live>, Decisions),
         learned: &Learned,
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
         let discipline = classes.policy().schedule.discipline;
-        let model = |model: &config::gateway::Model| -> Result<Model> {
+        let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
             let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
             Ok(Model {
                 name: model.name.as_str().into(),
@@ -145,7 +145,7 @@ impl Gateway {
         let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
         let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
         let engines = models.iter().map(|model| model.engines.clone()).collect();
-        let policies = Policies::read(settings)?;
+        let policies = AliasPolicies::read(settings)?;
         let routes = Routes::new(settings, &policies, engines, clock.now_ns);
         routes.recall(learned.averages, |model, engine| {
             let (model, engine) =

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use config::gateway::Gateway;
+use config::gateway::GatewaySettings;
 use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use routing::decision::Decision;
@@ -21,7 +21,7 @@ mod tests;
 
 use self::{chooser::Chooser, record::Recorder};
 pub use self::{
-    chooser::{Policies, Tally, read_policy},
+    chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
 };
 
@@ -186,7 +186,12 @@ impl Route {
 impl Routes {
     /// Returns the routes to the engines of each model, of which nothing is known yet.
     #[must_use]
-    pub fn new(settings: &Gateway, policies: &Policies, engines: Vec<Arc<Engines>>, now_ns: fn() -> u64) -> Self {
+    pub fn new(
+        settings: &GatewaySettings,
+        policies: &AliasPolicies,
+        engines: Vec<Arc<Engines>>,
+        now_ns: fn() -> u64,
+    ) -> Self {
         let (mut replicas, mut first) = (Vec::new(), Vec::new());
         for (model, (engines, groups)) in engines.iter().zip(groups(&settings.models)).enumerate() {
             first.push(replicas.len());
@@ -368,7 +373,7 @@ impl Known {
 
 /// The GPU of each engine, model by model, as a number; an engine of which nothing is said has one of its own.
 #[must_use]
-pub fn groups(models: &[config::gateway::Model]) -> Vec<Vec<u32>> {
+pub fn groups(models: &[config::gateway::ModelSettings]) -> Vec<Vec<u32>> {
     let mut names = Vec::new();
     let mut group = |name: Option<String>| {
         let known = names.iter().position(|known| name.is_some() && *known == name);
@@ -377,7 +382,7 @@ pub fn groups(models: &[config::gateway::Model]) -> Vec<Vec<u32>> {
             names.len() - 1
         }) as u32
     };
-    let of = |config::gateway::Model { engines, gpus, .. }: &config::gateway::Model| {
+    let of = |config::gateway::ModelSettings { engines, gpus, .. }: &config::gateway::ModelSettings| {
         (0..engines.len()).map(|place| group(gpus.as_ref().and_then(|gpus| gpus.get(place).cloned()))).collect()
     };
     models.iter().map(of).collect()

@@ -9,9 +9,9 @@ use std::{
 
 use anyhow::{Result, bail};
 use config::{
-    Config, Part,
-    relay::Identity,
-    uplink::{Trust, Uplink},
+    Config, FilePart,
+    relay::ListenerIdentity,
+    uplink::{TrustSource, UplinkSettings},
 };
 use edge::{
     client::endpoint::{Access, Endpoint},
@@ -47,7 +47,7 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
 
 /// Puts the places of the keys that a message is about before it: of the keys whose value it names, or else of all
 /// keys.
-fn placed(parts: &[Part], keys: &[Named], message: &str) -> String {
+fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
     let is_named = |(_, value): &&Named| message.contains(&value.display().to_string());
     let mut named: Vec<_> = keys.iter().filter(is_named).collect();
     if named.is_empty() {
@@ -69,7 +69,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     };
     for listener in config.relay.iter().flat_map(|relay| &relay.listeners) {
         // What development mode makes itself is no matter of a configuration.
-        let Identity::Files { certificate, private_key } = &listener.identity else { continue };
+        let ListenerIdentity::Files { certificate, private_key } = &listener.identity else { continue };
         let mut keys = vec![("certificate", certificate.clone()), ("private_key", private_key.clone())];
         keys.extend(listener.client_ca.clone().map(|file| ("client_ca", file)));
         keys.extend(listener.client_crl.clone().map(|file| ("client_crl", file)));
@@ -97,9 +97,9 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     faults
 }
 
-fn uplink_files(uplink: &Uplink) -> Vec<Named> {
+fn uplink_files(uplink: &UplinkSettings) -> Vec<Named> {
     let mut keys = Vec::new();
-    if let Trust::Authority(file) = &uplink.trust {
+    if let TrustSource::Authority(file) = &uplink.trust {
         keys.push(("ca", file.clone()));
     }
     if let Some(client) = &uplink.client {
@@ -109,7 +109,7 @@ fn uplink_files(uplink: &Uplink) -> Vec<Named> {
 }
 
 /// Looks whether a connection to a relay could be tried.
-fn connectable(uplink: &Uplink) -> Result<()> {
+fn connectable(uplink: &UplinkSettings) -> Result<()> {
     let schedules = Schedules::default();
     // They differ in where they are only.
     let Some(access) = Access::of(uplink).into_iter().next() else { return Ok(()) };
@@ -128,7 +128,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         }
     }
     for device in &config.kernel.devices {
-        if bpf::Device::find(device.as_str()).is_err() {
+        if bpf::NetworkDevice::find(device.as_str()).is_err() {
             let why = format!("there is no device {device}; what is wanted of it is done when it comes");
             warnings.push((("devices", device.as_str().into()), why));
         }

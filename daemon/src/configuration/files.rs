@@ -13,8 +13,8 @@ use arc_swap::ArcSwap;
 use config::{
     Config,
     control::Tcp,
-    relay::{Identity, Listener},
-    uplink::{Trust, Uplink},
+    relay::{ListenerIdentity, ListenerSettings},
+    uplink::{TrustSource, UplinkSettings},
 };
 use tokio::{
     sync::mpsc,
@@ -31,9 +31,9 @@ type Stamp = Option<[i64; 5]>;
 
 /// Files as they were at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Files(BTreeMap<PathBuf, Stamp>);
+pub struct SeenFiles(BTreeMap<PathBuf, Stamp>);
 
-impl Files {
+impl SeenFiles {
     /// Looks at the files that a configuration names.
     #[must_use]
     pub fn of(config: &Config) -> Self {
@@ -61,10 +61,10 @@ fn stamp(path: &Path) -> Stamp {
 /// The files that are read for a configuration, besides its own.
 fn paths(config: &Config) -> Vec<&Path> {
     let mut paths = Vec::new();
-    for Listener { address: _, identity, client_ca, client_crl, auth: _, class: _, schedule: _ } in
+    for ListenerSettings { address: _, identity, client_ca, client_crl, auth: _, class: _, schedule: _ } in
         config.relay.iter().flat_map(|relay| &relay.listeners)
     {
-        if let Identity::Files { certificate, private_key } = identity {
+        if let ListenerIdentity::Files { certificate, private_key } = identity {
             paths.extend([certificate.as_path(), private_key.as_path()]);
         }
         paths.extend(client_ca.as_deref());
@@ -74,10 +74,10 @@ fn paths(config: &Config) -> Vec<&Path> {
         paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
         paths.extend(client_crl.as_deref());
     }
-    for (_, _, Uplink { relays: _, token_file, client, trust, schedule: _, backoff: _ }) in config.uplinks() {
+    for (_, _, UplinkSettings { relays: _, token_file, client, trust, schedule: _, backoff: _ }) in config.uplinks() {
         paths.extend(token_file.as_deref());
         paths.extend(client.iter().flat_map(|client| [client.certificate.as_path(), client.private_key.as_path()]));
-        if let Trust::Authority(file) = trust {
+        if let TrustSource::Authority(file) = trust {
             paths.push(file.as_path());
         }
     }
@@ -92,12 +92,12 @@ fn paths(config: &Config) -> Vec<&Path> {
 /// that a certificate and its key, which are written one after the other, are read together.
 #[derive(Debug, Default)]
 struct Looks {
-    last: Files,
-    told: Files,
+    last: SeenFiles,
+    told: SeenFiles,
 }
 
 impl Looks {
-    fn is_changed(&mut self, read: &Files, now: Files) -> bool {
+    fn is_changed(&mut self, read: &SeenFiles, now: SeenFiles) -> bool {
         let is_settled = now == std::mem::replace(&mut self.last, now.clone());
         let is_news = is_settled && now != *read && now != self.told;
         if is_settled {
@@ -110,7 +110,7 @@ impl Looks {
 
 /// Tells when files differ from the ones that were `read` last; never returns. Files that could not be used are told
 /// again only when they have changed again.
-pub async fn follow(read: Arc<ArcSwap<Files>>, changed: mpsc::Sender<()>) {
+pub async fn follow(read: Arc<ArcSwap<SeenFiles>>, changed: mpsc::Sender<()>) {
     let (mut looks, mut ticks) = (Looks::default(), interval(LOOK));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -136,7 +136,7 @@ mod tests {
         let [one, two, link] = ["one", "two", "link"].map(|name| folder.join(name));
         [&one, &two].into_iter().for_each(|file| fs::write(file, "same").unwrap());
         std::os::unix::fs::symlink(&one, &link).unwrap();
-        let mut before = Files([&one, &link].into_iter().map(|path| (path.clone(), stamp(path))).collect());
+        let mut before = SeenFiles([&one, &link].into_iter().map(|path| (path.clone(), stamp(path))).collect());
         let mut assert_changes = |change: &dyn Fn()| {
             assert_eq!(before.again(), before);
             change();
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_changed_is_told_once_it_has_settled_and_again_only_when_it_changes_again() {
-        let files = |number: i64| Files([("/a".into(), Some([number; 5]))].into());
+        let files = |number: i64| SeenFiles([("/a".into(), Some([number; 5]))].into());
         let (mut looks, read) = (Looks::default(), files(1));
         let told: Vec<_> = [1, 1, 2, 3, 3, 3, 4, 4, 1, 1].map(|now| looks.is_changed(&read, files(now))).to_vec();
         assert_eq!(told, [false, false, false, false, true, false, false, true, false, false]);

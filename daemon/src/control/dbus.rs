@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
-use quic::class::Role;
-use relay::access::record::{Record, Value};
+use quic::class::PolicyRole;
+use relay::access::record::{AccessRecord, Value};
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -24,7 +24,8 @@ use zbus::{
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 use super::{
-    Caller, ConnectionView, Control, Error, Filter, Happening, Kind, PAGE, PartView, TunnelView, UplinkView, Writers,
+    Caller, ConnectionView, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, TunnelView, UplinkView,
+    Writers,
 };
 use crate::policy::Submission;
 
@@ -65,11 +66,11 @@ impl From<Error> for Denial {
     fn from(error: Error) -> Self {
         let message = error.message();
         match error.kind() {
-            Kind::Denied => Self::AccessDenied(message),
-            Kind::Unknown => Self::NotFound(message),
-            Kind::Invalid => Self::Invalid(message),
-            Kind::Stale | Kind::Trial => Self::Conflict(message),
-            Kind::NotNow | Kind::Busy | Kind::Ending | Kind::Failed => Self::Failed(message),
+            ErrorKind::Denied => Self::AccessDenied(message),
+            ErrorKind::Unknown => Self::NotFound(message),
+            ErrorKind::Invalid => Self::Invalid(message),
+            ErrorKind::Stale | ErrorKind::Trial => Self::Conflict(message),
+            ErrorKind::NotNow | ErrorKind::Busy | ErrorKind::Ending | ErrorKind::Failed => Self::Failed(message),
         }
     }
 }
@@ -394,7 +395,7 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
 }
 
 /// Returns a record as the signal has it, which goes to all callers that may receive signals.
-fn fields(record: &Record) -> HashMap<String, zbus::Variant<'_>> {
+fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
     let value = |value| match value {
         Value::Number(number) => number.into(),
         Value::Text(text) => text.into_owned().into(),
@@ -427,8 +428,8 @@ fn connection_row(found: ConnectionView) -> ConnectionRow {
 
 fn row(found: TunnelView) -> Row {
     let target = match found.role {
-        Role::Relay => found.next_hop,
-        Role::Edge => found.target,
+        PolicyRole::Relay => found.next_hop,
+        PolicyRole::Edge => found.target,
     };
     let (up_bytes, down_bytes) = (found.up_bytes, found.down_bytes);
     (found.id, found.connection, found.user, found.class, found.protocol, target, up_bytes, down_bytes)

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use config::control::{Bus, Control as Settings, Tcp};
+use config::control::{Bus, ControlSettings as Settings, Tcp};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UnixListener as Socket},
@@ -40,7 +40,7 @@ pub struct Doors {
 }
 
 /// Doors that can be opened: nobody is in their places, and their files could be used.
-pub struct Prepared {
+pub struct PreparedDoors {
     settings: Settings,
     /// What is to be opened; `None` for what is open already, or cannot be opened.
     unix: Option<Bound>,
@@ -99,7 +99,7 @@ impl Doors {
         });
         let tcp = settings.tcp.as_ref().and_then(|tcp| listen(tcp).inspect_err(log).ok());
         drop(within);
-        self.open(Prepared { settings: settings.clone(), unix, tcp, shown });
+        self.open(PreparedDoors { settings: settings.clone(), unix, tcp, shown });
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl Doors {
     /// # Errors
     /// A door cannot be opened; if it could not be opened before either, this is logged instead. Or a file of
     /// `[control.tcp]` cannot be used.
-    pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<Prepared> {
+    pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<PreparedDoors> {
         let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
         let _within = self.runtime.enter();
         let unix = match &settings.socket {
@@ -129,11 +129,11 @@ impl Doors {
             }
             _ => None,
         };
-        Ok(Prepared { settings: settings.clone(), unix, tcp, shown })
+        Ok(PreparedDoors { settings: settings.clone(), unix, tcp, shown })
     }
 
     /// Opens what was prepared, and shuts what is not wanted any more: calls that are under way go on.
-    pub fn open(&mut self, Prepared { settings, unix, tcp, shown }: Prepared) {
+    pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
         if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)).inspect(shut) {

@@ -1,13 +1,13 @@
 //! Why something asked for was not done, in words for people and for programs.
 
-use crate::policy::{NeededKind, Refusal};
+use crate::policy::{NeededKind, PolicyRefusal};
 
 /// The longest message that answers carry, in bytes: what is wrong with a text has no bound.
 const MESSAGE_BYTES: usize = 4096;
 
 /// What callers can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// Be somebody who may write.
     Denied,
     /// Name something that there is.
@@ -42,7 +42,7 @@ pub enum Error {
     },
     /// The policy was refused.
     #[error(transparent)]
-    Policy(#[from] Refusal),
+    Policy(#[from] PolicyRefusal),
     /// There is no such thing.
     #[error("there is no {what} {name}; `pacectl` lists what there is")]
     Unknown {
@@ -79,20 +79,20 @@ pub enum Error {
 impl Error {
     /// What callers can do about it.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Denied { .. } => Kind::Denied,
+            Self::Denied { .. } => ErrorKind::Denied,
             Self::Unknown { .. }
-            | Self::Policy(Refusal::Unknown { .. })
-            | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => Kind::Unknown,
-            Self::NotMoved(_) => Kind::NotNow,
-            Self::Busy => Kind::Busy,
-            Self::Ending => Kind::Ending,
-            Self::Recorded | Self::OfEdge { .. } => Kind::NotNow,
-            Self::Policy(Refusal::Stale { .. }) => Kind::Stale,
-            Self::Policy(Refusal::Unconfirmed { .. } | Refusal::NothingToConfirm { .. }) => Kind::Trial,
-            Self::Policy(Refusal::Enforcement(_) | Refusal::NotSaved { .. }) => Kind::Failed,
-            Self::Policy(_) | Self::Reload(_) => Kind::Invalid,
+            | Self::Policy(PolicyRefusal::Unknown { .. })
+            | Self::NotMoved(edge::uplink::NotMoved::Unknown { .. }) => ErrorKind::Unknown,
+            Self::NotMoved(_) => ErrorKind::NotNow,
+            Self::Busy => ErrorKind::Busy,
+            Self::Ending => ErrorKind::Ending,
+            Self::Recorded | Self::OfEdge { .. } => ErrorKind::NotNow,
+            Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
+            Self::Policy(PolicyRefusal::Unconfirmed { .. } | PolicyRefusal::NothingToConfirm { .. }) => ErrorKind::Trial,
+            Self::Policy(PolicyRefusal::Enforcement(_) | PolicyRefusal::NotSaved { .. }) => ErrorKind::Failed,
+            Self::Policy(_) | Self::Reload(_) => ErrorKind::Invalid,
         }
     }
 
@@ -109,20 +109,20 @@ impl Error {
             Self::NotMoved(_) => "NOT_MOVED",
             Self::Reload(_) => "CONFIGURATION_REFUSED",
             Self::Policy(refusal) => match refusal {
-                Refusal::TooLong { .. } => "POLICY_TOO_LONG",
-                Refusal::Invalid(_) => "POLICY_INVALID",
-                Refusal::Missing(needed) => match needed.kind {
+                PolicyRefusal::TooLong { .. } => "POLICY_TOO_LONG",
+                PolicyRefusal::Invalid(_) => "POLICY_INVALID",
+                PolicyRefusal::Missing(needed) => match needed.kind {
                     NeededKind::Class => "CLASS_MISSING",
                     NeededKind::Schedule => "SCHEDULE_MISSING",
                 },
-                Refusal::Stale { .. } => "REVISION_STALE",
-                Refusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
-                Refusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
-                Refusal::Unknown { .. } => "REVISION_UNKNOWN",
-                Refusal::LongTrial { .. } => "TRIAL_TOO_LONG",
-                Refusal::SavedTrial => "TRIAL_SAVED",
-                Refusal::Enforcement(_) => "NOT_ENFORCED",
-                Refusal::NotSaved { .. } => "NOT_SAVED",
+                PolicyRefusal::Stale { .. } => "REVISION_STALE",
+                PolicyRefusal::Unconfirmed { .. } => "REVISION_UNCONFIRMED",
+                PolicyRefusal::NothingToConfirm { .. } => "NOTHING_TO_CONFIRM",
+                PolicyRefusal::Unknown { .. } => "REVISION_UNKNOWN",
+                PolicyRefusal::LongTrial { .. } => "TRIAL_TOO_LONG",
+                PolicyRefusal::SavedTrial => "TRIAL_SAVED",
+                PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",
+                PolicyRefusal::NotSaved { .. } => "NOT_SAVED",
             },
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use relay::access::{AccessLog, record::Record};
+use relay::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 
 /// How many events wait for a slow listener; beyond, it misses some and is told so.
@@ -27,7 +27,7 @@ pub const ACCESS: &str = "access";
 pub struct Events {
     own: broadcast::Receiver<Event>,
     /// Apart, so that a crowd of clients crowds out no event of operators.
-    access: Option<broadcast::Receiver<Arc<Record>>>,
+    access: Option<broadcast::Receiver<Arc<AccessRecord>>>,
     kinds: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ pub enum Happening {
     /// What operators did, and what the daemon tells them.
     Event(Event),
     /// What became of a tunnel or a request.
-    Access(Arc<Record>),
+    Access(Arc<AccessRecord>),
     /// So many were too many.
     Lost(u64),
 }

@@ -18,7 +18,7 @@ use tonic::transport::Server;
 
 pub use self::{
     listener::{Certificates, Listener, bind},
-    service::Service,
+    service::ControlService,
 };
 use super::Control;
 
@@ -42,9 +42,9 @@ pub async fn serve(control: Arc<Control>, listener: Listener) {
 
 async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
     let counters = control.parts().doors.clone();
-    let service = ControlServiceServer::new(Service::new(control)).max_decoding_message_size(REQUEST_BYTES);
+    let service = ControlServiceServer::new(ControlService::new(control)).max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<ControlServiceServer<Service>>().await;
+    health.set_serving::<ControlServiceServer<ControlService>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DEFINITION)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

@@ -7,7 +7,7 @@ use edge::{
     roster::{self, Roster},
     uplink::{NotMoved, PathState},
 };
-use quic::class::{ClassCounters, Role};
+use quic::class::{ClassCounters, PolicyRole};
 use relay::{Relay, tunnels::Tunnel};
 use serving::view::{AliasView, EngineView, RequestView};
 
@@ -22,7 +22,7 @@ pub struct ClassStats {
     /// The class.
     pub class: String,
     /// The role, as metrics name it.
-    pub role: Role,
+    pub role: PolicyRole,
     /// Counters of what left for peers, and of what did not.
     pub counters: ClassCounters,
     /// Packets of the class, in both roles, that were handed to the kernel late.
@@ -225,18 +225,20 @@ impl Control {
     /// What became of each class's traffic.
     #[must_use]
     pub fn classes(&self) -> Vec<ClassStats> {
-        let mut tunnels = HashMap::<(Role, String), u64>::new();
+        let mut tunnels = HashMap::<(PolicyRole, String), u64>::new();
         for tunnel in self.relay.iter().flat_map(|relay| relay.tunnels.all()) {
-            *tunnels.entry((Role::Relay, tunnel.class().policy().name.clone())).or_default() += 1;
+            *tunnels.entry((PolicyRole::Relay, tunnel.class().policy().name.clone())).or_default() += 1;
         }
         for tunnel in self.edge().tunnels.all() {
-            *tunnels.entry((Role::Edge, tunnel.class().policy().name.clone())).or_default() += 1;
+            *tunnels.entry((PolicyRole::Edge, tunnel.class().policy().name.clone())).or_default() += 1;
         }
-        let roles =
-            [self.relay.is_some().then_some(Role::Relay), (!self.facts().forwards.is_empty()).then_some(Role::Edge)];
+        let roles = [
+            self.relay.is_some().then_some(PolicyRole::Relay),
+            (!self.facts().forwards.is_empty()).then_some(PolicyRole::Edge),
+        ];
         let policy = self.policies.current();
         let classes = policy.policy.classes.iter();
-        let of = |(role, class): (Role, &policy::Class)| ClassStats {
+        let of = |(role, class): (PolicyRole, &policy::Class)| ClassStats {
             class: class.name.clone(),
             role,
             counters: self.parts.classes.of(role, &class.name),

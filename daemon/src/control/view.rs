@@ -7,8 +7,8 @@ use edge::{
     roster,
     uplink::{Attempts, Standpoint, Uplink},
 };
-use pacing::path::Path;
-use quic::class::Role;
+use pacing::path::PathState;
+use quic::class::PolicyRole;
 use relay::tunnels::Tunnel;
 
 use super::Caller;
@@ -48,7 +48,7 @@ pub struct TunnelView {
     /// Its ID.
     pub id: u64,
     /// Whose it is.
-    pub role: Role,
+    pub role: PolicyRole,
     /// The ID of its connection.
     pub connection: u64,
     /// The user; empty at an edge, and where anybody may come.
@@ -84,7 +84,7 @@ impl TunnelView {
         };
         Self {
             id: found.id,
-            role: Role::Relay,
+            role: PolicyRole::Relay,
             connection: found.caller.id,
             user: asked.user.as_deref().unwrap_or_default().to_owned(),
             class: found.class().policy().name.clone(),
@@ -104,7 +104,7 @@ impl TunnelView {
         let (up_bytes, down_bytes) = found.traffic.bytes();
         Self {
             id: found.id,
-            role: Role::Edge,
+            role: PolicyRole::Edge,
             connection: found.connection,
             user: String::new(),
             class: found.class().policy().name.clone(),
@@ -127,7 +127,7 @@ pub struct ConnectionView {
     /// Its ID.
     pub id: u64,
     /// Whose it is.
-    pub role: Role,
+    pub role: PolicyRole,
     /// The user; empty at an edge, before a request has said it, and where anybody may come.
     pub user: String,
     /// The client's address; empty at an edge, and for readers.
@@ -139,7 +139,7 @@ pub struct ConnectionView {
     /// How many tunnels go over it.
     pub tunnels: u32,
     /// What it has seen of its path.
-    pub path: Path,
+    pub path: PathState,
     /// The name of its schedule; empty if it is the one for all.
     pub schedule: String,
     /// The relay; empty at a relay.
@@ -153,7 +153,7 @@ impl ConnectionView {
         let client = || found.address.map(|address| address.to_string()).unwrap_or_default();
         Self {
             id: found.id,
-            role: Role::Relay,
+            role: PolicyRole::Relay,
             user: found.user().map(ToString::to_string).unwrap_or_default(),
             client: caller.shown(client),
             listener: found.listener.to_string(),
@@ -169,7 +169,7 @@ impl ConnectionView {
     pub(super) fn of_edge((uplink, line): &(Arc<Uplink>, Arc<Line>)) -> Self {
         Self {
             id: line.id,
-            role: Role::Edge,
+            role: PolicyRole::Edge,
             user: String::new(),
             client: String::new(),
             listener: String::new(),

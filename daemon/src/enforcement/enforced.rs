@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::OnceLock};
 
-use bpf::{Capabilities, Finding, State};
+use bpf::{Availability, Capabilities, Finding};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -10,7 +10,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::monitor::{Outcome, Part};
+use crate::monitor::{KernelPart, PartOutcome};
 
 /// By device and part: how the part is enforced there, or why it is not.
 pub type OnDevices = BTreeMap<(String, &'static str), Result<String, String>>;
@@ -47,7 +47,7 @@ impl Privileged {
 #[derive(Default)]
 pub struct Enforced {
     /// As the monitor said last.
-    parts: Mutex<BTreeMap<(String, Part), Outcome>>,
+    parts: Mutex<BTreeMap<(String, KernelPart), PartOutcome>>,
     /// Whether rates are kept, by device, or why not.
     rates: Mutex<BTreeMap<String, Result<String, String>>>,
     privileged: Mutex<Privileged>,
@@ -65,7 +65,7 @@ impl Enforced {
     }
 
     /// Notes what became of a part on a device; returns whether that is news.
-    pub(super) fn note(&self, device: &str, part: Part, outcome: Outcome) -> bool {
+    pub(super) fn note(&self, device: &str, part: KernelPart, outcome: PartOutcome) -> bool {
         let before = self.parts.lock().insert((device.to_owned(), part), outcome.clone());
         before.as_ref() != Some(&outcome)
     }
@@ -128,7 +128,7 @@ impl Enforced {
         });
         // The tc program keeps them, so they share its lot.
         let rates = rates.iter().map(|(device, outcome)| {
-            let egress = parts.get(&(device.clone(), Part::Egress));
+            let egress = parts.get(&(device.clone(), KernelPart::Egress));
             let outcome = match egress {
                 Some(Err(why)) => Err(why.clone()),
                 _ => outcome.clone(),
@@ -144,15 +144,17 @@ impl Enforced {
         let Some(at_start) = self.at_start.get() else { return own.clone() };
         let privileged = *self.privileged.lock();
         let of_monitor = |finding: &Finding| match (privileged, privileged.excuse()) {
-            (_, Some(excuse)) => Finding { state: State::No, why: excuse.into() },
-            (Privileged::Running, _) if finding.state == State::Yes => {
+            (_, Some(excuse)) => Finding { state: Availability::No, why: excuse.into() },
+            (Privileged::Running, _) if finding.state == Availability::Yes => {
                 Finding { why: format!("{}; the monitor's", finding.why).into(), ..*finding }
             }
             _ => finding.clone(),
         };
-        let is_attached = |((_, part), outcome): (&(String, Part), &Outcome)| *part == Part::Ingress && outcome.is_ok();
+        let is_attached = |((_, part), outcome): (&(String, KernelPart), &PartOutcome)| {
+            *part == KernelPart::Ingress && outcome.is_ok()
+        };
         let xdp = if self.parts.lock().iter().any(is_attached) {
-            Finding { state: State::Yes, why: "programs load and attach; the monitor's".into() }
+            Finding { state: Availability::Yes, why: "programs load and attach; the monitor's".into() }
         } else {
             of_monitor(&at_start.xdp)
         };
@@ -194,16 +196,16 @@ mod tests {
     use super::*;
     use crate::monitor::How;
 
-    fn how(words: &str, outlives_the_monitor: bool) -> Outcome {
+    fn how(words: &str, outlives_the_monitor: bool) -> PartOutcome {
         Ok(How { words: words.into(), outlives_the_monitor })
     }
 
     fn running() -> Enforced {
         let in_force = Enforced::default();
         in_force.keeper_waits();
-        in_force.note("eth0", Part::Fq, how("in place of pfifo_fast", true));
-        in_force.note("eth0", Part::Egress, how("tcx", false));
-        in_force.note("eth0", Part::Ingress, how("native", false));
+        in_force.note("eth0", KernelPart::Fq, how("in place of pfifo_fast", true));
+        in_force.note("eth0", KernelPart::Egress, how("tcx", false));
+        in_force.note("eth0", KernelPart::Ingress, how("native", false));
         in_force.note_rates("eth0", Ok("fq at the root".into()));
         in_force.monitor_looks();
         in_force
@@ -226,7 +228,7 @@ mod tests {
         assert!(of(&in_force, "ingress").unwrap_err().contains("restart paced"));
         // A filter goes on, and rates with it.
         let in_force = running();
-        in_force.note("eth0", Part::Egress, how("a filter of clsact", true));
+        in_force.note("eth0", KernelPart::Egress, how("a filter of clsact", true));
         in_force.monitor_ended();
         assert!(of(&in_force, "egress").is_ok() && of(&in_force, "rates").is_ok() && of(&in_force, "ingress").is_err());
     }
@@ -246,11 +248,11 @@ mod tests {
         assert_eq!(in_force.features(&own), own, "nothing was looked at before rights were given up");
         in_force.probe();
         let before = in_force.features(&own);
-        assert_eq!(before.xdp.state, State::Yes);
+        assert_eq!(before.xdp.state, Availability::Yes);
         in_force.monitor_ended();
         let after = in_force.features(&own);
         for finding in [&after.cap_bpf, &after.cap_net_admin, &after.bpf, &after.xdp] {
-            assert!(finding.state == State::No && finding.why.contains("the monitor has ended"), "{finding:?}");
+            assert!(finding.state == Availability::No && finding.why.contains("the monitor has ended"), "{finding:?}");
         }
         assert_eq!((after.gso, after.cap_net_raw), (own.gso, own.cap_net_raw));
     }

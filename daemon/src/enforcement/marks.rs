@@ -15,7 +15,7 @@ use std::{
 use bpf::mark::{Direction, Mark, Tag};
 use config::policy::Policy;
 use pacing::io::message::{self, Message};
-use quic::class::{ClassMarks, Role};
+use quic::class::{ClassMarks, PolicyRole};
 use s2n_quic_core::{
     inet::ExplicitCongestionNotification,
     path::{Handle as _, RemoteAddress},
@@ -111,10 +111,10 @@ impl Marks {
 
     /// Returns the marks of what moves in a class, as a role sends it.
     #[must_use]
-    pub fn of_class(&self, class: &str, role: Role) -> ClassMarks {
+    pub fn of_class(&self, class: &str, role: PolicyRole) -> ClassMarks {
         let toward_peers = match role {
-            Role::Relay => Direction::Down,
-            Role::Edge => Direction::Up,
+            PolicyRole::Relay => Direction::Down,
+            PolicyRole::Edge => Direction::Up,
         };
         ClassMarks { to_peers: self.of_packets(class, toward_peers), to_targets: self.of_sockets(class, Direction::Up) }
     }

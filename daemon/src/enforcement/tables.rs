@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use bpf::{
     Error,
     egress::{KernelClasses, KernelCounters, KernelTerms},
-    ingress::{Arrivals, Guard, KnownAddresses, Limit, Limits, Listener, Reason},
+    ingress::{Arrivals, Guard, GuardLimits, GuardReason, GuardedListener, KnownAddresses, RateLimit},
     mark::{Direction, Mark},
 };
 use config::{
@@ -63,7 +63,7 @@ const NO_FQ: &str = "no fq at the root, or its horizon is below 2 ms";
 #[derive(Clone, Default)]
 struct Wanted {
     policy: Option<Policy>,
-    limits: Option<Limits>,
+    limits: Option<GuardLimits>,
     guard: Option<Guarded>,
 }
 
@@ -177,7 +177,7 @@ impl Tables {
         self.limit_to(&mut loaded, limits(kernel));
     }
 
-    fn limit_to(&self, loaded: &mut Loaded, limits: Limits) {
+    fn limit_to(&self, loaded: &mut Loaded, limits: GuardLimits) {
         if let Some(guard) = &mut loaded.guard {
             self.note("limits", guard.set_limits(limits));
         }
@@ -187,7 +187,7 @@ impl Tables {
     fn set_arrivals(&self, loaded: &mut Loaded) {
         let Loaded { guard: Some(guard), ranks, arrivals, .. } = loaded else { return };
         // A tenth of a second is what the highest class may be ahead by.
-        let limit = arrivals.map(|packets| Limit::per_second(packets.get(), packets.get() / 10));
+        let limit = arrivals.map(|packets| RateLimit::per_second(packets.get(), packets.get() / 10));
         self.note("classes of arrivals", guard.set_arrivals(limit, ranks));
     }
 
@@ -235,13 +235,13 @@ impl Tables {
         self.note("connection IDs", guard.set_keys(&secret.connection_id_keys()));
         self.note("stamps of address tokens", guard.set_stamp_key(&secret.stamp_key().0));
         let assigned = addresses.list();
-        let of = |(listener, class): &(SocketAddr, Option<String>)| -> Vec<Listener> {
+        let of = |(listener, class): &(SocketAddr, Option<String>)| -> Vec<GuardedListener> {
             let class = class.as_deref().and_then(|class| numbers.of(class)).unwrap_or_default();
             if !listener.ip().is_unspecified() {
-                return vec![Listener { address: *listener, class }];
+                return vec![GuardedListener { address: *listener, class }];
             }
             let family = assigned.iter().filter(|ip| ip.is_ipv4() == listener.is_ipv4());
-            family.map(|ip| Listener { address: SocketAddr::new(*ip, listener.port()), class }).collect()
+            family.map(|ip| GuardedListener { address: SocketAddr::new(*ip, listener.port()), class }).collect()
         };
         self.note("listeners", guard.listen(listeners.iter().flat_map(of)));
     }
@@ -353,41 +353,41 @@ impl Collector for Tables {
     }
 }
 
-const fn label(reason: Reason) -> &'static str {
+const fn label(reason: GuardReason) -> &'static str {
     match reason {
-        Reason::Connection => "connection",
-        Reason::Initial => "initial",
-        Reason::InitialToken => "initial_token",
-        Reason::InitialKnown => "initial_known",
-        Reason::InitialId => "initial_id",
-        Reason::Version => "version",
-        Reason::UnknownId => "unknown_id",
-        Reason::Fragment => "fragment",
-        Reason::Malformed => "malformed",
-        Reason::ShortInitial => "short_initial",
-        Reason::ShortId => "short_id",
-        Reason::VersionNegotiation => "version_negotiation",
-        Reason::ShortVersion => "short_version",
-        Reason::ForgedId => "forged_id",
-        Reason::FirstFragment => "first_fragment",
-        Reason::Hidden => "extension_headers",
-        Reason::PrefixLimit => "prefix_limit",
-        Reason::TotalLimit => "total_limit",
-        Reason::IdLimit => "id_limit",
-        Reason::ResetLimit => "reset_limit",
-        Reason::FragmentLimit => "fragment_limit",
-        Reason::ArrivalsLimit => "arrivals_limit",
+        GuardReason::Connection => "connection",
+        GuardReason::Initial => "initial",
+        GuardReason::InitialToken => "initial_token",
+        GuardReason::InitialKnown => "initial_known",
+        GuardReason::InitialId => "initial_id",
+        GuardReason::Version => "version",
+        GuardReason::UnknownId => "unknown_id",
+        GuardReason::Fragment => "fragment",
+        GuardReason::Malformed => "malformed",
+        GuardReason::ShortInitial => "short_initial",
+        GuardReason::ShortId => "short_id",
+        GuardReason::VersionNegotiation => "version_negotiation",
+        GuardReason::ShortVersion => "short_version",
+        GuardReason::ForgedId => "forged_id",
+        GuardReason::FirstFragment => "first_fragment",
+        GuardReason::Hidden => "extension_headers",
+        GuardReason::PrefixLimit => "prefix_limit",
+        GuardReason::TotalLimit => "total_limit",
+        GuardReason::IdLimit => "id_limit",
+        GuardReason::ResetLimit => "reset_limit",
+        GuardReason::FragmentLimit => "fragment_limit",
+        GuardReason::ArrivalsLimit => "arrivals_limit",
     }
 }
 
 /// What the guard lets through of packets that begin a connection.
-fn limits(kernel: &Kernel) -> Limits {
+fn limits(kernel: &Kernel) -> GuardLimits {
     let (prefix, total) = (kernel.initials_per_second_from_prefix, kernel.initials_per_second);
-    Limits {
-        prefix: Limit::per_second(prefix, prefix),
-        total: Limit::per_second(total, total / 2),
-        fragments: Limit::per_second(kernel.fragments_per_second, kernel.fragments_per_second),
-        ..Limits::default()
+    GuardLimits {
+        prefix: RateLimit::per_second(prefix, prefix),
+        total: RateLimit::per_second(total, total / 2),
+        fragments: RateLimit::per_second(kernel.fragments_per_second, kernel.fragments_per_second),
+        ..GuardLimits::default()
     }
 }
 
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn without_other_limits_those_of_the_guard_hold() {
-        assert_eq!(limits(&Kernel::default()), Limits::default());
+        assert_eq!(limits(&Kernel::default()), GuardLimits::default());
     }
 
     #[test]

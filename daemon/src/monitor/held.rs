@@ -9,15 +9,15 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use bpf::{
-    Device,
+    NetworkDevice,
     egress::{self, Egress, Hook},
-    ingress::{Ingress, Mode},
+    ingress::{Ingress, XdpMode},
     mark::Tag,
 };
 use socket2::Socket;
 
 use super::{
-    How, Notice, Outcome, Part, Plan, Program,
+    How, KernelPart, MonitorNotice, PartOutcome, Plan, Program,
     ledger::{Changed, Entries, Ledger},
     message::send,
     qdisc,
@@ -75,8 +75,8 @@ struct Held<'a> {
     /// By name, which device it was at the last look; `None` if there was none.
     devices: BTreeMap<String, Option<u32>>,
     /// What is in force, and what of that the other side knows.
-    parts: BTreeMap<(String, Part), Outcome>,
-    told: BTreeMap<(String, Part), Outcome>,
+    parts: BTreeMap<(String, KernelPart), PartOutcome>,
+    told: BTreeMap<(String, KernelPart), PartOutcome>,
     told_programs: Vec<Program>,
     is_ready: bool,
 }
@@ -132,17 +132,17 @@ impl<'a> Held<'a> {
                 let key = (device.clone(), part);
                 let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
                 let stands = index.is_some_and(|index| match part {
-                    Part::Fq => roots.get(&index).is_some_and(|kind| kind == "fq"),
-                    Part::Egress => self.egress_stands(device, index),
-                    Part::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
+                    KernelPart::Fq => roots.get(&index).is_some_and(|kind| kind == "fq"),
+                    KernelPart::Egress => self.egress_stands(device, index),
+                    KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
                 });
                 if is_done && stands {
                     continue;
                 }
                 let outcome = match part {
-                    Part::Fq => self.set_fq(device),
-                    Part::Egress => self.attach_egress(device),
-                    Part::Ingress => self.attach_ingress(device),
+                    KernelPart::Fq => self.set_fq(device),
+                    KernelPart::Egress => self.attach_egress(device),
+                    KernelPart::Ingress => self.attach_ingress(device),
                 };
                 self.parts.insert(key, outcome.map_err(|error| abridged(&format!("{error:#}"))));
             }
@@ -159,7 +159,7 @@ impl<'a> Held<'a> {
     }
 
     fn set_fq(&mut self, device: &str) -> Result<How> {
-        let found = Device::find(device)?;
+        let found = NetworkDevice::find(device)?;
         let is_ours = self.entries.fq.iter().any(|changed| changed.index == found.index);
         let words = match qdisc::set_fq(device)? {
             None if is_ours => "set by paced".to_owned(),
@@ -176,14 +176,14 @@ impl<'a> Held<'a> {
     }
 
     fn attach_egress(&mut self, device: &str) -> Result<How> {
-        let has_fq = self.parts.get(&(device.to_owned(), Part::Fq)).is_some_and(Result::is_ok);
+        let has_fq = self.parts.get(&(device.to_owned(), KernelPart::Fq)).is_some_and(Result::is_ok);
         let egress = loaded(&mut self.egress)?;
         egress::remove_leftovers(device);
         match egress.attach(device, has_fq)? {
             Hook::Tcx => Ok(How { words: "tcx".to_owned(), outlives_the_monitor: false }),
             Hook::Netlink { made_clsact } => {
                 if made_clsact {
-                    let found = Device::find(device)?;
+                    let found = NetworkDevice::find(device)?;
                     self.entries.clsact.push(Changed { device: device.to_owned(), index: found.index });
                     self.note();
                 }
@@ -194,8 +194,8 @@ impl<'a> Held<'a> {
 
     fn attach_ingress(&mut self, device: &str) -> Result<How> {
         let words = match loaded(&mut self.ingress)?.attach(device)? {
-            Mode::Native => "native",
-            Mode::Generic => "generic: behind the driver",
+            XdpMode::Native => "native",
+            XdpMode::Generic => "generic: behind the driver",
         };
         Ok(How { words: words.to_owned(), outlives_the_monitor: false })
     }
@@ -217,8 +217,8 @@ impl<'a> Held<'a> {
                 continue;
             }
             match self.tables(program) {
-                Ok(tables) => send(peer, &Notice::Loaded(program), &tables)?,
-                Err(why) => send(peer, &Notice::NotLoaded(program, why), &[])?,
+                Ok(tables) => send(peer, &MonitorNotice::Loaded(program), &tables)?,
+                Err(why) => send(peer, &MonitorNotice::NotLoaded(program, why), &[])?,
             }
             self.told_programs.push(program);
         }
@@ -227,11 +227,11 @@ impl<'a> Held<'a> {
                 continue;
             }
             let (device, part) = key.clone();
-            send(peer, &Notice::Part { device, part, outcome: outcome.clone() }, &[])?;
+            send(peer, &MonitorNotice::Part { device, part, outcome: outcome.clone() }, &[])?;
             self.told.insert(key.clone(), outcome.clone());
         }
         if !self.is_ready {
-            send(peer, &Notice::Ready, &[])?;
+            send(peer, &MonitorNotice::Ready, &[])?;
             self.is_ready = true;
         }
         Ok(())
@@ -297,7 +297,7 @@ fn abridged(message: &str) -> String {
 
 /// Which device has a name now.
 fn index(device: &str) -> Option<u32> {
-    Device::find(device).ok().map(|found| found.index)
+    NetworkDevice::find(device).ok().map(|found| found.index)
 }
 
 #[cfg(test)]

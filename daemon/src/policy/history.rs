@@ -10,7 +10,7 @@ use std::{
 use config::policy::Policy;
 use similar::TextDiff;
 
-use super::Refusal;
+use super::PolicyRefusal;
 
 /// How many revisions are remembered.
 const REVISIONS: usize = 64;
@@ -119,14 +119,16 @@ impl History {
     ///
     /// # Errors
     /// The one in force is on trial, or is not the expected one.
-    pub fn admit(&self, expected: Option<u64>, now: SystemTime) -> Result<(), Refusal> {
+    pub fn admit(&self, expected: Option<u64>, now: SystemTime) -> Result<(), PolicyRefusal> {
         let current = self.current();
         if let Some(by) = self.confirm_by {
             let seconds = by.duration_since(now).unwrap_or_default().as_secs();
-            return Err(Refusal::Unconfirmed { number: current.number, author: current.author.clone(), seconds });
+            return Err(PolicyRefusal::Unconfirmed { number: current.number, author: current.author.clone(), seconds });
         }
         match expected {
-            Some(expected) if expected != current.number => Err(Refusal::Stale { expected, current: current.number }),
+            Some(expected) if expected != current.number => {
+                Err(PolicyRefusal::Stale { expected, current: current.number })
+            }
             _ => Ok(()),
         }
     }
@@ -144,10 +146,10 @@ impl History {
     ///
     /// # Errors
     /// There is none of this number any more, or never was.
-    pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, Refusal> {
+    pub fn former(&self, number: Option<u64>) -> Result<Arc<Revision>, PolicyRefusal> {
         let (number, oldest) = (number.unwrap_or(self.current().number - 1), self.revisions[0].number);
         let found = self.revisions.iter().find(|revision| revision.number == number);
-        found.cloned().ok_or(Refusal::Unknown { number, oldest })
+        found.cloned().ok_or(PolicyRefusal::Unknown { number, oldest })
     }
 
     /// Notes that a revision is in force now, on trial for a while if it is to be confirmed.

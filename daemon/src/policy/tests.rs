@@ -31,11 +31,11 @@ impl Bench {
         Self { policies, enforced, refuses, config }
     }
 
-    fn set(&self, text: &str) -> Result<Accepted, Refusal> {
+    fn set(&self, text: &str) -> Result<Submitted, PolicyRefusal> {
         self.submit(Submission { text: text.into(), ..Submission::default() })
     }
 
-    fn submit(&self, submission: Submission) -> Result<Accepted, Refusal> {
+    fn submit(&self, submission: Submission) -> Result<Submitted, PolicyRefusal> {
         self.policies.submit(Submission { author: "alice".into(), ..submission })
     }
 
@@ -66,7 +66,7 @@ fn the_first_policy_is_that_of_the_roles_though_the_kernel_refuses_it() {
     };
     let policies = Policies::new(&Config::from_toml(ONE).unwrap(), None, enforce);
     let outcome = policies.submit(Submission { text: TWO.into(), ..Submission::default() });
-    assert_eq!(outcome.unwrap_err(), Refusal::Enforcement("the kernel is full".into()));
+    assert_eq!(outcome.unwrap_err(), PolicyRefusal::Enforcement("the kernel is full".into()));
     assert_eq!((in_force.lock().clone(), policies.current().number), (vec![2], 1));
 }
 
@@ -105,7 +105,7 @@ fn what_is_refused_changes_nothing_and_says_what_to_do() {
     }
     bench.refuses.store(true, Relaxed);
     let refusal = bench.submit(Submission { save: true, ..submission(ONE) }).unwrap_err();
-    assert_eq!(refusal, Refusal::Enforcement("the kernel is full".into()));
+    assert_eq!(refusal, PolicyRefusal::Enforcement("the kernel is full".into()));
     assert_eq!((bench.current().0, bench.enforced.lock().len(), bench.saved()), (1, 0, None));
 }
 
@@ -153,7 +153,7 @@ fn going_back_makes_a_new_revision_of_an_old_text() {
     assert_eq!(bench.policies.roll_back(Some(1), "bob", false).unwrap().revision.number, 5);
     assert_eq!(bench.current(), (5, first, Origin::Rollback { to: 1 }));
     let refusal = bench.policies.roll_back(Some(9), "bob", false).unwrap_err();
-    assert_eq!(refusal, Refusal::Unknown { number: 9, oldest: 1 });
+    assert_eq!(refusal, PolicyRefusal::Unknown { number: 9, oldest: 1 });
 }
 
 #[test]
@@ -166,9 +166,9 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
     };
     assert!(bench.submit(trial(TWO, 3_600)).unwrap().confirm_by.is_some());
     assert!(!bench.policies.expire(2), "its time is not over");
-    assert!(matches!(bench.set(ONE), Err(Refusal::Unconfirmed { number: 2, .. })));
-    assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(Refusal::Unconfirmed { .. })));
-    assert_eq!(bench.policies.confirm(1, false).unwrap_err(), Refusal::NothingToConfirm { number: 1 });
+    assert!(matches!(bench.set(ONE), Err(PolicyRefusal::Unconfirmed { number: 2, .. })));
+    assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(PolicyRefusal::Unconfirmed { .. })));
+    assert_eq!(bench.policies.confirm(1, false).unwrap_err(), PolicyRefusal::NothingToConfirm { number: 1 });
     bench.policies.confirm(2, false).unwrap();
     assert_eq!(bench.policies.in_force().confirm_by, None);
 
@@ -199,7 +199,7 @@ fn what_cannot_be_saved_is_not_in_force_either() {
     // A folder where the file should be.
     fs::create_dir(bench.config.state_dir.join(SAVED)).unwrap();
     let save = Submission { text: TWO.into(), save: true, ..Submission::default() };
-    assert!(matches!(bench.submit(save), Err(Refusal::NotSaved { .. })));
+    assert!(matches!(bench.submit(save), Err(PolicyRefusal::NotSaved { .. })));
     assert_eq!(bench.current().0, 1);
     assert_eq!(*bench.enforced.lock(), [2, 2], "the former is put back in force");
 }
@@ -214,7 +214,7 @@ fn a_hundred_writers_at_once_leave_one_history() {
                 let text = format!("[class.w{writer}]\n");
                 let expected = (writer % 2 == 0).then_some(1);
                 let set = bench.submit(Submission { text, expected, ..Submission::default() });
-                assert!(matches!(set, Ok(_) | Err(Refusal::Stale { expected: 1, .. })), "{set:?}");
+                assert!(matches!(set, Ok(_) | Err(PolicyRefusal::Stale { expected: 1, .. })), "{set:?}");
             });
         }
     });
@@ -234,5 +234,5 @@ fn history_is_bounded_in_bytes_and_keeps_two() {
     let revisions = bench.policies.revisions();
     let bytes: usize = revisions.iter().map(|revision| revision.text.len() + revision.diff.len()).sum();
     assert!(revisions.len() >= 2 && bytes <= 8 << 20, "{} with {bytes}", revisions.len());
-    assert!(matches!(bench.policies.roll_back(Some(1), "bob", false), Err(Refusal::Unknown { number: 1, .. })));
+    assert!(matches!(bench.policies.roll_back(Some(1), "bob", false), Err(PolicyRefusal::Unknown { number: 1, .. })));
 }

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result};
 use config::{
     Config,
     policy::Policy,
-    relay::{Limits, Listener, Relay as Settings},
+    relay::{Limits, ListenerSettings, RelaySettings as Settings},
 };
 use quic::{
-    class::Role,
+    class::PolicyRole,
     connection_id::Secret,
     endpoint::Transport,
     tls::{self, ServerTls},
@@ -41,7 +41,7 @@ use crate::{
 /// What of the role has to be kept at hand while the daemon runs.
 pub(super) struct RelayRole {
     pub(super) relay: Arc<Relay>,
-    pub(super) listeners: Vec<(Listener, ServerTls)>,
+    pub(super) listeners: Vec<(ListenerSettings, ServerTls)>,
     /// The numbers of their classes, as connection IDs say them.
     classes: Vec<Arc<AtomicU8>>,
     /// Whether new connections are let in.
@@ -88,7 +88,7 @@ impl RelayRole {
             ids: [parts.edge.connections.ids.clone(), parts.edge.roster.tunnels.count()],
             proven: Box::new(move |client| kernel.know(client)),
         };
-        let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), Role::Relay, parts), resources);
+        let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), PolicyRole::Relay, parts), resources);
         let lessons = Lessons::open(&config.state_dir, relay.clone());
         relay.replace_gateway(prepare_gateway(config, &relay, &lessons, parts)?);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
@@ -96,7 +96,7 @@ impl RelayRole {
         runtime.spawn(lessons.clone().keep());
         let records = Records::new(&config.state_dir, parts.decisions.clone());
         runtime.spawn(records.clone().keep());
-        let listener = |listener: &Listener| -> Result<_> {
+        let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
         Ok(Self {

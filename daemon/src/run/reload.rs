@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use config::{Config, change, relay::Listener};
+use config::{Config, change, relay::ListenerSettings};
 use quic::tls;
 use role::bind_error::BindError;
 use serving::gateway::Gateway;
@@ -12,7 +12,7 @@ use serving::gateway::Gateway;
 use super::{Daemon, Open, relay_role::prepare_gateway};
 use crate::{
     certificates::{self, Certificate},
-    configuration::{self, files::Files, identity},
+    configuration::{self, files::SeenFiles, identity},
     control::doors,
     metrics::MetricsPage,
 };
@@ -20,13 +20,13 @@ use crate::{
 /// Everything that a configuration takes to be put in force, without a fault left in it.
 struct Prepared {
     /// As they were before they were read.
-    files: Files,
+    files: SeenFiles,
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
     identities: Vec<tls::Prepared>,
     gateway: Option<Arc<Gateway>>,
     entrances: edge::Prepared,
-    doors: doors::Prepared,
+    doors: doors::PreparedDoors,
     /// Another page, or none; `None` for the one that is served already.
     page: Option<Option<MetricsPage>>,
 }
@@ -80,9 +80,9 @@ impl Daemon {
 
     fn prepare(&self, config: &Config, open: &Open) -> Result<Prepared> {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-        let prepare = |listener: &Listener| identity(listener, &config.state_dir);
+        let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir);
         Ok(Prepared {
-            files: Files::of(config),
+            files: SeenFiles::of(config),
             certificates: certificates::shown(config)?,
             identities: listeners.map(prepare).collect::<Result<_>>()?,
             gateway: match &self.relay {

@@ -13,13 +13,13 @@ use config::{Config, policy::Policy};
 use edge::{Edge, EntranceClasses, NamedSchedules};
 use pacing::io::{device::Devices, qdisc};
 use quic::{
-    class::{Classes, Role},
+    class::{Classes, PolicyRole},
     connection_id::Secret,
     endpoint::Transport,
 };
 use role::{
     bind_error::BindError,
-    ready::{Stage, Verdict},
+    ready::{LifeStage, PartReady},
 };
 use sd_notify::NotifyState;
 use tokio::{
@@ -31,10 +31,10 @@ use tokio::{
 use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, notify, relay_role::RelayRole};
 use crate::{
     certificates::{self, Told},
-    configuration::files::{self, Files},
+    configuration::files::{self, SeenFiles},
     control::{Control, Facts, Reload, doors::Doors},
     echo,
-    log::Log,
+    log::LogControl,
     metrics::Metrics,
     parts::Parts,
     policy::{self, Enforce, Policies},
@@ -47,7 +47,7 @@ pub(super) struct Launch {
     pub(super) config: Config,
     /// Where the configuration was read; development mode has none.
     pub(super) file: Option<PathBuf>,
-    pub(super) log: Log,
+    pub(super) log: LogControl,
     pub(super) parts: Arc<Parts>,
     /// What the relay role has of this machine, if there is one.
     pub(super) places: Option<(WorkerSockets, Steering, Secret)>,
@@ -82,7 +82,7 @@ impl Daemon {
             roles: JoinSet::new(),
             watchdog: Watchdog::wanted(),
             page: None,
-            read: Arc::new(ArcSwap::from_pointee(Files::of(&config))),
+            read: Arc::new(ArcSwap::from_pointee(SeenFiles::of(&config))),
             certificates: certificates::shown(&config)?,
             told: Told::default(),
             config: config.clone(),
@@ -127,7 +127,7 @@ impl Daemon {
             kernel: Box::new(move |policy| kernel.publish(policy).map_err(|error| format!("{error:#}"))),
             roles: Box::new(move |policy| {
                 if let Some(relay) = &relay {
-                    relay.replace_classes(classes(policy, Role::Relay, &parts));
+                    relay.replace_classes(classes(policy, PolicyRole::Relay, &parts));
                 }
                 entrance_classes.follow(policy);
                 parts.classes.retain(policy);
@@ -164,15 +164,15 @@ impl Daemon {
         notify(&[NotifyState::Ready]);
         let control = control.clone();
         self.parts.ready.require(move || {
-            let Some(control) = control.upgrade() else { return Verdict::Gone };
+            let Some(control) = control.upgrade() else { return PartReady::Gone };
             // By the configuration in force, which a reload may change.
             let facts = control.facts();
             match facts.listeners.is_empty() && facts.forwards.is_empty() {
-                true => Verdict::Missing("nothing to listen on".into()),
-                false => Verdict::Ready,
+                true => PartReady::Missing("nothing to listen on".into()),
+                false => PartReady::Ready,
             }
         });
-        self.parts.ready.reach(Stage::Serving);
+        self.parts.ready.reach(LifeStage::Serving);
         if let Some(watchdog) = &self.watchdog {
             tokio::spawn(watchdog.clone().feed());
         }
@@ -180,7 +180,7 @@ impl Daemon {
 }
 
 /// What the policy calls classes, for one role.
-pub(super) fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes> {
+pub(super) fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
     let marks = parts.kernel.marks();
     let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
     Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
@@ -189,7 +189,7 @@ pub(super) fn classes(policy: &Policy, role: Role, parts: &Parts) -> Arc<Classes
 /// Returns what is known of this host's devices: nothing, where neither this process nor the kernel's programs go by it.
 fn follow_devices(config: &Config, parts: &Parts, runtime: &Handle) -> Devices {
     let kernel = parts.kernel.clone();
-    if config.transport.io == config::Io::Stock && kernel.marks().is_none() {
+    if config.transport.io == config::PacketIo::Stock && kernel.marks().is_none() {
         return Devices::default();
     }
     let listener = move |device: &str, keeps| kernel.set_fq(device, keeps);
@@ -202,7 +202,7 @@ fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (
     let moves = moved.subscribe();
     runtime.spawn(edge::moves::follow(moved));
     let (schedules, counted) = (NamedSchedules::default(), parts.clone());
-    let make = move |policy: &Policy| classes(policy, Role::Edge, &counted);
+    let make = move |policy: &Policy| classes(policy, PolicyRole::Edge, &counted);
     let entrance_classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
     (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
 }

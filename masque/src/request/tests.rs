@@ -87,7 +87,7 @@ fn the_capsule_protocol_allows_no_content_rfc_9297_3_2() {
         assert_eq!(parse(&head, &templates()), Err(Malformed::ContentField.into()));
         let response = ResponseHead { status: 200, fields: vec![field(name, "0")] };
         assert_eq!(check_udp_response(&response), Err(Refused::Malformed));
-        assert_eq!(check_tcp_response(&response), Ok(Accepted { next_hop: None }));
+        assert_eq!(check_tcp_response(&response), Ok(Consent { next_hop: None }));
     }
 }
 
@@ -103,7 +103,7 @@ fn no_value_of_capsule_protocol_changes_anything_rfc_9297_3_4() {
         let head = udp(|head| head.fields = fields.clone());
         assert_eq!(parse(&head, &templates()), Ok(Request::ConnectUdp(target())));
         let response = ResponseHead { status: 200, fields };
-        assert_eq!(check_udp_response(&response), Ok(Accepted { next_hop: None }));
+        assert_eq!(check_udp_response(&response), Ok(Consent { next_hop: None }));
     }
 }
 
@@ -138,11 +138,11 @@ fn what_is_no_tunnel_is_not_there_rfc_9110_15_5() {
 #[test]
 fn the_client_learns_where_the_tunnel_leads() {
     let next_hop = "[2001:db8::1]:443".parse().unwrap();
-    for protocol in [Protocol::Udp, Protocol::Tcp] {
+    for protocol in [TunnelProtocol::Udp, TunnelProtocol::Tcp] {
         let response = accepted(protocol, next_hop, &ProxyName::default());
-        assert_eq!(check_udp_response(&response), Ok(Accepted { next_hop: Some(next_hop) }));
+        assert_eq!(check_udp_response(&response), Ok(Consent { next_hop: Some(next_hop) }));
         let announces = response.fields.contains(&field("capsule-protocol", "?1"));
-        assert_eq!(announces, protocol == Protocol::Udp);
+        assert_eq!(announces, protocol == TunnelProtocol::Udp);
     }
 }
 
@@ -150,11 +150,11 @@ fn the_client_learns_where_the_tunnel_leads() {
 fn a_yes_to_udp_is_any_2xx_that_has_no_content_rfc_9298_3_5() {
     let response = |status| ResponseHead { status, fields: vec![] };
     for status in [200, 201, 203, 207, 299] {
-        assert_eq!(check_udp_response(&response(status)), Ok(Accepted { next_hop: None }));
+        assert_eq!(check_udp_response(&response(status)), Ok(Consent { next_hop: None }));
     }
     for status in [204, 205, 206] {
         assert_eq!(check_udp_response(&response(status)), Err(Refused::Malformed));
-        assert_eq!(check_tcp_response(&response(status)), Ok(Accepted { next_hop: None }));
+        assert_eq!(check_tcp_response(&response(status)), Ok(Consent { next_hop: None }));
     }
     for status in [300, 302, 404, 500] {
         assert_eq!(check_udp_response(&response(status)), Err(Refused::Status { status, proxy_status: vec![] }));

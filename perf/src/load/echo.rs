@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
 use hdrhistogram::Histogram;
 use quic::segments::Segments;
-use role::tunnel::{Ended, UdpTunnel};
+use role::tunnel::{TunnelEnd, UdpTunnel};
 use tokio::{
     net::UdpSocket,
     task::spawn_local,
@@ -133,7 +133,7 @@ struct Loop {
 }
 
 impl Loop {
-    async fn run(mut self) -> Result<(), Ended> {
+    async fn run(mut self) -> Result<(), TunnelEnd> {
         let mut payloads = Segments::new(1 << 20);
         let mut buffer = [0; PAYLOAD_BYTES];
         loop {

@@ -16,7 +16,7 @@ use quic::datagrams::{DatagramCounters, Schedules};
 use quic::endpoint::Transport;
 use quic::h3;
 use quic::segments::Segments;
-use role::tunnel::{Ended, UdpTunnel};
+use role::tunnel::{TunnelEnd, UdpTunnel};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -109,7 +109,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// The tunnel has ended.
-    pub async fn send(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Result<(), Ended> {
+    pub async fn send(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Result<(), TunnelEnd> {
         self.udp.batch(form.into()).push(payload);
         poll_fn(|cx| self.udp.poll_flush(cx)).await
     }
@@ -118,7 +118,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// The tunnel has ended otherwise.
-    pub async fn recv(&mut self) -> Result<Option<Vec<u8>>, Ended> {
+    pub async fn recv(&mut self) -> Result<Option<Vec<u8>>, TunnelEnd> {
         loop {
             if let Some(payload) = self.arrived.front() {
                 let payload = payload.to_vec();
@@ -135,7 +135,7 @@ impl Tunnel {
     ///
     /// # Errors
     /// The tunnel has ended.
-    pub async fn recv_within(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Ended> {
+    pub async fn recv_within(&mut self, time: Duration) -> Result<Option<Vec<u8>>, TunnelEnd> {
         timeout(time, self.recv()).await.unwrap_or(Ok(None))
     }
 
@@ -151,9 +151,9 @@ impl Tunnel {
 }
 
 /// Returns the application error code with which the relay reset the stream, if that is what happened.
-pub fn reset_code(ended: &Ended) -> Option<u64> {
+pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
     match ended {
-        Ended::Http(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => Some((*error).into()),
+        TunnelEnd::Http(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => Some((*error).into()),
         _ => None,
     }
 }

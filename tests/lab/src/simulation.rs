@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use edge::client::{self, Relay};
 use masque::h3::{Part, Role};
 use masque::proxy_status::ProxyName;
-use masque::request::{self, Protocol};
+use masque::request::{self, TunnelProtocol};
 use masque::target::{Host, Target};
 use masque::template::Template;
 use quic::clock::{Clock, Sleep};
@@ -26,7 +26,7 @@ use quic::h3::{self, Connection, MessageLimits, Request};
 use quic::segments::Segments;
 use quic::strangers::Places;
 use quic::tls::{self, Identity, ServerTls};
-use role::tunnel::{Ended, UdpTunnel};
+use role::tunnel::{TunnelEnd, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use s2n_quic::provider::io::testing::{self, Handle, Io, Model, primary, spawn, time};
 use sched::stream::Discipline;
@@ -285,14 +285,14 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
 }
 
 /// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
-async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), Ended> {
+async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), TunnelEnd> {
     let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(()) };
     let templates = Template::parse(TEMPLATE).ok();
     let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
     assert!(known, "the request is for the target");
     let next_hop = TARGET.parse().expect("a valid address");
     client.standing().admit();
-    request.send.respond(&request::accepted(Protocol::Udp, next_hop, &ProxyName::default())).await?;
+    request.send.respond(&request::accepted(TunnelProtocol::Udp, next_hop, &ProxyName::default())).await?;
     let stream_id = request.stream_id;
     let note = |payloads| {
         arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(std::iter::repeat_n(stream_id, payloads));
@@ -310,7 +310,7 @@ pub async fn send_back(
     client: &h3::Client,
     queue_bytes: usize,
     arrived: impl Fn(usize),
-) -> Result<(), Ended> {
+) -> Result<(), TunnelEnd> {
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
     let mut payloads = Segments::new(queue_bytes);
     loop {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use config::uplink::{ClientIdentity, Trust};
+use config::uplink::{ClientFiles, TrustSource};
 use edge::client::endpoint::{Access, TokenSource};
 use masque::template::Template;
 
@@ -151,7 +151,7 @@ impl Site {
     ///
     /// # Errors
     /// When they cannot be written.
-    pub fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientIdentity> {
+    pub fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientFiles> {
         self.folder.write_identity(name, issued)
     }
 
@@ -171,7 +171,7 @@ impl Site {
     /// When the template is none.
     pub fn access(&self, family: Family) -> Result<Access> {
         let template = Template::parse(&self.template(family))?;
-        Ok(Access { template, trust: Trust::Authority(self.path("authority.pem")), token: None, identity: None })
+        Ok(Access { template, trust: TrustSource::Authority(self.path("authority.pem")), token: None, identity: None })
     }
 
     /// Returns what a client has to know that shows a token.
@@ -275,8 +275,8 @@ impl Folder {
         Ok(path)
     }
 
-    fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientIdentity> {
-        Ok(ClientIdentity {
+    fn write_identity(&self, name: &str, issued: &Issued) -> Result<ClientFiles> {
+        Ok(ClientFiles {
             certificate: self.write(&format!("{name}.pem"), &issued.certificate)?,
             private_key: self.write(&format!("{name}.key"), &issued.private_key)?,
         })

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use bpf::State;
+use bpf::Availability;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 #[test]
@@ -10,7 +10,7 @@ fn root_may_load_programs_and_mark_packets() {
     lab::ring!(Netns);
     let found = bpf::probe();
     for finding in [&found.cap_bpf, &found.cap_net_admin, &found.cap_net_raw, &found.bpf, &found.mark] {
-        assert_eq!(finding.state, State::Yes, "\n{found}");
+        assert_eq!(finding.state, Availability::Yes, "\n{found}");
     }
 }
 
@@ -23,10 +23,10 @@ fn without_rights_the_table_names_each_that_is_missing_and_what_works_all_the_sa
     });
     let found = found.join().unwrap();
     for finding in [&found.cap_bpf, &found.cap_net_admin, &found.cap_net_raw, &found.bpf, &found.xdp, &found.mark] {
-        assert_eq!(finding.state, State::No, "\n{found}");
+        assert_eq!(finding.state, Availability::No, "\n{found}");
     }
     for finding in [&found.txtime, &found.gso, &found.gro] {
-        assert_eq!(finding.state, State::Yes, "\n{found}");
+        assert_eq!(finding.state, Availability::Yes, "\n{found}");
     }
 }
 

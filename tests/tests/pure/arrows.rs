@@ -11,7 +11,7 @@ use std::path::Path;
 use syn::visit::{self, Visit};
 
 /// The folders of all crates' sources, as the workspace names its members.
-fn crates(root: &Path) -> Vec<String> {
+pub fn crates(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("\nmembers = [").unwrap();
     let (members, _) = members.split_once(']').unwrap();
@@ -70,7 +70,7 @@ impl Uses {
 }
 
 /// All source files of a crate but those of tests and of other crates.
-fn files(folder: &Path) -> Vec<std::path::PathBuf> {
+pub fn files(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

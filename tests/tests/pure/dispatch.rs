@@ -12,7 +12,7 @@ use config::policy::Policy;
 use futures::future::join_all;
 use lab::simulation::{SEED, within};
 use lab::streams::{End, simulate};
-use quic::class::{ClassMetrics, Classes, Role, Terms};
+use quic::class::{ClassMetrics, Classes, PolicyRole, Terms};
 use quic::datagrams::{Schedule, Sender};
 use quic::dispatch::{Ahead, Binding, Dispatcher, Error, SendStream};
 use quic::endpoint::Transport;
@@ -519,7 +519,7 @@ fn connections_order_the_same_streams_as_the_schedules_say_whose_names_they_go_b
     let policy =
         "[schedule]\ndiscipline = \"fcfs\"\n[schedule.by-priority]\ndiscipline = \"abs\"\nlow_mark_packets = 2\n";
     let policy = Policy::from_toml(policy).unwrap();
-    let classes = Classes::new(policy, Role::Edge, &ClassMetrics::default(), |_| Default::default());
+    let classes = Classes::new(policy, PolicyRole::Edge, &ClassMetrics::default(), |_| Default::default());
     let [for_all, by_priority] = [None, Some("by-priority")].map(|name| Schedule::named(&classes, name));
     assert_eq!(order_of_ends(for_all.clone(), None), [0, 4, 8, 12]);
     assert_eq!(order_of_ends(by_priority.clone(), None), [12, 8, 4, 0]);

@@ -4,6 +4,7 @@
 mod arrows;
 mod dispatch;
 mod edt_pace;
+mod names;
 mod soak;
 mod strangers;
 mod tunnels;

@@ -13,7 +13,7 @@ use lab::client::Tunnel;
 use lab::simulation::{Ends, SEED, request_head, simulate, simulate_few_streams, simulate_under, target, within};
 use masque::request::check_udp_response;
 use masque::tunnel::Form;
-use quic::class::{ClassMetrics, Classes, Role, Terms};
+use quic::class::{ClassMetrics, Classes, PolicyRole, Terms};
 use quic::endpoint::Transport;
 use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
@@ -253,7 +253,7 @@ fn a_tunnel_counts_what_its_classs_rule_drops_in_either_form() {
     for form in [Form::Datagram, Form::Capsule] {
         simulate(&network(20), SEED, move |ends| async move {
             let policy = Policy::from_toml("[class.hurried]\ndrop = \"sojourn\"\nsojourn_ms = 30").unwrap();
-            let classes = Classes::new(policy, Role::Edge, &ClassMetrics::default(), |_| Default::default());
+            let classes = Classes::new(policy, PolicyRole::Edge, &ClassMetrics::default(), |_| Default::default());
             let terms = classes.get("hurried").unwrap().terms(None);
             let mut tunnel = open(&ends).await;
             tunnel.udp.set_terms(&terms);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use bpf::State;
+use bpf::Availability;
 use lab::netns::Chain;
 
 #[test]
@@ -24,7 +24,7 @@ fn the_probe_finds_fq_and_everything_else_there() {
     let found = bpf::probe();
     for (name, finding) in found.rows() {
         // XDP alone is not known before it is tried.
-        assert!(finding.state == State::Yes || name == "XDP", "\n{found}");
+        assert!(finding.state == Availability::Yes || name == "XDP", "\n{found}");
     }
 }
 

@@ -22,7 +22,7 @@ use lab::{
     process::wait_for,
 };
 use pacing::io::{
-    Counters,
+    IoCounters,
     device::Devices,
     qdisc::{self, Gauges},
 };
@@ -191,7 +191,7 @@ fn send(address: SocketAddr, trust: Trust, io: &Io, bytes: usize) -> Result<()> 
     })
 }
 
-fn paced(devices: &Devices, counters: &Arc<Counters>) -> Io {
+fn paced(devices: &Devices, counters: &Arc<IoCounters>) -> Io {
     Io::Paced(Pacing { devices: devices.clone(), counters: counters.clone(), ..Pacing::default() })
 }
 
@@ -236,7 +236,7 @@ fn follow(lab: &Lab) -> Result<(Devices, mpsc::Sender<()>)> {
 fn with_fq_packets_leave_evenly_and_a_queue_of_six_loses_none() {
     lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
-    let counters = Arc::<Counters>::default();
+    let counters = Arc::<IoCounters>::default();
     let packets = lab.send(&paced(&Devices::default(), &counters), BYTES, || {}).unwrap();
     assert_eq!(lab.dropped().unwrap(), 0);
     let gaps = gaps_us(&packets[SKIPPED..packets.len() - 1]);
@@ -257,7 +257,7 @@ fn the_stock_provider_loses_a_tenth_there_at_least() {
 fn without_fq_messages_wait_in_the_process_and_a_queue_of_six_loses_none() {
     lab::ring!(Vm);
     let lab = Lab::new("pfifo").unwrap();
-    let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<Counters>::default());
+    let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<IoCounters>::default());
     let packets = lab.send(&paced(&devices, &counters), BYTES, || {}).unwrap();
     assert_eq!(lab.dropped().unwrap(), 0);
     assert!(counters.held.get() > 0);
@@ -270,7 +270,7 @@ fn without_fq_messages_wait_in_the_process_and_a_queue_of_six_loses_none() {
 fn an_fq_that_is_replaced_under_load_is_noticed_and_costs_no_packet() {
     lab::ring!(Vm);
     let lab = Lab::new(FQ).unwrap();
-    let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<Counters>::default());
+    let ((devices, _stop), counters) = (follow(&lab).unwrap(), Arc::<IoCounters>::default());
     lab.send(&paced(&devices, &counters), 3 * BYTES, || {
         assert_eq!(counters.held.get(), 0, "fq keeps departures");
         lab.access.near.set_qdisc("pfifo").unwrap();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use config::uplink::Trust;
+use config::uplink::TrustSource;
 use edge::client::endpoint::Access;
 use lab::authority::Authority;
 use lab::client::Client;
@@ -126,7 +126,7 @@ impl Service {
             echo.send_to(&payload[..len], from).unwrap();
         });
         let template = "https://127.0.0.1/.well-known/masque/udp/{target_host}/{target_port}/";
-        let trust = Trust::Authority("/tmp/authority.pem".into());
+        let trust = TrustSource::Authority("/tmp/authority.pem".into());
         let access = Access { template: Template::parse(template).unwrap(), trust, token: None, identity: None };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let relayed = async {

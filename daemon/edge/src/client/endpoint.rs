@@ -5,7 +5,7 @@ use std::{env, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use config::{
     hash::hex,
-    uplink::{ClientIdentity, Trust, Uplink},
+    uplink::{ClientFiles, TrustSource, UplinkSettings},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::{
@@ -54,11 +54,11 @@ pub struct Access {
     /// The template of the relay's URIs; its origin is where the client connects to.
     pub template: Template,
     /// Why the relay's certificate is believed.
-    pub trust: Trust,
+    pub trust: TrustSource,
     /// Where the bearer token is kept. It is read again for every connection.
     pub token: Option<TokenSource>,
     /// A certificate to show.
-    pub identity: Option<ClientIdentity>,
+    pub identity: Option<ClientFiles>,
 }
 
 /// Where a bearer token is kept.
@@ -73,7 +73,7 @@ pub enum TokenSource {
 impl Access {
     /// What the configuration says of each relay of an uplink, in their order.
     #[must_use]
-    pub fn of(uplink: &Uplink) -> Vec<Self> {
+    pub fn of(uplink: &UplinkSettings) -> Vec<Self> {
         let access = |template: &Template| Self {
             template: template.clone(),
             trust: uplink.trust.clone(),
@@ -90,7 +90,7 @@ impl Access {
     #[must_use]
     pub fn contents(&self) -> [u8; 32] {
         let Self { template: _, trust, token, identity } = self;
-        let authority = if let Trust::Authority(file) = trust { Some(file) } else { None };
+        let authority = if let TrustSource::Authority(file) = trust { Some(file) } else { None };
         let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
         let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
         let mut hash = Sha256::new();
@@ -224,9 +224,9 @@ impl Endpoint {
         schedules: Schedules,
     ) -> Result<Self> {
         let trust = match &access.trust {
-            Trust::System => tls::Trust::System,
-            Trust::Authority(file) => tls::Trust::Authorities(tls::read_certificates(file)?),
-            Trust::Pinned(fingerprint) => tls::Trust::Pinned(*fingerprint),
+            TrustSource::System => tls::Trust::System,
+            TrustSource::Authority(file) => tls::Trust::Authorities(tls::read_certificates(file)?),
+            TrustSource::Pinned(fingerprint) => tls::Trust::Pinned(*fingerprint),
         };
         let identity = access.identity.as_ref().map(|identity| {
             Ok::<_, anyhow::Error>((

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
 use role::{
     traffic::Traffic,
-    tunnel::{Batch, UdpTunnel},
+    tunnel::{PayloadBatch, UdpTunnel},
 };
 
 use super::{End, ROUNDS, Shared};
@@ -99,7 +99,7 @@ impl Source {
                 traffic.add_up(message.len() as u64, count as u64);
                 counters.bytes_up.inc_by(message.len() as u64);
                 // Datagrams wake the connection by themselves; capsules leave with the task's next turn.
-                if matches!(batch, Batch::Capsules(..)) {
+                if matches!(batch, PayloadBatch::Capsules(..)) {
                     task.wake_by_ref();
                 }
             }
@@ -224,7 +224,7 @@ fn payloads(message: &[u8], stride: usize) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use std::{net::Ipv4Addr, time::Duration};
 
-    use config::forward::{Forward, Mode};
+    use config::forward::{Forward, TunnelMode};
     use masque::target::Target;
     use quic::class::Membership;
     use quinn_udp::RecvMeta;
@@ -243,16 +243,16 @@ mod tests {
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: config::targets::Protocol::Udp,
-            uplink: config::uplink::Uplink {
+            uplink: config::uplink::UplinkSettings {
                 schedule: None,
                 relays: Vec::new(),
                 token_file: None,
                 client: None,
-                trust: config::uplink::Trust::System,
+                trust: config::uplink::TrustSource::System,
                 backoff,
             },
             target: Target::from_authority("192.0.2.1:9").unwrap(),
-            mode: Mode::Auto,
+            mode: TunnelMode::Auto,
             class: None,
             idle: Duration::from_secs(60),
             idle_answered: Duration::from_secs(60),

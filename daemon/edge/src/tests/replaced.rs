@@ -9,14 +9,14 @@ use std::{
 
 use config::{
     Config,
-    forward::{Forward, Mode},
+    forward::{Forward, TunnelMode},
     policy::Policy,
-    uplink::{Trust, Uplink},
+    uplink::{TrustSource, UplinkSettings},
 };
 use masque::target::Target;
 use quic::{
     application::Discipline,
-    class::{ClassMetrics, Classes, Role},
+    class::{ClassMetrics, Classes, PolicyRole},
     endpoint::Transport,
 };
 use tokio::{net::UdpSocket, sync::watch};
@@ -26,12 +26,12 @@ use super::{
     Does, PATIENCE, TestRelay, eventually, receive,
 };
 
-fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: Mode, token_file: Option<PathBuf>) -> Forward {
+fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: TunnelMode, token_file: Option<PathBuf>) -> Forward {
     let access = relay.access();
     Forward {
         listen: (ip, 0).into(),
         protocol: config::targets::Protocol::Udp,
-        uplink: Uplink {
+        uplink: UplinkSettings {
             relays: vec![access.template],
             token_file,
             client: None,
@@ -55,7 +55,7 @@ fn wanting(forwards: &[Forward]) -> Config {
 
 fn role() -> (Edge, EntranceClasses) {
     let make = |policy: &Policy| {
-        Arc::new(Classes::new(policy.clone(), Role::Edge, &ClassMetrics::default(), |_| Default::default()))
+        Arc::new(Classes::new(policy.clone(), PolicyRole::Edge, &ClassMetrics::default(), |_| Default::default()))
     };
     let schedules = NamedSchedules::default();
     let classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
@@ -73,7 +73,8 @@ async fn echoes(edge: &Edge, forward: &Forward, application: &UdpSocket) {
 async fn forwards_that_stay_the_same_keep_their_tunnels_while_others_come_go_and_change() {
     let relay = TestRelay::start(Does::Echo, true);
     let (mut edge, classes) = role();
-    let [stays, changes, comes] = [1, 2, 3].map(|host| forward_on(&relay, [127, 0, 0, host], Mode::Datagram, None));
+    let [stays, changes, comes] =
+        [1, 2, 3].map(|host| forward_on(&relay, [127, 0, 0, host], TunnelMode::Datagram, None));
     edge.serve(edge.prepare(&wanting(&[stays.clone(), changes.clone()])).unwrap(), &classes);
     let mut applications = Vec::new();
     for _ in 0..3 {
@@ -83,7 +84,7 @@ async fn forwards_that_stay_the_same_keep_their_tunnels_while_others_come_go_and
     echoes(&edge, &changes, &applications[1]).await;
     let was = edge.served[1].socket.address().unwrap();
 
-    let changed = Forward { mode: Mode::Stream, ..changes };
+    let changed = Forward { mode: TunnelMode::Stream, ..changes };
     edge.serve(edge.prepare(&wanting(&[comes.clone(), changed.clone(), stays.clone()])).unwrap(), &classes);
     echoes(&edge, &stays, &applications[0]).await;
     assert_eq!(
@@ -109,7 +110,7 @@ async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
     let (mut edge, classes) = role();
     let file = std::env::temp_dir().join(format!("paced-edge-token-{}", std::process::id()));
     std::fs::write(&file, "first").unwrap();
-    let forward = [forward_on(&relay, [127, 0, 0, 1], Mode::Auto, Some(file.clone()))];
+    let forward = [forward_on(&relay, [127, 0, 0, 1], TunnelMode::Auto, Some(file.clone()))];
     edge.serve(edge.prepare(&wanting(&forward)).unwrap(), &classes);
     assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().0[..], [Place::Same(0)]));
     std::fs::write(&file, "second").unwrap();
@@ -130,9 +131,9 @@ async fn forwards_share_a_connection_only_under_one_schedule_and_their_connectio
     };
     classes.follow(&policy("wfq"));
     let forwards = [1, 2, 3].map(|host| {
-        let plain = forward_on(&relay, [127, 0, 0, host], Mode::Datagram, None);
+        let plain = forward_on(&relay, [127, 0, 0, host], TunnelMode::Datagram, None);
         let schedule = (host > 1).then(|| "own".to_owned());
-        Forward { uplink: Uplink { schedule, ..plain.uplink }, ..plain }
+        Forward { uplink: UplinkSettings { schedule, ..plain.uplink }, ..plain }
     });
     edge.serve(edge.prepare(&wanting(&forwards)).unwrap(), &classes);
     for forward in &forwards {
@@ -145,7 +146,7 @@ async fn forwards_share_a_connection_only_under_one_schedule_and_their_connectio
     assert_eq!(disciplines(&edge), [Discipline::Rr, Discipline::Abs]);
 
     let [plain, own, _] = forwards;
-    let changed = Forward { uplink: Uplink { schedule: None, ..own.uplink.clone() }, ..own };
+    let changed = Forward { uplink: UplinkSettings { schedule: None, ..own.uplink.clone() }, ..own };
     edge.serve(edge.prepare(&wanting(&[plain, changed.clone()])).unwrap(), &classes);
     echoes(&edge, &changed, &UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap()).await;
     assert_eq!((edge.uplinks.len(), relay.seen.connections.load(Relaxed)), (1, 2), "both share the first");
@@ -155,14 +156,14 @@ async fn forwards_share_a_connection_only_under_one_schedule_and_their_connectio
 async fn what_cannot_be_served_is_refused_and_changes_nothing() {
     let relay = TestRelay::start(Does::Echo, true);
     let (mut edge, classes) = role();
-    let stays = forward_on(&relay, [127, 0, 0, 1], Mode::Auto, None);
+    let stays = forward_on(&relay, [127, 0, 0, 1], TunnelMode::Auto, None);
     edge.serve(edge.prepare(&wanting(std::slice::from_ref(&stays))).unwrap(), &classes);
     let other = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let taken = other.local_addr().unwrap();
     let refused = edge.prepare(&wanting(&[stays.clone(), Forward { listen: taken, ..stays.clone() }])).map(drop);
     assert!(format!("{:#}", refused.unwrap_err()).contains(&format!("failed to bind {taken}")));
     let mut nowhere = stays.clone();
-    nowhere.uplink.trust = Trust::Authority("/nowhere/ca.pem".into());
+    nowhere.uplink.trust = TrustSource::Authority("/nowhere/ca.pem".into());
     assert!(format!("{:#}", edge.prepare(&wanting(&[nowhere])).map(drop).unwrap_err()).contains("/nowhere/ca.pem"));
     echoes(&edge, &stays, &UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()).await;
 }

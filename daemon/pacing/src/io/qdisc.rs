@@ -63,12 +63,12 @@ impl Gauges {
 }
 
 /// Hears of each device, at every reading, whether it keeps departures.
-pub type Listener = Box<dyn Fn(&str, bool) + Send + Sync>;
+pub type DeviceListener = Box<dyn Fn(&str, bool) + Send + Sync>;
 
 /// Follows the devices of this network namespace in a task of `runtime`, which ends with the last clone of what this
 /// returns. `listener` is told of all devices after every change, and every five seconds.
 #[must_use]
-pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: Listener) -> Devices {
+pub fn follow(gauges: Gauges, runtime: &runtime::Handle, listener: DeviceListener) -> Devices {
     let (devices, routes, questions) = Devices::with_questions();
     let follower = Follower { routes, gauges, listener, devices: HashMap::new(), is_first: true };
     runtime.spawn(follower.run(questions));
@@ -84,7 +84,7 @@ const TRIES: u32 = 5;
 struct Follower {
     routes: Arc<Routes>,
     gauges: Gauges,
-    listener: Listener,
+    listener: DeviceListener,
     /// By interface index.
     devices: HashMap<u32, Arc<Device>>,
     /// Nothing has been said yet of what is in force.
@@ -415,7 +415,7 @@ mod tests {
         assert!(!devices.toward(&path).keeps_departures());
     }
 
-    fn follower(routes: Arc<Routes>, listener: Listener) -> Follower {
+    fn follower(routes: Arc<Routes>, listener: DeviceListener) -> Follower {
         Follower { routes, gauges: Gauges::default(), listener, devices: HashMap::new(), is_first: true }
     }
 

@@ -21,7 +21,7 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 
 use super::{
-    Counters,
+    IoCounters,
     device::{Device, Devices},
     message::{self, Message},
     recorder,
@@ -81,12 +81,12 @@ pub struct Tx<O> {
     timer: Timer,
     /// The batch was filled to its end, so the transport has more.
     is_full: bool,
-    counters: Arc<Counters>,
+    counters: Arc<IoCounters>,
 }
 
 impl<O: Outlet> Tx<O> {
     /// Creates an empty queue in front of `outlet`. `timer` is for what waits here.
-    pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, counters: Arc<Counters>) -> Self {
+    pub fn new(outlet: O, forming: Forming, devices: Devices, timer: Timer, counters: Arc<IoCounters>) -> Self {
         let batch = Batch {
             forming,
             arena: vec![0; ARENA_BYTES.max(forming.packet_bytes)],
@@ -412,7 +412,7 @@ impl Formed {
     }
 
     /// Tells the observers of the message, now that it has been sent.
-    fn left(self, counters: &Counters, forming: &Forming, handed_ns: Option<u64>) {
+    fn left(self, counters: &IoCounters, forming: &Forming, handed_ns: Option<u64>) {
         if !self.traced.is_empty() {
             counters.traces.departed(&self.traced, self.stamp_ns(forming), self.group.packets);
         }

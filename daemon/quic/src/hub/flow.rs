@@ -82,9 +82,9 @@ impl Flow {
     ///
     /// The connection is locked meanwhile: what is done between two payloads must not touch its flows and streams.
     #[must_use]
-    pub fn batch(&self) -> Batch<'_> {
+    pub fn batch(&self) -> DatagramBatch<'_> {
         let now_ns = (self.hub.clock.now_ns)();
-        Batch { flow: self, state: self.hub.lock(), now_ns, dropped: 0 }
+        DatagramBatch { flow: self, state: self.hub.lock(), now_ns, dropped: 0 }
     }
 
     /// Changes the terms on which the flow is served, at once.
@@ -115,14 +115,14 @@ impl Flow {
 }
 
 /// Payloads of one flow on their way into its queue.
-pub struct Batch<'a> {
+pub struct DatagramBatch<'a> {
     flow: &'a Flow,
     state: MutexGuard<'a, State>,
     now_ns: u64,
     dropped: u64,
 }
 
-impl Batch<'_> {
+impl DatagramBatch<'_> {
     /// Queues a copy of `payload`. What exceeds a bound is dropped by the module's rules and counted.
     pub fn push(&mut self, payload: &[u8]) {
         let connection_bytes = self.flow.hub.limits.connection_bytes;
@@ -131,7 +131,7 @@ impl Batch<'_> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for DatagramBatch<'_> {
     fn drop(&mut self) {
         let hub = &self.flow.hub;
         if self.dropped > 0 {

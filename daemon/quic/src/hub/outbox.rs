@@ -13,7 +13,7 @@ use crate::{
     class::Terms,
     departure::{Departure, Departures},
     ledger::Ledger,
-    turns::{Kind, Turns},
+    turns::{TurnKind, Turns},
 };
 
 /// How often a payload may fail to share a packet with other frames before it counts as too big for the path.
@@ -68,7 +68,7 @@ impl Outbox {
         losses: Arc<Losses>,
     ) -> u32 {
         let slot = self.free.pop().unwrap_or(self.queues.len() as u32);
-        turns.set(Kind::Flow, slot, terms.service);
+        turns.set(TurnKind::Flow, slot, terms.service);
         let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
         let departure = Departure::default();
@@ -81,7 +81,7 @@ impl Outbox {
     }
 
     pub(super) fn close(&mut self, turns: &mut Turns, slot: u32) {
-        turns.remove(Kind::Flow, slot);
+        turns.remove(TurnKind::Flow, slot);
         if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
             self.bytes -= queue.payloads.bytes();
             self.free.push(slot);
@@ -101,7 +101,7 @@ impl Outbox {
         if let Some(queue) = self.queue(slot) {
             queue.terms = terms(&queue.terms);
             let service = queue.service();
-            turns.set(Kind::Flow, slot, service);
+            turns.set(TurnKind::Flow, slot, service);
         }
     }
 
@@ -117,7 +117,7 @@ impl Outbox {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
         let before = queue.payloads.bytes();
         let share = match self.bytes + payload.len() > connection_bytes {
-            true => connection_bytes / (turns.waiting(Kind::Flow) + usize::from(before == 0)).max(1),
+            true => connection_bytes / (turns.waiting(TurnKind::Flow) + usize::from(before == 0)).max(1),
             false => usize::MAX,
         };
         let mut dropped = 0;
@@ -142,9 +142,9 @@ impl Outbox {
         let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
         if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
             if queue.terms.deadline_ns.is_some() {
-                turns.set(Kind::Flow, slot, queue.service());
+                turns.set(TurnKind::Flow, slot, queue.service());
             }
-            turns.wake(Kind::Flow, slot);
+            turns.wake(TurnKind::Flow, slot);
         }
     }
 
@@ -172,9 +172,9 @@ impl Outbox {
         let room = packet.remaining_capacity();
         self.roomiest = self.roomiest.max(room);
         let (expiry, log) = (turns.expiry(), tap.log());
-        while let Some((slot, _)) = turns.turn(Kind::Flow) {
+        while let Some((slot, _)) = turns.turn(TurnKind::Flow) {
             let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else {
-                turns.remove(Kind::Flow, slot);
+                turns.remove(TurnKind::Flow, slot);
                 continue;
             };
             let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
@@ -182,7 +182,7 @@ impl Outbox {
                 // Emptied since it was woken, or by its class's rule.
                 filled.stale += waiting as u64;
                 self.bytes -= waiting_bytes;
-                turns.end_turn(Kind::Flow, slot, 0, false);
+                turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             };
             filled.stale += (waiting - queue.payloads.len()) as u64;
@@ -190,7 +190,7 @@ impl Outbox {
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
                 filled.capped = true;
-                turns.end_turn(Kind::Flow, slot, 0, false);
+                turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             }
             let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
@@ -234,9 +234,9 @@ impl Outbox {
             self.bytes -= len;
             let more = !queue.payloads.is_empty();
             if more && queue.terms.deadline_ns.is_some() {
-                turns.set(Kind::Flow, slot, queue.service());
+                turns.set(TurnKind::Flow, slot, queue.service());
             }
-            turns.end_turn(Kind::Flow, slot, sent_bytes, more);
+            turns.end_turn(TurnKind::Flow, slot, sent_bytes, more);
         }
         if let (Some(stream_id), Some(ledger)) = (last_stream_id, ledger) {
             filled.filled_up = self.proof.fill_up(packet, stream_id, ledger);

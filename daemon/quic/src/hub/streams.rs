@@ -14,7 +14,7 @@ use crate::{
     class::Terms,
     departure::Departures,
     ledger::{Ledger, StreamLedger},
-    turns::Kind,
+    turns::TurnKind,
 };
 
 /// How many bytes of a stream count as a packet where a class has so many of them a second.
@@ -150,7 +150,7 @@ impl State {
         if self.streams.abandoned {
             return Some(stream);
         }
-        self.turns.set(Kind::Stream, name, terms.service);
+        self.turns.set(TurnKind::Stream, name, terms.service);
         self.streams.names.insert(stream.id(), name);
         if let Some(place) = self.streams.slots.get_mut(name as usize) {
             *place = Some(Slot::new(stream.id(), ledger, terms));
@@ -165,7 +165,7 @@ impl State {
             slot.terms = change(&slot.terms);
             slot.ledger.set_class(&slot.terms.class);
             let service = slot.service();
-            self.turns.set(Kind::Stream, name, service);
+            self.turns.set(TurnKind::Stream, name, service);
         }
     }
 
@@ -174,9 +174,9 @@ impl State {
         if let Some(slot) = self.streams.slot(name).filter(|slot| slot.is_ready()) {
             let service = slot.terms.deadline_ns.map(|_| slot.service());
             if let Some(service) = service {
-                self.turns.set(Kind::Stream, name, service);
+                self.turns.set(TurnKind::Stream, name, service);
             }
-            self.turns.wake(Kind::Stream, name);
+            self.turns.wake(TurnKind::Stream, name);
         }
     }
 
@@ -209,10 +209,10 @@ impl State {
     /// Begins the next turn, of up to `quantum` bytes; `None` if no stream waits for one.
     pub(crate) fn begin_turn(&mut self, quantum: u64, now_ns: u64) -> Option<Begun> {
         loop {
-            let (name, rank) = self.turns.turn(Kind::Stream)?;
+            let (name, rank) = self.turns.turn(TurnKind::Stream)?;
             let (expiry, expired) = (self.turns.expiry(), self.turns.expired_stream(now_ns) == Some(name));
             let Some(slot) = self.streams.slot(name) else {
-                self.turns.remove(Kind::Stream, name);
+                self.turns.remove(TurnKind::Stream, name);
                 continue;
             };
             if expired && !slot.queue.is_tunnel() {
@@ -222,7 +222,7 @@ impl State {
             let waiting_bytes = quantum.min(slot.queue.bytes() as u64);
             let packets = waiting_bytes.div_ceil(STREAM_BYTES_PER_PACKET);
             if let Some(at_ns) = slot.departure.wait(&slot.terms.class, now_ns, waiting_bytes, packets) {
-                self.turns.end_turn(Kind::Stream, name, 0, false);
+                self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 self.streams.capped.push(at_ns, name);
                 return Some(Begun::Capped);
             }
@@ -283,13 +283,13 @@ impl State {
         slot.leaving |= ends;
         self.turns.handed_over(turn.rank, ledger);
         if let Some(service) = service {
-            self.turns.set(Kind::Stream, turn.name, service);
+            self.turns.set(TurnKind::Stream, turn.name, service);
         }
-        self.turns.end_turn(Kind::Stream, turn.name, turn.sent, more);
+        self.turns.end_turn(TurnKind::Stream, turn.name, turn.sent, more);
         if turn.sent > 0
             && let Some(log) = self.tap.log()
         {
-            let waiting = [Kind::Stream, Kind::Flow].map(|kind| self.turns.waiting(kind));
+            let waiting = [TurnKind::Stream, TurnKind::Flow].map(|kind| self.turns.waiting(kind));
             log.stream_turn(id, class, turn.sent, waiting);
         }
         ends
@@ -304,7 +304,7 @@ impl State {
             ledger.give_back(slot.handed.saturating_sub(slot.ledger.sent_bytes()));
         }
         let detached = slot.detached;
-        self.turns.remove(Kind::Stream, name);
+        self.turns.remove(TurnKind::Stream, name);
         detached
     }
 
@@ -313,7 +313,7 @@ impl State {
         if let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) {
             slot.reset = Some(code);
             slot.fail(Error::Cancelled);
-            self.turns.remove(Kind::Stream, name);
+            self.turns.remove(TurnKind::Stream, name);
             self.streams.ask(name);
         }
     }
@@ -321,7 +321,7 @@ impl State {
     /// Forgets a stream; returns whether there was one.
     pub(crate) fn forget(&mut self, name: u32) -> bool {
         let Some(slot) = self.streams.slots.get_mut(name as usize).and_then(Option::take) else { return false };
-        self.turns.remove(Kind::Stream, name);
+        self.turns.remove(TurnKind::Stream, name);
         self.streams.names.remove(&slot.id);
         self.streams.free.push(name);
         true

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     binding::Binding,
-    class::{Classes, Role},
+    class::{Classes, PolicyRole},
     datagrams::{Datagrams, Schedules},
     ledger::Account,
     segments::Segments,
-    turns::Kind,
+    turns::TurnKind,
 };
 
 /// A packet with room for `room` bytes of DATAGRAM frames, each of which costs a type and a length more than its
@@ -282,7 +282,7 @@ fn a_flow_takes_everything_with_it_and_its_place_is_used_again() {
         receive(&hub, round * 4, b"x");
     }
     let State { turns, outbox, inbox, .. } = &*hub.lock();
-    assert_eq!((outbox.bytes(), outbox.queues.len(), turns.waiting(Kind::Flow)), (0, 1, 0));
+    assert_eq!((outbox.bytes(), outbox.queues.len(), turns.waiting(TurnKind::Flow)), (0, 1, 0));
     assert!(inbox.flows.is_empty());
 }
 
@@ -345,7 +345,7 @@ thread_local! {
 fn terms(class: &str) -> Terms {
     let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
     let policy = config::policy::Policy::from_toml(&text).unwrap();
-    let classes = Classes::new(policy, Role::Relay, &Default::default(), |_| Default::default());
+    let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
     classes.named(Some("x")).terms(None)
 }
 

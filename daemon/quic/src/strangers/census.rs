@@ -179,7 +179,7 @@ impl Census {
 
 #[cfg(test)]
 mod tests {
-    use config::relay::Strangers;
+    use config::relay::StrangerLimits;
 
     use super::*;
 
@@ -191,7 +191,7 @@ mod tests {
     fn limits(connections: u32, percent: u8, per_prefix: u32) -> Limits {
         Limits {
             connections,
-            strangers: Strangers { percent, per_prefix, ..Strangers::default() },
+            strangers: StrangerLimits { percent, per_prefix, ..StrangerLimits::default() },
             ..Limits::default()
         }
     }

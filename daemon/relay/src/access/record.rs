@@ -25,7 +25,7 @@ const VALUE_BYTES: usize = 512;
 
 /// What one line or entry of the access log is about.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct AccessRecord {
     /// When it happened.
     pub time: SystemTime,
     /// What happened.
@@ -36,16 +36,16 @@ pub struct Record {
 #[derive(Clone, Debug)]
 pub enum What {
     /// A tunnel ended.
-    Tunnel(Request, Ended),
+    Tunnel(RecordedRequest, EndedTunnel),
     /// A request was refused.
-    Refusal(Request, Refused),
+    Refusal(RecordedRequest, RefusedRequest),
     /// What there is no record of.
     Omitted(Omitted),
 }
 
 /// A request: the client, and what it asked for.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RecordedRequest {
     /// The ID of the connection.
     pub connection: u64,
     /// The address of the listener, as configured.
@@ -62,7 +62,7 @@ pub struct Request {
 
 /// How a tunnel ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct EndedTunnel {
     /// The ID of the tunnel.
     pub tunnel: u64,
     /// The address that the relay was connected to.
@@ -85,7 +85,7 @@ pub struct Ended {
 
 /// How a request was refused.
 #[derive(Clone, Copy, Debug)]
-pub struct Refused {
+pub struct RefusedRequest {
     /// The status of the response, if there was one.
     pub status: Option<u16>,
     /// The error type in its `Proxy-Status` (RFC 9209 §2.3).
@@ -134,7 +134,7 @@ impl From<String> for Value<'_> {
 /// The keys of a record with their values, in the order in which they are written.
 pub type Fields<'a> = Vec<(Cow<'static, str>, Value<'a>)>;
 
-impl Record {
+impl AccessRecord {
     /// The record's room in a queue, in bytes: about what it takes in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -218,7 +218,7 @@ fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\=".contains(&byte))
 }
 
-impl Request {
+impl RecordedRequest {
     fn bytes(&self) -> usize {
         let name = self.target.as_ref().map_or(0, |target| match &target.host {
             Host::Name(name) => name.len(),
@@ -246,7 +246,7 @@ impl Request {
     }
 }
 
-impl Ended {
+impl EndedTunnel {
     fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
         if addresses {
@@ -280,7 +280,7 @@ impl Ended {
 
 /// A record on its way into JSON.
 struct Json<'a> {
-    record: &'a Record,
+    record: &'a AccessRecord,
     addresses: bool,
 }
 
@@ -306,8 +306,8 @@ pub(super) mod tests {
     use super::*;
 
     /// A record of a tunnel of `user` to `name`.
-    pub(in crate::access) fn tunnel(user: &str, name: &str) -> Record {
-        let request = Request {
+    pub(in crate::access) fn tunnel(user: &str, name: &str) -> AccessRecord {
+        let request = RecordedRequest {
             connection: 3,
             listener: ([192, 0, 2, 1], 443).into(),
             client: Some(([198, 51, 100, 7], 50_000).into()),
@@ -315,7 +315,7 @@ pub(super) mod tests {
             protocol: Some(Protocol::Udp),
             target: Some(Target { host: Host::Name(name.into()), port: 53 }),
         };
-        let ended = Ended {
+        let ended = EndedTunnel {
             tunnel: 17,
             next_hop: ([203, 0, 113, 5], 53).into(),
             class: "default".into(),
@@ -326,7 +326,7 @@ pub(super) mod tests {
             duration: Duration::from_millis(1_234),
             reason: "idle",
         };
-        Record { time: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500), what: What::Tunnel(request, ended) }
+        AccessRecord { time: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500), what: What::Tunnel(request, ended) }
     }
 
     #[test]

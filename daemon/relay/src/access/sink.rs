@@ -6,10 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use config::log::Access;
+use config::log::AccessForm;
 use role::journal::{JOURNAL, journal_entry};
 
-use super::record::{Record, Value};
+use super::record::{AccessRecord, Value};
 
 /// Standard output, or the journal. May wait for its reader.
 #[derive(Debug, Default)]
@@ -21,11 +21,11 @@ pub struct Sink {
 
 impl Sink {
     /// Writes records in a form; returns how many were lost. That they are is logged once, until some are not.
-    pub fn write(&mut self, form: Access, records: &[Arc<Record>], addresses: bool) -> u64 {
+    pub fn write(&mut self, form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> u64 {
         let (lost, error) = match form {
-            Access::Off => return 0,
-            Access::Text | Access::Json => print(form, records, addresses),
-            Access::Journal => self.enter(records, addresses),
+            AccessForm::Off => return 0,
+            AccessForm::Text | AccessForm::Json => print(form, records, addresses),
+            AccessForm::Journal => self.enter(records, addresses),
         };
         if let (Some(error), false) = (&error, self.is_told) {
             tracing::error!("the access log loses records: {error}");
@@ -34,7 +34,7 @@ impl Sink {
         lost
     }
 
-    fn enter(&mut self, records: &[Arc<Record>], addresses: bool) -> (u64, Option<io::Error>) {
+    fn enter(&mut self, records: &[Arc<AccessRecord>], addresses: bool) -> (u64, Option<io::Error>) {
         let (mut lost, mut failed) = (0, None);
         for record in records {
             if let Err(error) = self.journal().and_then(|journal| journal.send(&entry(record, addresses))) {
@@ -56,7 +56,7 @@ impl Sink {
     }
 }
 
-fn entry(record: &Record, addresses: bool) -> Vec<u8> {
+fn entry(record: &AccessRecord, addresses: bool) -> Vec<u8> {
     let fields = record.fields(addresses).into_iter().map(|(key, value)| {
         let value = match value {
             Value::Number(number) => number.to_string(),
@@ -69,9 +69,9 @@ fn entry(record: &Record, addresses: bool) -> Vec<u8> {
     journal_entry(&record.text(addresses), &fields)
 }
 
-fn print(form: Access, records: &[Arc<Record>], addresses: bool) -> (u64, Option<io::Error>) {
+fn print(form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> (u64, Option<io::Error>) {
     let lines = records.iter().filter_map(|record| match form {
-        Access::Json => record.json(addresses).ok(),
+        AccessForm::Json => record.json(addresses).ok(),
         _ => Some(record.line(addresses)),
     });
     let text: String = lines.flat_map(|line| [line, "\n".into()]).collect();

@@ -4,7 +4,7 @@ use std::path::Path as FilePath;
 
 use anyhow::{Context as _, Result, ensure};
 use config::{
-    gateway::{Alias, Gateway},
+    gateway::{Alias, GatewaySettings},
     routing::Routing,
 };
 use routing::policy::{self, PolicyFile};
@@ -14,7 +14,7 @@ use super::{Decided, Shadow};
 
 /// The policies of all aliases, with the contents of their files.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Policies(Vec<Pair>);
+pub struct AliasPolicies(Vec<Pair>);
 
 /// The policy of an alias, and its shadow.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,12 +63,12 @@ pub struct Tally {
     pub agreed: u64,
 }
 
-impl Policies {
+impl AliasPolicies {
     /// Reads the files that aliases name.
     ///
     /// # Errors
     /// A file cannot be read, is damaged, or is for other models than those of its alias; the message names file and alias.
-    pub fn read(settings: &Gateway) -> Result<Self> {
+    pub fn read(settings: &GatewaySettings) -> Result<Self> {
         let read = |alias: &Alias| -> Result<Pair> {
             let of = |routing: &Routing| read(routing, alias, settings);
             Ok(Pair { policy: of(&alias.policy)?, shadow: alias.shadow.as_ref().map(of).transpose()? })
@@ -83,7 +83,7 @@ impl Policies {
         self.0.get(alias).map_or(("rule", None), |pair| (kind(&pair.policy), pair.shadow.as_ref().map(kind)))
     }
 
-    pub(super) fn choosers(&self, settings: &Gateway) -> Vec<Chooser> {
+    pub(super) fn choosers(&self, settings: &GatewaySettings) -> Vec<Chooser> {
         let chooser = |pair: &Pair| Chooser {
             policy: Seat::new(&pair.policy, settings),
             shadow: pair.shadow.as_ref().map(|shadow| Seat::new(shadow, settings)),
@@ -94,7 +94,7 @@ impl Policies {
     }
 }
 
-fn read(routing: &Routing, alias: &Alias, settings: &Gateway) -> Result<PolicyFile> {
+fn read(routing: &Routing, alias: &Alias, settings: &GatewaySettings) -> Result<PolicyFile> {
     let policy = match routing {
         Routing::Rule => Policy::Rule { margin: margin(settings) },
         Routing::LeastLoaded => Policy::LeastLoaded,
@@ -107,7 +107,7 @@ fn read(routing: &Routing, alias: &Alias, settings: &Gateway) -> Result<PolicyFi
 /// Reads the file of a policy, and checks that it is for the models of this alias.
 ///
 /// # Errors
-/// See [`Policies::read`].
+/// See [`AliasPolicies::read`].
 pub fn read_policy(path: &FilePath, alias: &Alias) -> Result<PolicyFile> {
     let parse = || -> Result<PolicyFile> {
         let found = std::fs::metadata(path)?;
@@ -120,13 +120,13 @@ pub fn read_policy(path: &FilePath, alias: &Alias) -> Result<PolicyFile> {
     parse().with_context(|| format!("failed to use {} as a policy of {}", path.display(), alias.name))
 }
 
-fn margin(settings: &Gateway) -> f64 {
+fn margin(settings: &GatewaySettings) -> f64 {
     f64::from(settings.margin_percent) / 100.0
 }
 
 impl Chooser {
     /// Predicts for requests that name a model.
-    pub(super) fn named(settings: &Gateway) -> Self {
+    pub(super) fn named(settings: &GatewaySettings) -> Self {
         let models = settings.models.iter().map(|model| model.name.clone()).collect();
         let policy = Policy::Rule { margin: margin(settings) };
         let file = PolicyFile { models, classes: Vec::new(), policy };
@@ -181,7 +181,7 @@ impl Chooser {
 }
 
 impl Seat {
-    fn new(file: &PolicyFile, settings: &Gateway) -> Self {
+    fn new(file: &PolicyFile, settings: &GatewaySettings) -> Self {
         let place = |name: &String| settings.models.iter().position(|model| model.name == *name);
         let members: Vec<_> = file.models.iter().filter_map(place).collect();
         let model = |place: &usize| {
@@ -223,6 +223,6 @@ impl Seat {
 }
 
 /// What an answer in time is worth, from 0 to 1.
-pub(super) fn worth(model: &config::gateway::Model) -> f32 {
+pub(super) fn worth(model: &config::gateway::ModelSettings) -> f32 {
     f32::from(model.quality_percent) / 100.0
 }

@@ -1,6 +1,6 @@
 //! Decisions as they are recorded: all that they depended on, and nothing of what was asked.
 
-use config::gateway::Gateway;
+use config::gateway::GatewaySettings;
 use routing::decision::{Candidate, Decision, Engine, Limits, ReturnPath};
 use sched::route::{Choice, Replica, Request, State};
 
@@ -16,7 +16,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Returns a recorder if decisions are to be recorded.
-    pub(super) fn of(settings: &Gateway) -> Option<Self> {
+    pub(super) fn of(settings: &GatewaySettings) -> Option<Self> {
         let candidate = |model| Candidate { reward: worth(model), name: model.name.clone() };
         (settings.decisions_bytes > 0).then(|| Self {
             aliases: settings.aliases.iter().map(|alias| alias.name.clone()).collect(),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use config::{
-    gateway::{Alias, Gateway, Model},
+    gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
 use sched::stream::{Discipline, Service};
@@ -26,8 +26,8 @@ fn pass(ms: u64) {
 }
 
 /// A model of one engine.
-fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> Model {
-    Model {
+fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
+    ModelSettings {
         name: name.into(),
         engine_name: name.into(),
         engines: vec![format!("http://{name}.example").parse().unwrap()],
@@ -41,15 +41,15 @@ fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> Model {
 }
 
 /// A large and a small model, of one engine each, and an alias for both.
-fn settings(policy: Routing, shadow: Option<Routing>) -> Gateway {
+fn settings(policy: Routing, shadow: Option<Routing>) -> GatewaySettings {
     let models = vec![model("large", 100, None), model("small", 70, None)];
     let alias = Alias { name: "auto".into(), models: vec!["large".into(), "small".into()], policy, shadow };
-    Gateway { models, aliases: vec![alias], ..Gateway::default() }
+    GatewaySettings { models, aliases: vec![alias], ..GatewaySettings::default() }
 }
 
-fn routes_of(settings: &Gateway, most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
+fn routes_of(settings: &GatewaySettings, most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     let engines: Vec<_> = (0..2).map(|_| Engines::new(1, most_in_flight, 8, Discipline::Fcfs, now_ns)).collect();
-    (Routes::new(settings, &Policies::read(settings).unwrap(), engines.clone(), now_ns), engines)
+    (Routes::new(settings, &AliasPolicies::read(settings).unwrap(), engines.clone(), now_ns), engines)
 }
 
 fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
@@ -162,7 +162,7 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
 
 #[test]
 fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
-    let of = |engines: u16, gpus: Option<&[&str]>| Model {
+    let of = |engines: u16, gpus: Option<&[&str]>| ModelSettings {
         engines: (0..engines).map(|port| format!("http://127.0.0.1:{}", 8000 + port).parse().unwrap()).collect(),
         gpus: gpus.map(|gpus| gpus.iter().map(|gpu| (*gpu).to_owned()).collect()),
         ..model("m", 100, None)
@@ -172,7 +172,7 @@ fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
 
     let predicted_ns = |gpus: [&str; 2]| {
         let models = vec![model("large", 100, Some(gpus[0])), model("small", 70, Some(gpus[1]))];
-        let (routes, engines) = routes_of(&Gateway { models, ..Gateway::default() }, 8);
+        let (routes, engines) = routes_of(&GatewaySettings { models, ..GatewaySettings::default() }, 8);
         let curve = Curve::new(Cost { gpu_ns: 1e7, sharing: 1.0, ..Cost::default() });
         routes.recall(None, |_, _| Some(curve));
         let _busy = engines[1].take(Service::default(), &[]).unwrap();
@@ -341,7 +341,7 @@ fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_a
     let folder = Folder::new("refused");
     let refused = |name: &str, bytes: &[u8]| {
         let file = folder.write(name, bytes);
-        let error = |settings| format!("{:#}", Policies::read(&settings).unwrap_err());
+        let error = |settings| format!("{:#}", AliasPolicies::read(&settings).unwrap_err());
         let said = error(settings(file.clone(), None));
         assert!(said.contains(name) && said.contains("auto"), "{said}");
         assert_eq!(error(settings(Routing::Rule, Some(file))), said, "a shadow as well");
@@ -353,5 +353,5 @@ fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_a
     assert!(refused("b.toml", b"kind = 1").contains("kind"));
     assert!(refused("c.toml", &[0xff; 9]).contains("neither"));
     let none = settings(Routing::File(folder.0.join("none.toml")), None);
-    assert!(format!("{:#}", Policies::read(&none).unwrap_err()).contains("none.toml"));
+    assert!(format!("{:#}", AliasPolicies::read(&none).unwrap_err()).contains("none.toml"));
 }

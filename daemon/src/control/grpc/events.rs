@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use api::v1;
-use relay::access::record::{Record, Request, What};
+use relay::access::record::{AccessRecord, RecordedRequest, What};
 
 use super::super::{ACCESS, Happening};
 
@@ -19,7 +19,7 @@ pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEvents
     v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message, access }
 }
 
-fn record(found: &Record, addresses: bool) -> v1::AccessRecord {
+fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
     let event = found.event().to_owned();
     match &found.what {
         What::Tunnel(asked, ended) => v1::AccessRecord {
@@ -59,7 +59,7 @@ fn counts(of: &[(&str, u64)]) -> std::collections::HashMap<String, u64> {
     of.iter().filter(|(_, count)| *count > 0).map(|(name, count)| ((*name).to_owned(), *count)).collect()
 }
 
-fn request(of: &Request, event: String, addresses: bool) -> v1::AccessRecord {
+fn request(of: &RecordedRequest, event: String, addresses: bool) -> v1::AccessRecord {
     let shown = |text: Option<String>| text.filter(|_| addresses).unwrap_or_default();
     v1::AccessRecord {
         event,

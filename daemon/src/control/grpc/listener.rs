@@ -113,7 +113,7 @@ impl Listener {
     }
 
     /// Lets callers in; never returns.
-    pub(super) async fn accept(self, counters: accept::Counters, doors: mpsc::Sender<io::Result<Door>>) {
+    pub(super) async fn accept(self, counters: accept::AcceptCounters, doors: mpsc::Sender<io::Result<Door>>) {
         match self {
             Self::Unix { socket, writers } => accept_here(&socket, &writers, &counters, &doors).await,
             Self::Tcp { socket, certificates, bearers } => {
@@ -135,7 +135,7 @@ impl Listener {
 async fn accept_here(
     socket: &UnixListener,
     writers: &Writers,
-    counters: &accept::Counters,
+    counters: &accept::AcceptCounters,
     doors: &mpsc::Sender<io::Result<Door>>,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -158,7 +158,7 @@ async fn accept_here(
 struct Hall {
     certificates: Certificates,
     bearers: Bearers,
-    counters: accept::Counters,
+    counters: accept::AcceptCounters,
     doors: mpsc::Sender<io::Result<Door>>,
     places: Arc<Semaphore>,
     /// A caller has to leave when its sender is dropped.

@@ -19,13 +19,13 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
 use super::{
     super::{
-        Caller, ConnectionView, Control, Error, Filter, Kind, Page, PartView, TunnelView, UplinkView, caller::Peer,
+        Caller, ConnectionView, Control, Error, ErrorKind, Filter, Page, PartView, TunnelView, UplinkView, caller::Peer,
     },
     events,
 };
 use crate::{
     certificates::Certificate,
-    policy::{Refusal, Revision, Submission},
+    policy::{PolicyRefusal, Revision, Submission},
 };
 
 /// How many of the errors in a text are told one by one.
@@ -38,9 +38,9 @@ const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_sec
 const RECORDS: Duration = Duration::from_millis(50);
 
 /// The protocol's service.
-pub struct Service(Arc<Control>);
+pub struct ControlService(Arc<Control>);
 
-impl Service {
+impl ControlService {
     /// Returns the service for a control plane. Each request has to come with its [`Peer`] as an extension.
     #[must_use]
     pub const fn new(control: Arc<Control>) -> Self {
@@ -52,7 +52,7 @@ type Answer<T> = Result<Response<T>, Status>;
 type Sent<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl v1::control_service_server::ControlService for Service {
+impl v1::control_service_server::ControlService for ControlService {
     type WatchStatsStream = Sent<v1::WatchStatsResponse>;
     type WatchEventsStream = Sent<v1::WatchEventsResponse>;
     type WatchDeparturesStream = Sent<v1::WatchDeparturesResponse>;
@@ -510,17 +510,17 @@ fn departures(control: &Control, records: Records) -> v1::WatchDeparturesRespons
 
 fn status(error: &Error) -> Status {
     let code = match error.kind() {
-        Kind::Denied => Code::PermissionDenied,
-        Kind::Unknown => Code::NotFound,
-        Kind::Invalid => Code::InvalidArgument,
-        Kind::Stale => Code::Aborted,
-        Kind::Trial | Kind::NotNow => Code::FailedPrecondition,
-        Kind::Busy => Code::ResourceExhausted,
-        Kind::Ending => Code::Unavailable,
-        Kind::Failed => Code::Internal,
+        ErrorKind::Denied => Code::PermissionDenied,
+        ErrorKind::Unknown => Code::NotFound,
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::Stale => Code::Aborted,
+        ErrorKind::Trial | ErrorKind::NotNow => Code::FailedPrecondition,
+        ErrorKind::Busy => Code::ResourceExhausted,
+        ErrorKind::Ending => Code::Unavailable,
+        ErrorKind::Failed => Code::Internal,
     };
     let details = match error {
-        Error::Policy(Refusal::Invalid(errors)) => {
+        Error::Policy(PolicyRefusal::Invalid(errors)) => {
             let violation = |error: &config::error::Error| FieldViolation {
                 field: format!("{}:{} {}", error.line, error.column, error.key),
                 description: error.problem.to_string(),

@@ -1,24 +1,24 @@
 //! XDP ingress: what arrives is counted by class, and of too much the lower classes are shed first.
 
-use bpf::ingress::{Arrivals, Guard, Ingress, Listener, Reason};
+use bpf::ingress::{Arrivals, Guard, GuardReason, GuardedListener, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
 use lab::site::{Family, SOON, Site, Terms};
-use quic::connection_id::Label;
+use quic::connection_id::IdLabel;
 
 use super::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 
 /// A packet of 40 bytes of a connection of a class.
 fn of_class(class: u8) -> Vec<u8> {
-    Frame::v4(&short(&KEYS.seal(CONFIG, [9; 5], Label { class, worker: 0 }), 40)).bytes()
+    Frame::v4(&short(&KEYS.seal(CONFIG, [9; 5], IdLabel { class, worker: 0 }), 40)).bytes()
 }
 
 /// How many of a hundred packets of a class pass.
 fn passing(program: &(Ingress, Guard), class: u8) -> usize {
     let packet = of_class(class);
     let reasons: Vec<_> = (0..100).map(|_| judge(program, &packet).1.unwrap()).collect();
-    let passed = reasons.iter().take_while(|reason| **reason == Reason::Connection).count();
-    assert!(reasons[passed..].iter().all(|reason| *reason == Reason::ArrivalsLimit), "{reasons:?}");
+    let passed = reasons.iter().take_while(|reason| **reason == GuardReason::Connection).count();
+    assert!(reasons[passed..].iter().all(|reason| *reason == GuardReason::ArrivalsLimit), "{reasons:?}");
     passed
 }
 
@@ -28,8 +28,8 @@ fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener
     let (ingress, mut guard) = generous();
     guard
         .listen([
-            Listener { address: Frame::v4(&[]).to, class: 7 },
-            Listener { address: Frame::v6(&[]).to, class: 255 },
+            GuardedListener { address: Frame::v4(&[]).to, class: 7 },
+            GuardedListener { address: Frame::v6(&[]).to, class: 255 },
         ])
         .unwrap();
     let program = (ingress, guard);

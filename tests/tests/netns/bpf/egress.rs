@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bpf::egress::{Egress, KernelClasses, KernelCounters, KernelTerms};
 use bpf::mark::{Direction, Mark, Tag};
-use bpf::trial::{Outcome, SocketBuffer};
+use bpf::trial::{SocketBuffer, TrialOutcome};
 use lab::frame::{Frame, sum};
 use lab::process::wait_for;
 use pacing::monotonic::now_ns;
@@ -31,7 +31,7 @@ fn marked(mark: Mark) -> SocketBuffer {
     SocketBuffer { mark: mark.encode(Tag::default()), ..SocketBuffer::default() }
 }
 
-fn send(egress: &Egress, frame: &Frame, about: SocketBuffer) -> Outcome {
+fn send(egress: &Egress, frame: &Frame, about: SocketBuffer) -> TrialOutcome {
     egress.try_on(&frame.bytes(), about, 1).unwrap()
 }
 
@@ -51,7 +51,7 @@ fn packets_without_our_mark_pass_untouched_and_uncounted() {
     let frame = Frame { traffic_class: 0x21, ..Frame::v4(&[0; 100]) };
     for mark in [0, 5, 0x70ad_0005, 0x70ac_0205, 0x70ac_8005, u32::MAX] {
         let about = SocketBuffer { mark, priority: 9, departure_ns: 77, ..SocketBuffer::default() };
-        let Outcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
+        let TrialOutcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
         assert_eq!((verdict, packet), (PASS, frame.bytes()), "{mark:#x}");
         assert_eq!((after.mark, after.priority, after.departure_ns), (mark, 9, 77));
     }
@@ -101,7 +101,7 @@ fn what_terms_do_not_name_stays() {
     let (egress, _classes) = program(KernelTerms::default(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v6(&[0; 100]) };
     let about = SocketBuffer { priority: 9, departure_ns: 77, ..marked(CLASS) };
-    let Outcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
+    let TrialOutcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
     assert_eq!((verdict, packet, after.priority, after.departure_ns), (PASS, frame.bytes(), 9, 77));
 }
 
@@ -178,7 +178,7 @@ fn without_fq_packets_are_marked_and_counted_but_keep_their_times() {
     let (egress, mut classes) = program(all_terms(), false);
     let about = SocketBuffer { departure_ns: 77, ..marked(CLASS) };
     for _ in 0..20 {
-        let Outcome { verdict, packet, about: after, .. } = send(&egress, &Frame::v4(&[0; 1_000]), about);
+        let TrialOutcome { verdict, packet, about: after, .. } = send(&egress, &Frame::v4(&[0; 1_000]), about);
         assert_eq!((verdict, packet[15], after.priority, after.departure_ns), (PASS, 46 << 2, 3, 77));
     }
     let counted = classes.counters(CLASS).unwrap();

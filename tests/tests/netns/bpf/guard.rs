@@ -3,15 +3,15 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use bpf::ingress::{Ingress, Reason};
+use bpf::ingress::{GuardReason, Ingress};
 use lab::client::Client;
 use lab::netns::Chain;
 use lab::site::{Family, Site, Terms};
-use quic::connection_id::{Keys, Label};
+use quic::connection_id::{IdLabel, Keys};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 
-fn count(ingress: &Ingress, wanted: Reason) -> u64 {
+fn count(ingress: &Ingress, wanted: GuardReason) -> u64 {
     let counts = ingress.guard().unwrap().counts().unwrap();
     counts.into_iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| count)
 }
@@ -27,7 +27,7 @@ fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
     guard.set_keys(&[(1, KEYS.into())]).unwrap();
     chain.relay.run(|| ingress.attach(&chain.access.far.device)).unwrap().unwrap();
 
-    let id = KEYS.seal(1, [1; 5], Label { class: 0, worker: 0 });
+    let id = KEYS.seal(1, [1; 5], IdLabel { class: 0, worker: 0 });
     let ours = [&[0x40], &id[..], &[0; 30]].concat();
     let garbage = vec![0x80; 30];
     for ip in relay {
@@ -49,7 +49,7 @@ fn a_listener_gets_what_it_deserves_and_every_other_socket_what_it_is_sent() {
         assert_eq!(receive(&sockets[0]), ours, "the garbage before it was dropped");
         assert_eq!([receive(&sockets[1]), receive(&sockets[1])], [garbage.clone(), ours.clone()]);
     }
-    assert_eq!((count(&ingress, Reason::Connection), count(&ingress, Reason::ShortVersion)), (2, 2));
+    assert_eq!((count(&ingress, GuardReason::Connection), count(&ingress, GuardReason::ShortVersion)), (2, 2));
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn a_relay_behind_it_serves_in_both_families_and_its_targets_replies_pass() {
         })
         .unwrap();
     }
-    assert!(count(&ingress, Reason::Connection) >= 100, "its connection IDs are known");
+    assert!(count(&ingress, GuardReason::Connection) >= 100, "its connection IDs are known");
     assert!(
-        count(&ingress, Reason::Initial) >= 2 && count(&ingress, Reason::InitialId) >= 2,
+        count(&ingress, GuardReason::Initial) >= 2 && count(&ingress, GuardReason::InitialId) >= 2,
         "the first, then by our IDs"
     );
-    let dropped = Reason::ALL.into_iter().filter(|reason| !reason.passes()).map(|reason| count(&ingress, reason));
+    let dropped = GuardReason::ALL.into_iter().filter(|reason| !reason.passes()).map(|reason| count(&ingress, reason));
     assert_eq!(dropped.sum::<u64>(), 0, "nothing of an honest client");
-    assert_eq!(count(&ingress, Reason::UnknownId), 0);
+    assert_eq!(count(&ingress, GuardReason::UnknownId), 0);
 }

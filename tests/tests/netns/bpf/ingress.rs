@@ -3,9 +3,9 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use bpf::ingress::{Guard, Ingress, Limit, Limits, Reason};
+use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress, RateLimit};
 use lab::frame::Frame;
-use quic::connection_id::{Keys, LEN, Label};
+use quic::connection_id::{IdLabel, Keys, LEN};
 
 pub(crate) const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 pub(crate) const CONFIG: u8 = 2;
@@ -16,12 +16,13 @@ pub(crate) const HANDSHAKE: u8 = 0xe0;
 const RETRY: u8 = 0xf0;
 pub(crate) const SHORT: u8 = 0x40;
 /// Lets nothing more pass than what one test sends.
-pub(crate) const MUCH: Limit = Limit::per_second(1_000_000, 1_000_000);
+pub(crate) const MUCH: RateLimit = RateLimit::per_second(1_000_000, 1_000_000);
 /// Limits that no test reaches.
-pub(crate) const GENEROUS: Limits = Limits { prefix: MUCH, total: MUCH, id: MUCH, resets: MUCH, fragments: MUCH };
+pub(crate) const GENEROUS: GuardLimits =
+    GuardLimits { prefix: MUCH, total: MUCH, id: MUCH, resets: MUCH, fragments: MUCH };
 
 /// A program that knows the listeners that frames of documentation go to, and the keys.
-pub(crate) fn program(limits: Limits) -> (Ingress, Guard) {
+pub(crate) fn program(limits: GuardLimits) -> (Ingress, Guard) {
     let ingress = Ingress::load().unwrap();
     let mut guard = ingress.guard().unwrap();
     guard.listen([Frame::v4(&[]).to, Frame::v6(&[]).to]).unwrap();
@@ -35,7 +36,7 @@ pub(crate) fn generous() -> (Ingress, Guard) {
 }
 
 /// What became of a frame: whether it passed, and the reason that was counted, if any.
-pub(crate) fn judge(program: &(Ingress, Guard), frame: &[u8]) -> (bool, Option<Reason>) {
+pub(crate) fn judge(program: &(Ingress, Guard), frame: &[u8]) -> (bool, Option<GuardReason>) {
     let (ingress, guard) = program;
     let before = guard.counts().unwrap();
     let (passed, _) = ingress.try_on(frame, 1).unwrap();
@@ -49,10 +50,10 @@ pub(crate) fn judge(program: &(Ingress, Guard), frame: &[u8]) -> (bool, Option<R
     (passed, reason)
 }
 
-pub(crate) fn reason_of(program: &(Ingress, Guard), payload: &[u8]) -> Reason {
+pub(crate) fn reason_of(program: &(Ingress, Guard), payload: &[u8]) -> GuardReason {
     let reasons = [Frame::v4(payload), Frame::v6(payload)].map(|frame| {
         let (passed, reason) = judge(program, &frame.bytes());
-        assert_eq!(Some(passed), reason.map(Reason::passes), "{reason:?}");
+        assert_eq!(Some(passed), reason.map(GuardReason::passes), "{reason:?}");
         reason.unwrap()
     });
     assert_eq!(reasons[0], reasons[1], "IPv4 and IPv6");
@@ -60,7 +61,7 @@ pub(crate) fn reason_of(program: &(Ingress, Guard), payload: &[u8]) -> Reason {
 }
 
 pub(crate) fn id(number: u8) -> [u8; LEN] {
-    KEYS.seal(CONFIG, [number, 2, 3, 4, 5], Label { class: 3, worker: number })
+    KEYS.seal(CONFIG, [number, 2, 3, 4, 5], IdLabel { class: 3, worker: number })
 }
 
 pub(crate) fn short(id: &[u8], bytes: usize) -> Vec<u8> {
@@ -80,28 +81,28 @@ fn packets_of_our_connections_pass_in_every_frame_that_ip_comes_in() {
     lab::ring!(Netns);
     let program = generous();
     for number in 0..50 {
-        assert_eq!(reason_of(&program, &short(&id(number), 40)), Reason::Connection);
+        assert_eq!(reason_of(&program, &short(&id(number), 40)), GuardReason::Connection);
     }
     for vlans in [vec![7], vec![100, 200]] {
         let frame = Frame { vlans, ..Frame::v6(&short(&id(1), 40)) };
-        assert_eq!(judge(&program, &frame.bytes()), (true, Some(Reason::Connection)));
+        assert_eq!(judge(&program, &frame.bytes()), (true, Some(GuardReason::Connection)));
     }
     // Ethernet pads short frames; what UDP says of its length counts.
     let mut padded = Frame::v4(&short(&id(1), 20)).bytes();
     padded.resize(100, 0);
-    assert_eq!(judge(&program, &padded), (false, Some(Reason::Malformed)));
+    assert_eq!(judge(&program, &padded), (false, Some(GuardReason::Malformed)));
 }
 
 #[test]
 fn an_id_with_any_bit_changed_is_not_ours() {
     lab::ring!(Netns);
     let program = generous();
-    assert_eq!(reason_of(&program, &long(HANDSHAKE, VERSION_1, &id(9), 100)), Reason::Connection);
+    assert_eq!(reason_of(&program, &long(HANDSHAKE, VERSION_1, &id(9), 100)), GuardReason::Connection);
     for bit in 0..LEN * 8 {
         let mut forged = id(9);
         forged[bit / 8] ^= 1 << (bit % 8);
-        assert_eq!(reason_of(&program, &long(HANDSHAKE, VERSION_1, &forged, 100)), Reason::ForgedId, "bit {bit}");
-        assert_eq!(reason_of(&program, &short(&forged, 40)), Reason::UnknownId, "bit {bit}");
+        assert_eq!(reason_of(&program, &long(HANDSHAKE, VERSION_1, &forged, 100)), GuardReason::ForgedId, "bit {bit}");
+        assert_eq!(reason_of(&program, &short(&forged, 40)), GuardReason::UnknownId, "bit {bit}");
     }
 }
 
@@ -111,34 +112,34 @@ fn every_kind_of_packet_has_its_reason() {
     let program = generous();
     let (ours, clients) = (&id(1)[..], &b"chosen by a client"[..]);
     let cases = [
-        (long(INITIAL, VERSION_1, clients, 1_200), Reason::Initial),
-        (long(INITIAL, VERSION_1, &clients[..LEN], 1_200), Reason::Initial),
-        (long(INITIAL, VERSION_1, &clients[..8], 1_200), Reason::Initial),
-        (long(INITIAL, VERSION_1, ours, 1_200), Reason::InitialId),
-        (long(INITIAL, VERSION_1, clients, 1_199), Reason::ShortInitial),
-        (long(INITIAL, VERSION_1, ours, 1_199), Reason::ShortInitial),
-        (long(INITIAL, VERSION_1, &clients[..7], 1_200), Reason::ShortId),
-        (long(INITIAL, VERSION_1, &[], 1_200), Reason::ShortId),
-        (long(INITIAL, VERSION_1, &[7; 21], 1_200), Reason::Malformed),
-        (long(INITIAL & !0x40, VERSION_1, clients, 1_200), Reason::Malformed),
-        (long(ZERO_RTT, VERSION_1, clients, 300), Reason::Initial),
-        (long(ZERO_RTT, VERSION_1, &clients[..7], 300), Reason::ShortId),
-        (long(ZERO_RTT, VERSION_1, ours, 300), Reason::InitialId),
-        (long(HANDSHAKE, VERSION_1, clients, 300), Reason::ForgedId),
-        (long(HANDSHAKE, VERSION_1, ours, 300), Reason::Connection),
-        (long(HANDSHAKE, VERSION_1, ours, 20), Reason::Malformed),
-        (long(RETRY, VERSION_1, ours, 300), Reason::Malformed),
-        (long(INITIAL, 0, clients, 1_200), Reason::VersionNegotiation),
-        (long(INITIAL, 0x0a0a_0a0a, clients, 1_200), Reason::Version),
-        (long(0x80, 0x0a0a_0a0a, &[7; 200], 1_200), Reason::Version),
-        (long(INITIAL, 0x0a0a_0a0a, clients, 1_199), Reason::ShortVersion),
-        (short(ours, 21), Reason::Connection),
-        (short(ours, 20), Reason::Malformed),
-        (short(b"nobody's own", 21), Reason::UnknownId),
-        ([&[0x00], ours, &[0; 30]].concat(), Reason::Malformed),
-        (Vec::new(), Reason::Malformed),
-        (vec![SHORT], Reason::Malformed),
-        (vec![INITIAL; 6], Reason::Malformed),
+        (long(INITIAL, VERSION_1, clients, 1_200), GuardReason::Initial),
+        (long(INITIAL, VERSION_1, &clients[..LEN], 1_200), GuardReason::Initial),
+        (long(INITIAL, VERSION_1, &clients[..8], 1_200), GuardReason::Initial),
+        (long(INITIAL, VERSION_1, ours, 1_200), GuardReason::InitialId),
+        (long(INITIAL, VERSION_1, clients, 1_199), GuardReason::ShortInitial),
+        (long(INITIAL, VERSION_1, ours, 1_199), GuardReason::ShortInitial),
+        (long(INITIAL, VERSION_1, &clients[..7], 1_200), GuardReason::ShortId),
+        (long(INITIAL, VERSION_1, &[], 1_200), GuardReason::ShortId),
+        (long(INITIAL, VERSION_1, &[7; 21], 1_200), GuardReason::Malformed),
+        (long(INITIAL & !0x40, VERSION_1, clients, 1_200), GuardReason::Malformed),
+        (long(ZERO_RTT, VERSION_1, clients, 300), GuardReason::Initial),
+        (long(ZERO_RTT, VERSION_1, &clients[..7], 300), GuardReason::ShortId),
+        (long(ZERO_RTT, VERSION_1, ours, 300), GuardReason::InitialId),
+        (long(HANDSHAKE, VERSION_1, clients, 300), GuardReason::ForgedId),
+        (long(HANDSHAKE, VERSION_1, ours, 300), GuardReason::Connection),
+        (long(HANDSHAKE, VERSION_1, ours, 20), GuardReason::Malformed),
+        (long(RETRY, VERSION_1, ours, 300), GuardReason::Malformed),
+        (long(INITIAL, 0, clients, 1_200), GuardReason::VersionNegotiation),
+        (long(INITIAL, 0x0a0a_0a0a, clients, 1_200), GuardReason::Version),
+        (long(0x80, 0x0a0a_0a0a, &[7; 200], 1_200), GuardReason::Version),
+        (long(INITIAL, 0x0a0a_0a0a, clients, 1_199), GuardReason::ShortVersion),
+        (short(ours, 21), GuardReason::Connection),
+        (short(ours, 20), GuardReason::Malformed),
+        (short(b"nobody's own", 21), GuardReason::UnknownId),
+        ([&[0x00], ours, &[0; 30]].concat(), GuardReason::Malformed),
+        (Vec::new(), GuardReason::Malformed),
+        (vec![SHORT], GuardReason::Malformed),
+        (vec![INITIAL; 6], GuardReason::Malformed),
     ];
     for (number, (payload, reason)) in cases.iter().enumerate() {
         assert_eq!(reason_of(&program, payload), *reason, "case {number}");
@@ -150,9 +151,12 @@ fn a_udp_length_beyond_the_packet_is_malformed() {
     lab::ring!(Netns);
     let program = generous();
     let frame = Frame::v4(&short(&id(1), 40));
-    for (len, expected) in
-        [(0_u16, Reason::Malformed), (8, Reason::Malformed), (48, Reason::Connection), (49, Reason::Malformed)]
-    {
+    for (len, expected) in [
+        (0_u16, GuardReason::Malformed),
+        (8, GuardReason::Malformed),
+        (48, GuardReason::Connection),
+        (49, GuardReason::Malformed),
+    ] {
         let mut bytes = frame.bytes();
         bytes[38..40].copy_from_slice(&len.to_be_bytes());
         assert_eq!(judge(&program, &bytes).1, Some(expected), "{len}");
@@ -188,7 +192,7 @@ fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
     for (number, bytes) in cases.iter().enumerate() {
         assert_eq!(judge(&program, bytes), (true, None), "case {number}");
     }
-    assert_eq!(judge(&program, &v4.bytes()), (false, Some(Reason::ShortVersion)), "the same to a listener");
+    assert_eq!(judge(&program, &v4.bytes()), (false, Some(GuardReason::ShortVersion)), "the same to a listener");
 }
 
 #[test]
@@ -207,14 +211,14 @@ fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
     lab::ring!(Netns);
     let mut program = generous();
     let next = Keys { tag: *b"another tag's ke", mask: *b"another mask's k" };
-    let with_next = short(&next.seal(CONFIG + 1, [1; 5], Label { class: 0, worker: 0 }), 40);
-    assert_eq!(reason_of(&program, &with_next), Reason::UnknownId);
+    let with_next = short(&next.seal(CONFIG + 1, [1; 5], IdLabel { class: 0, worker: 0 }), 40);
+    assert_eq!(reason_of(&program, &with_next), GuardReason::UnknownId);
     program.1.set_keys(&[(CONFIG + 1, next.into()), (CONFIG, KEYS.into())]).unwrap();
-    assert_eq!(reason_of(&program, &with_next), Reason::Connection);
-    assert_eq!(reason_of(&program, &short(&id(1), 40)), Reason::Connection);
+    assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
+    assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection);
     program.1.set_keys(&[(CONFIG + 1, next.into())]).unwrap();
-    assert_eq!(reason_of(&program, &short(&id(1), 40)), Reason::UnknownId);
-    assert_eq!(reason_of(&program, &with_next), Reason::Connection);
+    assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::UnknownId);
+    assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
 }
 
 #[test]
@@ -230,8 +234,8 @@ fn hundreds_of_listeners_are_all_known_and_their_neighbours_are_not() {
 }
 
 /// One in an hour, and a few at once.
-pub(crate) fn few(burst: u32) -> Limit {
-    Limit { interval: Duration::from_secs(3_600), burst }
+pub(crate) fn few(burst: u32) -> RateLimit {
+    RateLimit { interval: Duration::from_secs(3_600), burst }
 }
 
 pub(crate) fn initial_from(address: &str) -> Vec<u8> {
@@ -242,45 +246,49 @@ pub(crate) fn initial_from(address: &str) -> Vec<u8> {
 #[test]
 fn a_prefix_may_begin_so_many_connections_and_does_not_take_those_of_others() {
     lab::ring!(Netns);
-    let program = program(Limits { prefix: few(4), ..GENEROUS });
+    let program = program(GuardLimits { prefix: few(4), ..GENEROUS });
     for prefix in [
         ["192.0.2.1:7", "192.0.2.200:8", "192.0.3.1:7"],
         ["[2001:db8:0:1::1]:7", "[2001:db8:0:ff::2]:8", "[2001:db8:0:100::1]:7"],
     ] {
         let [one, neighbour, stranger] = prefix.map(initial_from);
         for _ in 0..5 {
-            assert_eq!(judge(&program, &one), (true, Some(Reason::Initial)));
+            assert_eq!(judge(&program, &one), (true, Some(GuardReason::Initial)));
         }
-        assert_eq!(judge(&program, &one), (false, Some(Reason::PrefixLimit)));
-        assert_eq!(judge(&program, &neighbour), (false, Some(Reason::PrefixLimit)), "of the same prefix");
-        assert_eq!(judge(&program, &stranger), (true, Some(Reason::Initial)));
+        assert_eq!(judge(&program, &one), (false, Some(GuardReason::PrefixLimit)));
+        assert_eq!(judge(&program, &neighbour), (false, Some(GuardReason::PrefixLimit)), "of the same prefix");
+        assert_eq!(judge(&program, &stranger), (true, Some(GuardReason::Initial)));
     }
-    assert_eq!(reason_of(&program, &long(INITIAL, VERSION_1, &id(1), 1_200)), Reason::InitialId, "has one of its own");
+    assert_eq!(
+        reason_of(&program, &long(INITIAL, VERSION_1, &id(1), 1_200)),
+        GuardReason::InitialId,
+        "has one of its own"
+    );
 }
 
 #[test]
 fn all_prefixes_together_may_begin_so_many_connections() {
     lab::ring!(Netns);
-    let program = program(Limits { prefix: few(4), total: few(9), ..GENEROUS });
+    let program = program(GuardLimits { prefix: few(4), total: few(9), ..GENEROUS });
     let reasons = (0..30).map(|prefix| judge(&program, &initial_from(&format!("10.0.{prefix}.1:7"))).1.unwrap());
     let reasons: Vec<_> = reasons.collect();
-    assert_eq!(reasons[..10], [Reason::Initial; 10]);
-    assert_eq!(reasons[10..], [Reason::TotalLimit; 20]);
-    assert_eq!(reason_of(&program, &short(b"nobody's own", 40)), Reason::UnknownId, "another budget");
+    assert_eq!(reasons[..10], [GuardReason::Initial; 10]);
+    assert_eq!(reasons[10..], [GuardReason::TotalLimit; 20]);
+    assert_eq!(reason_of(&program, &short(b"nobody's own", 40)), GuardReason::UnknownId, "another budget");
 }
 
 #[test]
 fn so_many_packets_of_unknown_connections_may_be_answered_with_a_reset() {
     lab::ring!(Netns);
-    let program = program(Limits { resets: few(3), ..GENEROUS });
+    let program = program(GuardLimits { resets: few(3), ..GENEROUS });
     let unknown = Frame::v4(&short(b"nobody's own", 40)).bytes();
     for _ in 0..4 {
-        assert_eq!(judge(&program, &unknown), (true, Some(Reason::UnknownId)));
+        assert_eq!(judge(&program, &unknown), (true, Some(GuardReason::UnknownId)));
     }
     for _ in 0..20 {
-        assert_eq!(judge(&program, &unknown), (false, Some(Reason::ResetLimit)));
+        assert_eq!(judge(&program, &unknown), (false, Some(GuardReason::ResetLimit)));
     }
-    assert_eq!(reason_of(&program, &short(&id(1), 40)), Reason::Connection, "known ones go on");
+    assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection, "known ones go on");
 }
 
 #[test]
@@ -301,6 +309,6 @@ fn any_bytes_have_exactly_one_reason() {
             payload[1..5].copy_from_slice(&VERSION_1.to_be_bytes());
         }
         let (passed, reason) = judge(&program, &Frame::v4(&payload).bytes());
-        assert_eq!(Some(passed), reason.map(Reason::passes));
+        assert_eq!(Some(passed), reason.map(GuardReason::passes));
     }
 }

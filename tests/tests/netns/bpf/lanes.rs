@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bpf::ingress::{Guard, Ingress, Limits, Reason};
+use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
 use lab::client::Client;
 use lab::frame::Frame;
 use lab::site::{Family, SOON, Site, Terms};
@@ -16,12 +16,12 @@ const STAMPS: StampKey = StampKey(*b"key of the stamp");
 const DAY_NS: u64 = 24 * 3_600 * 1_000_000_000;
 
 /// A program whose lane for strangers is used up by packets from forged addresses, and the others have room for 21.
-fn flooded(limits: Limits) -> (Ingress, Guard) {
-    let mut program = program(Limits { total: few(20), ..limits });
+fn flooded(limits: GuardLimits) -> (Ingress, Guard) {
+    let mut program = program(GuardLimits { total: few(20), ..limits });
     program.1.set_stamp_key(&STAMPS.0).unwrap();
     let forged = |number: u8| judge(&program, &initial_from(&format!("10.{number}.0.1:7"))).1;
-    assert_eq!((0..21).map(forged).collect::<Vec<_>>(), [Some(Reason::Initial); 21]);
-    assert_eq!(forged(21), Some(Reason::TotalLimit));
+    assert_eq!((0..21).map(forged).collect::<Vec<_>>(), [Some(GuardReason::Initial); 21]);
+    assert_eq!(forged(21), Some(GuardReason::TotalLimit));
     program
 }
 
@@ -54,13 +54,13 @@ fn now_seconds() -> u64 {
 #[test]
 fn initials_under_one_id_of_ours_and_under_all_of_them_are_limited() {
     lab::ring!(Netns);
-    let program = program(Limits { id: few(5), total: few(19), ..GENEROUS });
+    let program = program(GuardLimits { id: few(5), total: few(19), ..GENEROUS });
     let under = |number| reason_of(&program, &long(INITIAL, VERSION_1, &id(number), 1_200));
-    assert_eq!([(); 3].map(|()| under(1)), [Reason::InitialId; 3], "each in both families");
-    assert_eq!(under(1), Reason::IdLimit);
+    assert_eq!([(); 3].map(|()| under(1)), [GuardReason::InitialId; 3], "each in both families");
+    assert_eq!(under(1), GuardReason::IdLimit);
     let others: Vec<_> = (2..12).map(under).collect();
-    assert_eq!(others[..7], [Reason::InitialId; 7], "20 in all");
-    assert_eq!(others[7..], [Reason::Initial; 3], "then as everybody's");
+    assert_eq!(others[..7], [GuardReason::InitialId; 7], "20 in all");
+    assert_eq!(others[7..], [GuardReason::Initial; 3], "then as everybody's");
 }
 
 #[test]
@@ -72,28 +72,28 @@ fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresse
         let shows =
             |address: &str, stamp| judge(&program, &from(address, &with_token(&id(1), &token(stamp)))).1.unwrap();
         let by_client = |stamp| judge(&program, &from(client, &with_token(b"client's", &token(stamp)))).1.unwrap();
-        assert_eq!(by_client(stamp), Reason::InitialToken);
-        assert_eq!(shows(client, stamp), Reason::InitialToken, "before what its ID says");
+        assert_eq!(by_client(stamp), GuardReason::InitialToken);
+        assert_eq!(shows(client, stamp), GuardReason::InitialToken, "before what its ID says");
         for other in [client.replace("40000", "40001"), client.replace("1]", "2]").replace(".1:", ".2:")] {
             let packet = from(&other, &with_token(b"client's", &token(stamp)));
-            assert_eq!(judge(&program, &packet).1, Some(Reason::TotalLimit), "{other} shows another's");
+            assert_eq!(judge(&program, &packet).1, Some(GuardReason::TotalLimit), "{other} shows another's");
         }
         for bit in 32..64 {
             let mut forged = stamp;
             forged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(by_client(forged), Reason::TotalLimit, "bit {bit}");
+            assert_eq!(by_client(forged), GuardReason::TotalLimit, "bit {bit}");
         }
         for seconds in [now_seconds() - 12, now_seconds() + 2, 0] {
-            assert_eq!(by_client(STAMPS.stamp(client.parse().unwrap(), seconds)), Reason::TotalLimit, "{seconds}");
+            assert_eq!(by_client(STAMPS.stamp(client.parse().unwrap(), seconds)), GuardReason::TotalLimit, "{seconds}");
         }
-        assert_eq!(by_client(StampKey([1; 16]).stamp(client.parse().unwrap(), now_seconds())), Reason::TotalLimit);
+        assert_eq!(by_client(StampKey([1; 16]).stamp(client.parse().unwrap(), now_seconds())), GuardReason::TotalLimit);
         for cut in [&token(stamp)[1..], &[]] {
             let packet = from(client, &with_token(b"client's", cut));
-            assert_eq!(judge(&program, &packet).1, Some(Reason::TotalLimit), "{} bytes", cut.len());
+            assert_eq!(judge(&program, &packet).1, Some(GuardReason::TotalLimit), "{} bytes", cut.len());
         }
         let more: Vec<_> = (0..20).map(|_| by_client(STAMPS.stamp(client.parse().unwrap(), now_seconds()))).collect();
-        assert_eq!(more[..19], [Reason::InitialToken; 19], "21 in all");
-        assert_eq!(more[19], Reason::TotalLimit);
+        assert_eq!(more[..19], [GuardReason::InitialToken; 19], "21 in all");
+        assert_eq!(more[19], GuardReason::TotalLimit);
     }
 }
 
@@ -104,33 +104,33 @@ fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
         ["192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"],
         ["[2001:db8:7:1::1]:7", "[2001:db8:7:1::2]:8", "[2001:db8:7:2::1]:7"],
     ] {
-        let mut program = flooded(Limits { prefix: few(4), ..GENEROUS });
+        let mut program = flooded(GuardLimits { prefix: few(4), ..GENEROUS });
         let mut known = program.1.take_known_addresses().unwrap();
         let ip: IpAddr = client.parse::<SocketAddr>().unwrap().ip();
         let now_ns = monotonic::now_ns();
         let reason = |address: &str| judge(&program, &initial_from(address)).1;
-        assert_eq!(reason(client), Some(Reason::TotalLimit));
+        assert_eq!(reason(client), Some(GuardReason::TotalLimit));
         // The machine may not have been on for a day.
         known.note(ip, now_ns.wrapping_sub(DAY_NS)).unwrap();
-        assert_eq!(reason(client), Some(Reason::TotalLimit));
+        assert_eq!(reason(client), Some(GuardReason::TotalLimit));
         known.note(ip, now_ns).unwrap();
-        assert_eq!([client, same].map(reason), [Some(Reason::InitialKnown); 2]);
-        assert_eq!(reason(other), Some(Reason::TotalLimit));
+        assert_eq!([client, same].map(reason), [Some(GuardReason::InitialKnown); 2]);
+        assert_eq!(reason(other), Some(GuardReason::TotalLimit));
         let version = from(client, &long(INITIAL, 0x0a0a_0a0a, b"by a client", 1_200));
-        assert_eq!(judge(&program, &version).1, Some(Reason::Version));
-        assert_eq!([(); 4].map(|()| reason(client)).map(Option::unwrap)[..2], [Reason::InitialKnown; 2]);
-        assert_eq!(reason(client), Some(Reason::TotalLimit), "five from one address");
+        assert_eq!(judge(&program, &version).1, Some(GuardReason::Version));
+        assert_eq!([(); 4].map(|()| reason(client)).map(Option::unwrap)[..2], [GuardReason::InitialKnown; 2]);
+        assert_eq!(reason(client), Some(GuardReason::TotalLimit), "five from one address");
     }
 }
 
 #[test]
 fn once_the_lane_of_strangers_is_used_up_no_prefix_is_looked_at() {
     lab::ring!(Netns);
-    let program = program(Limits { prefix: few(0), total: few(1), ..GENEROUS });
+    let program = program(GuardLimits { prefix: few(0), total: few(1), ..GENEROUS });
     let reason = |prefix: u8| judge(&program, &initial_from(&format!("10.0.{prefix}.1:7"))).1.unwrap();
     assert_eq!(
         [reason(1), reason(1), reason(2), reason(2)],
-        [Reason::Initial, Reason::PrefixLimit, Reason::Initial, Reason::TotalLimit]
+        [GuardReason::Initial, GuardReason::PrefixLimit, GuardReason::Initial, GuardReason::TotalLimit]
     );
 }
 

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use lab::client::Client;
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
-use quic::connection_id::{Keys, Label, Secret};
+use quic::connection_id::{IdLabel, Keys, Secret};
 use quic::h3;
 use s2n_quic::connection;
 
@@ -35,7 +35,7 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
     site.relay.wait_for_line("ready", SOON).unwrap();
     let folder = fs::canonicalize(site.path("")).unwrap();
     let [(config, keys), ..] = Secret::keep_in(&folder).unwrap().connection_id_keys::<Keys>();
-    let forgotten = keys.seal(config, [9; 5], Label { class: 0, worker: 0 });
+    let forgotten = keys.seal(config, [9; 5], IdLabel { class: 0, worker: 0 });
     let mut forged = forgotten;
     forged[7] ^= 1;
     let unanswered = || site.counts().unwrap().of("unanswered_packets_total");

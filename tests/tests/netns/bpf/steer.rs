@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bpf::steer::Steer;
 use lab::netns::Namespace;
-use quic::connection_id::{Keys, Label};
+use quic::connection_id::{IdLabel, Keys};
 use socket2::{Domain, Socket, Type};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
@@ -35,7 +35,7 @@ fn arrives_at(workers: &[UdpSocket], from: &UdpSocket, payload: &[u8]) -> u8 {
 }
 
 fn packet(first: u8, config: u8, worker: u8) -> Vec<u8> {
-    let id = KEYS.seal(config, [worker, 7, 7, 7, first], Label { class: 0, worker });
+    let id = KEYS.seal(config, [worker, 7, 7, 7, first], IdLabel { class: 0, worker });
     let head = if first & 0x80 == 0 { vec![first] } else { vec![first, 0, 0, 0, 1, id.len() as u8] };
     [&head, &id[..], &[0xab; 30]].concat()
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use bpf::ingress::{Guard, Ingress, Limits, Reason};
+use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
 use lab::frame::Frame;
 
 use super::ingress::{GENEROUS, few, generous, id, judge, program, short};
@@ -64,14 +64,14 @@ fn packets_behind_ip_options_and_extension_headers_are_judged_as_all_others() {
         options.chain(chains.iter().map(|chain| behind(chain, payload))).collect()
     };
     for frame in wrapped(&[0xff; 64]) {
-        assert_eq!(judge(&program, &frame.bytes()), (false, Some(Reason::ShortVersion)), "{frame:?}");
+        assert_eq!(judge(&program, &frame.bytes()), (false, Some(GuardReason::ShortVersion)), "{frame:?}");
         assert_passes_uncounted(&program, &other_port(frame.clone()));
         assert_passes_uncounted(&program, &elsewhere(frame));
     }
     for frame in wrapped(&short(&id(1), 40)) {
-        assert_eq!(judge(&program, &frame.bytes()), (true, Some(Reason::Connection)), "{frame:?}");
+        assert_eq!(judge(&program, &frame.bytes()), (true, Some(GuardReason::Connection)), "{frame:?}");
         let vlan = Frame { vlans: vec![7], ..frame };
-        assert_eq!(judge(&program, &vlan.bytes()), (true, Some(Reason::Connection)), "{vlan:?}");
+        assert_eq!(judge(&program, &vlan.bytes()), (true, Some(GuardReason::Connection)), "{vlan:?}");
     }
 }
 
@@ -100,7 +100,7 @@ fn the_first_fragment_of_a_packet_to_a_listener_is_dropped_and_those_to_others_p
     lab::ring!(Netns);
     let program = generous();
     for frame in first_fragments(&short(&id(1), 40)) {
-        assert_eq!(judge(&program, &frame.bytes()), (false, Some(Reason::FirstFragment)), "{frame:?}");
+        assert_eq!(judge(&program, &frame.bytes()), (false, Some(GuardReason::FirstFragment)), "{frame:?}");
         assert_passes_uncounted(&program, &other_port(frame.clone()));
         assert_passes_uncounted(&program, &elsewhere(frame));
     }
@@ -109,28 +109,28 @@ fn the_first_fragment_of_a_packet_to_a_listener_is_dropped_and_those_to_others_p
 #[test]
 fn later_fragments_to_the_address_of_a_listener_have_a_budget() {
     lab::ring!(Netns);
-    let program = program(Limits { fragments: few(3), ..GENEROUS });
+    let program = program(GuardLimits { fragments: few(3), ..GENEROUS });
     for frame in later_fragments(&[0xff; 64]) {
-        assert_eq!(judge(&program, &frame.bytes()), (true, Some(Reason::Fragment)), "{frame:?}");
+        assert_eq!(judge(&program, &frame.bytes()), (true, Some(GuardReason::Fragment)), "{frame:?}");
         assert_passes_uncounted(&program, &elsewhere(frame));
     }
     for frame in later_fragments(&[0xff; 64]).map(other_port) {
-        assert_eq!(judge(&program, &frame.bytes()), (false, Some(Reason::FragmentLimit)), "{frame:?}");
+        assert_eq!(judge(&program, &frame.bytes()), (false, Some(GuardReason::FragmentLimit)), "{frame:?}");
         assert_passes_uncounted(&program, &elsewhere(frame));
     }
     let tcp = Frame { protocol: 6, ..later_fragments(&[0xff; 64])[0].clone() };
     assert_passes_uncounted(&program, &tcp);
     assert_passes_uncounted(&program, &Frame { protocol: 6, ..behind(&[fragment(1, true)], &[0xff; 64]) });
-    assert_eq!(judge(&program, &Frame::v4(&short(&id(1), 40)).bytes()), (true, Some(Reason::Connection)));
+    assert_eq!(judge(&program, &Frame::v4(&short(&id(1), 40)).bytes()), (true, Some(GuardReason::Connection)));
 }
 
 #[test]
 fn a_first_fragment_too_short_for_its_port_shares_the_budget_of_later_ones() {
     lab::ring!(Netns);
-    let program = program(Limits { fragments: few(0), ..GENEROUS });
+    let program = program(GuardLimits { fragments: few(0), ..GENEROUS });
     for (frame, expected) in [
-        (first_fragments(&[])[0].clone(), (true, Some(Reason::Fragment))),
-        (first_fragments(&[])[2].clone(), (false, Some(Reason::FragmentLimit))),
+        (first_fragments(&[])[0].clone(), (true, Some(GuardReason::Fragment))),
+        (first_fragments(&[])[2].clone(), (false, Some(GuardReason::FragmentLimit))),
     ] {
         let mut bytes = frame.bytes();
         bytes.truncate(bytes.len() - 4);
@@ -144,16 +144,16 @@ fn a_packet_hidden_behind_extension_headers_is_dropped_at_an_address_of_a_listen
     let program = generous();
     let payload = short(&id(1), 40);
     let many = behind(&vec![extension(DESTINATION, 8); 7], &payload);
-    assert_eq!(judge(&program, &many.bytes()), (false, Some(Reason::Hidden)));
+    assert_eq!(judge(&program, &many.bytes()), (false, Some(GuardReason::Hidden)));
     assert_eq!(
         judge(&program, &other_port(many.clone()).bytes()),
-        (false, Some(Reason::Hidden)),
+        (false, Some(GuardReason::Hidden)),
         "its port is not seen"
     );
     assert_passes_uncounted(&program, &elsewhere(many));
     let mut cut = behind(&[extension(DESTINATION, 8)], &[]).bytes();
     cut.truncate(14 + 40 + 4);
-    assert_eq!(judge(&program, &cut), (false, Some(Reason::Hidden)));
+    assert_eq!(judge(&program, &cut), (false, Some(GuardReason::Hidden)));
     for protocol in [6, 50, 58, 59] {
         assert_passes_uncounted(&program, &Frame { protocol, ..behind(&[extension(DESTINATION, 8)], &payload) });
     }

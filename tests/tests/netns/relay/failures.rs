@@ -11,7 +11,7 @@ use masque::h3::Code;
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
-use role::tunnel::Ended;
+use role::tunnel::TunnelEnd;
 
 #[test]
 fn a_target_that_is_gone_ends_its_tunnel_and_no_other() {
@@ -35,7 +35,7 @@ fn a_target_that_is_gone_ends_its_tunnel_and_no_other() {
 }
 
 /// Sends one payload after the other until the relay has ended the tunnel.
-async fn ask_until_ended(tunnel: &mut Tunnel, form: Form) -> Ended {
+async fn ask_until_ended(tunnel: &mut Tunnel, form: Form) -> TunnelEnd {
     let ended = async {
         loop {
             if let Err(ended) = tunnel.send(form, b"is anybody there").await {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use config::uplink::Trust;
+use config::uplink::TrustSource;
 use edge::client::OpenError;
 use edge::client::endpoint::{Access, ConnectError};
 use lab::client::{Client, Tunnel, refusal};
@@ -117,7 +117,7 @@ fn tunnels_that_stay_are_closed_when_the_drain_ends() {
 /// Access that trusts exactly the certificate that is in the relay's file at the moment.
 fn pinned(site: &Site) -> Access {
     let chain = tls::read_certificates(&site.path("relay.pem")).unwrap();
-    Access { trust: Trust::Pinned(tls::fingerprint(&chain[0])), ..site.access(Family::V4).unwrap() }
+    Access { trust: TrustSource::Pinned(tls::fingerprint(&chain[0])), ..site.access(Family::V4).unwrap() }
 }
 
 fn reload(site: &Site, said: &str) {

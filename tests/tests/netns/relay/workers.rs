@@ -7,7 +7,7 @@ use std::time::Duration;
 use lab::client::Client;
 use lab::process::wait_for;
 use lab::site::{Family, Site, Terms};
-use quic::connection_id::{Keys, Label, Secret};
+use quic::connection_id::{IdLabel, Keys, Secret};
 
 const WORKERS: u8 = 3;
 
@@ -36,7 +36,7 @@ fn every_worker_gets_the_packets_of_its_own_connections_wherever_they_come_from(
             for number in 0..60 {
                 let from = UdpSocket::bind("0.0.0.0:0").unwrap();
                 from.set_nonblocking(true).unwrap();
-                let label = Label { class: 0, worker: number % WORKERS };
+                let label = IdLabel { class: 0, worker: number % WORKERS };
                 let packet = [&[0x40], &keys.seal(config, [number; 5], label)[..], &[number; 60]].concat();
                 from.send_to(&packet, relay).unwrap();
                 // A stateless reset: an endpoint has seen the packet.

@@ -139,8 +139,8 @@ fn class(mark: u32) -> ClassKey {
     ClassKey::of(&mark.to_string())
 }
 
-fn queue(devices: &Devices) -> (Double, Tx<Double>, Arc<Counters>) {
-    let (double, counters) = (Double::default(), Arc::new(Counters::default()));
+fn queue(devices: &Devices) -> (Double, Tx<Double>, Arc<IoCounters>) {
+    let (double, counters) = (Double::default(), Arc::new(IoCounters::default()));
     let timer = LoopClock::new().unwrap().timer();
     (double.clone(), Tx::new(double, FORMING, devices.clone(), timer, counters.clone()), counters)
 }
