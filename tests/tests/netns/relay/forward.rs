@@ -33,9 +33,19 @@ pub fn application(site: &Site, to: &str) -> UdpSocket {
     socket
 }
 
+/// Receives what comes next. Where a socket has a timeout, the kernel does not go on by itself after a signal (signal(7)), such
+/// as one about the end of another test's process: an interrupted call is no answer that is missing.
+fn receive_into(socket: &UdpSocket, received: &mut [u8]) -> Result<usize, ErrorKind> {
+    loop {
+        match socket.recv(received).map_err(|error| error.kind()) {
+            Err(ErrorKind::Interrupted) => {}
+            other => return other,
+        }
+    }
+}
+
 pub fn echoes(socket: &UdpSocket, payload: &[u8]) -> bool {
-    let mut received = vec![0; 2048];
-    socket.send(payload).is_ok() && socket.recv(&mut received).is_ok_and(|len| &received[..len] == payload)
+    socket.send(payload).is_ok() && receive(socket).is_ok_and(|received| received == payload)
 }
 
 /// Waits until a payload comes back, and then wants as much of all that follow.
@@ -53,7 +63,7 @@ pub fn assert_carries(site: &Site, socket: &UdpSocket, len: usize) {
 
 fn receive(socket: &UdpSocket) -> Result<Vec<u8>, ErrorKind> {
     let mut received = vec![0; 2048];
-    let len = socket.recv(&mut received).map_err(|error| error.kind())?;
+    let len = receive_into(socket, &mut received)?;
     received.truncate(len);
     Ok(received)
 }
@@ -160,7 +170,7 @@ fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
     (0..questions / at_once)
         .map(|_| {
             let sockets: Vec<_> = (0..at_once).map(answered).collect();
-            sockets.iter().filter(|socket| socket.recv(&mut received).is_ok()).count()
+            sockets.iter().filter(|socket| receive_into(socket, &mut received).is_ok()).count()
         })
         .sum()
 }
@@ -208,7 +218,7 @@ fn lost_over(socket: &UdpSocket, change: impl FnOnce()) -> usize {
     let (mut change, mut answered, mut received) = (Some(change), HashSet::new(), [0; 64]);
     let mut take = |wait_ms| {
         socket.set_read_timeout(Some(Duration::from_millis(wait_ms))).unwrap();
-        while let Ok(len) = socket.recv(&mut received) {
+        while let Ok(len) = receive_into(socket, &mut received) {
             answered.insert(received[..len].to_vec());
         }
         answered.len()
