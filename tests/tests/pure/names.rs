@@ -32,6 +32,7 @@ const SHARED: &[&str] = &[
     "Places",
     "Policy",
     "Prepared",
+    "Range",
     "Refusal",
     "Refused",
     "Relay",
