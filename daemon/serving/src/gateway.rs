@@ -266,7 +266,7 @@ impl Gateway {
             let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
             // With one engine there is nothing to prefer.
             let prefers = model.affinity && model.urls.len() > 1;
-            let prefix = prefers.then(|| self.prefixes.of(head, ask.prompt(&body.bytes))).unwrap_or_default();
+            let prefix = if prefers { self.prefixes.of(head, ask.prompt(&body.bytes)) } else { Default::default() };
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
             match self.try_engines(request, &pass, &sent, &terms).await {
                 // The others that the name stands for may fare better.
