@@ -6,7 +6,7 @@ use std::time::Duration;
 use masque::template::Template;
 
 use crate::error::Problem;
-use crate::kernel::Device;
+use crate::kernel::KernelDevice;
 use crate::policy::rate;
 use crate::section::{PathName, Section};
 
@@ -19,7 +19,7 @@ pub struct Path {
     /// What it is called: as a class may be, see [`Class::name`](crate::policy::Class::name).
     pub name: String,
     /// The network device by which it leaves, whatever the routes prefer.
-    pub interface: Option<Device>,
+    pub interface: Option<KernelDevice>,
     /// The address of this host from which it leaves. By itself this chooses no device: that is for routing rules.
     pub address: Option<IpAddr>,
     /// The relay at its end, in place of the one that a local address names.

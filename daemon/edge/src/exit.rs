@@ -6,14 +6,14 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use config::kernel::Device;
+use config::kernel::KernelDevice;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::warn;
 
 /// How packets leave. The default is as the routes have it.
 #[derive(Debug, Default)]
 pub struct Exit {
-    interface: Option<Device>,
+    interface: Option<KernelDevice>,
     address: Option<IpAddr>,
     /// Whether it was said that the device cannot be chosen.
     told: AtomicBool,
@@ -22,7 +22,7 @@ pub struct Exit {
 impl Exit {
     /// By this device, from this address, or both.
     #[must_use]
-    pub fn new(interface: Option<Device>, address: Option<IpAddr>) -> Self {
+    pub fn new(interface: Option<KernelDevice>, address: Option<IpAddr>) -> Self {
         Self { interface, address, told: AtomicBool::new(false) }
     }
 
@@ -52,7 +52,7 @@ impl Exit {
         Ok(socket.into())
     }
 
-    fn choose(&self, interface: &Device, chosen: io::Result<()>) -> io::Result<()> {
+    fn choose(&self, interface: &KernelDevice, chosen: io::Result<()>) -> io::Result<()> {
         let Err(error) = chosen else { return Ok(()) };
         let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
         if !is_denied {
@@ -91,7 +91,7 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    fn device(name: &str) -> Device {
+    fn device(name: &str) -> KernelDevice {
         let text = format!("[[path]]\nname = \"a\"\ninterface = {name:?}\n");
         config::Config::from_toml(&text).unwrap().paths[0].interface.clone().unwrap()
     }
