@@ -224,9 +224,9 @@ mod tests {
             "127.0.0.1:9".into(),
             vec![template].into(),
             vec!["small"].into(),
-            vec!["http://127.0.0.1:9"].into(),
+            vec!["https://127.0.0.1:9"].into(),
             // As many as GPUs.
-            vec!["http://127.0.0.1:9", "http://127.0.0.1:10"].into(),
+            vec!["https://127.0.0.1:9", "http://127.0.0.1:10"].into(),
         ];
         let mut found = BTreeMap::<String, BTreeSet<_>>::new();
         CONFIG.each_table(&document, &mut |steps, table| {

@@ -246,11 +246,13 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
     let GatewaySettings {
         models,
         aliases,
+        listeners,
         keys,
         max_body_bytes,
         bodies_bytes,
         answer_timeout,
         stall_timeout,
+        check_interval,
         margin_percent,
         decisions_bytes,
     } = gateway;
@@ -261,26 +263,54 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         records.unwrap_or_default()
     )];
     lines.extend(models.iter().map(|model| {
-        let ModelSettings { name, engine_name, engines, gpus, key_file, max_in_flight, max_waiting, affinity, quality_percent } =
-            model;
+        let ModelSettings {
+            name,
+            engine_name,
+            engines,
+            gpus,
+            key_file,
+            ca_file,
+            health_path,
+            metrics_path,
+            max_in_flight,
+            max_waiting,
+            affinity,
+            quality_percent,
+        } = model;
+        let gpus = gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus)));
+        let authorities = ca_file.as_ref().map(|file| format!(", judged by {}", file.display()));
+        let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display()));
+        let checked: Vec<_> = health_path.iter().chain(metrics_path).map(ToString::to_string).collect();
+        let checked = (!checked.is_empty()).then(|| format!(", checked at {} every {check_interval:?}", checked.join(" and ")));
         let anywhere = if *affinity { "" } else { ", each at any engine" };
-        let key = key_file.as_ref().map(|file| format!(", with the key in {}", file.display())).unwrap_or_default();
+        let terms: String = [gpus, authorities, key, checked].into_iter().flatten().collect();
         format!(
-            "  model {name}: {engine_name} at {}{}{key}, {max_in_flight} requests each, {max_waiting} may wait{anywhere}, quality {quality_percent}",
+            "  model {name}: {engine_name} at {}{terms}, {max_in_flight} requests each, {max_waiting} may wait{anywhere}, quality {quality_percent}",
             joined(engines),
-            gpus.as_ref().map(|gpus| format!(" (GPU {})", joined(gpus))).unwrap_or_default(),
         )
     }));
     lines.extend(aliases.iter().map(|alias| {
         let shadow = alias.shadow.as_ref().map(|shadow| format!(", beside {shadow}")).unwrap_or_default();
         format!("  model {}: the best of {} by {}{shadow}", alias.name, joined(&alias.models), alias.policy)
     }));
+    lines.extend(listeners.iter().map(|listener| {
+        let crate::gateway::Listener { address, identity, max_connections, idle } = listener;
+        let by = match identity {
+            Some(ListenerIdentity::Files { certificate, .. }) => format!("TLS with {}", certificate.display()),
+            Some(ListenerIdentity::SelfSigned) => "TLS with a certificate of its own".to_owned(),
+            None => "HTTP/1.1 without TLS".to_owned(),
+        };
+        format!(
+            "  for clients without an edge: {address} by {by}, {max_connections} connections, idle for {idle:?} at most"
+        )
+    }));
     lines.extend(keys.iter().map(|key| {
         let in_flight = key.max_in_flight.map(|most| format!(", {most} requests at once"));
         let tokens = key.tokens_per_minute.map(|most| format!(", {most} tokens a minute"));
-        let expires = expiry(key.expires, now);
-        let weight = if key.weight == 1 { String::new() } else { format!(", weight {}", key.weight) };
-        format!("  key of {}{weight}{}{}{expires}", key.name, in_flight.unwrap_or_default(), tokens.unwrap_or_default())
+        let weight = (key.weight != 1).then(|| format!(", weight {}", key.weight));
+        let monthly = key.monthly_tokens.map(|most| format!(", {most} tokens a month"));
+        let limits: String = [weight, in_flight, tokens, monthly].into_iter().flatten().collect();
+        format!("  key of {}{limits}{}", key.name, expiry(key.expires, now))
     }));
     lines
 }

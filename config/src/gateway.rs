@@ -1,14 +1,16 @@
 //! The gateway role: which models are served to clients of the OpenAI API, and by which engines.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::engine::EngineUrl;
+use crate::engine::{EngineUrl, UrlPath};
 use crate::error::Problem;
 use crate::moment::Moment;
+use crate::relay::{ListenerIdentity, RelaySettings};
 use crate::routing::Routing;
-use crate::section::Section;
+use crate::section::{Section, Value as _};
 
 /// A gateway with at least one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct GatewaySettings {
     pub models: Vec<ModelSettings>,
     /// Names that stand for one of several models, none of them a model's.
     pub aliases: Vec<Alias>,
+    /// Its own listeners, for clients without an edge, no two at the same address.
+    pub listeners: Vec<Listener>,
     /// Keys of clients, no two of the same hash; without any, clients show none.
     pub keys: Vec<Key>,
     /// The largest body of a request, in bytes.
@@ -27,6 +31,8 @@ pub struct GatewaySettings {
     pub answer_timeout: Duration,
     /// How long an engine that has begun may be silent.
     pub stall_timeout: Duration,
+    /// How often engines are checked that have a path for that.
+    pub check_interval: Duration,
     /// By how much a prediction has to be below a deadline to be believed, as a percentage of it: 110 wants a tenth less.
     pub margin_percent: u16,
     /// How many bytes records of decisions may take in the state folder; 0 records none.
@@ -46,6 +52,12 @@ pub struct ModelSettings {
     pub gpus: Option<Vec<String>>,
     /// File with the key that engines are shown.
     pub key_file: Option<PathBuf>,
+    /// File with the authorities that certificates of engines are judged by; `None` for those of the system.
+    pub ca_file: Option<PathBuf>,
+    /// Where engines say whether they are ready.
+    pub health_path: Option<UrlPath>,
+    /// Where engines say what they have to do.
+    pub metrics_path: Option<UrlPath>,
     /// Requests that each engine works on at once.
     pub max_in_flight: u32,
     /// Requests that may wait for an engine.
@@ -69,6 +81,19 @@ pub struct Alias {
     pub shadow: Option<Routing>,
 }
 
+/// A listener for clients without an edge: HTTP/1.1, and HTTP/2 by TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// The TCP address.
+    pub address: SocketAddr,
+    /// What it shows to clients; `None` for no TLS, on loopback only.
+    pub identity: Option<ListenerIdentity>,
+    /// How many connections of clients there may be at once.
+    pub max_connections: u32,
+    /// How long a client's connection may be without a request.
+    pub idle: Duration,
+}
+
 /// A client's key, known by its hash only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -82,6 +107,8 @@ pub struct Key {
     pub max_in_flight: Option<u32>,
     /// Tokens of prompts and answers in a minute; `None` for any number.
     pub tokens_per_minute: Option<u32>,
+    /// Tokens of prompts and answers in a calendar month of UTC; `None` for any number.
+    pub monthly_tokens: Option<u64>,
     /// From when on the key admits nobody any more.
     pub expires: Option<Moment>,
 }
@@ -104,11 +131,13 @@ impl Default for GatewaySettings {
         Self {
             models: Vec::new(),
             aliases: Vec::new(),
+            listeners: Vec::new(),
             keys: Vec::new(),
             max_body_bytes: 4 << 20,
             bodies_bytes: 256 << 20,
             answer_timeout: Duration::from_secs(120),
             stall_timeout: Duration::from_secs(30),
+            check_interval: Duration::from_secs(2),
             margin_percent: 110,
             decisions_bytes: 0,
         }
@@ -116,7 +145,7 @@ impl Default for GatewaySettings {
 }
 
 /// Reads a gateway.
-pub(crate) fn read(section: &mut Section<'_>) -> Option<GatewaySettings> {
+pub(crate) fn read(section: &mut Section<'_>, relay: Option<&RelaySettings>) -> Option<GatewaySettings> {
     let models = section.sections("model", |section| model(section, None));
     section.refuse_shared("model", &models, |model| model.name.clone(), "two models have the same name");
     let aliases = section.sections("alias", |section| alias(section, None, &models));
@@ -125,8 +154,19 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<GatewaySettings> {
         let cause = "an alias has the name of a model or of another alias";
         section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
     }
+    let shown = relay.and_then(|relay| relay.listeners.first()).map(|listener| &listener.identity);
+    let listeners = section.sections("listener", |section| listener(section, None, shown));
+    let cause = "two listeners have the same address";
+    section.refuse_shared("listener", &listeners, |listener| listener.address, cause);
     let keys = section.sections("key", |section| key(section, None));
     section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
+    if keys.is_empty() && listeners.iter().any(|listener| !listener.address.ip().is_loopback()) {
+        let cause = "everybody who reaches the listener could use the models: no client has to show a key";
+        section.refuse(
+            "listener",
+            Problem::Contradiction { cause, remedy: "add a [[gateway.key]], or listen on loopback" },
+        );
+    }
     if models.len() > MOST_MODELS {
         let (cause, remedy) = ("there are more than 64 models", "leave some out");
         section.refuse("model", Problem::Contradiction { cause, remedy });
@@ -135,7 +175,7 @@ pub(crate) fn read(section: &mut Section<'_>) -> Option<GatewaySettings> {
         let (cause, remedy) = ("a gateway without models", "add a [[gateway.model]], or leave the section out");
         section.refuse("model", Problem::Contradiction { cause, remedy });
     }
-    Some(own(section, GatewaySettings { models, aliases, keys, ..GatewaySettings::default() }))
+    Some(own(section, GatewaySettings { models, aliases, listeners, keys, ..GatewaySettings::default() }))
 }
 
 /// Walks through the keys of the gateway itself, and leaves the sections below as they are.
@@ -145,6 +185,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySett
         bodies_bytes: section.number("bodies_bytes", 1 << 10..=1 << 31, of.bodies_bytes),
         answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
         stall_timeout: section.seconds("stall_timeout_seconds", 1..=3_600, of.stall_timeout),
+        check_interval: section.millis("check_interval_ms", 100..=60_000, of.check_interval),
         margin_percent: section.number("margin_percent", 100..=1_000, of.margin_percent),
         decisions_bytes: section.number("decisions_bytes", 0..=1 << 31, of.decisions_bytes),
         ..of
@@ -174,6 +215,14 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
         section.refuse("gpus", Problem::Contradiction { cause, remedy });
     }
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
+    let ca_file = section.optional("ca_file", of.and_then(|of| of.ca_file.clone()));
+    if ca_file.is_some() && engines.iter().flatten().all(|engine| !engine.is_tls) {
+        let (cause, remedy) =
+            ("no engine of the model is asked by TLS", "write https:// in engines, or leave ca_file out");
+        section.refuse("ca_file", Problem::Contradiction { cause, remedy });
+    }
+    let health_path = section.optional("health_path", of.and_then(|of| of.health_path.clone()));
+    let metrics_path = section.optional("metrics_path", of.and_then(|of| of.metrics_path.clone()));
     let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
     let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
     let affinity = section.value("affinity", of.is_none_or(|of| of.affinity));
@@ -185,6 +234,9 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
         engines,
         gpus,
         key_file,
+        ca_file,
+        health_path,
+        metrics_path,
         max_in_flight,
         max_waiting,
         affinity,
@@ -208,6 +260,42 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     Some(Alias { name: name?, models: members?, policy, shadow })
 }
 
+/// Walks through the section of a listener, which shows what the `relay` does unless it has a certificate of its own.
+pub(crate) fn listener(
+    section: &mut Section<'_>,
+    of: Option<&Listener>,
+    relay: Option<&ListenerIdentity>,
+) -> Option<Listener> {
+    let address: Option<SocketAddr> = section.require("address", of.map(|of| of.address));
+    let is_tls = section.value("tls", of.is_none_or(|of| of.identity.is_some()));
+    let (certificate, private_key) = match of.and_then(|of| of.identity.clone()) {
+        Some(ListenerIdentity::Files { certificate, private_key }) => (Some(certificate), Some(private_key)),
+        _ => (None, None),
+    };
+    let certificate: Option<PathBuf> = section.optional("certificate", certificate);
+    let private_key: Option<PathBuf> = section.optional("private_key", private_key);
+    let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
+    let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
+    if !is_tls && address.is_some_and(|address| !address.ip().is_loopback()) {
+        let cause = "keys and prompts would cross the network without encryption";
+        section.refuse("tls", Problem::Contradiction { cause, remedy: "leave it out, or listen on loopback" });
+    }
+    if certificate.is_some() != private_key.is_some() {
+        let key = if certificate.is_some() { "private_key" } else { "certificate" };
+        section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
+    }
+    let own = certificate
+        .zip(private_key)
+        .map(|(certificate, private_key)| ListenerIdentity::Files { certificate, private_key });
+    if own.is_some() && !is_tls {
+        let (cause, remedy) = ("a certificate that nobody is shown", "leave it out, or leave out tls = false");
+        section.refuse("certificate", Problem::Contradiction { cause, remedy });
+    }
+    // Without a relay, which is refused elsewhere, there is none to show.
+    let identity = own.or_else(|| relay.cloned()).filter(|_| is_tls);
+    Some(Listener { address: address?, identity, max_connections, idle })
+}
+
 /// Walks through the section of a client's key.
 pub(crate) fn key(section: &mut Section<'_>, of: Option<&Key>) -> Option<Key> {
     let name = section.require("name", of.map(|of| of.name.clone()));
@@ -216,6 +304,8 @@ pub(crate) fn key(section: &mut Section<'_>, of: Option<&Key>) -> Option<Key> {
     let max_in_flight = section.optional_number("max_in_flight", 1..=65_536, of.and_then(|of| of.max_in_flight));
     let tokens = of.and_then(|of| of.tokens_per_minute);
     let tokens_per_minute = section.optional_number("tokens_per_minute", 1..=1_000_000_000, tokens);
+    let monthly = of.and_then(|of| of.monthly_tokens);
+    let monthly_tokens = section.optional_number("monthly_tokens", 1..=1_000_000_000_000_000, monthly);
     let expires = section.optional("expires", of.and_then(|of| of.expires));
-    Some(Key { name: name?, sha256: sha256?, weight, max_in_flight, tokens_per_minute, expires })
+    Some(Key { name: name?, sha256: sha256?, weight, max_in_flight, tokens_per_minute, monthly_tokens, expires })
 }

@@ -244,7 +244,7 @@ impl Config {
         let state_dir = state_dir(root, PathBuf::from(STATE_DIR));
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
-        let gateway = root.optional_section("gateway", gateway::read);
+        let gateway = root.optional_section("gateway", |section| gateway::read(section, relay.as_ref()));
         if gateway.is_some() && !root.has("relay") {
             let cause = "a gateway is served on the listeners of a relay, and there is none";
             root.refuse("gateway", Problem::Contradiction { cause, remedy: "add a [relay]" });
@@ -270,6 +270,13 @@ impl Config {
         if paths.len() > path::MAX_PATHS {
             let cause = "there are more than 8 paths";
             root.refuse("path", Problem::Contradiction { cause, remedy: "leave some out" });
+        }
+        let fronts = gateway.iter().flat_map(|gateway| &gateway.listeners).map(|listener| listener.address);
+        let fronts: Vec<_> = fronts.collect();
+        if !fronts.is_empty() {
+            let cause = "the address is that of a [[gateway.listener]] and of a [[serve]], a proxy or a forward";
+            let taken: Vec<_> = taken.iter().copied().chain(fronts).collect();
+            root.refuse_shared("gateway", &taken, SocketAddr::clone, cause);
         }
         let transport = root.section("transport", |section| transport(section, &TransportSettings::default()));
         let kernel = root.section("kernel", |section| kernel::walk(section, &Kernel::default()));

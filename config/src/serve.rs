@@ -13,8 +13,10 @@ use crate::uplink::{self, UplinkSettings};
 pub struct Serve {
     /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
-    /// The gateway.
+    /// The gateway, or several.
     pub uplink: UplinkSettings,
+    /// Whether requests are spread over several gateways; otherwise the first that works gets them all.
+    pub balance: bool,
     /// The class of requests, as [`Forward::class`](crate::forward::Forward::class).
     pub class: Option<String>,
     /// The largest body of a request, in bytes.
@@ -36,10 +38,11 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, policy: &Polic
         section.refuse("listen", Problem::Contradiction { cause, remedy });
     }
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let balance = section.value("balance", of.is_none_or(|of| of.balance));
     let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let max_body_bytes = of.map_or(4 << 20, |of| of.max_body_bytes);
     let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
-    Some(Serve { listen: listen?, uplink: uplink?, class, max_body_bytes, max_connections, idle })
+    Some(Serve { listen: listen?, uplink: uplink?, balance, class, max_body_bytes, max_connections, idle })
 }

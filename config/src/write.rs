@@ -21,6 +21,9 @@ impl Config {
             for alias in &of.aliases {
                 text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), &of.models));
             }
+            for listener in &of.listeners {
+                text.section("[[gateway.listener]]", |section| gateway::listener(section, Some(listener), None));
+            }
             for key in &of.keys {
                 text.section("[[gateway.key]]", |section| gateway::key(section, Some(key)));
             }

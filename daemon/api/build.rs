@@ -12,7 +12,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     build = build.message_attribute(".", "#[derive(serde::Serialize)]");
     let times = ["since", "started", "confirm_by", "expires", "time"];
     let spans = ["sojourn", "interval", "confirm_within", "duration", "smoothed_rtt", "min_rtt"];
-    let costs = ["budget", "ejected_for", "step", "step_per_request", "first_token", "first_token_per_thousand"];
+    let costs =
+        ["budget", "predicted", "ejected_for", "step", "step_per_request", "first_token", "first_token_per_thousand"];
     for field in times.into_iter().chain(spans).chain(costs) {
         build = build.field_attribute(field, "#[serde(serialize_with = \"super::shown\")]");
     }

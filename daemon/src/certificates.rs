@@ -21,7 +21,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// A certificate that paced shows to others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The section that uses it, in the configuration's words: "relay", "control.tcp", "forward" or "proxy".
+    /// The section that uses it, in the configuration's words: "relay", "gateway", "control.tcp", "forward", "proxy" or "serve".
     pub used_by: &'static str,
     /// The address where that listens.
     pub address: SocketAddr,
@@ -124,6 +124,11 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
         ListenerIdentity::Files { certificate, .. } => Some(("relay", listener.address, certificate)),
         ListenerIdentity::SelfSigned => None,
     });
+    let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    let fronts = fronts.filter_map(|listener| match &listener.identity {
+        Some(ListenerIdentity::Files { certificate, .. }) => Some(("gateway", listener.address, certificate)),
+        _ => None,
+    });
     let control = config.control.tcp.iter().map(|tcp| ("control.tcp", tcp.address, &tcp.certificate));
     let uplinks = config.uplinks();
     let uplinks = uplinks.filter_map(|(section, at, uplink)| Some((section, at, &uplink.client.as_ref()?.certificate)));
@@ -133,7 +138,7 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
         let expires = expires(first).with_context(|| file.display().to_string())?;
         Ok(Certificate { used_by, address, file: file.clone(), expires })
     };
-    listeners.chain(control).chain(uplinks).map(read).collect()
+    listeners.chain(fronts).chain(control).chain(uplinks).map(read).collect()
 }
 
 /// What has been said about certificates.

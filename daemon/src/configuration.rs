@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use config::{
     Config, FilePart,
     control::Tcp,
+    gateway,
     relay::{ListenerIdentity, ListenerSettings},
 };
 use quic::tls;
@@ -89,6 +90,21 @@ pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Pr
             )
         }
     }
+}
+
+/// Reads what a listener of the gateway shows to clients; `None` if it speaks without TLS.
+///
+/// # Errors
+/// As [`identity`].
+pub fn gateway_identity(listener: &gateway::Listener, state_dir: &Path) -> Result<Option<Arc<ServerConfig>>> {
+    let prepared = listener.identity.as_ref().map(|identity| match identity {
+        ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare_https(),
+        ListenerIdentity::Files { certificate, private_key } => {
+            let files = tls::IdentityFiles { certificate, private_key, client_ca: None, client_crl: None };
+            read_identity(files, tls::Identity::prepare_https)
+        }
+    });
+    prepared.transpose()
 }
 
 /// Reads what the control plane shows to callers over TCP, and which authorities it believes.

@@ -49,6 +49,7 @@ impl Metrics {
             certificates: Family::default(),
         };
         metrics.conventional.register_collector(Box::new(Process::new()));
+        parts.gateway.register_conventional(&mut metrics.conventional);
         metrics.register_own();
         let registry = &mut metrics.registry;
         parts.relay.register(registry);

@@ -7,7 +7,7 @@ use pacing::io::qdisc;
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, access::AccessLog};
 use role::{accept, ready::Readiness};
-use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics};
+use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 
 use crate::enforcement::Tables;
 
@@ -25,6 +25,8 @@ pub struct Parts {
     pub requests: Arc<Live>,
     /// What the policies of its aliases decided, until it is written.
     pub decisions: Decisions,
+    /// The tokens that keys of clients were used for this month, over all gateways.
+    pub spending: Arc<Spending>,
     /// What the edge role counts.
     pub edge: Arc<EdgeMetrics>,
     /// What became of each class's traffic.
@@ -50,6 +52,7 @@ impl Default for Parts {
             gateway: GatewayMetrics::default(),
             requests: Arc::default(),
             decisions: Decisions::default(),
+            spending: Arc::default(),
             classes: ClassMetrics::default(),
             io: Arc::default(),
             qdiscs: qdisc::Gauges::default(),

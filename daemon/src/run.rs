@@ -26,6 +26,7 @@ use tokio::{
 };
 
 use self::{
+    fronts::Fronts,
     relay_role::RelayRole,
     start::{Launch, classes, without_missing_families},
 };
@@ -45,6 +46,7 @@ use crate::{
 };
 
 mod announce;
+mod fronts;
 mod lessons;
 mod records;
 mod relay_role;
@@ -143,6 +145,8 @@ struct Daemon {
     parts: Arc<Parts>,
     metrics: Arc<Metrics>,
     relay: Option<RelayRole>,
+    /// The gateway's own listeners.
+    fronts: Fronts,
     edge: Edge,
     /// The class that each local address is of.
     entrance_classes: EntranceClasses,
@@ -273,13 +277,14 @@ impl Daemon {
             role.ledger.save(SystemTime::now());
             role.lessons.save();
             role.records.save();
+            role.tokens.save(SystemTime::now());
         }
         // The endpoints still have CONNECTION_CLOSE frames to send.
         tokio::time::sleep(CLOSING).await;
     }
 
     async fn all_ended(&mut self) {
-        self.edge.close().await;
+        tokio::join!(self.fronts.end(), self.edge.close());
         while self.roles.join_next().await.is_some() {}
     }
 }

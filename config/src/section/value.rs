@@ -10,7 +10,7 @@ use masque::template::Template;
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
-use crate::engine::EngineUrl;
+use crate::engine::{EngineUrl, UrlPath};
 use crate::error::Problem;
 use crate::hash;
 use crate::nat64::Nat64Prefix;
@@ -247,7 +247,7 @@ impl Value for Target {
 }
 
 impl Value for EngineUrl {
-    const EXPECTED: &'static str = "the URL of an engine, such as \"http://127.0.0.1:8000\"";
+    const EXPECTED: &'static str = "the URL of an engine, such as \"http://127.0.0.1:8000\" or \"https://gpu.example\"";
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str()?.parse().ok()
@@ -258,7 +258,23 @@ impl Value for EngineUrl {
     }
 
     fn schema() -> Json {
-        text(&format!(r"^http://({NAME}|{V4}|\[{V6}\])(:{PORT})?(/[0-9A-Za-z/._~%-]*)?$"))
+        text(&format!(r"^https?://({NAME}|{V4}|\[{V6}\])(:{PORT})?(/[0-9A-Za-z/._~%-]*)?$"))
+    }
+}
+
+impl Value for UrlPath {
+    const EXPECTED: &'static str = "the path of a URL, such as \"/health\"";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+
+    fn write(&self) -> String {
+        quoted(self)
+    }
+
+    fn schema() -> Json {
+        text(r"^/[0-9A-Za-z/._~%?=&-]*$")
     }
 }
 

@@ -196,6 +196,12 @@ impl Counters {
         self.limit_hits.get_or_create(&self.with("limit", limit)).inc();
     }
 
+    /// Returns what counts that a client had to wait for a place.
+    pub fn when_full(self: &Arc<Self>) -> impl Fn() + Send + Sync + use<> {
+        let counters = self.clone();
+        move || counters.limit_hit("max_connections")
+    }
+
     /// Counts a datagram of a SOCKS client that was ignored, and why.
     pub fn ignore(&self, reason: &'static str) {
         self.ignored.get_or_create(&self.with("reason", reason)).inc();

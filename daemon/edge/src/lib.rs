@@ -9,7 +9,6 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`local`] | a local UDP address and the tunnels of its senders |
-//! | [`door`] | how many clients of a local TCP address there may be at once, and what is done for each |
 //! | [`tcp`] | a local TCP address and its connections |
 //! | [`proxy`] | a local proxy, whose clients choose targets by themselves |
 //! | [`serve`] | a local address for clients of the OpenAI API |
@@ -37,7 +36,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol};
+use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
+use masque::template::Template;
 use quic::{class::Membership, endpoint::Transport};
 use sha2::{Digest as _, Sha256};
 use tokio::{
@@ -49,11 +49,11 @@ use tracing::info;
 use crate::client::endpoint::{Access, Endpoint};
 
 pub mod backoff;
+pub mod balance;
 pub mod classes;
 pub mod client;
 pub mod connect;
 pub mod counters;
-pub mod door;
 pub mod exit;
 pub mod failover;
 pub mod link;
@@ -138,7 +138,7 @@ impl Wanted {
         }
     }
 
-    fn uplink(&self) -> &config::uplink::UplinkSettings {
+    fn uplink(&self) -> &UplinkSettings {
         match self {
             Self::Forward(forward) => &forward.uplink,
             Self::Proxy(proxy) => &proxy.uplink,
@@ -165,6 +165,18 @@ impl Wanted {
         }
     }
 
+    /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
+    fn ways(&self, paths: &[config::path::Path]) -> Vec<Way> {
+        let uplink = self.uplink();
+        match self {
+            Self::Serve(serve) if serve.balance && uplink.relays.len() > 1 => {
+                let to = |relay: &Template| UplinkSettings { relays: vec![relay.clone()], ..uplink.clone() };
+                uplink.relays.iter().map(|relay| Way::of(&to(relay), paths)).collect()
+            }
+            _ => vec![Way::of(uplink, paths)],
+        }
+    }
+
     fn is_at(&self, other: &Self) -> bool {
         (self.listen(), self.protocol()) == (other.listen(), other.protocol())
     }
@@ -173,7 +185,7 @@ impl Wanted {
 /// What two local addresses have to have in common to share a connection.
 #[derive(Clone, PartialEq, Eq)]
 struct Way {
-    uplink: config::uplink::UplinkSettings,
+    uplink: UplinkSettings,
     /// The paths, if there are any.
     paths: Vec<config::path::Path>,
     /// Of the files that it names.
@@ -181,7 +193,7 @@ struct Way {
 }
 
 impl Way {
-    fn of(uplink: &config::uplink::UplinkSettings, paths: &[config::path::Path]) -> Self {
+    fn of(uplink: &UplinkSettings, paths: &[config::path::Path]) -> Self {
         let contents = Access::of(uplink).first().map(Access::contents).unwrap_or_default();
         Self { contents, uplink: uplink.clone(), paths: paths.to_vec() }
     }
@@ -207,7 +219,7 @@ impl Socket {
     fn bind(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
         match protocol {
             Protocol::Udp => local::bind(address).map(Self::Udp),
-            Protocol::Tcp => door::bind(address).map(Self::Tcp),
+            Protocol::Tcp => role::door::bind(address).map(Self::Tcp),
         }
     }
 
@@ -231,7 +243,7 @@ impl Socket {
 struct Served {
     wanted: Wanted,
     contents: [u8; 32],
-    way: Way,
+    ways: Vec<Way>,
     socket: Socket,
     task: AbortHandle,
 }
@@ -259,8 +271,8 @@ type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 struct Other {
     wanted: Wanted,
     contents: [u8; 32],
-    way: Way,
-    uplink: Arc<Uplink>,
+    /// To several gateways where requests are spread over them.
+    ways: Vec<(Way, Arc<Uplink>)>,
     socket: Socket,
     membership: Membership,
     serving: Serving,
@@ -288,11 +300,11 @@ impl Edge {
     pub fn prepare(&self, config: &Config) -> Result<Prepared> {
         let mut made: Vec<(Way, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
-            let (way, contents) = (Way::of(wanted.uplink(), &config.paths), wanted.contents());
-            let is_same = |of: &Served| of.wanted == wanted && of.way == way && of.contents == contents;
+            let (ways, contents) = (wanted.ways(&config.paths), wanted.contents());
+            let is_same = |of: &Served| of.wanted == wanted && of.ways == ways && of.contents == contents;
             Ok(match self.served.iter().position(is_same) {
                 Some(place) => Place::Same(place),
-                None => Place::Other(Box::new(self.prepare_one(wanted, contents, way, &mut made)?)),
+                None => Place::Other(Box::new(self.prepare_one(wanted, contents, ways, &mut made)?)),
             })
         };
         Wanted::all(config).map(place).collect::<Result<_>>().map(Prepared)
@@ -302,48 +314,12 @@ impl Edge {
         &self,
         wanted: Wanted,
         contents: [u8; 32],
-        way: Way,
+        ways: Vec<Way>,
         made: &mut Vec<(Way, Arc<Uplink>)>,
     ) -> Result<Other> {
         let (listen, name) = (wanted.listen(), wanted.name());
-        let known = self.uplinks.iter().map(|shared| (&shared.way, &shared.uplink));
-        let mut known = known.chain(made.iter().map(|(way, uplink)| (way, uplink)));
-        let uplink = match known.find(|(known, _)| **known == way) {
-            Some((_, uplink)) => uplink.clone(),
-            None => {
-                let schedule = way.uplink.schedule.as_deref();
-                let endpoint = |access: Access| {
-                    let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
-                    Endpoint::new(access, self.transport.clone(), counters, schedules)
-                };
-                let endpoints = |accesses: Vec<Access>| {
-                    let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
-                    relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
-                };
-                let over = |path: &config::path::Path| -> Result<Path> {
-                    let exit = Arc::new(Exit::new(path.interface.clone(), path.address));
-                    let relays = endpoints(way.accesses(path))?.into_iter();
-                    Ok(Path {
-                        name: path.name.clone(),
-                        relays: relays.map(|relay| relay.leaving_by(exit.clone())).collect(),
-                        cost: path.cost,
-                        rate: path.rate,
-                    })
-                };
-                let paths = match &*way.paths {
-                    [] => vec![Path::plain(endpoints(Access::of(&way.uplink))?)],
-                    paths => paths.iter().map(over).collect::<Result<Vec<_>>>()?,
-                };
-                let uplink = Uplink::over(
-                    paths,
-                    way.uplink.schedule.clone(),
-                    way.uplink.backoff,
-                    self.metrics.connections.clone(),
-                );
-                made.push((way.clone(), uplink.clone()));
-                uplink
-            }
-        };
+        let ways = ways.into_iter().map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
+        let ways: Vec<_> = ways.collect::<Result<_>>()?;
         let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
             // Whatever waits in it goes where the new one says.
             Some(served) => served.socket.try_clone(),
@@ -353,32 +329,70 @@ impl Edge {
         let socket = socket.with_context(bind_failed)?;
         let membership = Membership::default();
         let own = socket.try_clone().with_context(bind_failed)?;
-        let serving = self.serving(own, &wanted, membership.clone(), uplink.clone()).with_context(bind_failed)?;
-        Ok(Other { wanted, contents, way, uplink, socket, membership, serving })
+        let uplinks = ways.iter().map(|(_, uplink)| uplink.clone()).collect();
+        let serving = self.serving(own, &wanted, membership.clone(), uplinks).with_context(bind_failed)?;
+        Ok(Other { wanted, contents, ways, socket, membership, serving })
     }
 
-    fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplink: Arc<Uplink>) -> Result<Serving> {
+    /// Returns the connections that a way leads over, which local addresses share.
+    fn uplink(&self, way: Way, listen: SocketAddr, made: &mut Vec<(Way, Arc<Uplink>)>) -> Result<Arc<Uplink>> {
+        let known = self.uplinks.iter().map(|shared| (&shared.way, &shared.uplink));
+        let mut known = known.chain(made.iter().map(|(way, uplink)| (way, uplink)));
+        if let Some((_, uplink)) = known.find(|(known, _)| **known == way) {
+            return Ok(uplink.clone());
+        }
+        let schedule = way.uplink.schedule.as_deref();
+        let endpoint = |access: Access| {
+            let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
+            Endpoint::new(access, self.transport.clone(), counters, schedules)
+        };
+        let endpoints = |accesses: Vec<Access>| {
+            let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
+            relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
+        };
+        let over = |path: &config::path::Path| -> Result<Path> {
+            let exit = Arc::new(Exit::new(path.interface.clone(), path.address));
+            let relays = endpoints(way.accesses(path))?.into_iter();
+            Ok(Path {
+                name: path.name.clone(),
+                relays: relays.map(|relay| relay.leaving_by(exit.clone())).collect(),
+                cost: path.cost,
+                rate: path.rate,
+            })
+        };
+        let paths = match &*way.paths {
+            [] => vec![Path::plain(endpoints(Access::of(&way.uplink))?)],
+            paths => paths.iter().map(over).collect::<Result<Vec<_>>>()?,
+        };
+        let (schedule, backoff) = (way.uplink.schedule.clone(), way.uplink.backoff);
+        let uplink = Uplink::over(paths, schedule, backoff, self.metrics.connections.clone());
+        made.push((way, uplink.clone()));
+        Ok(uplink)
+    }
+
+    fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
+        let first = uplinks.first().cloned().context("no relay is named")?;
         let counters = self.metrics.of(wanted.listen(), wanted.name());
         Ok(match (own, wanted) {
             (Socket::Udp(socket), Wanted::Forward(forward)) => {
-                Box::pin(Local::new(socket, forward, member, uplink, counters)?.run())
+                Box::pin(Local::new(socket, forward, member, first, counters)?.run())
             }
             (Socket::Tcp(socket), Wanted::Forward(forward)) => {
-                let connections = Connections::new(socket, forward, member, uplink, counters)?;
+                let connections = Connections::new(socket, forward, member, first, counters)?;
                 Box::pin(async move {
                     connections.run().await;
                     Ok(())
                 })
             }
             (Socket::Tcp(socket), Wanted::Proxy(proxy)) => {
-                let entrance = Entrance::new(socket, proxy, member, uplink, counters)?;
+                let entrance = Entrance::new(socket, proxy, member, first, counters)?;
                 Box::pin(async move {
                     entrance.run().await;
                     Ok(())
                 })
             }
             (Socket::Tcp(socket), Wanted::Serve(serve)) => {
-                let clients = serve::Clients::new(socket, serve, member, uplink, counters)?;
+                let clients = serve::Clients::new(socket, serve, member, uplinks, counters)?;
                 Box::pin(async move {
                     clients.run().await;
                     Ok(())
@@ -406,26 +420,30 @@ impl Edge {
             }
         }
         for other in others {
-            let Other { wanted, contents, way, uplink, socket, membership, serving } = *other;
+            let Other { wanted, contents, ways, socket, membership, serving } = *other;
             classes.enrol(wanted.class(), &membership);
-            if self.uplinks.iter().all(|shared| shared.way != way) {
+            for (way, uplink) in &ways {
+                if self.uplinks.iter().any(|shared| shared.way == *way) {
+                    continue;
+                }
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
-                self.metrics.roster.note_uplink(&uplink);
+                self.metrics.roster.note_uplink(uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });
-                self.uplinks.push(Shared { way: way.clone(), uplink, task });
+                self.uplinks.push(Shared { way: way.clone(), uplink: uplink.clone(), task });
             }
-            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), way.uplink.through());
+            let ways: Vec<_> = ways.into_iter().map(|(way, _)| way).collect();
+            let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.uplink().through());
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
                 Wanted::Proxy(_) => info!(%listen, %relay, "serving as a proxy"),
                 Wanted::Serve(_) => info!(%listen, gateway = %relay, "serving models"),
             }
             let task = self.locals.spawn(serving);
-            self.served.push(Served { wanted, contents, way, socket, task });
+            self.served.push(Served { wanted, contents, ways, socket, task });
         }
         while self.connections.try_join_next().is_some() {}
         let served = &self.served;
-        let is_unused = |shared: &mut Shared| served.iter().all(|served| served.way != shared.way);
+        let is_unused = |shared: &mut Shared| served.iter().all(|served| !served.ways.contains(&shared.way));
         let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
         unused.into_iter().for_each(|shared| self.close_uplink(shared));
     }

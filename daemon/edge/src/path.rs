@@ -90,7 +90,8 @@ impl View {
         let paths: Vec<_> = lines.iter().map(|line| (line, line.path.get())).collect();
         let sum = |of: fn(&pacing::path::PathState) -> u64| paths.iter().map(|(_, path)| of(path)).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
-        let smoothed = |(line, path): &(&&Arc<Line>, pacing::path::PathState)| path.smoothed_rtt.unwrap_or(line.handshake);
+        let smoothed =
+            |(line, path): &(&&Arc<Line>, pacing::path::PathState)| path.smoothed_rtt.unwrap_or(line.handshake);
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let smoothed_rtt_ns = paths.iter().map(smoothed).min().map_or(0, ns);
         let min_rtt_ns = paths.iter().filter_map(|(_, path)| path.min_rtt).min().map_or(0, ns);

@@ -17,16 +17,14 @@ use config::{
     proxy::{Protocol, Proxy},
 };
 use quic::class::Membership;
-use role::limits::PerUser;
+use role::{
+    door::{self, Door},
+    limits::PerUser,
+};
 use tokio::sync::Semaphore;
 
 use self::users::Users;
-use super::{
-    Counters,
-    connect::Way,
-    door::{self, Door},
-    uplink::Uplink,
-};
+use super::{Counters, connect::Way, uplink::Uplink};
 
 pub mod association;
 pub mod http;
@@ -70,7 +68,7 @@ impl Entrance {
         counters: Arc<Counters>,
     ) -> Result<Self> {
         let door =
-            Door::new(listener, proxy.max_connections, counters.clone()).context("failed to watch the listener")?;
+            Door::new(listener, proxy.max_connections, counters.when_full()).context("failed to watch the listener")?;
         let is_chosen = proxy.class.is_some();
         let shared = Shared {
             way: Way { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },

@@ -8,19 +8,24 @@ use std::{
 };
 
 use config::serve::Serve;
-use masque::h3::RequestHead;
+use masque::h3::{RequestHead, ResponseHead};
+use parking_lot::Mutex;
 use quic::{
     class::{Membership, Since, Terms},
     h3::Request,
 };
-use serving::entrance::{self, Limits};
-use tokio::time::timeout;
+use role::door::Door;
+use serving::{
+    LOAD,
+    entrance::{self, Limits},
+};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Counters,
+    balance::{self, Gateway, Seen},
     client::{FirstRequest, endpoint::ANSWER_TIMEOUT},
     connect::{NoConnection, Way},
-    door::Door,
     link::Link,
     uplink::Uplink,
 };
@@ -28,16 +33,37 @@ use super::{
 /// A local address, and the clients that are connected to it.
 pub struct Clients {
     door: Door,
-    way: Arc<ToGateway>,
+    way: Arc<ToGateways>,
     limits: Limits,
 }
 
-/// How requests of one local address get to the gateway.
-struct ToGateway(Way);
+/// How requests of one local address get to gateways.
+struct ToGateways {
+    /// One for each gateway, or a single one for the first gateway that works.
+    ways: Vec<Way>,
+    known: Arc<Mutex<Vec<Gateway>>>,
+}
+
+/// A request that a gateway has.
+pub struct Asked {
+    link: Link,
+    _first: FirstRequest,
+    /// Which gateway, by its place.
+    place: usize,
+    known: Arc<Mutex<Vec<Gateway>>>,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(gateway) = self.known.lock().get_mut(self.place) {
+            gateway.ended();
+        }
+    }
+}
 
 impl Clients {
-    /// Serves `serve` on a listener that [`door::bind`](super::door::bind) made, through `uplink`; what is sent is of the class
-    /// of `membership`.
+    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`; what is sent is of the
+    /// class of `membership`.
     ///
     /// # Errors
     /// The system refuses to watch the listener.
@@ -45,15 +71,20 @@ impl Clients {
         listener: TcpListener,
         serve: &Serve,
         membership: Membership,
-        uplink: Arc<Uplink>,
+        uplinks: Vec<Arc<Uplink>>,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let (is_chosen, idle) = (serve.class.is_some(), serve.idle);
-        let door = Door::new(listener, serve.max_connections, counters.clone())?;
-        let way = Way { uplink, membership, is_chosen, idle, counters, told: Default::default() };
+        let door = Door::new(listener, serve.max_connections, counters.when_full())?;
+        let way = |uplink| {
+            let (membership, counters) = (membership.clone(), counters.clone());
+            Way { uplink, membership, is_chosen, idle, counters, told: Default::default() }
+        };
+        let ways: Vec<_> = uplinks.into_iter().map(way).collect();
+        let known = Arc::new(Mutex::new(vec![Gateway::default(); ways.len()]));
         Ok(Self {
             door,
-            way: Arc::new(ToGateway(way)),
+            way: Arc::new(ToGateways { ways, known }),
             limits: Limits { max_body_bytes: serve.max_body_bytes as usize, idle },
         })
     }
@@ -81,11 +112,43 @@ impl Clients {
     }
 }
 
-impl entrance::Way for ToGateway {
-    type Place = (Link, FirstRequest);
+impl ToGateways {
+    /// Chooses a gateway that was not tried, and notes that it has the request.
+    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&Way, usize)> {
+        let see = |way: &Way| Seen {
+            // It is asked for a connection if there is none.
+            is_within_reach: way.uplink.is_within_reach(),
+            smoothed_rtt: way.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
+        };
+        let seen: Vec<_> = match self.ways.len() {
+            // There is nothing to choose.
+            1 => vec![Seen::default()],
+            _ => self.ways.iter().map(see).collect(),
+        };
+        let mut known = self.known.lock();
+        // A single one is tried again, over another connection.
+        let avoided: &[usize] = if self.ways.len() == 1 { &[] } else { tried };
+        let chosen = balance::choose(&known, &seen, avoided, Instant::now());
+        // After all of them, any.
+        let place = chosen.or_else(|| balance::choose(&known, &seen, &[], Instant::now()))?;
+        known.get_mut(place)?.asked();
+        drop(known);
+        tried.push(place);
+        Some((self.ways.get(place)?, place))
+    }
 
-    async fn ask(&self, head: RequestHead) -> Result<(Request, Self::Place), String> {
-        let Self(way) = self;
+    fn failed(&self, place: usize) {
+        if let Some(gateway) = self.known.lock().get_mut(place) {
+            gateway.failed(Instant::now());
+        }
+    }
+}
+
+impl entrance::Way for ToGateways {
+    type Place = Asked;
+
+    async fn ask(&self, head: RequestHead, tried: &mut Vec<usize>) -> Result<(Request, Asked), String> {
+        let (way, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
             let (link, class) = way.place().await?;
             let signal = way.signal(&class);
@@ -95,20 +158,37 @@ impl entrance::Way for ToGateway {
             }
             let (request, first) = link.relay.ask_itself(head).await.map_err(NoConnection::Lost)?;
             request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
-            Ok((request, (link, first)))
+            Ok((request, Asked { link, _first: first, place: chosen, known: self.known.clone() }))
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
         match &asked {
             Ok(_) => _ = way.counters.tunnels_opened.inc(),
-            Err(error) => way.refused(error),
+            Err(error) => {
+                way.refused(error);
+                self.failed(chosen);
+                if let Some(gateway) = self.known.lock().get_mut(chosen) {
+                    gateway.ended();
+                }
+            }
         }
         asked.map_err(|error: NoConnection| error.to_string())
     }
 
-    fn answered(&self, (link, _): &Self::Place, status: Option<u16>) {
+    fn has_others(&self, tried: &[usize]) -> bool {
+        (0..self.ways.len()).any(|place| !tried.contains(&place))
+    }
+
+    fn answered(&self, asked: &Asked, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway takes, it takes us for a stranger. 401 is about the client's own key.
-        if status.is_some_and(|status| status != 407) {
-            link.relay.let_in();
+        if answer.is_some_and(|head| head.status != 407) {
+            asked.link.relay.let_in();
+        }
+        let Some(head) = answer.filter(|head| ![407, 503].contains(&head.status)) else {
+            return self.failed(asked.place);
+        };
+        let load = head.field(LOAD).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
+        if let Some(gateway) = self.known.lock().get_mut(asked.place) {
+            gateway.answered(load, Instant::now());
         }
     }
 }

@@ -9,14 +9,10 @@ use std::{
 use config::forward::Forward;
 use masque::target::Target;
 use quic::class::Membership;
+use role::door::{self, Door};
 use tracing::debug;
 
-use super::{
-    Counters,
-    connect::Way,
-    door::{self, Door},
-    uplink::Uplink,
-};
+use super::{Counters, connect::Way, uplink::Uplink};
 
 /// A local address, and the connections to it.
 pub struct Connections {
@@ -38,7 +34,7 @@ impl Connections {
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let is_chosen = forward.class.is_some();
-        let door = Door::new(listener, forward.max_connections, counters.clone())?;
+        let door = Door::new(listener, forward.max_connections, counters.when_full())?;
         let way = Way { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
         Ok(Self { door, way: Arc::new(way), target: forward.target.clone() })
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use api::{print, say};
 use bytes::Bytes;
 use clap::Args;
@@ -106,7 +106,8 @@ fn ms(time: Duration) -> f64 {
 }
 
 async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
-    let EngineUrl { authority, prefix } = &arguments.url;
+    let EngineUrl { is_tls, authority, prefix } = &arguments.url;
+    ensure!(!is_tls, "{}: ask speaks HTTP without TLS; name the address of an edge, with http://", arguments.url);
     let mut prompt = arguments.prompt.clone();
     if prompt == "-" {
         prompt.clear();

@@ -12,7 +12,6 @@ use config::{
 use edge::{
     EdgeMetrics,
     client::endpoint::Endpoint,
-    door,
     local::{self, Local},
     moves,
     tcp::Connections,
@@ -20,7 +19,7 @@ use edge::{
 };
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Schedules};
-use role::bind_error::BindError;
+use role::{bind_error::BindError, door};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,

@@ -288,6 +288,16 @@ pub(crate) async fn requests(client: &mut Client, as_json: bool) -> Result<()> {
     show(as_json, requests.await?, |requests| table(heads, requests.into_iter().map(row)))
 }
 
+/// Says in words whether an engine gets requests, and why not.
+pub(crate) fn engine_state(of: &v1::Engine) -> String {
+    let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
+    match ejected_for {
+        Some(left) => format!("failed, {:.0} s", left.as_secs_f64().ceil()),
+        None if of.in_flight >= of.max_in_flight && of.state != "down" => "full".into(),
+        None => of.state.clone(),
+    }
+}
+
 pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
     let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
     let ms = |time: Option<prost_types::Duration>| {
@@ -295,8 +305,7 @@ pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
         format!("{:.1}", time.as_secs_f64() * 1e3)
     };
     let row = |of: v1::Engine| {
-        let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
-        let is_full = of.in_flight >= of.max_in_flight;
+        let state = engine_state(&of);
         let cost = of.cost.map(|cost| {
             [
                 format!("{} ms + {} per 1000", ms(cost.first_token), ms(cost.first_token_per_thousand)),
@@ -307,17 +316,15 @@ pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
         [
             of.model,
             or_dash(&of.engine),
-            match ejected_for {
-                Some(left) => format!("failed, tried again in {:.0} s", left.as_secs_f64().ceil()),
-                None if is_full => "full".into(),
-                None => "ready".into(),
-            },
+            state,
             format!("{} of {}", of.in_flight, of.max_in_flight),
+            (of.others_running + of.others_waiting).to_string(),
             of.waiting.to_string(),
             of.answered.to_string(),
             of.failed.to_string(),
             first_token,
             step,
+            or_dash(&of.trouble),
         ]
     };
     let heads = [
@@ -325,11 +332,13 @@ pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
         "engine",
         "state",
         "at work on",
+        "of others",
         "waiting",
         "answered",
         "failed",
         "first token, by prompt",
         "step, by requests",
+        "last trouble",
     ];
     show(as_json, answer, |answer| {
         if answer.engines.is_empty() {

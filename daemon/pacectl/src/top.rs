@@ -17,6 +17,7 @@ use ratatui::{
     widgets::{Block, Borders, Cell, Row, Table},
 };
 
+use self::models::Models;
 use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
@@ -24,7 +25,9 @@ use super::{
     table::{age, bytes, or_dash, rate, sender},
 };
 
-const KEYS: &str = "q quit  ? help  space pause  b/c/d/p/l sort";
+mod models;
+
+const KEYS: &str = "q quit  ? help  space pause  m models  b/c/d/p/l sort";
 
 /// What is shown of classes, and in how many characters; the rest of a line is the class's name.
 const COLUMNS: [(Column, u16); 8] = [
@@ -47,6 +50,7 @@ fn help() -> Vec<Line<'static>> {
         .chain([
             "Of each tunnel: \"from\" is its user, at an edge its sender; up is to its target.".to_owned(),
             "  b bytes  c order of the policy  d dropped  p late payloads  l late packets".to_owned(),
+            "  m engines and requests for models, and back".to_owned(),
             "  ? again for the tunnels".to_owned(),
         ])
         .map(Line::from)
@@ -75,10 +79,12 @@ struct Screen {
     before: Option<v1::WatchStatsResponse>,
     now: v1::WatchStatsResponse,
     tunnels: Vec<Moved>,
+    models: Models,
     status: v1::GetStatusResponse,
     order: Order,
     is_paused: bool,
     shows_help: bool,
+    shows_models: bool,
 }
 
 /// A tunnel, and what it moved since the last look.
@@ -140,15 +146,25 @@ async fn show(client: &mut Client, terminal: &mut DefaultTerminal) -> Result<()>
                 // The first page: more than a screen holds.
                 let tunnels = client.list_tunnels(v1::ListTunnelsRequest::default()).await?.into_inner().tunnels;
                 screen.update(found.unwrap_or_default(), tunnels);
+                if screen.shows_models && !screen.is_paused {
+                    screen.models = look_at_models(client).await?;
+                }
             }
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if screen.on_key(key) => return Ok(()),
+                Some(Ok(_)) if screen.shows_models && !screen.is_paused => screen.models = look_at_models(client).await?,
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error.into()),
                 None => return Ok(()),
             }
         }
     }
+}
+
+async fn look_at_models(client: &mut Client) -> Result<Models> {
+    let engines = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner().engines;
+    let requests = client.list_requests(v1::ListRequestsRequest::default()).await?.into_inner().requests;
+    Ok(Models { engines, requests })
 }
 
 impl Screen {
@@ -174,6 +190,7 @@ impl Screen {
             KeyCode::Char('q') | KeyCode::Esc => return true,
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
             KeyCode::Char('?') => self.shows_help = !self.shows_help,
+            KeyCode::Char('m') => self.shows_models = !self.shows_models,
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             KeyCode::Char('b') => self.order = Order::Bytes,
             KeyCode::Char('c') => self.order = Order::Class,
@@ -247,6 +264,11 @@ impl Screen {
         let counts =
             format!("{connections} connections  {tunnels} tunnels  {late_packets} late packets since the start");
         frame.render_widget(ratatui::widgets::Paragraph::new(vec![Line::from(title), Line::from(counts)]), head);
+
+        if self.shows_models && !self.shows_help {
+            frame.render_widget(Line::from(KEYS), foot);
+            return self.models.draw(frame, upper.union(lower));
+        }
 
         let shown = |change: Change| {
             let sojourn = change.sojourn.map_or_else(|| "-".into(), |wait| milliseconds(wait.as_secs_f64() * 1e3));
@@ -389,6 +411,48 @@ mod tests {
         let place = |part: &str| shown.iter().position(|line| line.starts_with(part));
         assert!(place("2  ") < place("1  "), "{shown:#?}");
         assert!(shown[23].starts_with("q quit"));
+    }
+
+    #[test]
+    fn engines_and_requests_have_a_page_of_their_own() {
+        let mut screen = screen();
+        let before = lines(&screen);
+        let engine = |state: &str, in_flight| v1::Engine {
+            model: "large".into(),
+            engine: "http://192.0.2.7:8000".into(),
+            in_flight,
+            max_in_flight: 4,
+            state: state.into(),
+            others_running: 2,
+            others_waiting: 1,
+            failed: 5,
+            ..v1::Engine::default()
+        };
+        let request = v1::ModelRequest {
+            id: 17,
+            user: "ann".into(),
+            class: "interactive".into(),
+            model: "large".into(),
+            stage: "at work".into(),
+            tokens: 12,
+            tokens_per_sec: 30.0,
+            ..v1::ModelRequest::default()
+        };
+        screen.models = Models {
+            engines: vec![engine("ready", 1), engine("down", 4), engine("ready", 4)],
+            requests: vec![request],
+        };
+        assert!(!screen.on_key(key('m')));
+        let shown = lines(&screen);
+        let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        let engines: Vec<_> = shown.iter().filter(|line| line.starts_with("large")).map(words).collect();
+        assert_eq!(engines.len(), 3, "{shown:#?}");
+        assert!(engines[0].ends_with("ready 1/4 3 0 - 5") && engines[1].contains("down 4/4"), "{engines:#?}");
+        assert!(engines[2].contains("full 4/4"), "{engines:#?}");
+        let request = shown.iter().find(|line| line.starts_with("17")).map(words);
+        assert_eq!(request.as_deref(), Some("17 ann interactive large at work - - 12 30.0"), "{shown:#?}");
+        screen.on_key(key('m'));
+        assert_eq!(lines(&screen), before);
     }
 
     #[test]

@@ -26,6 +26,9 @@ const H3: &[u8] = b"h3";
 /// The only one over TCP (RFC 9113 §3.2): gRPC's.
 const H2: &[u8] = b"h2";
 
+/// What is spoken over TCP by clients that know no better (RFC 7301 §6).
+const HTTP1: &[u8] = b"http/1.1";
+
 fn provider() -> Arc<CryptoProvider> {
     let provider = aws_lc_rs::default_provider();
     // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more: not inside a handshake. Callers
@@ -141,7 +144,9 @@ impl Identity {
     /// # Errors
     /// As [`Identity::prepare`].
     pub fn prepare_for(self, protocol: &[u8]) -> Result<Prepared> {
-        Ok(Prepared(Arc::new(server_config(self, protocol, ClientCertVerifierBuilder::allow_unauthenticated)?).into()))
+        Ok(Prepared(
+            Arc::new(server_config(self, &[protocol], ClientCertVerifierBuilder::allow_unauthenticated)?).into(),
+        ))
     }
 
     /// As [`Identity::prepare`], for HTTP/2 over TCP; a client without a certificate is not let in.
@@ -149,7 +154,17 @@ impl Identity {
     /// # Errors
     /// As [`Identity::prepare`].
     pub fn prepare_http2(self) -> Result<Arc<ServerConfig>> {
-        server_config(self, H2, |verifier| verifier).map(Arc::new)
+        server_config(self, &[H2], |verifier| verifier).map(Arc::new)
+    }
+}
+
+impl Identity {
+    /// As [`Identity::prepare`], for HTTP/2 and HTTP/1.1 over TCP.
+    ///
+    /// # Errors
+    /// As [`Identity::prepare`].
+    pub fn prepare_https(self) -> Result<Arc<ServerConfig>> {
+        server_config(self, &[H2, HTTP1], ClientCertVerifierBuilder::allow_unauthenticated).map(Arc::new)
     }
 }
 
@@ -168,7 +183,7 @@ impl ServerTls {
 
 fn server_config(
     identity: Identity,
-    protocol: &[u8],
+    protocols: &[&[u8]],
     demand: fn(ClientCertVerifierBuilder) -> ClientCertVerifierBuilder,
 ) -> Result<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(provider())
@@ -186,7 +201,7 @@ fn server_config(
         }
     };
     let mut config = builder.with_single_cert(identity.chain, identity.key).map_err(unfit)?;
-    config.alpn_protocols = vec![protocol.to_vec()];
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.ignore_client_order = true;
     if decides_by_certificates {
         // A resumed handshake shows no certificate: what was good when the ticket was given would be good for its life.
@@ -289,6 +304,16 @@ pub fn client_reporting(
 /// As [`client`].
 pub fn client_http2(trust: Trust, identity: ClientIdentity) -> Result<Arc<ClientConfig>> {
     client_config(Verifier::new(trust)?, Some(identity), H2).map(Arc::new)
+}
+
+/// Builds the TLS configuration of a client that names the protocols over TCP itself (ALPN, RFC 7301): here there are none.
+///
+/// # Errors
+/// As [`client`].
+pub fn client_over_tcp(trust: Trust) -> Result<ClientConfig> {
+    let mut config = client_config(Verifier::new(trust)?, None, H2)?;
+    config.alpn_protocols.clear();
+    Ok(config)
 }
 
 fn client_config(verifier: Verifier, identity: Option<ClientIdentity>, protocol: &[u8]) -> Result<ClientConfig> {

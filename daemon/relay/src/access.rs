@@ -26,6 +26,7 @@ use std::{
 use config::log::{AccessForm, LogSettings};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
+use serving::served::Served;
 use tokio::sync::broadcast;
 
 use self::{
@@ -147,12 +148,30 @@ impl AccessLog {
 
     /// Records that a request was refused, unless there were too many.
     pub fn refused(&self, request: RecordedRequest, refused: RefusedRequest) {
-        let now_ns = (self.started.elapsed() + Duration::from_secs(1)).as_nanos() as u64;
-        if self.budget().admit(request.user.as_ref(), refused.reason, now_ns) {
+        if self.admits(request.user.as_ref(), refused.reason) {
             self.tell(What::Refusal(request, refused));
         } else {
             self.counters.omitted.inc();
         }
+    }
+
+    /// Records what became of a request for a model, unless it was refused before any engine was asked and there were too many
+    /// such.
+    pub fn served(&self, served: Served) {
+        if !self.is_wanted() {
+            return;
+        }
+        if served.is_refused() && !self.admits(served.user.as_ref(), served.reason) {
+            self.counters.omitted.inc();
+        } else {
+            self.tell(What::Model(Box::new(served)));
+        }
+    }
+
+    /// Whether one more refusal is recorded.
+    fn admits(&self, user: Option<&Arc<str>>, reason: &'static str) -> bool {
+        let now_ns = (self.started.elapsed() + Duration::from_secs(1)).as_nanos() as u64;
+        self.budget().admit(user, reason, now_ns)
     }
 
     fn tell(&self, what: What) {

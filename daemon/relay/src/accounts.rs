@@ -14,9 +14,8 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
-use role::{account::UserAccount, limits::Place};
+use role::{account::UserAccount, limits::Place, month::Month};
 
-use super::month::Month;
 use crate::holder::Holder;
 
 /// How many accounts are kept before the relay looks for unused ones.

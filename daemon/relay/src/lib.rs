@@ -15,7 +15,6 @@ mod counters;
 pub mod holder;
 pub mod host_addresses;
 pub mod ledger;
-mod month;
 mod request;
 pub mod resolve;
 mod serve;

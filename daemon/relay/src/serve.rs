@@ -175,7 +175,8 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             let ForModel { gateway, head, asker, places } = *of;
             drop((waiting, rules));
             // In a box, so that a tunnel does not have the size of a request for a model.
-            Box::pin(gateway.serve(request, &head, &relay.classes(), &asker)).await;
+            let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
+            relay.resources.access.served(served);
             return drop(places);
         }
         Err(rejected) => {
@@ -362,7 +363,12 @@ async fn decide(
     let user = request::identify(relay, rules, caller, &head, attempt)?;
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
         let places = request::admit_model(relay, rules, caller, user.as_ref())?;
-        let asker = Asker { user: user.map(|user| user.name), listener: caller.listener, path: caller.path.clone() };
+        let asker = Asker {
+            user: user.map(|user| user.name),
+            listener: caller.listener,
+            client: caller.address,
+            path: caller.path.clone(),
+        };
         return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
     }
     let admitted = request::admit(relay, rules, caller, (&head, user), signal, attempt).await?;

@@ -4,11 +4,13 @@
 pub mod accept;
 pub mod account;
 pub mod bind_error;
+pub mod door;
 pub mod gate;
 pub mod journal;
 pub mod kept;
 pub mod labelled;
 pub mod limits;
+pub mod month;
 pub mod ready;
 pub mod seldom;
 pub mod table;

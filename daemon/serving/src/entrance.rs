@@ -18,7 +18,7 @@ use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
 use hyper::{
     Response, StatusCode,
     body::{Body, Frame, Incoming},
-    header::{HeaderName, HeaderValue},
+    header::HeaderValue,
     server::conn::http1,
     service::service_fn,
 };
@@ -27,7 +27,7 @@ use masque::h3::{self, Code, Field, Part, RequestHead, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::openai::Refusal;
+use crate::{message, openai::Refusal};
 
 /// How long the whole answer may take, in milliseconds.
 const BUDGET: &[u8] = b"x-paced-budget-ms";
@@ -55,14 +55,22 @@ pub trait Way: Send + Sync + 'static {
     /// What is kept as long as the request lives.
     type Place: Send + Unpin + 'static;
 
-    /// Sends a request's head to the gateway, with what the gateway has to be shown, and on the terms that are the way's.
+    /// Sends a request's head to a gateway, with what the gateway has to be shown, and on the terms that are the way's. If there
+    /// are several, it is one that was not `tried`, and that is noted there.
     ///
     /// # Errors
-    /// There is no gateway within reach, and why.
-    fn ask(&self, head: RequestHead) -> impl Future<Output = Result<(Request, Self::Place), String>> + Send;
+    /// The gateway is not within reach, and why.
+    fn ask(
+        &self,
+        head: RequestHead,
+        tried: &mut Vec<usize>,
+    ) -> impl Future<Output = Result<(Request, Self::Place), String>> + Send;
 
-    /// Notes what became of a request: the gateway's status, or none.
-    fn answered(&self, place: &Self::Place, status: Option<u16>);
+    /// Whether there is a gateway that was not `tried`.
+    fn has_others(&self, tried: &[usize]) -> bool;
+
+    /// Notes what became of a request: the head of the gateway's answer, or none.
+    fn answered(&self, place: &Self::Place, answer: Option<&ResponseHead>);
 }
 
 /// Serves a client's connection to its end.
@@ -106,33 +114,32 @@ async fn pass<W: Way>(
     let began = Instant::now();
     let (parts, body) = request.into_parts();
     let body = read(body, limits.max_body_bytes).await?;
-    let mut head = RequestHead {
-        method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
-        scheme: Some(Bytes::from_static(b"https")),
-        // The way knows the gateway's.
-        authority: None,
-        path: Some(Bytes::copy_from_slice(parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes())),
-        protocol: None,
-        fields: parts.headers.iter().filter(|(name, _)| is_end_to_end(name)).map(to_field).collect(),
-    };
+    // The way knows the gateway's authority.
+    let mut head = message::head(&parts);
     if !body.is_empty() {
         head.fields.push(Field::new("content-length", body.len().to_string()));
     }
-    let mut tries = 0;
+    let (mut tries, mut tried) = (0, Vec::new());
     loop {
         tries += 1;
-        let (request, place) = way.ask(budgeted(&head, began.elapsed())).await.map_err(Refusal::NoGateway)?;
+        let (request, place) = match way.ask(budgeted(&head, began.elapsed()), &mut tried).await {
+            Ok(asked) => asked,
+            Err(_) if way.has_others(&tried) => continue,
+            Err(why) => return Err(Refusal::NoGateway(why)),
+        };
         let mut answer = Answer::new(request, place);
         let response = answer.begin(&body).await;
-        way.answered(&answer.place, response.as_ref().map(|head| head.status));
+        way.answered(&answer.place, response.as_ref());
         match response {
             // A proxy's word for credentials, which are the edge's and not the client's.
             Some(head) if head.status == 407 => {
                 return Err(Refusal::NoGateway("it does not take this edge's credentials".into()));
             }
-            Some(head) => return Ok(answer.into_response(head)),
+            // It has no engine, or none in time; another gateway may.
+            Some(head) if head.status == 503 && way.has_others(&tried) => {}
+            Some(head) => return Ok(message::response(head, answer)),
             // Nothing of an answer came, so that nobody takes two for one.
-            None if tries < MOST_TRIES => {}
+            None if tries < MOST_TRIES || way.has_others(&tried) => {}
             None => return Err(Refusal::NoGateway("the gateway was lost before it answered".into())),
         }
     }
@@ -159,28 +166,6 @@ async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, Refusal> {
         Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_bytes }),
         Err(_) => Err(Refusal::Json("it broke off".into())),
     }
-}
-
-/// Whether a field of HTTP/1.1 is about the request and not about the connection that it came by (RFC 9110 §7.6.1, RFC 9114
-/// §4.2). The length is set by the edge, which has read the whole.
-fn is_end_to_end(name: &HeaderName) -> bool {
-    const OWN: [&str; 10] = [
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "content-length",
-    ];
-    !OWN.contains(&name.as_str()) && name != "expect"
-}
-
-fn to_field((name, value): (&HeaderName, &HeaderValue)) -> Field {
-    Field::new(Bytes::copy_from_slice(name.as_str().as_bytes()), Bytes::copy_from_slice(value.as_bytes()))
 }
 
 /// A gateway's answer on its way to a client. Dropped before its end, it ends the request at the gateway as well.
@@ -219,20 +204,6 @@ impl<P> Answer<P> {
             head = &mut receiving => head,
             _ = &mut sending => receiving.await,
         }
-    }
-
-    fn into_response(self, head: ResponseHead) -> Response<Self> {
-        let mut response = Response::new(self);
-        *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-        for field in head.fields {
-            let (name, value) = (HeaderName::from_bytes(&field.name), HeaderValue::from_bytes(&field.value));
-            if let (Ok(name), Ok(value)) = (name, value)
-                && (is_end_to_end(&name) || name == hyper::header::CONTENT_LENGTH)
-            {
-                response.headers_mut().append(name, value);
-            }
-        }
-        response
     }
 }
 
@@ -287,14 +258,5 @@ mod tests {
         assert_eq!(left("200", 30), "170");
         assert_eq!(left(" 20", 30), "0");
         assert_eq!(left("soon", 30), "soon", "the gateway says what it thinks of it");
-    }
-
-    #[test]
-    fn fields_about_the_connection_stay_with_it() {
-        let passes = |name: &'static str| is_end_to_end(&HeaderName::from_static(name));
-        assert!(["authorization", "content-type", "x-slo-ttft-ms", "accept"].into_iter().all(passes));
-        assert!(
-            !["connection", "host", "transfer-encoding", "proxy-authorization", "expect", "te"].into_iter().any(passes)
-        );
     }
 }

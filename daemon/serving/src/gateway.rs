@@ -10,31 +10,24 @@
 //! | there is more to do than engines do, and may wait | 429 and `retry-after` |
 
 use std::{
-    future::poll_fn,
     path::Path,
     sync::Arc,
-    task::Poll,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use config::{engine::EngineUrl as Url, policy::Late};
-use http_body_util::Full;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use masque::h3::{self, Code, Field, RequestHead, ResponseHead};
+use masque::h3::{Field, RequestHead, ResponseHead};
+use parking_lot::Mutex;
 use quic::{
     class::{Classes, Terms},
     clock::Clock,
-    h3::{Error, Request},
 };
 use routing::decision::Outcome;
 use sched::route::Curve;
 use serde_json::json;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::{
     decisions::Decisions,
@@ -44,23 +37,31 @@ use crate::{
     openai::{Ask, Operation, Refusal},
     places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Standing, Turn},
     routes::{AliasPolicies, Asked, Route, Routes, Tally, Wanted},
+    served::Served,
+    spending::Spending,
     tenants::Tenants,
+    upstream::Upstream,
     view::{AliasView, EngineView},
+    watch::Checks,
 };
 
 mod answer;
 mod body;
 mod caller;
+mod exchange;
 mod silence;
 
-pub use self::caller::Asker;
-use self::caller::Caller;
+pub use self::{
+    caller::Asker,
+    exchange::{Answer, Awaited, Exchange, Tcp},
+};
+use self::{
+    caller::Caller,
+    exchange::{ANSWER_TIMEOUT, Ended, Gone},
+};
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
-
-/// How long a client may take to take an answer that refuses its request.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A gateway: its models, and the connections to their engines. A changed configuration makes another.
 pub struct Gateway {
@@ -70,13 +71,14 @@ pub struct Gateway {
     routes: Routes,
     tenants: Tenants,
     prefixes: Prefixes,
-    client: Client<HttpConnector, Full<Bytes>>,
     /// What bodies may still take, in KiB.
     bodies: Arc<Semaphore>,
     metrics: GatewayMetrics,
     live: Arc<Live>,
     decisions: Decisions,
     clock: Clock,
+    /// The checks of its engines, once it is in force.
+    checking: Mutex<JoinSet<()>>,
 }
 
 /// A model, and what its engines do.
@@ -89,7 +91,11 @@ struct Model {
     affinity: bool,
     /// What engines are shown in `authorization`.
     key: Option<hyper::header::HeaderValue>,
+    /// What is in its `ca_file`: another file's contents make another gateway.
+    authorities: Option<Vec<u8>>,
+    upstream: Upstream,
     engines: Arc<Engines>,
+    checks: Option<Checks>,
 }
 
 /// Why a request ended without a whole answer.
@@ -108,41 +114,43 @@ impl From<Refusal> for Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(_: Error) -> Self {
+impl From<Gone> for Failure {
+    fn from(_: Gone) -> Self {
         Self::Gone
     }
 }
 
 impl Gateway {
     /// Makes a gateway ready, whose engines have nothing to do, and of which is known what was `learned` before. Its requests
-    /// are entered in `live`, and what the policies of its aliases decide is left in `decisions`, if it is to be recorded.
+    /// are entered in `live`, the tokens that they use in `spending`, and what the policies of its aliases decide is left in
+    /// `decisions`, if it is to be recorded.
     ///
     /// # Errors
     /// A file with a key cannot be read, or holds what no field can carry; or a file with a policy cannot be used.
     pub fn new(
         settings: &config::gateway::GatewaySettings,
         classes: &Classes,
-        (metrics, live, decisions): (GatewayMetrics, Arc<Live>, Decisions),
+        ((metrics, live, decisions), spending): ((GatewayMetrics, Arc<Live>, Decisions), &Arc<Spending>),
         learned: &Learned,
     ) -> Result<Arc<Self>> {
         let clock = Clock::system();
         let discipline = classes.policy().schedule.discipline;
         let model = |model: &config::gateway::ModelSettings| -> Result<Model> {
             let (in_flight, waiting) = (model.max_in_flight, model.max_waiting as usize);
+            let engines = Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns);
+            let key = model.key_file.as_deref().map(read_key).transpose()?;
             Ok(Model {
                 name: model.name.as_str().into(),
                 engine_name: model.engine_name.clone(),
-                key: model.key_file.as_deref().map(read_key).transpose()?,
-                engines: Engines::new(model.engines.len(), in_flight, waiting, discipline, clock.now_ns),
+                checks: Checks::of(model, key.as_ref(), &engines, settings.check_interval, &metrics)?,
+                key,
+                upstream: Upstream::new(model)?,
+                authorities: model.ca_file.as_deref().map(std::fs::read).transpose()?,
+                engines,
                 urls: model.engines.clone(),
                 affinity: model.affinity,
             })
         };
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_secs(5)));
-        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(30)).build(connector);
         let models: Vec<_> = settings.models.iter().map(model).collect::<Result<_>>()?;
         let engines = models.iter().map(|model| model.engines.clone()).collect();
         let policies = AliasPolicies::read(settings)?;
@@ -156,24 +164,39 @@ impl Gateway {
         Ok(Arc::new(Self {
             policies,
             routes,
-            tenants: Tenants::new(&settings.keys, clock.now_ns),
+            tenants: Tenants::new(&settings.keys, spending, clock.now_ns),
             prefixes: Prefixes::default(),
             models,
-            client,
             bodies: Arc::new(Semaphore::new((settings.bodies_bytes as usize).div_ceil(body::UNIT_BYTES))),
             settings: settings.clone(),
             metrics,
             live,
             decisions,
             clock,
+            checking: Mutex::default(),
         }))
+    }
+
+    /// Begins to check engines on a runtime, and shows how they do among the metrics; for a gateway that comes into force. It
+    /// is checked for as long as it lives.
+    pub fn begin(&self, runtime: &Handle) {
+        let mut checking = self.checking.lock();
+        if checking.is_empty() {
+            let models = self.models.iter().filter_map(|model| Some((model, model.checks.as_ref()?)));
+            models.for_each(|(model, checks)| checks.begin(&model.urls, &mut checking, runtime));
+        }
+        let quotas = self.settings.keys.iter().filter_map(|key| Some((key.name.as_str().into(), key.monthly_tokens?)));
+        self.metrics.show_quotas(quotas.collect(), self.tenants.spending());
+        self.metrics.show(self.models.iter().map(|model| (model.name.clone(), model.engines.clone())).collect());
     }
 
     /// Whether another gateway would do the same with requests.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        let keys = |of: &Self| of.models.iter().map(|model| model.key.clone()).collect::<Vec<_>>();
-        self.settings == other.settings && keys(self) == keys(other) && self.policies == other.policies
+        let files = |of: &Self| {
+            of.models.iter().map(|model| (model.key.clone(), model.authorities.clone())).collect::<Vec<_>>()
+        };
+        self.settings == other.settings && files(self) == files(other) && self.policies == other.policies
     }
 
     /// Whether a request is one for a gateway and not for a proxy: it asks for no tunnel.
@@ -189,8 +212,9 @@ impl Gateway {
     }
 
     /// Serves a request whose head was read, to its end; a client that is known has asked for it. What leaves is of the class
-    /// that the policy gives it, moved as the request's signals ask.
-    pub async fn serve(&self, mut request: Request, head: &RequestHead, classes: &Classes, asker: &Asker) {
+    /// that the policy gives it, moved as the request's signals ask. Returns what became of it.
+    pub async fn serve(&self, mut exchange: Exchange, head: &RequestHead, classes: &Classes, asker: &Asker) -> Served {
+        let began = Instant::now();
         let in_flight = self.metrics.begin();
         let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
         let admitted = operation.clone().and_then(|operation| match operation {
@@ -198,50 +222,63 @@ impl Gateway {
             _ => Ok((operation, self.tenants.of(head, SystemTime::now())?)),
         });
         let tenant = admitted.as_ref().ok().and_then(|(_, tenant)| tenant.clone());
-        let caller = Caller::new(classes, asker, head, request.signal, tenant);
-        request.set_terms(&caller.terms(None));
+        let caller = Caller::new(classes, asker, head, exchange.signal(), tenant);
+        exchange.set_terms(&caller.terms(None));
         let entry = self.live.enter(caller.user().cloned());
-        let mut model = Arc::from("");
+        let label = operation.as_ref().map_or("unknown", |operation| operation.label());
+        let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
         let ended = match admitted {
-            Ok((Operation::Health, _)) => respond(&mut request, 200, "text/plain", b"ok\n", Vec::new()).await,
+            Ok((Operation::Health, _)) => respond(&mut exchange, 200, "text/plain", b"ok\n", Vec::new()).await,
             Ok((Operation::Models, _)) => {
                 let list = self.list();
-                respond(&mut request, 200, "application/json", list.as_bytes(), Vec::new()).await
+                respond(&mut exchange, 200, "application/json", list.as_bytes(), Vec::new()).await
             }
-            Ok((operation, _)) => self.answer(&mut request, operation, head, (&caller, &entry), &mut model).await,
+            Ok((operation, _)) => self.answer(&mut exchange, operation, head, (&caller, &entry), &mut served).await,
             Err(refusal) => Err(refusal.into()),
         };
-        let (outcome, ended) = match ended {
-            Ok(()) => ("answered", Ended::Whole),
-            Err(Failure::Gone) => ("cancelled", Ended::Cut),
-            Err(Failure::Refused(refusal)) => (refusal.code(), refuse(&mut request, &refusal).await),
+        let ended = match ended {
+            Ok(()) => {
+                (served.status, served.reason) = (served.status.or(Some(200)), "answered");
+                Ended::Whole
+            }
+            Err(Failure::Gone) => Ended::Cut,
+            Err(Failure::Refused(refusal)) => {
+                (served.status, served.reason) = (Some(refusal.status()), refusal.code());
+                refuse(&mut exchange, &refusal).await
+            }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
-                (refusal.code(), ended)
+                // It had begun as one that succeeds.
+                (served.status, served.reason) = (Some(200), refusal.code());
+                ended
             }
         };
-        self.metrics.ended(operation.ok(), &model, outcome);
+        (served.passed_tokens, served.first_token) = entry.passed();
+        served.duration = began.elapsed();
+        self.metrics.ended(&served);
         drop((in_flight, entry));
-        end(request, ended).await;
+        exchange.end(ended).await;
+        served
     }
 
-    /// Serves a request with a body. `served_by` is told the model that answers.
+    /// Serves a request with a body, and notes in `served` what is known of it.
     async fn answer(
         &self,
-        request: &mut Request,
+        exchange: &mut Exchange,
         operation: Operation,
         head: &RequestHead,
         (caller, entry): (&Caller<'_>, &Entry),
-        served_by: &mut Arc<str>,
+        served: &mut Served,
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(Refusal::ContentType.into());
         }
-        let seat = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant)).transpose()?;
-        let body = body::read(&mut request.recv, self.settings.max_body_bytes as usize, &self.bodies).await?;
+        let seat = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
+        let body = body::read(exchange, self.settings.max_body_bytes as usize, &self.bodies).await?;
         let ask = Ask::read(&body.bytes)?;
         let terms = caller.terms(Some(&ask));
-        request.set_terms(&terms);
+        exchange.set_terms(&terms);
+        (served.class, served.asked) = (terms.class.policy().name.clone(), ask.model.clone());
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
         let (mut models, alias) = self.named(&ask.model)?;
@@ -250,14 +287,15 @@ impl Gateway {
         }
         loop {
             let asked = Asked { models: &models, alias, class: &terms.class.policy().name };
-            let path = caller.asker.path(&request.send, &terms);
+            let path = caller.asker.path(exchange.ahead(), &terms);
             let mut route = self.routes.route(asked, &wanted, path).ok_or(Refusal::NoEngine)?;
             self.count_decision(&route);
             // Written when it is dropped, whatever becomes of the request.
             let most_bytes = u64::from(self.settings.decisions_bytes);
             let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
             let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
-            *served_by = model.name.clone();
+            served.model = model.name.clone();
+            served.predicted = route.predicted();
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 return Err(Refusal::Late.into());
@@ -268,9 +306,9 @@ impl Gateway {
             let prefers = model.affinity && model.urls.len() > 1;
             let prefix = if prefers { self.prefixes.of(head, ask.prompt(&body.bytes)) } else { Default::default() };
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
-            match self.try_engines(request, &pass, &sent, &terms).await {
+            match self.try_engines(exchange, &pass, &sent, &terms, served).await {
                 // The others that the name stands for may fare better.
-                Err(Failure::Refused(Refusal::OutOfReach | Refusal::NoEngine)) if models.len() > 1 => {
+                Err(Failure::Refused(Refusal::OutOfReach { .. } | Refusal::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
@@ -293,10 +331,11 @@ impl Gateway {
     /// Has one engine of a model after the other try, until one of them answers; returns how many tokens the answer had.
     async fn try_engines(
         &self,
-        request: &mut Request,
+        exchange: &mut Exchange,
         pass: &answer::Pass<'_>,
         body: &Bytes,
         terms: &Terms,
+        served: &mut Served,
     ) -> Result<u64, Failure> {
         let model = pass.model;
         let claim = Claim {
@@ -308,7 +347,7 @@ impl Gateway {
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {
-            let place = match (self.place(request, model, claim.clone(), &tried).await, failed.take()) {
+            let place = match (self.place(exchange, model, claim.clone(), &tried).await, failed.take()) {
                 (Ok(place), _) => place,
                 // There is nobody else to try.
                 (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
@@ -320,16 +359,24 @@ impl Gateway {
                 }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
-            let failure = match pass.run(request, body, &place).await {
+            served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
+            let failure = match pass.run(exchange, body, &place).await {
+                Ok(done) => {
+                    (served.status, served.usage) = (Some(done.status), done.usage);
+                    return Ok(done.tokens);
+                }
                 Err(Failure::Refused(
-                    failure @ (Refusal::Engine(_) | Refusal::OutOfReach | Refusal::EngineTimeout),
+                    failure @ (Refusal::Engine(_) | Refusal::OutOfReach { .. } | Refusal::EngineTimeout),
                 )) => failure,
-                ended => return ended,
+                Err(ended) => return Err(ended),
             };
-            let is_there = failure != Refusal::OutOfReach;
-            model.engines.failed(place.replica, if is_there { Fault::Answer } else { Fault::OutOfReach });
-            let engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
-            tracing::info!(model = &*model.name, engine, "engine failed: {failure}");
+            let (fault, why) = match &failure {
+                Refusal::OutOfReach { why } => (Fault::OutOfReach, format!("it takes no connections: {why}")),
+                other => (Fault::Answer, other.to_string()),
+            };
+            let is_there = fault == Fault::Answer;
+            model.engines.failed(place.replica, fault, &why);
+            tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);
             // A request that took too long once would do so again, and one that made two engines fail would a third.
             let is_suspect = failure == Refusal::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
@@ -344,7 +391,7 @@ impl Gateway {
     /// Waits for a place at an engine of the model.
     async fn place(
         &self,
-        request: &mut Request,
+        exchange: &mut Exchange,
         model: &Model,
         claim: Claim,
         tried: &[usize],
@@ -355,7 +402,7 @@ impl Gateway {
         };
         match model.engines.take(claim, tried).map_err(refuse)? {
             Turn::Now(place) => Ok(place),
-            Turn::Later(waiting) => unless_gone(request, waiting).await?.map_err(|reason| refuse(reason).into()),
+            Turn::Later(waiting) => exchange.unless_gone(waiting).await?.map_err(|reason| refuse(reason).into()),
         }
     }
 
@@ -414,7 +461,9 @@ impl Gateway {
                 engine: url.to_string(),
                 in_flight: (standing.in_flight, most),
                 waiting,
-                ejected_for: Duration::from_nanos(standing.ejected_for_ns),
+                others: standing.others,
+                verdict: standing.verdict,
+                trouble: standing.trouble,
                 answered: standing.answered,
                 failed: standing.failed,
                 samples: curve.samples(),
@@ -468,7 +517,7 @@ pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
 
 /// Answers with a whole body.
 async fn respond(
-    request: &mut Request,
+    exchange: &mut Exchange,
     status: u16,
     kind: &'static str,
     body: &[u8],
@@ -476,15 +525,15 @@ async fn respond(
 ) -> Result<(), Failure> {
     fields.push(Field::new("content-type", kind));
     fields.push(Field::new("content-length", body.len().to_string()));
-    request.send.respond(&ResponseHead { status, fields }).await?;
+    exchange.respond(&ResponseHead { status, fields }).await?;
     if !body.is_empty() {
-        request.send.push(h3::data_frame(body));
+        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Gone)??;
     }
     Ok(())
 }
 
 /// Answers with an error of the API.
-async fn refuse(request: &mut Request, refusal: &Refusal) -> Ended {
+async fn refuse(exchange: &mut Exchange, refusal: &Refusal) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
     let own = match refusal {
@@ -494,48 +543,8 @@ async fn refuse(request: &mut Request, refusal: &Refusal) -> Ended {
         _ => None,
     };
     let fields = retry.into_iter().chain(own).collect();
-    match respond(request, refusal.status(), "application/json", &refusal.body(), fields).await {
+    match respond(exchange, refusal.status(), "application/json", &refusal.body(), fields).await {
         Ok(()) => Ended::Whole,
         Err(_) => Ended::Cut,
     }
-}
-
-/// Waits for something as long as the client wants its answer.
-async fn unless_gone<T>(request: &mut Request, wanted: impl Future<Output = T>) -> Result<T, Failure> {
-    let mut wanted = std::pin::pin!(wanted);
-    poll_fn(|cx| match wanted.as_mut().poll(cx) {
-        Poll::Ready(done) => Poll::Ready(Ok(done)),
-        Poll::Pending => match request.send.poll_stopped(cx) {
-            Ok(()) => Poll::Pending,
-            Err(_) => Poll::Ready(Err(Failure::Gone)),
-        },
-    })
-    .await
-}
-
-/// Ends the stream of a request.
-async fn end(request: Request, ended: Ended) {
-    let Request { recv, mut send, .. } = request;
-    match ended {
-        Ended::Whole => {
-            // Nothing more is read: where the answer came early, the rest of the body has no use.
-            recv.stop(Code::NoError);
-            send.finish();
-            // A reset may overtake what was not acknowledged, or discard it at the client.
-            _ = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
-        }
-        Ended::Cut => {
-            recv.stop(Code::RequestCancelled);
-            send.reset(Code::InternalError);
-        }
-    }
-}
-
-/// How a request's stream ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    /// With all that there was to say.
-    Whole,
-    /// In the middle of something.
-    Cut,
 }

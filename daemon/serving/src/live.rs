@@ -96,6 +96,19 @@ impl Entry {
         self.open.stage.store(Stage::Waits as u8, Relaxed);
     }
 
+    /// Its ID.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.open.id
+    }
+
+    /// How many tokens have passed, and when the first did, from the request's beginning on.
+    #[must_use]
+    pub fn passed(&self) -> (u64, Option<Duration>) {
+        let first_ns = Some(self.open.first_ns.load(Relaxed)).filter(|ns| *ns > 0);
+        (self.open.tokens.load(Relaxed), first_ns.map(Duration::from_nanos))
+    }
+
     /// Notes that an engine works on it.
     pub fn at_work(&self) {
         self.open.stage.store(Stage::AtWork as u8, Relaxed);

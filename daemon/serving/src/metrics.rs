@@ -20,12 +20,19 @@ use prometheus_client::{
 };
 use sched::route::{Choice, Reason};
 
+use self::{engines::Shown, genai::GenAi, quotas::Quotas};
 use crate::{
-    openai::Operation,
-    places::Kept,
+    health::Found,
+    places::{Engines, Kept},
     routes::{Decided, Route, Wanted},
+    served::Served,
+    spending::Spending,
     sse::Usage,
 };
+
+mod engines;
+mod genai;
+mod quotas;
 
 /// What a request was for, and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -74,6 +81,15 @@ struct Shadowed {
     model: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Checked {
+    model: Arc<str>,
+    /// The place of the engine in the configuration.
+    engine: usize,
+    /// "ready", "not_ready" or "silent".
+    result: &'static str,
+}
+
 /// The borders of the histogram of predictions.
 const RATIOS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
@@ -100,6 +116,12 @@ pub struct GatewayMetrics {
     placed: Family<Placed, Counter>,
     decisions: Family<Decision, Counter>,
     shadowed: Family<Shadowed, Counter>,
+    checks: Family<Checked, Counter>,
+    genai: GenAi,
+    engines: Shown,
+    quotas: Quotas,
+    full: Counter,
+    handshakes: Family<[(&'static str, &'static str); 1], Counter>,
 }
 
 /// A request that is served, counted for as long.
@@ -121,6 +143,12 @@ impl Default for GatewayMetrics {
             placed: Family::default(),
             decisions: Family::default(),
             shadowed: Family::default(),
+            checks: Family::default(),
+            genai: GenAi::default(),
+            engines: Shown::default(),
+            quotas: Quotas::default(),
+            full: Counter::default(),
+            handshakes: Family::default(),
         }
     }
 }
@@ -147,6 +175,48 @@ impl GatewayMetrics {
         registry.register("gateway_decisions", help, self.decisions.clone());
         let help = "Choices that a shadow was asked about, by whether it would have chosen the same model";
         registry.register("gateway_shadow_decisions", help, self.shadowed.clone());
+        registry.register("gateway_checks", "Checks of engines, by what they found", self.checks.clone());
+        registry.register_collector(Box::new(self.engines.clone()));
+        registry.register_collector(Box::new(self.quotas.clone()));
+        let help = "TLS handshakes with clients at the gateway's own listeners, by what became of them";
+        registry.register("gateway_handshakes", help, self.handshakes.clone());
+        let help = "Times that a client had to wait as the gateway's own listener had all its connections";
+        registry.register("gateway_connections_full", help, self.full.clone());
+    }
+
+    /// Registers metrics that other programs have as well, in a registry without a prefix.
+    pub fn register_conventional(&self, registry: &mut Registry) {
+        self.genai.register(registry);
+    }
+
+    /// Shows the engines of these models and no others.
+    pub fn show(&self, models: Vec<(Arc<str>, Arc<Engines>)>) {
+        self.engines.replace(models);
+    }
+
+    /// Shows these quotas of keys, by name, and what is used of them.
+    pub fn show_quotas(&self, quotas: Vec<(Arc<str>, u64)>, spending: &Arc<Spending>) {
+        self.quotas.replace(quotas, spending.clone());
+    }
+
+    /// Counts that a client has to wait, as all connections are taken that there may be.
+    pub fn is_full(&self) {
+        self.full.inc();
+    }
+
+    /// Counts a TLS handshake with a client: "completed", "failed", "timeout", or "crowded" for one that made room for another.
+    pub fn handshake(&self, result: &'static str) {
+        self.handshakes.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a check of an engine.
+    pub fn checked(&self, model: &Arc<str>, replica: usize, found: Found) {
+        let result = match found {
+            Found::Ready => "ready",
+            Found::NotReady => "not_ready",
+            Found::Silent => "silent",
+        };
+        self.checks.get_or_create(&Checked { model: model.clone(), engine: replica + 1, result }).inc();
     }
 
     /// Counts an answer that came to its end after so long: whether it met its deadline, if it had one, and what had been
@@ -182,10 +252,11 @@ impl GatewayMetrics {
         InFlight(self.in_flight.clone())
     }
 
-    /// Counts the end of a request. `model` is one of the configuration, or empty.
-    pub fn ended(&self, operation: Option<Operation>, model: &Arc<str>, outcome: &'static str) {
-        let operation = operation.map_or("unknown", Operation::label);
-        self.ended.get_or_create(&Ended { operation, model: model.clone(), outcome }).inc();
+    /// Counts the end of a request.
+    pub fn ended(&self, served: &Served) {
+        let Served { operation, reason: outcome, .. } = *served;
+        self.ended.get_or_create(&Ended { operation, model: served.model.clone(), outcome }).inc();
+        self.genai.note(served);
     }
 
     /// Notes how long a request waited for a place.

@@ -200,6 +200,14 @@ pub enum Refusal {
         /// When there will be enough, in seconds.
         retry_after_s: u32,
     },
+    /// The key has used its tokens of the month.
+    #[error(
+        "this key has used the tokens that it has for a month; try again when the next begins, in {retry_after_s} s"
+    )]
+    MonthUsed {
+        /// When it begins, in seconds.
+        retry_after_s: u32,
+    },
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
@@ -211,7 +219,10 @@ pub enum Refusal {
     Late,
     /// The engine takes no connections.
     #[error("the engine takes no connections; try again later")]
-    OutOfReach,
+    OutOfReach {
+        /// Why, for operators only.
+        why: String,
+    },
     /// The engine did not answer properly.
     #[error("the engine failed: {0}")]
     Engine(&'static str),
@@ -235,8 +246,8 @@ impl Refusal {
             Self::BodyTimeout => 408,
             Self::Json(_) | Self::NoModel => 400,
             Self::Key => 401,
-            Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } => 429,
-            Self::NoEngine | Self::OutOfReach | Self::NoGateway(_) | Self::Late => 503,
+            Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
+            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
             Self::Engine(_) => 502,
             Self::EngineTimeout => 504,
         }
@@ -246,11 +257,11 @@ impl Refusal {
     #[must_use]
     pub const fn retry_after_s(&self) -> Option<u32> {
         match self {
-            Self::TooManyTokens { retry_after_s } => Some(*retry_after_s),
+            Self::TooManyTokens { retry_after_s } | Self::MonthUsed { retry_after_s } => Some(*retry_after_s),
             Self::Crowded
             | Self::TooManyRequests
             | Self::NoEngine
-            | Self::OutOfReach
+            | Self::OutOfReach { .. }
             | Self::NoGateway(_)
             | Self::Late => Some(RETRY_AFTER_S),
             _ => None,
@@ -272,10 +283,11 @@ impl Refusal {
             Self::UnknownModel(_) => "model_not_found",
             Self::Crowded => "overloaded",
             Self::TooManyRequests | Self::TooManyTokens { .. } => "rate_limit_exceeded",
+            Self::MonthUsed { .. } => "insufficient_quota",
             Self::NoEngine => "no_engine",
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
-            Self::OutOfReach => "no_engine",
+            Self::OutOfReach { .. } => "no_engine",
             Self::Engine(_) => "engine_failed",
             Self::EngineTimeout => "engine_timeout",
         }

@@ -20,6 +20,11 @@ pub use self::{
     affinity::{Kept, Prefix, Prefixes},
     queue::Claim,
 };
+pub use crate::health::Fault;
+use crate::{
+    health::{Found, Health, Verdict},
+    reported::Reported,
+};
 
 mod affinity;
 mod queue;
@@ -37,6 +42,8 @@ pub struct Engines {
 
 #[derive(Debug)]
 struct State {
+    /// How old what an engine reports may be, in nanoseconds.
+    report_ns: u64,
     replicas: Vec<Replica>,
     queue: Queue<(oneshot::Sender<Place>, Prefix)>,
     affinity: Affinity,
@@ -45,22 +52,24 @@ struct State {
 #[derive(Clone, Debug, Default)]
 struct Replica {
     in_flight: u32,
-    /// How many requests in a row it failed, and how often in a row it got none for that.
-    faults: u32,
-    ejections: u32,
-    /// Until when it gets none, as it failed.
-    ejected_until_ns: u64,
+    health: Health,
+    /// What others have it do, as it reported last, and when that was.
+    others: Option<(Reported, u64)>,
     answered: u64,
     failed: u64,
 }
 
 /// An engine at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// How many requests it works on.
     pub in_flight: u32,
-    /// For how long it gets none, as it failed; 0 if it gets some.
-    pub ejected_for_ns: u64,
+    /// What others have it do, as far as it is known.
+    pub others: Reported,
+    /// Whether it gets requests, and why not.
+    pub verdict: Verdict,
+    /// What went wrong last, until it went well again.
+    pub trouble: Option<String>,
     /// How many requests it answered.
     pub answered: u64,
     /// How many requests it failed.
@@ -94,21 +103,6 @@ pub struct Waiting {
     place: oneshot::Receiver<Place>,
 }
 
-/// How an engine failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Nothing takes connections there.
-    OutOfReach,
-    /// It did not answer a request as it should, or not in time. The request may have to do with it.
-    Answer,
-}
-
-/// How many requests in a row an engine fails before it gets none for a while.
-const FAULTS: u32 = 5;
-
-/// How long an engine that failed gets no requests: at first, and at most; twice as long each time.
-const EJECTION_NS: (u64, u64) = (1_000_000_000, 30_000_000_000);
-
 impl Engines {
     /// Returns `replicas` engines that have nothing to do, each for so many requests at once; of others, `most_waiting` wait.
     #[must_use]
@@ -120,11 +114,19 @@ impl Engines {
         now_ns: fn() -> u64,
     ) -> Arc<Self> {
         let state = State {
+            report_ns: u64::MAX,
             replicas: vec![Replica::default(); replicas],
             queue: Queue::new(discipline),
             affinity: Affinity::default(),
         };
         Arc::new(Self { state: Mutex::new(state), most_in_flight, most_waiting, now_ns })
+    }
+
+    /// Says whether there will be checks of these engines, and for how long what they report counts, in nanoseconds.
+    pub fn expect(&self, is_checked: bool, report_ns: u64) {
+        let mut state = self.state.lock();
+        state.report_ns = report_ns;
+        state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
     }
 
     /// Orders what waits by another discipline from now on.
@@ -184,31 +186,66 @@ impl Engines {
     /// Notes that an engine answered as it should.
     pub fn succeeded(&self, replica: usize) {
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            (replica.faults, replica.ejections, replica.ejected_until_ns) = (0, 0, 0);
+            replica.health.succeeded();
             replica.answered += 1;
         }
     }
 
-    /// Notes that an engine failed. One that is out of reach gets no requests for a while, and so does one that failed
-    /// [`FAULTS`] requests in a row, unless it is the last: a request may be what makes engines fail, and must not take them
-    /// from others. Where no engine is left, what waits is told so.
-    pub fn failed(&self, replica: usize, fault: Fault) {
+    /// Notes that an engine failed a request, and why. Where no engine is left, what waits is told so.
+    pub fn failed(&self, replica: usize, fault: Fault, why: &str) {
         let now_ns = (self.now_ns)();
         let mut state = self.state.lock();
-        let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
+        let is_last = state.is_last(replica, now_ns);
         if let Some(replica) = state.replicas.get_mut(replica) {
-            replica.faults = replica.faults.saturating_add(1);
+            replica.health.failed(fault, why, is_last, now_ns);
             replica.failed += 1;
-            if fault == Fault::OutOfReach || (replica.faults >= FAULTS && usable > 1) {
-                let (first, longest) = EJECTION_NS;
-                let ejection_ns = first.saturating_mul(1 << replica.ejections.min(10)).min(longest);
-                replica.ejections = replica.ejections.saturating_add(1);
-                replica.ejected_until_ns = now_ns.saturating_add(ejection_ns);
-            }
         }
-        if state.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
-            state.queue.clear();
+        state.give_up_without_engines(now_ns);
+    }
+
+    /// Notes what a check of an engine found, and why. One that is ready again gets what waits.
+    pub fn checked(self: &Arc<Self>, replica: usize, found: Found, why: &str) {
+        let now_ns = (self.now_ns)();
+        let mut state = self.state.lock();
+        let is_last = state.is_last(replica, now_ns);
+        if let Some(replica) = state.replicas.get_mut(replica) {
+            replica.health.checked(found, why, is_last);
         }
+        state.give_up_without_engines(now_ns);
+        let unwanted = self.give_places(&mut state, now_ns);
+        drop(state);
+        drop(unwanted);
+    }
+
+    /// Notes what an engine reports of all its requests, of which `in_flight` were ours when it was asked. What is more than
+    /// ours, then or now, is of others.
+    pub fn report(&self, replica: usize, reported: Reported, in_flight: u32) {
+        let now_ns = (self.now_ns)();
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            let ours = in_flight.max(replica.in_flight);
+            let others = reported.running.saturating_add(reported.waiting).saturating_sub(ours);
+            let waiting = reported.waiting.min(others);
+            replica.others = Some((Reported { running: others - waiting, waiting }, now_ns));
+        }
+    }
+
+    /// What the engines that get requests have to do with those that wait, in thousandths of what they work on at once.
+    #[must_use]
+    pub fn load_permille(&self) -> u32 {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
+        let (engines, in_flight) =
+            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.in_flight));
+        let most = u64::from(self.most_in_flight) * engines;
+        let load = (u64::from(in_flight) + state.queue.len() as u64) * 1_000;
+        load.checked_div(most).map_or(u32::MAX, |load| u32::try_from(load).unwrap_or(u32::MAX))
+    }
+
+    /// What others have each engine do, as far as it is known.
+    #[must_use]
+    pub fn others(&self) -> Vec<Reported> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
     }
 
     /// How many requests each engine works on, and whether it gets any.
@@ -224,7 +261,9 @@ impl Engines {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let standing = |replica: &Replica| Standing {
             in_flight: replica.in_flight,
-            ejected_for_ns: replica.ejected_until_ns.saturating_sub(now_ns),
+            others: replica.others(now_ns, state.report_ns),
+            verdict: replica.health.verdict(now_ns),
+            trouble: replica.health.trouble().map(str::to_owned),
             answered: replica.answered,
             failed: replica.failed,
         };
@@ -288,10 +327,10 @@ impl State {
     fn give(&mut self, prefix: &Prefix, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<(usize, Kept)> {
         let least = self.least_busy(most_in_flight, tried, now_ns)?;
         let known = self.affinity.engine(prefix);
-        let most = self.replicas[least].in_flight.saturating_add(affinity::slack(most_in_flight));
+        let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let is_good = |known: &usize| {
             let fits = |replica: &Replica| {
-                replica.is_usable(now_ns) && replica.in_flight < most_in_flight && replica.in_flight <= most
+                replica.is_usable(now_ns) && replica.in_flight < most_in_flight && self.load(replica, now_ns) <= most
             };
             !tried.contains(known) && self.replicas.get(*known).is_some_and(fits)
         };
@@ -304,18 +343,44 @@ impl State {
         Some((replica, kept))
     }
 
-    /// The engine with the least to do of those with room that are not among `tried`.
+    /// The engine with the least to do of those with room that are not among `tried`. What others have an engine do says
+    /// which is the least busy, and takes no room: whatever an engine reports, it never keeps requests from it.
     fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
             replica.in_flight < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
         });
-        free.min_by_key(|(_, replica)| replica.in_flight).map(|(place, _)| place)
+        free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
+    }
+
+    /// What an engine has to do, for others as well.
+    fn load(&self, replica: &Replica, now_ns: u64) -> u32 {
+        let Reported { running, waiting } = replica.others(now_ns, self.report_ns);
+        replica.in_flight.saturating_add(running).saturating_add(waiting)
+    }
+
+    /// Whether no engine but this one gets requests.
+    fn is_last(&self, replica: usize, now_ns: u64) -> bool {
+        let mut others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
+        !others.any(|(_, other)| other.is_usable(now_ns))
+    }
+
+    /// Tells what waits that there is no engine, if there is none.
+    fn give_up_without_engines(&mut self, now_ns: u64) {
+        if self.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
+            self.queue.clear();
+        }
     }
 }
 
 impl Replica {
     const fn is_usable(&self, now_ns: u64) -> bool {
-        self.ejected_until_ns <= now_ns
+        self.health.is_usable(now_ns)
+    }
+
+    /// What others have it do, as long as what it reported is not too old.
+    fn others(&self, now_ns: u64, report_ns: u64) -> Reported {
+        let recent = self.others.filter(|(_, at_ns)| now_ns.saturating_sub(*at_ns) <= report_ns);
+        recent.map(|(others, _)| others).unwrap_or_default()
     }
 }
 
@@ -422,7 +487,7 @@ mod tests {
         assert_eq!((third.replica, third.kept), (1, Kept::Kept));
         let fourth = now(engines.take(turn(4), &[]));
         assert_eq!((fourth.replica, fourth.kept), (2, Kept::Moved), "three more than that one");
-        engines.failed(2, Fault::OutOfReach);
+        engines.failed(2, Fault::OutOfReach, "");
         let fifth = now(engines.take(turn(5), &[]));
         assert_eq!((fifth.replica, fifth.kept), (0, Kept::Moved), "it failed");
         assert_eq!(now(engines.take(turn(6), &[0])).kept, Kept::Moved, "it was tried");
@@ -466,11 +531,11 @@ mod tests {
         let engines = engines(2, 1);
         let (first, second) = (now(engines.take(due(1), &[])), now(engines.take(due(2), &[])));
         let mut waiting = later(engines.take(due(16), &[]));
-        engines.failed(first.replica, Fault::OutOfReach);
+        engines.failed(first.replica, Fault::OutOfReach, "");
         drop(first);
         assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to nobody");
         assert!(matches!(engines.take(due(1), &[1]), Err(NoPlace::NoEngine)), "the only one left was tried");
-        engines.failed(second.replica, Fault::OutOfReach);
+        engines.failed(second.replica, Fault::OutOfReach, "");
         assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
         assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::NoEngine)));
         engines.succeeded(0);
@@ -482,17 +547,62 @@ mod tests {
     fn a_request_that_makes_engines_fail_never_takes_the_last_one_from_others() {
         let engines = engines(2, 1);
         let is_usable = |replica: usize| engines.loads()[replica].1;
-        for _ in 1..FAULTS {
-            [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer));
+        for _ in 1..crate::health::FAULTS {
+            [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer, ""));
         }
         assert!(is_usable(0) && is_usable(1), "it may be the request");
-        [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer));
+        [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer, ""));
         assert!(!is_usable(0) && is_usable(1), "one of them is left");
-        (0..100).for_each(|_| engines.failed(1, Fault::Answer));
+        (0..100).for_each(|_| engines.failed(1, Fault::Answer, ""));
         assert!(is_usable(1));
         engines.succeeded(1);
-        engines.failed(1, Fault::OutOfReach);
+        engines.failed(1, Fault::OutOfReach, "");
         assert!(!engines.is_alive());
+    }
+
+    thread_local! { static NOW_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) }; }
+
+    #[test]
+    fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_place() {
+        let engines = Engines::new(2, 2, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || NOW_NS.get());
+        engines.expect(false, 100);
+        let first = now(engines.take(Service::default(), &[]));
+        assert_eq!(first.replica, 0);
+        // Of three, one is ours.
+        engines.report(0, Reported { running: 2, waiting: 1 }, 1);
+        assert_eq!(engines.others(), [Reported { running: 1, waiting: 1 }, Reported::default()]);
+        // What has begun since then was ours as well.
+        let places: Vec<_> = (0..3).map(|_| now(engines.take(Service::default(), &[]))).collect();
+        assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0]);
+        engines.report(0, Reported { running: 2, waiting: 0 }, 1);
+        assert_eq!(engines.others(), [Reported::default(); 2]);
+        drop(places);
+        engines.report(0, Reported { running: u32::MAX, waiting: u32::MAX }, 0);
+        let place = now(engines.take(Service::default(), &[1]));
+        assert_eq!(place.replica, 0, "whatever an engine says, it gets requests");
+        drop((first, place));
+        assert_eq!(now(engines.take(Service::default(), &[])).replica, 1);
+        NOW_NS.set(101);
+        assert_eq!(now(engines.take(Service::default(), &[])).replica, 0, "what it said is old");
+    }
+
+    #[test]
+    fn an_engine_that_a_check_finds_ready_gets_what_waits_and_one_that_is_not_leaves_nobody_waiting() {
+        let engines = engines(2, 1);
+        engines.expect(true, u64::MAX);
+        engines.checked(1, Found::NotReady, "loading");
+        let first = now(engines.take(due(1), &[]));
+        let mut waiting = later(engines.take(due(16), &[]));
+        engines.checked(1, Found::Ready, "");
+        match poll(&mut waiting) {
+            Poll::Ready(Ok(place)) => assert_eq!(place.replica, 1),
+            other => panic!("{other:?}"),
+        }
+        let mut waiting = later(engines.take(due(16), &[]));
+        engines.checked(1, Found::NotReady, "loading");
+        engines.checked(0, Found::NotReady, "gone");
+        assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
+        drop(first);
     }
 
     #[test]

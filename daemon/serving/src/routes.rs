@@ -176,6 +176,13 @@ impl Route {
         self.prompt_tokens as u64 + self.expected_tokens as u64
     }
 
+    /// How long the whole answer is predicted to take; `None` of an engine that is not known yet.
+    #[must_use]
+    pub fn predicted(&self) -> Option<Duration> {
+        let ns = self.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0);
+        ns.map(Duration::from_nanos)
+    }
+
     /// Whether it is predicted to miss its limits.
     #[must_use]
     pub fn is_late(&self) -> bool {
@@ -350,9 +357,11 @@ impl Known {
             let loads = engines.loads();
             // What waits for any of them waits for each in equal parts.
             let waiting = engines.waiting().div_ceil(loads.len().max(1)) as u32;
-            for (replica, (in_flight, is_usable)) in self.replicas.iter_mut().skip(*first).zip(loads) {
+            let loads = loads.into_iter().zip(engines.others());
+            for (replica, ((in_flight, is_usable), others)) in self.replicas.iter_mut().skip(*first).zip(loads) {
                 replica.usable = is_usable;
-                (replica.load.running, replica.load.waiting) = (in_flight, waiting);
+                replica.load.running = in_flight.saturating_add(others.running);
+                replica.load.waiting = waiting.saturating_add(others.waiting);
                 replica.load.updated_ns = now_ns;
             }
         }

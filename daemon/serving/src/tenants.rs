@@ -13,12 +13,13 @@ use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use crate::{openai::Refusal, sse::Usage};
+use crate::{openai::Refusal, spending::Spending, sse::Usage};
 
 /// The keys of a gateway. Without any, clients show none.
 #[derive(Debug)]
 pub struct Tenants {
     by_hash: Vec<([u8; 32], Arc<Tenant>)>,
+    spending: Arc<Spending>,
     now_ns: fn() -> u64,
 }
 
@@ -33,6 +34,8 @@ pub struct Tenant {
     most_in_flight: u32,
     in_flight: AtomicU32,
     tokens: Option<Mutex<Budget>>,
+    /// Tokens that it may use in a month.
+    monthly_tokens: Option<u64>,
 }
 
 /// Tokens that come back evenly, as many as are allowed in a minute, and may be owed for a while (a token bucket).
@@ -48,6 +51,7 @@ struct Budget {
 #[derive(Debug)]
 pub struct Seat {
     tenant: Arc<Tenant>,
+    spending: Arc<Spending>,
     now_ns: fn() -> u64,
     /// Tokens that were taken from the budget before they were used.
     reserved: AtomicU64,
@@ -86,9 +90,9 @@ impl Budget {
 }
 
 impl Tenants {
-    /// Takes over the keys of a configuration, of which nothing is used yet.
+    /// Takes over the keys of a configuration, of whose minute nothing is used yet; `spending` says what is of their month.
     #[must_use]
-    pub fn new(keys: &[Key], now_ns: fn() -> u64) -> Self {
+    pub fn new(keys: &[Key], spending: &Arc<Spending>, now_ns: fn() -> u64) -> Self {
         let tenant = |key: &Key| Tenant {
             name: key.name.as_str().into(),
             weight: key.weight,
@@ -98,8 +102,16 @@ impl Tenants {
             tokens: key
                 .tokens_per_minute
                 .map(|per_minute| Mutex::new(Budget { per_minute, left: f64::from(per_minute), at_ns: now_ns() })),
+            monthly_tokens: key.monthly_tokens,
         };
-        Self { by_hash: keys.iter().map(|key| (key.sha256, Arc::new(tenant(key)))).collect(), now_ns }
+        let by_hash = keys.iter().map(|key| (key.sha256, Arc::new(tenant(key)))).collect();
+        Self { by_hash, spending: spending.clone(), now_ns }
+    }
+
+    /// What keys were used for in this month.
+    #[must_use]
+    pub const fn spending(&self) -> &Arc<Spending> {
+        &self.spending
     }
 
     /// Returns whose request this is by the key in `authorization` (RFC 6750 §2.1); `None` if clients show no keys.
@@ -127,12 +139,18 @@ impl Tenants {
     /// Begins a request of a tenant.
     ///
     /// # Errors
-    /// As many as may be are in flight.
-    pub fn begin(&self, tenant: Arc<Tenant>) -> Result<Seat, Refusal> {
+    /// As many as may be are in flight, or the tokens of the month are used up. A request that has begun is not ended by that.
+    pub fn begin(&self, tenant: Arc<Tenant>, now: SystemTime) -> Result<Seat, Refusal> {
+        if let Some(quota) = tenant.monthly_tokens {
+            let admitted = self.spending.admit(&tenant.name, quota, now);
+            admitted
+                .map_err(|seconds| Refusal::MonthUsed { retry_after_s: u32::try_from(seconds).unwrap_or(u32::MAX) })?;
+        }
         let before = tenant.in_flight.fetch_add(1, Relaxed);
         // Dropped, it gives back what it took.
         let most = tenant.most_in_flight;
-        let seat = Seat { tenant, now_ns: self.now_ns, reserved: AtomicU64::new(0), used: AtomicU64::new(0) };
+        let spending = self.spending.clone();
+        let seat = Seat { tenant, spending, now_ns: self.now_ns, reserved: AtomicU64::new(0), used: AtomicU64::new(0) };
         if before >= most { Err(Refusal::TooManyRequests) } else { Ok(seat) }
     }
 }
@@ -170,6 +188,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.tenant.in_flight.fetch_sub(1, Relaxed);
+        self.spending.spend(&self.tenant.name, self.used.load(Relaxed), SystemTime::now());
         if let Some(budget) = &self.tenant.tokens {
             budget.lock().settle(self.reserved.load(Relaxed), self.used.load(Relaxed), (self.now_ns)());
         }
@@ -198,12 +217,13 @@ mod tests {
     fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {
         let sha256 = Sha256::digest("sk-1").into();
         let expires = Moment::parse("2027-01-31");
-        let key = Key { name: "ann".into(), sha256, weight: 1, max_in_flight, tokens_per_minute, expires };
-        Tenants::new(&[key], now_ns)
+        let (weight, monthly_tokens) = (1, None);
+        let key = Key { name: "ann".into(), sha256, weight, max_in_flight, tokens_per_minute, monthly_tokens, expires };
+        Tenants::new(&[key], &Arc::default(), now_ns)
     }
 
     fn seat(tenants: &Tenants) -> Result<Seat, Refusal> {
-        tenants.begin(tenants.by_hash[0].1.clone())
+        tenants.begin(tenants.by_hash[0].1.clone(), SystemTime::now())
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use sched::route::Cost;
 
-use crate::routes::Tally;
+use crate::{health::Verdict, reported::Reported, routes::Tally};
 
 /// An engine of a gateway, at one moment.
 #[derive(Clone, Debug)]
@@ -17,8 +17,12 @@ pub struct EngineView {
     pub in_flight: (u32, u32),
     /// How many requests wait for any engine of the model.
     pub waiting: usize,
-    /// For how long it gets no requests, as it failed; zero if it gets some.
-    pub ejected_for: Duration,
+    /// The requests that others have it work on, and that wait in it, as it reports.
+    pub others: Reported,
+    /// Whether it gets requests, and why not.
+    pub verdict: Verdict,
+    /// What went wrong last, until it went well again.
+    pub trouble: Option<String>,
     /// How many requests it answered.
     pub answered: u64,
     /// How many requests it failed.

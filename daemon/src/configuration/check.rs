@@ -18,8 +18,9 @@ use edge::{
     proxy::users::Users,
 };
 use quic::{datagrams::Schedules, endpoint::Transport};
+use serving::upstream::Upstream;
 
-use super::{control_identity, from_parts, identity, parts};
+use super::{control_identity, from_parts, gateway_identity, identity, parts};
 use crate::certificates;
 
 /// A key, and the file or name that is its value.
@@ -86,9 +87,18 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     for file in config.proxies.iter().filter_map(|proxy| proxy.users_file.as_ref()) {
         look(vec![("users_file", file.clone())], Users::read(file).map(drop));
     }
+    for listener in config.gateway.iter().flat_map(|gateway| &gateway.listeners) {
+        let Some(ListenerIdentity::Files { certificate, private_key }) = &listener.identity else { continue };
+        let keys = vec![("certificate", certificate.clone()), ("private_key", private_key.clone())];
+        look(keys, gateway_identity(listener, &config.state_dir).map(drop));
+    }
     let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
-    for file in models.filter_map(|model| model.key_file.as_ref()) {
-        look(vec![("key_file", file.clone())], serving::gateway::read_key(file).map(drop));
+    for model in models {
+        if let Some(file) = &model.key_file {
+            look(vec![("key_file", file.clone())], serving::gateway::read_key(file).map(drop));
+        }
+        let keys = model.ca_file.iter().map(|file| ("ca_file", file.clone())).collect();
+        look(keys, Upstream::new(model).map(drop));
     }
     let policies = config.gateway.iter().flat_map(|gateway| gateway.policy_files());
     for (alias, key, file) in policies {

@@ -82,8 +82,14 @@ fn paths(config: &Config) -> Vec<&Path> {
         }
     }
     paths.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.as_deref()));
+    let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    for identity in listeners.filter_map(|listener| listener.identity.as_ref()) {
+        if let ListenerIdentity::Files { certificate, private_key } = identity {
+            paths.extend([certificate.as_path(), private_key.as_path()]);
+        }
+    }
     let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
-    paths.extend(models.filter_map(|model| model.key_file.as_deref()));
+    paths.extend(models.flat_map(|model| [&model.key_file, &model.ca_file]).filter_map(Option::as_deref));
     paths.extend(config.gateway.iter().flat_map(|gateway| gateway.policy_files()).map(|(_, _, file)| file));
     paths
 }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use config::control::Bus;
 use quic::class::PolicyRole;
 use relay::access::record::{AccessRecord, Value};
+use serving::view::{EngineView, RequestView};
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -81,6 +82,14 @@ type Row = (u64, u64, String, String, String, String, u64, u64);
 /// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
 /// lost.
 type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
+
+/// An engine: model, URL, state, requests in flight and how many may be, those of others, those that wait, answered, failed,
+/// and what went wrong last.
+type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
+
+/// A request for a model: ID, user, class, model, stage, since when in microseconds since 1970, its budget in milliseconds, and
+/// tokens in all and a second.
+type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
 
 /// Keeps the door open on a bus; never returns. If there is no such bus, or the bus does not let this process have the
 /// name, it logs that once, and tries again.
@@ -291,6 +300,27 @@ impl Door {
         Ok(connections.into_iter().map(connection_row).collect())
     }
 
+    /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), the
+    /// requests that it works on and how many it may, those of others by its own report, those that wait for any engine of the
+    /// model, how many it answered and failed, and what went wrong last (empty for readers).
+    #[zbus(out_args("engines"))]
+    async fn list_engines(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Vec<EngineRow>, Denial> {
+        let caller = self.caller(&header, connection).await?;
+        Ok(self.control.engines(&caller).into_iter().map(engine_row).collect())
+    }
+
+    /// Lists at most 1000 requests for models with an ID above `after` that are served now: ID, user, class, model, stage
+    /// ("arriving", "waiting" or "at work"), when it came, in microseconds since 1970, its budget in milliseconds (0 for none),
+    /// and tokens that have passed, in all and a second.
+    #[zbus(out_args("requests"))]
+    async fn list_requests(&self, after: u64) -> Vec<RequestRow> {
+        self.control.requests(after, PAGE).rows.into_iter().map(request_row).collect()
+    }
+
     /// Ends a tunnel.
     async fn close_tunnel(
         &self,
@@ -358,8 +388,8 @@ impl Door {
         self.control.counts().1
     }
 
-    /// A tunnel ended ("tunnel"), a request was refused ("refusal"), or there are no records of some ("omitted"): the keys
-    /// and values of the access log, without addresses.
+    /// A tunnel ended ("tunnel"), a request was refused ("refusal"), a request for a model ended ("model"), or there are no
+    /// records of some ("omitted"): the keys and values of the access log, without addresses.
     #[zbus(signal)]
     async fn access(
         emitter: &SignalEmitter<'_>,
@@ -424,6 +454,28 @@ fn connection_row(found: ConnectionView) -> ConnectionRow {
         path.sent_packets,
         path.lost_packets,
     )
+}
+
+fn engine_row(found: EngineView) -> EngineRow {
+    (
+        found.model,
+        found.engine,
+        found.verdict.name().to_owned(),
+        found.in_flight.0,
+        found.in_flight.1,
+        found.others.running.saturating_add(found.others.waiting),
+        found.waiting as u64,
+        found.answered,
+        found.failed,
+        found.trouble.unwrap_or_default(),
+    )
+}
+
+fn request_row(found: RequestView) -> RequestRow {
+    let budget_ms = found.budget.map_or(0, |budget| u64::try_from(budget.as_millis()).unwrap_or(u64::MAX));
+    let since_us = micros(found.since);
+    let stage = found.stage.name().to_owned();
+    (found.id, found.user, found.class, found.model, stage, since_us, budget_ms, found.tokens, found.tokens_per_sec)
 }
 
 fn row(found: TunnelView) -> Row {

@@ -90,7 +90,9 @@ impl Error {
             Self::Ending => ErrorKind::Ending,
             Self::Recorded | Self::OfEdge { .. } => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
-            Self::Policy(PolicyRefusal::Unconfirmed { .. } | PolicyRefusal::NothingToConfirm { .. }) => ErrorKind::Trial,
+            Self::Policy(PolicyRefusal::Unconfirmed { .. } | PolicyRefusal::NothingToConfirm { .. }) => {
+                ErrorKind::Trial
+            }
             Self::Policy(PolicyRefusal::Enforcement(_) | PolicyRefusal::NotSaved { .. }) => ErrorKind::Failed,
             Self::Policy(_) | Self::Reload(_) => ErrorKind::Invalid,
         }

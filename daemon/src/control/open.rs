@@ -152,7 +152,12 @@ impl Control {
     pub fn engines(&self, caller: &Caller) -> Vec<EngineView> {
         let gateway = self.relay.as_ref().and_then(|relay| relay.gateway());
         let engines = gateway.map(|gateway| gateway.engines()).unwrap_or_default();
-        engines.into_iter().map(|view| EngineView { engine: caller.shown(|| view.engine.clone()), ..view }).collect()
+        let shown = |view: EngineView| EngineView {
+            engine: caller.shown(|| view.engine.clone()),
+            trouble: view.trouble.as_ref().map(|trouble| caller.shown(|| trouble.clone())),
+            ..view
+        };
+        engines.into_iter().map(shown).collect()
     }
 
     /// Lists the gateway's aliases and their policies. Readers see no paths.

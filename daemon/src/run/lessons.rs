@@ -1,11 +1,18 @@
-//! Keeps what a gateway has learned of its engines in the state folder, so that a restart does not begin with the best model
-//! for every request.
+//! Keeps what a gateway knows in the state folder: what it has learned of its engines, so that a restart does not begin with
+//! the best model for every request, and the tokens of the month, so that a restart gives nobody a new one.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use relay::Relay;
 use role::kept::Kept;
-use serving::learned::Learned;
+use serving::{
+    learned::Learned,
+    spending::{Spending, Spent},
+};
 use tokio::{task::spawn_blocking, time::interval};
 
 /// How often what has changed is saved.
@@ -49,6 +56,48 @@ impl Lessons {
         let learned = self.learned();
         if learned != Learned::default() {
             self.kept.save(learned);
+        }
+    }
+}
+
+/// How often the tokens of the month are saved. What was used since then is lost when paced is killed, to the user's benefit.
+const TOKENS_PAUSE: Duration = Duration::from_secs(10);
+
+/// Their file in the state folder.
+const TOKENS_FILE: &str = "tokens.json";
+
+/// The tokens that keys of clients were used for this month.
+pub(super) struct TokenLedger {
+    spending: Arc<Spending>,
+    kept: Kept<Spent>,
+}
+
+impl TokenLedger {
+    /// Takes over what was used this month before.
+    pub(super) fn open(state_dir: &Path, spending: Arc<Spending>) -> Arc<Self> {
+        let (kept, spent) = Kept::open(state_dir.join(TOKENS_FILE), "the tokens that were used this month");
+        if let Some(spent) = &spent {
+            spending.restore(spent, SystemTime::now());
+        }
+        Arc::new(Self { spending, kept })
+    }
+
+    /// Saves what was used, until dropped.
+    pub(super) async fn keep(self: Arc<Self>) {
+        let mut ticks = interval(TOKENS_PAUSE);
+        loop {
+            ticks.tick().await;
+            let ledger = self.clone();
+            // It cannot be cancelled, and panics only with the runtime.
+            _ = spawn_blocking(move || ledger.save(SystemTime::now())).await;
+        }
+    }
+
+    /// Saves what was used, if anything ever was.
+    pub(super) fn save(&self, now: SystemTime) {
+        let spent = self.spending.spent(now);
+        if !(self.kept.is_empty() && spent.tokens.is_empty()) {
+            self.kept.save(spent);
         }
     }
 }

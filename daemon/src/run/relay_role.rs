@@ -29,7 +29,11 @@ use relay::{
 use serving::gateway::Gateway;
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{CLOSING, classes, lessons::Lessons, records::Records};
+use super::{
+    CLOSING, classes,
+    lessons::{Lessons, TokenLedger},
+    records::Records,
+};
 use crate::{
     configuration::identity,
     enforcement::Tables,
@@ -52,6 +56,8 @@ pub(super) struct RelayRole {
     pub(super) lessons: Arc<Lessons>,
     /// Writes what its gateway decided.
     pub(super) records: Arc<Records>,
+    /// What keys of its clients were used for this month.
+    pub(super) tokens: Arc<TokenLedger>,
     /// How long tunnels may go on after SIGTERM.
     pub(super) drain: Duration,
     host_addresses: HostAddresses,
@@ -90,12 +96,15 @@ impl RelayRole {
         };
         let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), PolicyRole::Relay, parts), resources);
         let lessons = Lessons::open(&config.state_dir, relay.clone());
-        relay.replace_gateway(prepare_gateway(config, &relay, &lessons, parts)?);
+        let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone());
+        let gateway = prepare_gateway(config, &relay, &lessons, parts)?;
+        put_in_force(&relay, gateway, parts, runtime);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         runtime.spawn(lessons.clone().keep());
         let records = Records::new(&config.state_dir, parts.decisions.clone());
         runtime.spawn(records.clone().keep());
+        runtime.spawn(tokens.clone().keep());
         let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
         };
@@ -107,6 +116,7 @@ impl RelayRole {
             ledger,
             lessons,
             records,
+            tokens,
             drain: settings.drain,
             host_addresses,
             secret,
@@ -166,7 +176,8 @@ impl RelayRole {
         &mut self,
         settings: &Settings,
         (identities, gateway): (Vec<tls::Prepared>, Option<Arc<Gateway>>),
-        kernel: &Tables,
+        parts: &Parts,
+        runtime: &Handle,
     ) {
         for ((_, tls), identity) in self.listeners.iter().zip(identities) {
             tls.replace(identity);
@@ -175,9 +186,9 @@ impl RelayRole {
             let new = settings.listeners.iter().find(|new| new.address == listener.address);
             listener.class = new.and_then(|new| new.class.clone());
         }
-        self.number_classes(kernel);
+        self.number_classes(&parts.kernel);
         self.relay.replace_rules(Rules::new(settings));
-        self.relay.replace_gateway(gateway);
+        put_in_force(&self.relay, gateway, parts, runtime);
         self.drain = settings.drain;
     }
 
@@ -211,6 +222,15 @@ pub(super) fn prepare_gateway(
 ) -> Result<Option<Arc<Gateway>>> {
     let Some(settings) = &config.gateway else { return Ok(None) };
     let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
-    let gateway = Gateway::new(settings, &relay.classes(), shared, &lessons.learned())?;
+    let gateway = Gateway::new(settings, &relay.classes(), (shared, &parts.spending), &lessons.learned())?;
     Ok(Some(relay.gateway().filter(|before| before.is_like(&gateway)).unwrap_or(gateway)))
+}
+
+/// Has a gateway answer from now on, or none.
+fn put_in_force(relay: &Relay, gateway: Option<Arc<Gateway>>, parts: &Parts, runtime: &Handle) {
+    match &gateway {
+        Some(gateway) => gateway.begin(runtime),
+        None => parts.gateway.show(Vec::new()),
+    }
+    relay.replace_gateway(gateway);
 }

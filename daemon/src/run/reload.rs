@@ -9,7 +9,7 @@ use quic::tls;
 use role::bind_error::BindError;
 use serving::gateway::Gateway;
 
-use super::{Daemon, Open, relay_role::prepare_gateway};
+use super::{Daemon, Open, fronts, relay_role::prepare_gateway};
 use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::SeenFiles, identity},
@@ -25,6 +25,7 @@ struct Prepared {
     /// In the order of the listeners.
     identities: Vec<tls::Prepared>,
     gateway: Option<Arc<Gateway>>,
+    fronts: fronts::Prepared,
     entrances: edge::Prepared,
     doors: doors::PreparedDoors,
     /// Another page, or none; `None` for the one that is served already.
@@ -89,6 +90,7 @@ impl Daemon {
                 Some(role) => prepare_gateway(config, &role.relay, &role.lessons, &self.parts)?,
                 None => None,
             },
+            fronts: self.fronts.prepare(config.gateway.as_ref(), &config.state_dir, &self.parts)?,
             entrances: self.edge.prepare(config)?,
             doors: open.doors.prepare(&self.config.control, &config.control)?,
             page: self.prepare_page(config.metrics.listen)?,
@@ -129,14 +131,15 @@ impl Daemon {
             metrics,
             log,
         } = &*config;
-        let Prepared { files, certificates, identities, gateway, entrances, doors, page } = prepared;
+        let Prepared { files, certificates, identities, gateway, fronts, entrances, doors, page } = prepared;
         self.log.set_level(log.level);
         self.parts.access.set(log);
         self.parts.relay.users.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {
-            role.replace(settings, (identities, gateway), &self.parts.kernel);
+            role.replace(settings, (identities, gateway), &self.parts, &self.runtime);
+            self.fronts.serve(fronts, &role.relay, &self.parts);
         }
         self.refresh_guard();
         open.doors.open(doors);

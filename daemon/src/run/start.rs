@@ -28,7 +28,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, notify, relay_role::RelayRole};
+use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, fronts::Fronts, notify, relay_role::RelayRole};
 use crate::{
     certificates::{self, Told},
     configuration::files::{self, SeenFiles},
@@ -77,6 +77,7 @@ impl Daemon {
             log,
             metrics: Metrics::new(&parts),
             relay: None,
+            fronts: Fronts::default(),
             edge,
             entrance_classes,
             roles: JoinSet::new(),
@@ -95,6 +96,10 @@ impl Daemon {
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
             let given = (sockets, daemon.watchdog.clone());
             role.listen(&settings.limits, transport, &daemon.parts, given, &mut daemon.roles).await?;
+        }
+        let fronts = daemon.fronts.prepare(config.gateway.as_ref(), &config.state_dir, &daemon.parts)?;
+        if let Some(role) = &daemon.relay {
+            daemon.fronts.serve(fronts, &role.relay, &daemon.parts);
         }
         let entrances = daemon.edge.prepare(&config)?;
         daemon.edge.serve(entrances, &daemon.entrance_classes);

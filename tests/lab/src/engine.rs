@@ -25,14 +25,19 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body, Frame, Incoming};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::ServerConfig;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
+use tokio_rustls::TlsAcceptor;
 
+use crate::authority::Issued;
 use crate::netns::Namespace;
 
 /// How long an engine takes for what.
@@ -74,6 +79,23 @@ struct State {
     finished: AtomicU64,
     cancelled: AtomicU64,
     last: Mutex<Option<Asked>>,
+    says: Mutex<Says>,
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Says {
+    /// That it is ready, and how many requests it has.
+    #[default]
+    Ready,
+    /// That it loads its model: 503.
+    Loading,
+    /// Nothing, for ever.
+    Nothing,
+    /// Metrics without an end.
+    TooMuch,
+    /// That others have it work on so many requests.
+    Others(u32),
 }
 
 /// What an engine was asked.
@@ -85,6 +107,8 @@ pub struct Asked {
     pub body: String,
     /// The key that was shown.
     pub authorization: Option<String>,
+    /// By which version of HTTP.
+    pub version: hyper::Version,
 }
 
 impl Engine {
@@ -97,11 +121,41 @@ impl Engine {
         Self::serve(listener, name, speed)
     }
 
+    /// As [`Engine::start`], by TLS with a certificate, and by HTTP/2 for clients that speak it.
+    ///
+    /// # Errors
+    /// As [`Engine::start`], or when the certificate cannot be used.
+    pub fn start_tls(
+        namespace: &Namespace,
+        port: u16,
+        name: &'static str,
+        speed: Speed,
+        issued: &Issued,
+    ) -> Result<Self> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes())?];
+        let key = PrivateKeyDer::from_pem_slice(issued.private_key.as_bytes())?;
+        let mut config = builder.with_no_client_auth().with_single_cert(chain, key)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let listener = namespace.run(|| std::net::TcpListener::bind(("::", port)))?.context("an engine's port")?;
+        Self::serve_by(listener, name, speed, Some(TlsAcceptor::from(Arc::new(config))))
+    }
+
     /// Starts an engine on a listener.
     ///
     /// # Errors
     /// When the system gives no thread.
     pub fn serve(listener: std::net::TcpListener, name: &'static str, speed: Speed) -> Result<Self> {
+        Self::serve_by(listener, name, speed, None)
+    }
+
+    fn serve_by(
+        listener: std::net::TcpListener,
+        name: &'static str,
+        speed: Speed,
+        tls: Option<TlsAcceptor>,
+    ) -> Result<Self> {
         let state = Arc::new(State {
             name,
             speed,
@@ -111,6 +165,7 @@ impl Engine {
             finished: AtomicU64::new(0),
             cancelled: AtomicU64::new(0),
             last: Mutex::default(),
+            says: Mutex::default(),
         });
         let (address, (end, ended)) = (listener.local_addr()?, oneshot::channel());
         listener.set_nonblocking(true)?;
@@ -120,7 +175,7 @@ impl Engine {
             runtime.block_on(async {
                 tokio::select! {
                     _ = ended => {}
-                    _ = accept(listener, own) => {}
+                    _ = accept(listener, own, tls) => {}
                 }
             });
         })?;
@@ -144,6 +199,13 @@ impl Engine {
         self.state.slowness.store(times, Relaxed);
     }
 
+    /// Has it say something else of itself from now on.
+    pub fn say(&self, says: Says) {
+        if let Ok(mut now) = self.state.says.lock() {
+            *now = says;
+        }
+    }
+
     /// The request that it got last.
     #[must_use]
     pub fn last(&self) -> Option<Asked> {
@@ -161,16 +223,26 @@ impl Drop for Engine {
     }
 }
 
-async fn accept(listener: std::net::TcpListener, state: Arc<State>) -> io::Result<()> {
+async fn accept(listener: std::net::TcpListener, state: Arc<State>, tls: Option<TlsAcceptor>) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        let state = state.clone();
+        let (state, tls) = (state.clone(), tls.clone());
         tokio::spawn(async move {
             let answer = service_fn(move |request| answer(request, state.clone()));
             // An error is that of a client that left, or of an answer that was to break off.
-            _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+            let Some(tls) = tls else {
+                _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+                return;
+            };
+            let Ok(stream) = tls.accept(stream).await else { return };
+            match stream.get_ref().1.alpn_protocol() {
+                Some(b"h2") => {
+                    _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer).await;
+                }
+                _ => _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await,
+            }
         });
     }
 }
@@ -181,10 +253,17 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let path = parts.uri.path().to_owned();
+    let says = state.says.lock().map(|says| *says).unwrap_or_default();
     match path.as_str() {
+        "/health" | "/metrics" if says == Says::Nothing => return Ok(std::future::pending().await),
+        "/health" | "/metrics" if says == Says::Loading => return Ok(whole(StatusCode::SERVICE_UNAVAILABLE, "")),
+        "/metrics" if says == Says::TooMuch => {
+            return Ok(whole(StatusCode::OK, &"vllm:num_requests_running 1\n".repeat(1 << 17)));
+        }
         "/health" => return Ok(whole(StatusCode::OK, "")),
         "/metrics" => {
-            let running = state.running.load(Relaxed);
+            let others = if let Says::Others(others) = says { others } else { 0 };
+            let running = state.running.load(Relaxed) + u64::from(others);
             let text = format!("vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n");
             return Ok(whole(StatusCode::OK, &text));
         }
@@ -198,7 +277,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let authorization = parts.headers.get("authorization").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let text = String::from_utf8_lossy(&body).into_owned();
     if let Ok(mut last) = state.last.lock() {
-        *last = Some(Asked { path: path.clone(), body: text, authorization });
+        *last = Some(Asked { path: path.clone(), body: text, authorization, version: parts.version });
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());

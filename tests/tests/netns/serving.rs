@@ -8,7 +8,10 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 mod affinity;
+mod engines;
 mod failures;
+mod front;
+mod gateways;
 mod operators;
 mod policies;
 mod tenants;
@@ -51,6 +54,8 @@ impl Desk {
         let engines: Vec<_> = (0..replicas).map(|replica| format!("http://{at}:{}/v1", 8001 + replica)).collect();
         let sections = format!(
             r#"
+            access = "json"
+            access_addresses = true
             [gateway]
             {gateway}
             [[gateway.model]]
@@ -125,6 +130,27 @@ impl Desk {
 
 fn start_edge(site: &Site) -> Process {
     lab::models::start_edge(site, "").unwrap()
+}
+
+/// Starts an edge whose gateways are these, in TOML.
+fn start_edge_to(site: &Site, gateways: &str) -> Process {
+    let text = format!(
+        r#"
+        state_dir = "{folder}/edge"
+        [[serve]]
+        listen = "127.0.0.1:8100"
+        relay = {gateways}
+        ca = "{folder}/authority.pem"
+        token_file = "{folder}/edge.token"
+        [control]
+        enabled = false
+        "#,
+        folder = site.path("").display(),
+    );
+    let file = site.write("edge.toml", &text).unwrap().display().to_string();
+    let edge = site.chain.client.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
+    edge.wait_for_line("serving models", SOON).unwrap();
+    edge
 }
 
 fn chat(model: &str, prompt: &str, is_stream: bool) -> String {

@@ -5,6 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::BytesMut;
 use config::proxy::Protocol;
 use masque::{proxy_status::ErrorType, request::Refused, target::Target};
+use role::door::reset;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -13,7 +14,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    super::{connect::NoConnection, door::reset},
+    super::connect::NoConnection,
     Shared, association,
     http::{self, Answer, Ask},
     socks::{self, Address, Command, Method, Reply},

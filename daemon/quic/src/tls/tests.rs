@@ -112,7 +112,7 @@ impl TimeProvider for Clock {
 fn an_operator_whose_certificate_has_expired_is_refused_also_after_an_earlier_handshake() {
     let site = Site::new();
     for demand in [|verifier| verifier, ClientCertVerifierBuilder::allow_unauthenticated] {
-        let mut server = server_config(site.identity(Vec::new()), H2, demand).unwrap();
+        let mut server = server_config(site.identity(Vec::new()), &[H2], demand).unwrap();
         let seconds = Arc::new(AtomicU64::new(END_OF_2030 - 60));
         server.time_provider = Arc::new(Clock(seconds.clone()));
         let (server, client) = (Arc::new(server), site.client(site.operator(1)));

@@ -19,6 +19,7 @@ use masque::{
 };
 use role::traffic::Moved;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
+use serving::served::Served;
 
 /// The longest value of a key, in bytes; of longer ones the end is missing.
 const VALUE_BYTES: usize = 512;
@@ -39,6 +40,8 @@ pub enum What {
     Tunnel(RecordedRequest, EndedTunnel),
     /// A request was refused.
     Refusal(RecordedRequest, RefusedRequest),
+    /// A request for a model ended.
+    Model(Box<Served>),
     /// What there is no record of.
     Omitted(Omitted),
 }
@@ -141,17 +144,19 @@ impl AccessRecord {
         let held = match &self.what {
             What::Tunnel(request, ended) => request.bytes() + ended.class.len() + 24 * ended.drops.len(),
             What::Refusal(request, _) => request.bytes(),
+            What::Model(served) => size_of::<Served>() + served.class.len() + served.asked.len() + served.engine.len(),
             What::Omitted(omitted) => 24 * omitted.refusals.len(),
         };
         size_of::<Self>() + held
     }
 
-    /// What it is about: "tunnel", "refusal" or "omitted".
+    /// What it is about: "tunnel", "refusal", "model" or "omitted".
     #[must_use]
     pub fn event(&self) -> &'static str {
         match &self.what {
             What::Tunnel(..) => "tunnel",
             What::Refusal(..) => "refusal",
+            What::Model(_) => "model",
             What::Omitted(_) => "omitted",
         }
     }
@@ -174,6 +179,7 @@ impl AccessRecord {
                 let reason = Some(("reason", refused.reason.into()));
                 fields.extend([status, error, reason].into_iter().flatten().map(|(key, value)| (key.into(), value)));
             }
+            What::Model(served) => add_served(served, &mut fields, addresses),
             What::Omitted(omitted) => {
                 add("lost", omitted.lost.into());
                 let refusals = omitted.refusals.iter();
@@ -278,6 +284,42 @@ impl EndedTunnel {
     }
 }
 
+fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) {
+    let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
+    let ms = |time: Duration| Value::from(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    add("request", served.id.into());
+    if let Some(user) = &served.user {
+        add("user", (&**user).into());
+    }
+    add("listener", served.listener.to_string().into());
+    if let (true, Some(client)) = (addresses, served.client) {
+        add("client", client.to_string().into());
+    }
+    add("operation", served.operation.into());
+    // What was not known when it ended is left out.
+    let texts = [("class", &*served.class), ("asked", &served.asked), ("model", &served.model)];
+    let engine = addresses.then_some(("engine", &*served.engine));
+    for (key, text) in texts.into_iter().chain(engine).filter(|(_, text)| !text.is_empty()) {
+        add(key, text.into());
+    }
+    if let Some(usage) = served.usage {
+        add("input_tokens", usage.prompt_tokens.into());
+    }
+    if !served.engine.is_empty() {
+        add("output_tokens", served.output_tokens().into());
+    }
+    for (key, time) in [("predicted_ms", served.predicted), ("first_token_ms", served.first_token)] {
+        if let Some(time) = time {
+            add(key, ms(time));
+        }
+    }
+    add("duration_ms", ms(served.duration));
+    if let Some(status) = served.status {
+        add("status", u64::from(status).into());
+    }
+    add("reason", served.reason.into());
+}
+
 /// A record on its way into JSON.
 struct Json<'a> {
     record: &'a AccessRecord,
@@ -356,7 +398,40 @@ pub(super) mod tests {
         }
     }
 
+    fn model(user: &str, asked: &str) -> AccessRecord {
+        let mut served = Served::begin(7, "chat", Some(user.into()), (([192, 0, 2, 1], 443).into(), None));
+        served.client = Some(([198, 51, 100, 7], 50_000).into());
+        (served.class, served.asked, served.model) = ("interactive".into(), asked.into(), "large".into());
+        served.engine = "http://203.0.113.5:8001".into();
+        served.usage = Some(serving::sse::Usage { prompt_tokens: 12, completion_tokens: 40 });
+        (served.predicted, served.duration) = (Some(Duration::from_millis(900)), Duration::from_millis(1_100));
+        (served.status, served.reason) = (Some(200), "answered");
+        AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) }
+    }
+
+    #[test]
+    fn a_line_says_which_model_answered_whom_for_how_many_tokens_and_where_only_if_it_may() {
+        let record = model("ann", "auto");
+        assert_eq!(
+            record.text(true),
+            "model request=7 user=ann listener=192.0.2.1:443 client=198.51.100.7:50000 operation=chat class=interactive \
+             asked=auto model=large engine=http://203.0.113.5:8001 input_tokens=12 output_tokens=40 predicted_ms=900 \
+             duration_ms=1100 status=200 reason=answered"
+        );
+        let hidden = record.text(false);
+        assert!(!hidden.contains("198.51.100.7") && !hidden.contains("203.0.113.5"), "{hidden}");
+    }
+
     proptest! {
+        #[test]
+        fn no_model_that_a_client_names_makes_a_line_or_a_key_of_its_own(asked: String) {
+            let record = model("ann", &asked);
+            let line = record.line(true);
+            prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{line}");
+            let json: serde_json::Value = serde_json::from_str(&record.json(true).unwrap()).unwrap();
+            prop_assert_eq!(json["reason"].as_str(), Some("answered"));
+        }
+
         #[test]
         fn nothing_that_a_peer_chooses_makes_a_line_or_a_key_of_its_own(user: String, name in "[ -~\\n\\r\u{202e}é]*") {
             let record = tunnel(&user, &name);

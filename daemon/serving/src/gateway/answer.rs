@@ -9,19 +9,25 @@ use hyper::{
     body::{Body as _, Incoming},
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
 };
-use masque::h3::{self, Field, ResponseHead};
-use quic::{class::Class, h3::Request};
+use masque::h3::{Field, ResponseHead};
+use quic::class::Class;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::{Ended, Failure, Gateway, Model, silence::Silence, unless_gone};
+use super::{
+    Failure, Gateway, Model,
+    exchange::{Ended, Exchange},
+    silence::Silence,
+};
 use crate::{
+    LOAD,
     live::Entry,
     openai::{Operation, Refusal},
     places::{Fault, Place, Prefix},
     routes::{Lesson, Route},
     sse::{Events, Usage},
     tenants::Seat,
+    upstream::Unanswered,
 };
 
 /// An answer that is no stream of events is held back up to this size until it is whole, so that a failure of its engine is
@@ -44,6 +50,15 @@ pub(super) struct Pass<'a> {
     pub(super) entry: &'a Entry,
     /// What of the prompt an engine may know.
     pub(super) prefix: Prefix,
+}
+
+/// An answer that has passed whole.
+pub(super) struct Done {
+    pub(super) status: u16,
+    /// What the engine billed, if it did.
+    pub(super) usage: Option<Usage>,
+    /// How many tokens it had, as billed, or else by its events.
+    pub(super) tokens: u64,
 }
 
 /// Who pays for the tokens.
@@ -76,20 +91,20 @@ struct Answer {
 }
 
 impl Pass<'_> {
-    /// Asks the engine and passes its answer on; returns how many tokens that had. As long as the failure is a refusal, the
-    /// client has got nothing.
-    pub(super) async fn run(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<u64, Failure> {
+    /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
+    pub(super) async fn run(&self, exchange: &mut Exchange, body: &Bytes, place: &Place) -> Result<Done, Failure> {
         let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
         self.entry.at_work();
-        let answer = self.ask(request, body, place).await?;
-        if answer.status().is_success() {
+        let answer = self.ask(exchange, body, place).await?;
+        let status = answer.status();
+        if status.is_success() {
             self.payer.pass(u64::from(self.route.prompt_tokens()));
         }
         let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
         let usage = match is_events {
-            true => self.pass_events(request, answer, &mut by).await?,
-            false => self.pass_whole(request, answer, place).await?,
+            true => self.pass_events(exchange, answer, &mut by).await?,
+            false => self.pass_whole(exchange, answer, place).await?,
         };
         by.lesson.learn(usage, body.len());
         if let Some(usage) = usage {
@@ -99,10 +114,14 @@ impl Pass<'_> {
                 seat.bill(usage);
             }
         }
-        Ok(usage.map_or(by.lesson.tokens(), |usage| usage.completion_tokens))
+        Ok(Done {
+            status: status.as_u16(),
+            usage,
+            tokens: usage.map_or(by.lesson.tokens(), |usage| usage.completion_tokens),
+        })
     }
 
-    async fn ask(&self, request: &mut Request, body: &Bytes, place: &Place) -> Result<Response<Incoming>, Failure> {
+    async fn ask(&self, exchange: &mut Exchange, body: &Bytes, place: &Place) -> Result<Response<Incoming>, Failure> {
         let url = self.model.urls.get(place.replica).ok_or(Refusal::NoEngine)?;
         let asked = hyper::Request::builder()
             .method(Method::POST)
@@ -111,11 +130,14 @@ impl Pass<'_> {
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
         let asked = asked.body(Full::new(body.clone())).map_err(|_| Refusal::NoEngine)?;
-        let answered = timeout(self.gateway.settings.answer_timeout, self.gateway.client.request(asked));
-        let answer = match unless_gone(request, answered).await? {
+        let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
+        let answer = match exchange.unless_gone(answered).await? {
             Err(_) => return Err(Refusal::EngineTimeout.into()),
-            Ok(Err(error)) if error.is_connect() => return Err(Refusal::OutOfReach.into()),
-            Ok(Err(_)) => return Err(Refusal::Engine("it closed the connection").into()),
+            Ok(Err(Unanswered::OutOfReach(why))) => return Err(Refusal::OutOfReach { why }.into()),
+            Ok(Err(Unanswered::Closed(why))) => {
+                tracing::debug!(%url, "engine closed the connection: {why}");
+                return Err(Refusal::Engine("it closed the connection").into());
+            }
             Ok(Ok(answer)) => answer,
         };
         if answer.status().is_server_error() {
@@ -135,8 +157,10 @@ impl Pass<'_> {
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
         fields.push(Field::new("x-paced-model", self.model.name.to_string()));
         fields.push(Field::new("x-paced-reason", self.route.reason));
+        // By which edges choose between gateways.
+        fields.push(Field::new(LOAD, self.model.engines.load_permille().to_string()));
         // Nothing is predicted of an engine that is not known yet.
-        let predicted_ms = self.route.choice.map(|choice| choice.predicted_ns / 1_000_000).filter(|ms| *ms > 0);
+        let predicted_ms = self.route.predicted().map(|predicted| predicted.as_millis()).filter(|ms| *ms > 0);
         fields.extend(predicted_ms.map(|ms| Field::new("x-paced-predicted-ms", ms.to_string())));
         ResponseHead { status: answer.status().as_u16(), fields }
     }
@@ -144,14 +168,14 @@ impl Pass<'_> {
     /// Passes events on as they come. What breaks off ends with an event that says so.
     async fn pass_events(
         &self,
-        request: &mut Request,
+        exchange: &mut Exchange,
         answer: Response<Incoming>,
         Answering { place, lesson }: &mut Answering<'_>,
     ) -> Result<Option<Usage>, Failure> {
         let head = self.head(&answer, None);
         let (mut answer, mut events, mut has_begun) = (self.pieces(answer), Events::default(), false);
         let broken = loop {
-            let bytes = match answer.next(request).await? {
+            let bytes = match answer.next(exchange).await? {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) if events.is_done() => break None,
                 Ok(None) => break Some(Refusal::Engine("it ended its answer early")),
@@ -166,7 +190,7 @@ impl Pass<'_> {
                 continue;
             }
             if !std::mem::replace(&mut has_begun, true) {
-                request.send.respond(&head).await?;
+                exchange.respond(&head).await?;
             }
             if events.with_content() > 0 && before == 0 {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
@@ -175,7 +199,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            self.send(request, &whole).await?;
+            self.send(exchange, &whole).await?;
         };
         match broken {
             None => {
@@ -186,9 +210,9 @@ impl Pass<'_> {
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
-                self.model.engines.failed(place.replica, Fault::Answer);
+                self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
                 // The line end of its own closes an event that broke off.
-                self.send(request, &[b"\n", &refusal.event()[..]].concat()).await?;
+                self.send(exchange, &[b"\n", &refusal.event()[..]].concat()).await?;
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
@@ -197,7 +221,7 @@ impl Pass<'_> {
     /// Passes an answer on that is one piece: held until it is whole, unless it is large.
     async fn pass_whole(
         &self,
-        request: &mut Request,
+        exchange: &mut Exchange,
         answer: Response<Incoming>,
         place: &Place,
     ) -> Result<Option<Usage>, Failure> {
@@ -207,20 +231,20 @@ impl Pass<'_> {
         let (known, unknown) = (head(length), head(None));
         let (mut answer, mut held, mut has_begun) = (self.pieces(answer), BytesMut::new(), false);
         loop {
-            match answer.next(request).await? {
+            match answer.next(exchange).await? {
                 Ok(Some(bytes)) => held.extend_from_slice(&bytes),
                 Ok(None) => break,
                 Err(refusal) if !has_begun => return Err(refusal.into()),
                 Err(refusal) => {
-                    self.model.engines.failed(place.replica, Fault::Answer);
+                    self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
                     return Err(Failure::Broken(refusal, Ended::Cut));
                 }
             }
             if held.len() > HELD_BYTES {
                 if !std::mem::replace(&mut has_begun, true) {
-                    request.send.respond(if length.is_some() { &known } else { &unknown }).await?;
+                    exchange.respond(if length.is_some() { &known } else { &unknown }).await?;
                 }
-                self.send(request, &held.split()).await?;
+                self.send(exchange, &held.split()).await?;
             }
         }
         // The answer's last pieces may be too late for its usage, which then goes unbilled: only large embeddings are so long.
@@ -232,10 +256,10 @@ impl Pass<'_> {
             if status.is_success() {
                 self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
             }
-            request.send.respond(&self.with_length(known, held.len())).await?;
+            exchange.respond(&self.with_length(known, held.len())).await?;
         }
         if !held.is_empty() {
-            self.send(request, &held).await?;
+            self.send(exchange, &held).await?;
         }
         Ok(usage)
     }
@@ -252,14 +276,12 @@ impl Pass<'_> {
 
     /// Sends content to the client, which has as long to take some as an engine has to make some: its place at the engine is
     /// of use to others.
-    async fn send(&self, request: &mut Request, content: &[u8]) -> Result<(), Failure> {
+    async fn send(&self, exchange: &mut Exchange, content: &[u8]) -> Result<(), Failure> {
         // A timer would cost more than the sending, for which there is nearly always room.
-        if let Poll::Ready(room) = poll_fn(|cx| Poll::Ready(request.send.poll_ready(cx))).await {
-            room?;
-            request.send.push(h3::data_frame(content));
+        if exchange.try_send(content).await? {
             return Ok(());
         }
-        let sending = request.send.send(h3::data_frame(content));
+        let sending = exchange.send(content);
         Ok(timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Gone)??)
     }
 }
@@ -272,26 +294,23 @@ struct Pieces {
 
 impl Pieces {
     /// Returns the next piece; `None` at the end of the answer.
-    async fn next(&mut self, request: &mut Request) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
+    async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
         let Self { body, silence } = self;
         silence.begin();
-        unless_gone(
-            request,
-            poll_fn(|cx| {
-                loop {
-                    return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
-                        Poll::Pending if silence.poll_over(cx).is_ready() => Err(Refusal::EngineTimeout),
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready(None) => Ok(None),
-                        Poll::Ready(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
-                        Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                            Ok(bytes) => Ok(Some(bytes)),
-                            Err(_) => continue,
-                        },
-                    });
-                }
-            }),
-        )
-        .await
+        let next = poll_fn(|cx| {
+            loop {
+                return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(Refusal::EngineTimeout),
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(None) => Ok(None),
+                    Poll::Ready(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
+                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                        Ok(bytes) => Ok(Some(bytes)),
+                        Err(_) => continue,
+                    },
+                });
+            }
+        });
+        Ok(exchange.unless_gone(next).await?)
     }
 }

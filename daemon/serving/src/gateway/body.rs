@@ -3,14 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use masque::h3::Part;
-use quic::h3::{Error, RecvStream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 
-use super::Failure;
+use super::{
+    Failure,
+    exchange::{Exchange, Unread},
+};
 use crate::openai::Refusal;
 
 /// What a permit of the bound stands for.
@@ -26,12 +27,12 @@ pub(super) struct Body {
 }
 
 /// Reads a body of up to `max_bytes`, of which `bound` has to have as many.
-pub(super) async fn read(recv: &mut RecvStream, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
+pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
     let (mut body, mut held) = (BytesMut::new(), take(bound, 0)?);
     loop {
-        let part = timeout(PIECE_TIMEOUT, recv.part()).await.map_err(|_| Refusal::BodyTimeout)?;
+        let part = timeout(PIECE_TIMEOUT, exchange.piece()).await.map_err(|_| Refusal::BodyTimeout)?;
         match part {
-            Ok(Some(Part::Data(piece))) => {
+            Ok(Some(piece)) => {
                 if body.len() + piece.len() > max_bytes {
                     return Err(Refusal::TooLarge { max_bytes }.into());
                 }
@@ -39,13 +40,11 @@ pub(super) async fn read(recv: &mut RecvStream, max_bytes: usize, bound: &Arc<Se
                 held.merge(take(bound, units)?);
                 body.extend_from_slice(&piece);
             }
-            Ok(Some(_)) => {}
             Ok(None) => return Ok(Body { bytes: body.freeze(), _held: held }),
-            // Of a stream's own error the client still hears.
-            Err(Error::Protocol(error)) if error.answer().is_some() => {
+            Err(Unread::Malformed) => {
                 return Err(Refusal::Json("its content is not what its head says".into()).into());
             }
-            Err(_) => return Err(Failure::Gone),
+            Err(Unread::Gone) => return Err(Failure::Gone),
         }
     }
 }

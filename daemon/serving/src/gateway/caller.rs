@@ -8,7 +8,6 @@ use pacing::path::PathStats;
 use quic::{
     class::{Classes, Since, Terms},
     dispatch::Ahead,
-    h3::SendStream,
 };
 use sched::route::Path;
 
@@ -24,6 +23,8 @@ pub struct Asker {
     pub user: Option<Arc<str>>,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
+    /// Where the connection came from, if that is known.
+    pub client: Option<SocketAddr>,
     /// What is known of the way back.
     pub path: PathStats,
 }
@@ -31,9 +32,9 @@ pub struct Asker {
 impl Asker {
     /// The way back to the client, as far as it is known: what waits for it ahead of an answer on these terms, and how fast
     /// it carries that, at most as fast as the class may be.
-    pub(super) fn path(&self, send: &SendStream, terms: &Terms) -> Path {
+    pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> Path {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
-        let Ahead { bytes, bytes_per_sec } = send.ahead();
+        let Ahead { bytes, bytes_per_sec } = ahead;
         let rates = [Some(bytes_per_sec).filter(|rate| *rate > 0), terms.class.policy().rate_down];
         let bytes_per_sec = rates.into_iter().flatten().min().unwrap_or_default();
         Path { smoothed_rtt_ns, backlog_bytes: bytes, bytes_per_sec, ..Path::default() }

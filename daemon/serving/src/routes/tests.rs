@@ -33,6 +33,9 @@ fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
         engines: vec![format!("http://{name}.example").parse().unwrap()],
         gpus: gpu.map(|gpu| vec![gpu.to_owned()]),
         key_file: None,
+        ca_file: None,
+        health_path: None,
+        metrics_path: None,
         max_in_flight: 1,
         max_waiting: 1,
         affinity: true,
@@ -120,9 +123,9 @@ fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_short
     let _small = take(&engines[1]);
     let _waits = engines[1].take(Service::default(), &[]);
     assert_eq!(choose(), Some(0));
-    engines[0].failed(large.replica, Fault::OutOfReach);
+    engines[0].failed(large.replica, Fault::OutOfReach, "");
     assert_eq!(choose(), Some(1), "none waits for an engine that failed");
-    engines[1].failed(0, Fault::OutOfReach);
+    engines[1].failed(0, Fault::OutOfReach, "");
     assert_eq!(choose(), None);
 }
 

@@ -42,6 +42,26 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
             error: refused.error.unwrap_or_default().to_owned(),
             ..request(asked, event, addresses)
         },
+        What::Model(served) => v1::AccessRecord {
+            user: served.user.as_deref().unwrap_or_default().to_owned(),
+            listener: served.listener.to_string(),
+            client: served.client.filter(|_| addresses).map(|client| client.to_string()).unwrap_or_default(),
+            class: served.class.clone(),
+            duration: served.duration.try_into().ok(),
+            reason: served.reason.to_owned(),
+            status: served.status.unwrap_or_default().into(),
+            request: served.id,
+            operation: served.operation.to_owned(),
+            asked_model: served.asked.clone(),
+            model: served.model.to_string(),
+            engine: if addresses { served.engine.clone() } else { String::new() },
+            input_tokens: served.usage.map_or(0, |usage| usage.prompt_tokens),
+            output_tokens: served.output_tokens(),
+            predicted: served.predicted.and_then(|time| time.try_into().ok()),
+            first_token: served.first_token.and_then(|time| time.try_into().ok()),
+            event,
+            ..v1::AccessRecord::default()
+        },
         What::Omitted(omitted) => v1::AccessRecord {
             counts: omitted
                 .refusals

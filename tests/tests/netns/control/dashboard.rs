@@ -3,6 +3,7 @@
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::Client;
+use lab::engine::{Engine, Speed};
 use lab::site::{Family, Site, Terms};
 use serde_json::Value;
 
@@ -64,7 +65,15 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
     // An edge has metrics of its own, whether or not it reaches its relay.
     let forward = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"https://127.0.0.1:4/{target_host}/{target_port}/\"\n\
                    target = \"127.0.0.1:7\"\n";
-    let sections = format!("{token_lines}{VOICE}{forward}[kernel]\ndevices = [\"client\", \"target\"]\n");
+    // A gateway whose engine bills what it makes, for a user with a quota.
+    let (key, key_digest) = generate_token().unwrap();
+    let gateway = format!(
+        "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n\
+         [[gateway.listener]]\naddress = \"127.0.0.1:8300\"\ntls = false\n\
+         [[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\nmonthly_tokens = 1000\n",
+        hex(&key_digest)
+    );
+    let sections = format!("{token_lines}{VOICE}{forward}{gateway}[kernel]\ndevices = [\"client\", \"target\"]\n");
     let terms = Terms { relay: "", sections: &sections, limits: "tunnels_per_connection = 1", ..Terms::default() };
     let site = Site::new(terms).unwrap();
     site.client(async || {
@@ -76,6 +85,23 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
         site.counted("a tunnel that was closed", |counts| counts.has("tunnels_closed_total")).await.unwrap();
     })
     .unwrap();
+    let _engine = Engine::start(&site.chain.relay, 8001, "large", Speed::default()).unwrap();
+    for _ in 0..2 {
+        let mut curl = site.chain.relay.command("curl").unwrap();
+        let body = r#"{"model":"large","prompt":"x","max_tokens":5,"stream":true}"#;
+        curl.args([
+            "-sS",
+            "-f",
+            "-H",
+            &format!("authorization: Bearer {key}"),
+            "-H",
+            "x-paced-budget-ms: 9000",
+            "--json",
+            body,
+        ]);
+        let output = curl.arg("http://127.0.0.1:8300/v1/completions").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
     let counts = site.wait_for_counts("the monitor", |counts| counts.of("kernel_monitor") == 1).unwrap();
     let missing: Vec<_> = wanted.iter().filter(|name| !counts.has(name)).collect();
     assert!(missing.is_empty(), "{missing:?} are not in {counts:#?}");

@@ -6,24 +6,26 @@ use std::{
     sync::Arc,
 };
 
-use role::accept::Accepting;
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
 };
 
-use super::Counters;
+use crate::accept::Accepting;
 
 /// How many connections the kernel keeps for a local address that accepts no more.
 const BACKLOG: i32 = 1024;
 
+/// What is told that a client has to wait for a place.
+type OnFull = Box<dyn Fn() + Send + Sync>;
+
 /// A local address, and what is done for the clients that are connected to it. Dropped, it ends their connections.
-pub(super) struct Door {
+pub struct Door {
     accepting: Accepting,
     /// Among the connections that may be at once.
     places: Arc<Semaphore>,
-    counters: Arc<Counters>,
+    on_full: OnFull,
     tasks: JoinSet<()>,
 }
 
@@ -41,15 +43,20 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 impl Door {
-    /// Lets clients in by a listener that [`bind`] made, `max_connections` of them at once.
+    /// Lets clients in by a listener that [`bind`] made, `max_connections` of them at once; `on_full` is told of each that has to
+    /// wait for a place.
     ///
     /// # Errors
     /// The system refuses to watch the listener.
-    pub(super) fn new(listener: TcpListener, max_connections: u32, counters: Arc<Counters>) -> io::Result<Self> {
+    pub fn new(
+        listener: TcpListener,
+        max_connections: u32,
+        on_full: impl Fn() + Send + Sync + 'static,
+    ) -> io::Result<Self> {
         Ok(Self {
             accepting: Accepting::new(tokio::net::TcpListener::from_std(listener)?),
             places: Arc::new(Semaphore::new(max_connections as usize)),
-            counters,
+            on_full: Box::new(on_full),
             tasks: JoinSet::new(),
         })
     }
@@ -58,14 +65,14 @@ impl Door {
     ///
     /// # Errors
     /// The system does not tell.
-    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+    pub fn address(&self) -> io::Result<SocketAddr> {
         self.accepting.listener().local_addr()
     }
 
     /// Waits for a client, and for a place for it, which is its to keep.
-    pub(super) async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
+    pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
-            self.counters.limit_hit("max_connections");
+            (self.on_full)();
         }
         // Nobody closes it.
         let place = self.places.clone().acquire_owned().await.ok();
@@ -73,14 +80,20 @@ impl Door {
         (stream, from, place)
     }
 
+    /// Lets nobody in any more, and waits for what is done for clients.
+    pub async fn end(mut self) {
+        drop(self.accepting);
+        while self.tasks.join_next().await.is_some() {}
+    }
+
     /// Does something for a client.
-    pub(super) fn spawn(&mut self, serving: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn(&mut self, serving: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn(serving);
     }
 }
 
 /// Makes a connection end with a reset, so that its peer does not take an empty stream for an answer.
-pub(super) fn reset(stream: &TcpStream) {
+pub fn reset(stream: &TcpStream) {
     _ = socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO));
 }

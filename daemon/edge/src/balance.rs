@@ -1,0 +1,144 @@
+//! Which of several gateways gets a request: the one that is nearest and has the least to do, of those that answer.
+//!
+//! Pure: what is seen of gateways, and time, are arguments.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long what a gateway told of its load counts. Behind that, it is taken to have nothing to do, so that it is asked again.
+const TOLD: Duration = Duration::from_secs(10);
+
+/// How long a gateway that failed is asked last: at first, and at most; twice as long each time in a row.
+const AVOIDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// What engines that are all at work count for, beside the round trip.
+const FULL: Duration = Duration::from_millis(50);
+
+/// What one request of ours that a gateway has now counts for, beside the round trip: what it told is from before.
+const OWN: Duration = Duration::from_millis(1);
+
+/// What is known of one gateway.
+#[derive(Clone, Debug, Default)]
+pub struct Gateway {
+    /// What its answers told last of its engines' load, in thousandths of what they work on at once, and when.
+    told: Option<(u32, Instant)>,
+    /// How often it failed in a row, and until when it is asked last.
+    failures: u32,
+    avoided_until: Option<Instant>,
+    /// Requests of ours that it has now.
+    own: u32,
+}
+
+/// How a gateway is reached at this moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether there is a connection, or one is to be expected.
+    pub is_within_reach: bool,
+    /// The round trip; `None` where nothing is known.
+    pub smoothed_rtt: Option<Duration>,
+}
+
+impl Gateway {
+    /// Notes that it gets a request.
+    pub fn asked(&mut self) {
+        self.own += 1;
+    }
+
+    /// Notes that a request of ours has ended there.
+    pub fn ended(&mut self) {
+        self.own = self.own.saturating_sub(1);
+    }
+
+    /// Notes that it answered, and what it told of its load, if it did.
+    pub fn answered(&mut self, load_permille: Option<u32>, now: Instant) {
+        (self.failures, self.avoided_until) = (0, None);
+        self.told = load_permille.map(|load| (load, now)).or(self.told);
+    }
+
+    /// Notes that it gave no answer, or has no engine.
+    pub fn failed(&mut self, now: Instant) {
+        let (first, longest) = AVOIDED;
+        let wait = first.saturating_mul(1 << self.failures.min(10)).min(longest);
+        self.failures = self.failures.saturating_add(1);
+        self.avoided_until = Some(now + wait);
+    }
+
+    /// What speaks against it, the first of these most: that it failed, that it is out of reach, that its engines have more to
+    /// do than they do at once, and the time that it costs.
+    fn cost(&self, seen: Seen, now: Instant) -> (bool, bool, bool, Duration) {
+        let is_avoided = self.avoided_until.is_some_and(|until| now < until);
+        let told = self.told.filter(|(_, at)| now.saturating_duration_since(*at) < TOLD);
+        let load = told.map_or(0, |(load, _)| load);
+        let time = seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(1_000) / 1_000 + OWN * self.own;
+        (is_avoided, !seen.is_within_reach, load >= 1_000, time)
+    }
+}
+
+/// Returns the gateway to ask, by its place, of those that were not `tried`; of equals, the first.
+#[must_use]
+pub fn choose(gateways: &[Gateway], seen: &[Seen], tried: &[usize], now: Instant) -> Option<usize> {
+    let untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));
+    untried.min_by_key(|(_, (gateway, seen))| gateway.cost(**seen, now)).map(|(place, _)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(ms: u64) -> Seen {
+        Seen { is_within_reach: true, smoothed_rtt: Some(Duration::from_millis(ms)) }
+    }
+
+    fn after(now: Instant, ms: u64) -> Instant {
+        now + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn the_nearest_gateway_is_asked_unless_its_load_costs_more_than_the_way_to_another() {
+        let (mut gateways, seen, now) = (vec![Gateway::default(); 2], [near(20), near(30)], Instant::now());
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(0));
+        gateways[0].answered(Some(100), now);
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(0), "5 ms of load");
+        gateways[0].answered(Some(300), now);
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(1), "15 ms of load");
+        assert_eq!(choose(&gateways, &seen, &[], after(now, 10_001)), Some(0), "what it told is old");
+        // However far it is, one with room is better than a queue.
+        gateways[0].answered(Some(1_000), now);
+        assert_eq!(choose(&gateways, &[near(1), near(900)], &[], now), Some(1));
+    }
+
+    #[test]
+    fn requests_that_begin_together_do_not_all_go_to_the_same_gateway() {
+        let (mut gateways, seen, now) = (vec![Gateway::default(); 2], [near(20), near(22)], Instant::now());
+        let mut asked = [0, 0];
+        for _ in 0..100 {
+            let place = choose(&gateways, &seen, &[], now).unwrap();
+            gateways[place].asked();
+            asked[place] += 1;
+        }
+        assert_eq!(asked, [51, 49]);
+        (0..51).for_each(|_| gateways[0].ended());
+        assert_eq!(choose(&gateways, &seen, &[], now), Some(0));
+    }
+
+    #[test]
+    fn a_gateway_that_fails_or_is_out_of_reach_is_asked_last_and_later_each_time() {
+        let (mut gateways, mut now) = (vec![Gateway::default(); 2], Instant::now());
+        assert_eq!(choose(&gateways, &[Seen::default(), near(900)], &[], now), Some(1));
+        for wait_s in [1, 2, 4, 8, 16, 30, 30] {
+            gateways[0].failed(now);
+            let until = now + Duration::from_secs(wait_s);
+            assert_eq!(choose(&gateways, &[near(1), near(2)], &[], until - Duration::from_millis(1)), Some(1));
+            assert_eq!(choose(&gateways, &[near(1), near(2)], &[], until), Some(0));
+            now = until;
+        }
+        gateways[1].failed(now);
+        gateways[0].failed(now);
+        assert_eq!(choose(&gateways, &[near(1), near(2)], &[], now), Some(0), "nobody is left, so the nearest");
+        assert_eq!(choose(&gateways, &[near(1), near(2)], &[0], now), Some(1));
+        assert_eq!(choose(&gateways, &[near(1), near(2)], &[0, 1], now), None);
+        gateways[0].answered(None, now);
+        assert_eq!(choose(&gateways, &[near(1), near(2)], &[], now), Some(0));
+    }
+}

@@ -1,0 +1,71 @@
+//! The page of engines and of requests for models.
+
+use std::time::Duration;
+
+use api::v1;
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    widgets::Row,
+};
+
+use super::table;
+use crate::{
+    status::engine_state,
+    table::{age, or_dash},
+};
+
+/// What is shown on the page.
+#[derive(Default)]
+pub(super) struct Models {
+    pub(super) engines: Vec<v1::Engine>,
+    /// The first page: more than a screen holds.
+    pub(super) requests: Vec<v1::ModelRequest>,
+}
+
+impl Models {
+    /// Draws engines above, as many as there is half the room for, and requests below.
+    pub(super) fn draw(&self, frame: &mut Frame<'_>, area: Rect) {
+        let rows = u16::try_from(self.engines.len()).unwrap_or(u16::MAX).saturating_add(2);
+        let [upper, lower] =
+            Layout::vertical([Constraint::Length(rows.min(area.height / 2)), Constraint::Min(3)]).areas(area);
+        let (wide, fixed) = (Constraint::Fill(1), Constraint::Length);
+        let heads = ["model", "engine", "state", "at work", "others", "waits", "step", "failed"];
+        let engine = |of: &v1::Engine| {
+            let step = of.cost.as_ref().and_then(|cost| cost.step).and_then(|step| Duration::try_from(step).ok());
+            Row::new([
+                of.model.clone(),
+                or_dash(&of.engine),
+                engine_state(of),
+                format!("{}/{}", of.in_flight, of.max_in_flight),
+                (of.others_running + of.others_waiting).to_string(),
+                of.waiting.to_string(),
+                step.map_or_else(|| "-".into(), |step| format!("{:.1} ms", step.as_secs_f64() * 1e3)),
+                of.failed.to_string(),
+            ])
+        };
+        let widths = vec![wide, wide, fixed(14), fixed(8), fixed(6), fixed(5), fixed(9), fixed(6)];
+        let heads = heads.map(str::to_owned).to_vec();
+        frame.render_widget(table(heads, self.engines.iter().map(engine), widths, "engines"), upper);
+
+        let heads = ["request", "user", "class", "model", "state", "for", "budget", "tokens", "tokens/s"];
+        let request = |of: &v1::ModelRequest| {
+            let budget = of.budget.and_then(|budget| Duration::try_from(budget).ok());
+            Row::new([
+                of.id.to_string(),
+                or_dash(&of.user),
+                or_dash(&of.class),
+                or_dash(&of.model),
+                of.stage.clone(),
+                age(of.since.as_ref()),
+                budget.map_or_else(|| "-".into(), |budget| format!("{:.1} s", budget.as_secs_f64())),
+                of.tokens.to_string(),
+                if of.tokens_per_sec > 0.0 { format!("{:.1}", of.tokens_per_sec) } else { "-".into() },
+            ])
+        };
+        let widths = vec![fixed(8), wide, wide, wide, fixed(8), fixed(8), fixed(8), fixed(7), fixed(8)];
+        let rows = self.requests.iter().take(usize::from(lower.height)).map(request);
+        let heads = heads.map(str::to_owned).to_vec();
+        frame.render_widget(table(heads, rows, widths, "requests, the oldest first"), lower);
+    }
+}

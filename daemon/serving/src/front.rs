@@ -1,0 +1,279 @@
+//! A gateway's own listener, for clients of the OpenAI API that have no edge: HTTP/1.1, and HTTP/2 where TLS gives it (ALPN).
+//!
+//! What a request may and what becomes of it is the gateway's to say, as for requests that come by HTTP/3.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use hyper::{
+    Response,
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use pacing::path::PathStats;
+use parking_lot::Mutex;
+use quic::class::Classes;
+use role::{accept::Strangers, door::Door};
+use rustls::ServerConfig;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::{oneshot, watch},
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::{
+    gateway::{Answer, Asker, Exchange, Gateway, Tcp},
+    message,
+    metrics::GatewayMetrics,
+    served::Served,
+};
+
+/// How long a TLS handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// TLS handshakes at once, and of one address (IPv4) or /64 (IPv6).
+const HANDSHAKES: (usize, usize) = (256, 32);
+
+/// Requests at once on one connection of HTTP/2.
+const STREAMS: u32 = 128;
+
+/// What a client may send of bodies that nobody has read yet: of one request, and of all on one connection of HTTP/2.
+const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
+
+/// The largest head of a request, in bytes.
+const HEAD_BYTES: u32 = 64 << 10;
+
+/// What answers requests at this moment: the gateway, and the classes of the policy. `None` while there is no gateway.
+pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
+
+/// What is told of each request that has ended.
+pub type Told = Arc<dyn Fn(Served) + Send + Sync>;
+
+/// What a listener shows to clients: a certificate, or nothing where it speaks without TLS. Clones share it.
+#[derive(Clone)]
+pub struct Shown(Option<Arc<ArcSwap<ServerConfig>>>);
+
+impl Shown {
+    /// Returns what was prepared; `None` for no TLS.
+    #[must_use]
+    pub fn new(prepared: Option<Arc<ServerConfig>>) -> Self {
+        Self(prepared.map(|prepared| Arc::new(ArcSwap::new(prepared))))
+    }
+
+    /// Shows another certificate, on connections to come.
+    pub fn replace(&self, prepared: Arc<ServerConfig>) {
+        if let Some(shown) = &self.0 {
+            shown.store(prepared);
+        }
+    }
+}
+
+/// A listener.
+pub struct Front {
+    /// Lets clients in.
+    pub door: Door,
+    /// What clients are shown.
+    pub shown: Shown,
+    /// The address, as configured: rules of the policy name it.
+    pub listener: SocketAddr,
+    /// How long a connection may be without a request.
+    pub idle: Duration,
+    /// What answers.
+    pub source: Source,
+    /// What is told of requests that have ended.
+    pub told: Told,
+    /// Counts handshakes.
+    pub metrics: GatewayMetrics,
+    /// Says when nobody is to be let in any more, and no connection is to begin another request.
+    pub ending: watch::Receiver<bool>,
+}
+
+/// What all clients of a listener have in common.
+struct Hall {
+    shown: Shown,
+    listener: SocketAddr,
+    idle: Duration,
+    source: Source,
+    told: Told,
+    metrics: GatewayMetrics,
+    ending: watch::Receiver<bool>,
+    /// A client has to leave when its sender is dropped.
+    strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
+}
+
+impl Front {
+    /// Serves clients until it is to end and their requests have ended. Dropped, it ends their connections.
+    pub async fn run(self) {
+        let Self { mut door, shown, listener, idle, source, told, metrics, mut ending } = self;
+        let strangers = Mutex::new(Strangers::new(HANDSHAKES.0, HANDSHAKES.1));
+        let hall = Arc::new(Hall { shown, listener, idle, source, told, metrics, ending: ending.clone(), strangers });
+        loop {
+            let (stream, from, place) = tokio::select! {
+                next = door.next() => next,
+                () = ends(&mut ending) => return door.end().await,
+            };
+            // Tokens leave as they come.
+            _ = stream.set_nodelay(true);
+            let hall = hall.clone();
+            door.spawn(async move {
+                hall.welcome(stream, from).await;
+                drop(place);
+            });
+        }
+    }
+}
+
+impl Hall {
+    async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let Some(shown) = &self.shown.0 else { return self.serve_http1(stream, from).await };
+        let acceptor = TlsAcceptor::from(shown.load_full());
+        let (stay, leave) = oneshot::channel();
+        // An evicted client learns of it when its sender is dropped.
+        let (number, _evicted) = self.strangers.lock().enter(from.ip(), stay);
+        let greeted = tokio::select! {
+            greeted = timeout(HANDSHAKE, acceptor.accept(stream)) => greeted.map_err(|_| "timeout"),
+            _ = leave => Err("crowded"),
+        };
+        self.strangers.lock().leave(number);
+        let greeted: Result<TlsStream<TcpStream>, &'static str> =
+            greeted.and_then(|greeted| greeted.map_err(|_| "failed"));
+        self.metrics.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
+        match greeted {
+            Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => self.serve_http2(stream, from).await,
+            Ok(stream) => self.serve_http1(stream, from).await,
+            Err(why) => tracing::debug!(client = %from, why, "a client of the gateway was not let in"),
+        }
+    }
+
+    async fn serve_http1(self: Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin + Send, from: SocketAddr) {
+        let answer = async |request| self.answer(request, from, None).await;
+        let serving = http1::Builder::new()
+            .timer(TokioTimer::new())
+            // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
+            .writev(false)
+            .max_buf_size(HEAD_BYTES as usize)
+            .header_read_timeout(self.idle)
+            .serve_connection(TokioIo::new(stream), service_fn(answer));
+        let (mut serving, mut ending) = (std::pin::pin!(serving), self.ending.clone());
+        let served = tokio::select! {
+            served = serving.as_mut() => served,
+            () = ends(&mut ending) => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!("client left: {error}");
+        }
+    }
+
+    async fn serve_http2(
+        self: Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        from: SocketAddr,
+    ) {
+        let requests = Arc::<Requests>::default();
+        let answer = {
+            let (hall, requests) = (self.clone(), requests.clone());
+            move |request| {
+                let (hall, open) = (hall.clone(), requests.begin());
+                async move { hall.answer(request, from, Some(open)).await }
+            }
+        };
+        let mut serving = std::pin::pin!(
+            http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(STREAMS)
+                .initial_stream_window_size(WINDOWS_BYTES.0)
+                .initial_connection_window_size(WINDOWS_BYTES.1)
+                .max_header_list_size(HEAD_BYTES)
+                // A client that vanished ends its requests.
+                .keep_alive_interval(Some(Duration::from_secs(20)))
+                .keep_alive_timeout(Duration::from_secs(20))
+                .serve_connection(TokioIo::new(stream), service_fn(answer))
+        );
+        let (mut known, mut is_ending, mut ending) = (None, false, self.ending.clone());
+        let served = loop {
+            tokio::select! {
+                served = serving.as_mut() => break served,
+                () = ends(&mut ending), if !is_ending => {
+                    is_ending = true;
+                    serving.as_mut().graceful_shutdown();
+                }
+                () = sleep(self.idle) => {
+                    let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
+                    if now.0 == 0 && known == Some(now) {
+                        serving.as_mut().graceful_shutdown();
+                    }
+                    known = Some(now);
+                }
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!("client left: {error}");
+        }
+    }
+
+    /// Has the gateway answer a request, which is `open` until it has.
+    async fn answer(
+        &self,
+        request: hyper::Request<Incoming>,
+        from: SocketAddr,
+        open: Option<Open>,
+    ) -> io::Result<Response<Answer>> {
+        let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
+        let (parts, body) = request.into_parts();
+        let head = message::head(&parts);
+        let (exchange, awaited) = Tcp::new(body);
+        let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
+        let told = self.told.clone();
+        // A task of its own: it has to see that the client is gone, and then to end the engine's work.
+        tokio::spawn(async move {
+            told(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
+            drop(open);
+        });
+        let (head, answer) = awaited.answer().await?;
+        Ok(message::response(head, answer))
+    }
+}
+
+/// Waits until the listener is to end, which it is as well when nobody is left to say so.
+async fn ends(ending: &mut watch::Receiver<bool>) {
+    _ = ending.wait_for(|ends| *ends).await;
+}
+
+/// The requests on one connection.
+#[derive(Debug, Default)]
+struct Requests {
+    open: AtomicUsize,
+    begun: AtomicUsize,
+}
+
+/// A request that is open, until dropped.
+struct Open(Arc<Requests>);
+
+impl Requests {
+    fn begin(self: &Arc<Self>) -> Open {
+        [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
+        Open(self.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,274 @@
+//! One request and its answer, whichever way they take: an HTTP/3 stream, or a request over TCP.
+
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming};
+use masque::{
+    h3::{self, Code, Part, ResponseHead},
+    priority::Priority,
+};
+use quic::{
+    class::Terms,
+    dispatch::Ahead,
+    h3::{Error, Request},
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+/// How long a client may take to take an answer's end, or one that refuses its request.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many pieces of an answer wait for a connection over TCP.
+const PIECES: usize = 4;
+
+/// A request whose head was read, and where its answer goes.
+#[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
+pub enum Exchange {
+    /// An HTTP/3 stream.
+    Stream(Request),
+    /// A request by HTTP/1.1 or HTTP/2 over TCP.
+    Tcp(Tcp),
+}
+
+/// The client is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// Why a body cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// The client is gone.
+    Gone,
+    /// It is not what the head says, which the client can still be told.
+    Malformed,
+}
+
+/// How a request's answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// With all that there was to say.
+    Whole,
+    /// In the middle of something.
+    Cut,
+}
+
+/// The gateway's end of a request over TCP.
+pub struct Tcp {
+    body: Incoming,
+    head: Option<oneshot::Sender<ResponseHead>>,
+    /// Pieces of the answer, and `None` behind the last: an end without it is none.
+    pieces: mpsc::Sender<Option<Bytes>>,
+    /// Closed as soon as nobody waits for the answer.
+    left: oneshot::Sender<Infallible>,
+}
+
+/// The connection's end of a request over TCP. Dropped, it tells the gateway that the client has left.
+pub struct Awaited {
+    head: oneshot::Receiver<ResponseHead>,
+    answer: Answer,
+}
+
+/// The body of an answer, on its way to a connection over TCP.
+pub struct Answer {
+    pieces: mpsc::Receiver<Option<Bytes>>,
+    is_over: bool,
+    _left: oneshot::Receiver<Infallible>,
+}
+
+impl From<Request> for Exchange {
+    fn from(request: Request) -> Self {
+        Self::Stream(request)
+    }
+}
+
+impl From<Error> for Gone {
+    fn from(_: Error) -> Self {
+        Self
+    }
+}
+
+impl Tcp {
+    /// Returns both ends of a request with this body.
+    #[must_use]
+    pub fn new(body: Incoming) -> (Self, Awaited) {
+        let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
+        let (left, leaving) = oneshot::channel();
+        let answer = Answer { pieces: coming, is_over: false, _left: leaving };
+        (Self { body, head: Some(head), pieces, left }, Awaited { head: awaited, answer })
+    }
+}
+
+impl Awaited {
+    /// Waits for the head of the answer, and returns it with its body.
+    ///
+    /// # Errors
+    /// There will be none.
+    pub async fn answer(self) -> io::Result<(ResponseHead, Answer)> {
+        let head = self.head.await.map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok((head, self.answer))
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        Poll::Ready(match ready!(self.pieces.poll_recv(cx)) {
+            Some(Some(piece)) => Some(Ok(Frame::data(piece))),
+            Some(None) => {
+                self.is_over = true;
+                None
+            }
+            // hyper then ends the connection, or resets the stream, so that nobody takes a part for the whole.
+            None => Some(Err(io::ErrorKind::BrokenPipe.into())),
+        })
+    }
+}
+
+impl Exchange {
+    /// The priority that the client's own signals say, besides its head.
+    pub(super) fn signal(&self) -> Option<Priority> {
+        match self {
+            Self::Stream(request) => request.signal,
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// Has what leaves from now on be served on these terms; over TCP, the kernel serves all alike.
+    pub(super) fn set_terms(&self, terms: &Terms) {
+        if let Self::Stream(request) = self {
+            request.set_terms(terms);
+        }
+    }
+
+    /// What leaves before a byte that would be sent now.
+    pub(super) fn ahead(&self) -> Ahead {
+        match self {
+            Self::Stream(request) => request.send.ahead(),
+            Self::Tcp(_) => Ahead::default(),
+        }
+    }
+
+    /// The next piece of the body; `None` at its end.
+    pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
+        loop {
+            return match self {
+                Self::Stream(request) => match request.recv.part().await {
+                    Ok(Some(Part::Data(piece))) => Ok(Some(piece)),
+                    Ok(Some(_)) => continue,
+                    Ok(None) => Ok(None),
+                    // Of a stream's own error the client still hears.
+                    Err(Error::Protocol(error)) if error.answer().is_some() => Err(Unread::Malformed),
+                    Err(_) => Err(Unread::Gone),
+                },
+                Self::Tcp(tcp) => match tcp.body.frame().await {
+                    None => Ok(None),
+                    Some(Err(_)) => Err(Unread::Gone),
+                    Some(Ok(frame)) => match frame.into_data() {
+                        Ok(piece) => Ok(Some(piece)),
+                        Err(_) => continue,
+                    },
+                },
+            };
+        }
+    }
+
+    /// Begins the answer.
+    pub(super) async fn respond(&mut self, head: &ResponseHead) -> Result<(), Gone> {
+        match self {
+            Self::Stream(request) => Ok(request.send.respond(head).await?),
+            Self::Tcp(tcp) => {
+                let told = tcp.head.take().map(|told| told.send(head.clone()));
+                if matches!(told, Some(Ok(()))) { Ok(()) } else { Err(Gone) }
+            }
+        }
+    }
+
+    /// Sends content if there is room for it now; returns whether there was.
+    pub(super) async fn try_send(&mut self, content: &[u8]) -> Result<bool, Gone> {
+        match self {
+            Self::Stream(request) => {
+                if let Poll::Ready(room) = poll_fn(|cx| Poll::Ready(request.send.poll_ready(cx))).await {
+                    room?;
+                    request.send.push(h3::data_frame(content));
+                    return Ok(true);
+                }
+                Ok(false)
+            }
+            Self::Tcp(tcp) => match tcp.pieces.try_reserve() {
+                Ok(room) => {
+                    room.send(Some(Bytes::copy_from_slice(content)));
+                    Ok(true)
+                }
+                Err(mpsc::error::TrySendError::Full(())) => Ok(false),
+                Err(mpsc::error::TrySendError::Closed(())) => Err(Gone),
+            },
+        }
+    }
+
+    /// Sends content as soon as there is room for it.
+    pub(super) async fn send(&mut self, content: &[u8]) -> Result<(), Gone> {
+        match self {
+            Self::Stream(request) => Ok(request.send.send(h3::data_frame(content)).await?),
+            Self::Tcp(tcp) => tcp.pieces.send(Some(Bytes::copy_from_slice(content))).await.map_err(|_| Gone),
+        }
+    }
+
+    /// Waits for something as long as the client wants its answer.
+    pub(super) async fn unless_gone<T>(&mut self, wanted: impl Future<Output = T>) -> Result<T, Gone> {
+        let mut wanted = std::pin::pin!(wanted);
+        poll_fn(|cx| match wanted.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Ok(done)),
+            Poll::Pending => match self.poll_stopped(cx) {
+                Ok(()) => Poll::Pending,
+                Err(gone) => Poll::Ready(Err(gone)),
+            },
+        })
+        .await
+    }
+
+    fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Gone> {
+        match self {
+            Self::Stream(request) => Ok(request.send.poll_stopped(cx)?),
+            Self::Tcp(tcp) => match tcp.left.poll_closed(cx) {
+                Poll::Ready(()) => Err(Gone),
+                Poll::Pending => Ok(()),
+            },
+        }
+    }
+
+    /// Ends the answer.
+    pub(super) async fn end(self, ended: Ended) {
+        match (self, ended) {
+            (Self::Stream(Request { recv, mut send, .. }), Ended::Whole) => {
+                // Nothing more is read: where the answer came early, the rest of the body has no use.
+                recv.stop(Code::NoError);
+                send.finish();
+                // A reset may overtake what was not acknowledged, or discard it at the client.
+                _ = timeout(ANSWER_TIMEOUT, poll_fn(|cx| send.poll_acknowledged(cx))).await;
+            }
+            (Self::Stream(Request { recv, send, .. }), Ended::Cut) => {
+                recv.stop(Code::RequestCancelled);
+                send.reset(Code::InternalError);
+            }
+            (Self::Tcp(tcp), Ended::Whole) => _ = timeout(ANSWER_TIMEOUT, tcp.pieces.send(None)).await,
+            // Dropped without the mark behind the last piece.
+            (Self::Tcp(_), Ended::Cut) => {}
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Whether an engine gets requests: by what became of its requests, and by what checks found.
+//!
+//! | an engine | gets requests again |
+//! |---|---|
+//! | takes no connections, and is checked | when a check finds it ready |
+//! | takes no connections, and nobody checks | after a while, by a client's request |
+//! | failed [`FAULTS`] requests in a row | after a while, if a check does not say otherwise |
+//! | says to a check that it is not ready | when a check finds it ready |
+//! | was silent for [`SILENCES`] checks in a row | when a check finds it ready |
+
+/// How many requests in a row an engine fails before it gets none for a while.
+pub const FAULTS: u32 = 5;
+
+/// How many checks in a row an engine leaves unanswered before it gets no requests: one that is busy may be slow to answer.
+pub const SILENCES: u32 = 3;
+
+/// How long an engine that failed gets no requests: at first, and at most; twice as long each time.
+const EJECTION_NS: (u64, u64) = (1_000_000_000, 30_000_000_000);
+
+/// The longest text that is kept of what went wrong, in bytes.
+const TROUBLE_BYTES: usize = 256;
+
+/// What an engine did wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It takes no connections.
+    OutOfReach,
+    /// It has a request and failed with it.
+    Answer,
+}
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The engine is ready.
+    Ready,
+    /// It takes no connections, or says that it is not ready.
+    NotReady,
+    /// It did not answer in time.
+    Silent,
+}
+
+/// Whether an engine gets requests, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It gets requests, and the last check or request found nothing wrong.
+    Ready,
+    /// It gets requests, though nobody knows whether it answers.
+    Untried,
+    /// It gets none for so many nanoseconds, as it failed.
+    Ejected {
+        /// The nanoseconds that are left.
+        for_ns: u64,
+    },
+    /// It gets none until a check finds it ready.
+    Down,
+}
+
+/// What is known of an engine.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// Whether checks are made at all.
+    is_checked: bool,
+    /// Whether a request or a check has ever succeeded.
+    is_proven: bool,
+    /// Whether only a check brings it back.
+    is_down: bool,
+    /// How many requests in a row it failed, and how many checks in a row it left unanswered.
+    faults: u32,
+    silences: u32,
+    /// How often in a row it was ejected, and until when it is.
+    ejections: u32,
+    ejected_until_ns: u64,
+    trouble: Option<String>,
+}
+
+impl Verdict {
+    /// A word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Untried => "untried",
+            Self::Ejected { .. } => "ejected",
+            Self::Down => "down",
+        }
+    }
+
+    /// For how many nanoseconds the engine gets no requests, where that is known; 0 otherwise.
+    #[must_use]
+    pub const fn ejected_for_ns(self) -> u64 {
+        match self {
+            Self::Ejected { for_ns } => for_ns,
+            _ => 0,
+        }
+    }
+}
+
+impl Health {
+    /// Returns that of an engine of which nothing is known; `is_checked` says whether there will be checks.
+    #[must_use]
+    pub fn new(is_checked: bool) -> Self {
+        Self { is_checked, ..Self::default() }
+    }
+
+    /// Whether the engine gets requests.
+    #[must_use]
+    pub const fn is_usable(&self, now_ns: u64) -> bool {
+        !self.is_down && self.ejected_until_ns <= now_ns
+    }
+
+    /// Whether it gets requests, and why not.
+    #[must_use]
+    pub const fn verdict(&self, now_ns: u64) -> Verdict {
+        match self.ejected_until_ns.saturating_sub(now_ns) {
+            _ if self.is_down => Verdict::Down,
+            0 if self.is_proven => Verdict::Ready,
+            0 => Verdict::Untried,
+            for_ns => Verdict::Ejected { for_ns },
+        }
+    }
+
+    /// What went wrong last, until it went well again.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Notes that the engine answered a request as it should.
+    pub fn succeeded(&mut self) {
+        *self = Self { is_checked: self.is_checked, is_proven: true, ..Self::default() };
+    }
+
+    /// Notes that the engine failed a request, and why. One that is out of reach gets no requests for a while, and so does
+    /// one that failed [`FAULTS`] requests in a row, unless it `is_last`: a request may be what makes engines fail, and must
+    /// not take them from others.
+    pub fn failed(&mut self, fault: Fault, why: &str, is_last: bool, now_ns: u64) {
+        self.note(why);
+        self.faults = self.faults.saturating_add(1);
+        if fault == Fault::OutOfReach && self.is_checked {
+            self.is_down = true;
+        } else if fault == Fault::OutOfReach || (self.faults >= FAULTS && !is_last) {
+            let (first, longest) = EJECTION_NS;
+            let ejection_ns = first.saturating_mul(1 << self.ejections.min(10)).min(longest);
+            self.ejections = self.ejections.saturating_add(1);
+            self.ejected_until_ns = now_ns.saturating_add(ejection_ns);
+        }
+    }
+
+    /// Notes what a check found, and why. An engine that is silent still gets requests if it `is_last`. Requests that an
+    /// engine failed are not forgiven by checks, which it may well answer.
+    pub fn checked(&mut self, found: Found, why: &str, is_last: bool) {
+        match found {
+            Found::Ready => {
+                (self.is_down, self.is_proven, self.silences) = (false, true, 0);
+                if self.faults == 0 {
+                    self.trouble = None;
+                }
+            }
+            Found::NotReady => {
+                self.is_down = true;
+                self.note(why);
+            }
+            Found::Silent => {
+                self.silences = self.silences.saturating_add(1);
+                self.is_down |= self.silences >= SILENCES && !is_last;
+                self.note(why);
+            }
+        }
+    }
+
+    fn note(&mut self, why: &str) {
+        let end = why.floor_char_boundary(TROUBLE_BYTES);
+        self.trouble = Some(why.get(..end).unwrap_or_default().to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn without_checks_an_engine_out_of_reach_comes_back_by_itself_each_time_later() {
+        let mut health = Health::new(false);
+        assert_eq!(health.verdict(0), Verdict::Untried);
+        let mut now_ns = 0;
+        for wait_s in [1, 2, 4, 8, 16, 30, 30] {
+            health.failed(Fault::OutOfReach, "refused", false, now_ns);
+            assert_eq!(health.verdict(now_ns), Verdict::Ejected { for_ns: wait_s * S });
+            now_ns += wait_s * S;
+            assert!(!health.is_usable(now_ns - 1) && health.is_usable(now_ns));
+        }
+        assert_eq!(health.trouble(), Some("refused"));
+        health.succeeded();
+        assert_eq!((health.verdict(now_ns), health.trouble()), (Verdict::Ready, None));
+    }
+
+    #[test]
+    fn with_checks_an_engine_out_of_reach_comes_back_when_a_check_finds_it_ready_and_not_before() {
+        let mut health = Health::new(true);
+        health.failed(Fault::OutOfReach, "refused", true, 0);
+        assert_eq!(health.verdict(1_000_000 * S), Verdict::Down);
+        health.checked(Found::NotReady, "it loads its model", false);
+        assert_eq!((health.verdict(0), health.trouble()), (Verdict::Down, Some("it loads its model")));
+        health.checked(Found::Ready, "", false);
+        assert_eq!(health.verdict(0), Verdict::Ready);
+    }
+
+    #[test]
+    fn an_engine_that_answers_checks_and_fails_requests_is_not_brought_back_by_checks() {
+        let mut health = Health::new(true);
+        for _ in 0..FAULTS {
+            health.failed(Fault::Answer, "500", false, 0);
+            health.checked(Found::Ready, "", false);
+        }
+        assert_eq!((health.verdict(0), health.trouble()), (Verdict::Ejected { for_ns: S }, Some("500")));
+        health.checked(Found::Ready, "", false);
+        assert!(!health.is_usable(0) && health.is_usable(S));
+        health.checked(Found::NotReady, "503", false);
+        assert!(!health.is_usable(S), "a check may keep it away for longer");
+    }
+
+    #[test]
+    fn silence_counts_in_a_row_and_never_takes_the_last_engine() {
+        let mut health = Health::new(true);
+        for _ in 0..10 {
+            (1..SILENCES).for_each(|_| health.checked(Found::Silent, "", false));
+            assert!(health.is_usable(0));
+            health.checked(Found::Ready, "", false);
+        }
+        (0..SILENCES).for_each(|_| health.checked(Found::Silent, "no answer", true));
+        assert!(health.is_usable(0), "the last one");
+        health.checked(Found::Silent, "no answer", false);
+        assert_eq!(health.verdict(0), Verdict::Down);
+        health.succeeded();
+        assert_eq!(health.verdict(0), Verdict::Ready, "an answer shows that it is there");
+    }
+
+    #[test]
+    fn what_is_kept_of_a_trouble_is_short_and_whole_letters() {
+        let mut health = Health::new(true);
+        health.checked(Found::NotReady, &"ä".repeat(1_000), false);
+        assert_eq!(health.trouble().unwrap().len(), TROUBLE_BYTES);
+    }
+}

@@ -1,0 +1,73 @@
+//! Heads of requests and answers, between what hyper and what HTTP/3 call them.
+
+use bytes::Bytes;
+use hyper::{
+    Response, StatusCode,
+    header::{CONTENT_LENGTH, HeaderName, HeaderValue},
+    http::request::Parts,
+};
+use masque::h3::{Field, RequestHead, ResponseHead};
+
+/// Returns a request's head without what is about its connection, its length included.
+pub(crate) fn head(parts: &Parts) -> RequestHead {
+    RequestHead {
+        method: Bytes::copy_from_slice(parts.method.as_str().as_bytes()),
+        scheme: Some(Bytes::from_static(b"https")),
+        authority: None,
+        path: Some(Bytes::copy_from_slice(parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes())),
+        protocol: None,
+        fields: parts.headers.iter().filter(|(name, _)| is_end_to_end(name)).map(to_field).collect(),
+    }
+}
+
+/// Returns an answer with this head, without what is about the connection that it came by.
+pub(crate) fn response<B>(head: ResponseHead, body: B) -> Response<B> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    for field in head.fields {
+        let (name, value) = (HeaderName::from_bytes(&field.name), HeaderValue::from_bytes(&field.value));
+        if let (Ok(name), Ok(value)) = (name, value)
+            && (is_end_to_end(&name) || name == CONTENT_LENGTH)
+        {
+            response.headers_mut().append(name, value);
+        }
+    }
+    response
+}
+
+/// Whether a field of HTTP/1.1 is about the request and not about the connection that it came by (RFC 9110 §7.6.1, RFC 9114
+/// §4.2). The length is that of a body which whoever passes it on has read.
+fn is_end_to_end(name: &HeaderName) -> bool {
+    const OWN: [&str; 11] = [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "expect",
+    ];
+    !OWN.contains(&name.as_str())
+}
+
+fn to_field((name, value): (&HeaderName, &HeaderValue)) -> Field {
+    Field::new(Bytes::copy_from_slice(name.as_str().as_bytes()), Bytes::copy_from_slice(value.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_about_the_connection_stay_with_it() {
+        let passes = |name: &'static str| is_end_to_end(&HeaderName::from_static(name));
+        assert!(["authorization", "content-type", "x-slo-ttft-ms", "accept"].into_iter().all(passes));
+        assert!(
+            !["connection", "host", "transfer-encoding", "proxy-authorization", "expect", "te"].into_iter().any(passes)
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! How engines do, as metrics: looked up when they are asked for. An engine is named by its place in the configuration, since
+//! metrics may be seen by users who may not see URLs.
+
+use std::{fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+use crate::{
+    health::Verdict,
+    places::{Engines, Standing},
+};
+
+/// The engines of each model of the gateway in force.
+type Models = Vec<(Arc<str>, Arc<Engines>)>;
+
+/// The engines that are shown. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shown(Arc<Mutex<Models>>);
+
+/// A metric of an engine: its name, its help, and its value.
+type Row = (&'static str, &'static str, fn(&Standing) -> i64);
+
+const ROWS: [Row; 4] = [
+    ("gateway_engine_usable", "Whether an engine gets requests: 1 if it does", |of| {
+        i64::from(matches!(of.verdict, Verdict::Ready | Verdict::Untried))
+    }),
+    ("gateway_engine_in_flight", "Requests that an engine works on for this gateway", |of| i64::from(of.in_flight)),
+    ("gateway_engine_others_running", "Requests that an engine works on for others, as it reports", |of| {
+        i64::from(of.others.running)
+    }),
+    ("gateway_engine_others_waiting", "Requests of others that wait in an engine, as it reports", |of| {
+        i64::from(of.others.waiting)
+    }),
+];
+
+impl Shown {
+    /// Shows these and no others.
+    pub(super) fn replace(&self, models: Models) {
+        *self.0.lock() = models;
+    }
+}
+
+impl Collector for Shown {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let models = self.0.lock().clone();
+        let standings: Vec<_> = models.iter().map(|(model, engines)| (model, engines.standings())).collect();
+        for (name, help, value) in ROWS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (model, standings) in &standings {
+                for (place, standing) in (1..).zip(standings) {
+                    let labels = [("model", model.to_string()), ("engine", i32::to_string(&place))];
+                    ConstGauge::new(value(standing)).encode(family.encode_family(&labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! Connections to the engines of a model: plain or by TLS 1.3, by HTTP/1.1 or, where TLS negotiates it (ALPN), by HTTP/2.
+
+use std::{error::Error as _, fmt::Write as _, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use config::gateway::ModelSettings;
+use http_body_util::Full;
+use hyper::{Request, Response, Uri, body::Incoming};
+use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use quic::tls::{self, Trust};
+use tokio::net::TcpStream;
+use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
+
+/// How long a connection may take until requests can be sent on it, TLS handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection without requests is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often an engine that works on requests over HTTP/2 is asked whether it is still there (PING, RFC 9113 §6.7), and how
+/// long it may take to answer.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
+
+/// What an engine may send of one answer before its client has taken it, over HTTP/2. Over HTTP/1.1 the kernel's buffers
+/// are that bound.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+
+/// The largest head of an answer, in bytes.
+const HEAD_BYTES: u32 = 64 << 10;
+
+/// Makes connections.
+type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, BoxError>;
+
+/// The engines of a model, as an HTTP client knows them. Connections are shared by all requests.
+#[derive(Clone, Debug)]
+pub struct Upstream(Client<Connector, Full<Bytes>>);
+
+/// Why there is no answer, with the cause in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// There is no connection: nobody listens there, or the certificate is not trusted.
+    OutOfReach(String),
+    /// The connection ended, or what came over it is not HTTP.
+    Closed(String),
+}
+
+impl Upstream {
+    /// Prepares to ask the engines of a model. Nothing is sent before a request is.
+    ///
+    /// # Errors
+    /// An engine is to be asked by TLS, but there are no usable authorities, in `ca_file` or in the system.
+    pub fn new(model: &ModelSettings) -> Result<Self> {
+        Self::with_timeout(model, CONNECT_TIMEOUT)
+    }
+
+    fn with_timeout(model: &ModelSettings, connect_timeout: Duration) -> Result<Self> {
+        let trust = match &model.ca_file {
+            Some(file) => Trust::Authorities(tls::read_certificates(file)?),
+            None if model.engines.iter().any(|engine| engine.is_tls) => Trust::System,
+            // No engine is asked by TLS, so that no certificate is ever judged by this.
+            None => Trust::Pinned([0; 32]),
+        };
+        let config = tls::client_over_tcp(trust);
+        let config = config.with_context(|| format!("failed to prepare TLS to the engines of {}", model.name))?;
+        let mut tcp = HttpConnector::new();
+        tcp.set_nodelay(true);
+        tcp.enforce_http(false);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_or_http()
+            .enable_all_versions()
+            .wrap_connector(tcp);
+        // One client that takes nothing of its answers fills its own window. All answers at once have room for theirs, or
+        // else that client would keep other clients' tokens from coming over the same connection.
+        let connection_window =
+            STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .timer(TokioTimer::new())
+            .http1_max_buf_size(HEAD_BYTES as usize)
+            .http2_max_header_list_size(HEAD_BYTES)
+            .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .http2_initial_connection_window_size(connection_window)
+            .http2_keep_alive_interval(KEEP_ALIVE.0)
+            .http2_keep_alive_timeout(KEEP_ALIVE.1)
+            .build(Connector::new(Timeout::new(connector, connect_timeout)));
+        Ok(Self(client))
+    }
+
+    /// Sends a request and waits for the head of the answer, for as long as that takes. Dropped, it cancels the request.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Unanswered> {
+        self.0.request(request).await.map_err(|error| {
+            let why = causes(&error);
+            if error.is_connect() { Unanswered::OutOfReach(why) } else { Unanswered::Closed(why) }
+        })
+    }
+}
+
+impl Unanswered {
+    /// The cause in words.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        match self {
+            Self::OutOfReach(why) | Self::Closed(why) => why,
+        }
+    }
+}
+
+/// What an error says of its causes, each once. hyper's own words for where it happened tell an operator nothing.
+fn causes(error: &hyper_util::client::legacy::Error) -> String {
+    let (mut said, mut cause) = (String::new(), error.source());
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !said.contains(&words) {
+            // Writing to a string cannot fail.
+            _ = write!(said, "{}{words}", if said.is_empty() { "" } else { ": " });
+        }
+        cause = error.source();
+    }
+    if said.is_empty() { error.to_string() } else { said }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc};
+
+    use hyper::{server::conn::http1, server::conn::http2, service::service_fn};
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::ServerConfig;
+    use rustls_pki_types::PrivateKeyDer;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// An engine by TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. It answers with the
+    /// version of HTTP that it was asked by. Returns where it listens, and a file with its certificate.
+    async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed([name.to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = builder.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
+        config.alpn_protocols = alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let file = std::env::temp_dir().join(format!("paced-engine-{}-{}.pem", std::process::id(), address.port()));
+        std::fs::write(&file, cert.pem()).unwrap();
+        tokio::spawn(async move {
+            let acceptor = TlsAcceptor::from(Arc::new(config));
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let answer = service_fn(async |request: Request<Incoming>| {
+                    Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{:?}", request.version())))))
+                });
+                let io = TokioIo::new(stream);
+                tokio::spawn(async move {
+                    match is_h2 {
+                        true => _ = http2::Builder::new(TokioExecutor::new()).serve_connection(io, answer).await,
+                        false => _ = http1::Builder::new().serve_connection(io, answer).await,
+                    }
+                });
+            }
+        });
+        (address, file)
+    }
+
+    fn model(url: &str, ca_file: Option<PathBuf>) -> ModelSettings {
+        ModelSettings {
+            name: "large".into(),
+            engine_name: "large".into(),
+            engines: vec![url.parse().unwrap()],
+            gpus: None,
+            key_file: None,
+            ca_file,
+            health_path: None,
+            metrics_path: None,
+            max_in_flight: 4,
+            max_waiting: 0,
+            affinity: false,
+            quality_percent: 100,
+        }
+    }
+
+    async fn ask(upstream: &Upstream, url: &str) -> Result<String, Unanswered> {
+        use http_body_util::BodyExt as _;
+        let request = Request::get(format!("{url}/health")).body(Full::default()).unwrap();
+        let body = upstream.ask(request).await?.into_body().collect().await.unwrap().to_bytes();
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
+    #[tokio::test]
+    async fn an_engine_is_asked_by_the_newest_protocol_that_it_offers() {
+        for (alpn, version) in [
+            (&["h2", "http/1.1"][..], "HTTP/2.0"),
+            (&["http/1.1"], "HTTP/1.1"),
+            (&[], "HTTP/1.1"),
+            (&["h2"], "HTTP/2.0"),
+        ] {
+            let (address, file) = engine("localhost", alpn).await;
+            let url = format!("https://localhost:{}", address.port());
+            let upstream = Upstream::new(&model(&url, Some(file.clone()))).unwrap();
+            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok(version), "{alpn:?}");
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_certificate_that_is_not_trusted_or_anothers_is_named_as_the_cause() {
+        let (address, file) = engine("other.example", &["h2"]).await;
+        let url = format!("https://localhost:{}", address.port());
+        let why = async |ca_file| match ask(&Upstream::new(&model(&url, ca_file)).unwrap(), &url).await {
+            Err(Unanswered::OutOfReach(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        let anothers = why(Some(file.clone())).await;
+        assert!(anothers.contains("not valid for name") && anothers.contains("other.example"), "{anothers}");
+        let (_, unrelated) = engine("localhost", &[]).await;
+        let unknown = why(Some(unrelated.clone())).await;
+        assert!(unknown.contains("UnknownIssuer"), "{unknown}");
+        for file in [file, unrelated] {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_takes_connections_and_says_nothing_is_out_of_reach_after_the_timeout() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
+        let (_, file) = engine("localhost", &[]).await;
+        let upstream = Upstream::with_timeout(&model(&url, Some(file.clone())), Duration::from_millis(20)).unwrap();
+        assert!(matches!(ask(&upstream, &url).await, Err(Unanswered::OutOfReach(_))));
+        std::fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn authorities_that_cannot_be_used_are_named() {
+        let missing = PathBuf::from("/nonexistent/ca.pem");
+        let error = Upstream::new(&model("https://localhost:1", Some(missing))).unwrap_err();
+        assert!(format!("{error:#}").contains("/nonexistent/ca.pem"), "{error:#}");
+    }
+}

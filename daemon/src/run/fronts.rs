@@ -1,0 +1,127 @@
+//! The gateway's own listeners, for clients without an edge.
+
+use std::{
+    collections::BTreeMap,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    sync::Arc,
+};
+
+use anyhow::Result;
+use config::gateway::{GatewaySettings, Listener};
+use relay::Relay;
+use role::{
+    bind_error::BindError,
+    door::{self, Door},
+};
+use rustls::ServerConfig;
+use serving::front::{Front, Shown, Source, Told};
+use tokio::{sync::watch, task::JoinHandle};
+
+use crate::{configuration::gateway_identity, parts::Parts};
+
+/// The listeners that are open.
+#[derive(Default)]
+pub(super) struct Fronts(BTreeMap<SocketAddr, Open>);
+
+/// An open listener.
+struct Open {
+    /// What it was opened with.
+    settings: Listener,
+    shown: Shown,
+    /// The same socket as its door's, for another door on other terms.
+    socket: TcpListener,
+    ending: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+/// The listeners that a configuration wants, without a fault left in them.
+pub(super) struct Prepared(Vec<Wanted>);
+
+struct Wanted {
+    settings: Listener,
+    shown: Option<Arc<ServerConfig>>,
+    socket: TcpListener,
+    door: Door,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Fronts {
+    /// Makes ready what a configuration wants. Sockets that are open serve on.
+    ///
+    /// # Errors
+    /// A certificate or a key cannot be used, or an address cannot be had.
+    pub(super) fn prepare(
+        &self,
+        gateway: Option<&GatewaySettings>,
+        state_dir: &Path,
+        parts: &Parts,
+    ) -> Result<Prepared> {
+        let prepare = |settings: &Listener| -> Result<Wanted> {
+            let shown = gateway_identity(settings, state_dir)?;
+            let socket = match self.0.get(&settings.address) {
+                Some(open) => open.socket.try_clone(),
+                None => door::bind(settings.address),
+            };
+            let why = |error| {
+                anyhow::Error::new(BindError::new(settings.address, error))
+                    .context("failed to listen for clients of models")
+            };
+            let socket = socket.map_err(why)?;
+            let metrics = parts.gateway.clone();
+            let door = socket.try_clone();
+            let door = door.and_then(|socket| Door::new(socket, settings.max_connections, move || metrics.is_full()));
+            Ok(Wanted { settings: settings.clone(), shown, door: door.map_err(why)?, socket })
+        };
+        let listeners = gateway.into_iter().flat_map(|gateway| &gateway.listeners);
+        listeners.map(prepare).collect::<Result<_>>().map(Prepared)
+    }
+
+    /// Serves what was made ready, and nothing else. Clients of listeners that are as before, but for their certificates, keep
+    /// their connections.
+    pub(super) fn serve(&mut self, Prepared(wanted): Prepared, relay: &Arc<Relay>, parts: &Parts) {
+        let mut before = std::mem::take(&mut self.0);
+        for Wanted { settings, shown, socket, door } in wanted {
+            let address = settings.address;
+            let is_like = |open: &Open| {
+                let Listener { address: _, identity, max_connections, idle } = &open.settings;
+                identity.is_some() == settings.identity.is_some()
+                    && (*max_connections, *idle) == (settings.max_connections, settings.idle)
+            };
+            if let Some(open) = before.remove(&address).filter(is_like) {
+                shown.into_iter().for_each(|shown| open.shown.replace(shown));
+                self.0.insert(address, open);
+                continue;
+            }
+            let of = Arc::downgrade(relay);
+            let source: Source = Arc::new(move || {
+                let relay = of.upgrade()?;
+                Some((relay.gateway()?, relay.classes()))
+            });
+            let access = parts.access.clone();
+            let told: Told = Arc::new(move |served| access.served(served));
+            let (shown, metrics, idle) = (Shown::new(shown), parts.gateway.clone(), settings.idle);
+            let (ending, ends) = watch::channel(false);
+            let front =
+                Front { door, shown: shown.clone(), listener: address, idle, source, told, metrics, ending: ends };
+            let task = tokio::spawn(front.run());
+            tracing::info!(%address, "serving models to clients without an edge");
+            self.0.insert(address, Open { settings, shown, socket, ending, task });
+        }
+    }
+
+    /// Lets nobody in any more, and waits for requests that have begun.
+    pub(super) async fn end(&mut self) {
+        self.0.values().for_each(|open| _ = open.ending.send_replace(true));
+        for open in self.0.values_mut() {
+            // It panics only with what it serves.
+            _ = (&mut open.task).await;
+        }
+        self.0.clear();
+    }
+}

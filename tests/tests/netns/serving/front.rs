@@ -1,0 +1,135 @@
+//! A gateway's own listener, for clients without an edge.
+
+use std::process::Output;
+
+use super::*;
+
+/// Where the gateway listens for them.
+const FRONT: &str = "https://10.0.1.2:8443";
+
+/// A gateway with a listener of its own, and a user who has a key.
+fn with_front(more: &str) -> (Desk, String) {
+    let (key, hash) = generate_token().unwrap();
+    let policy = format!(
+        "[[gateway.listener]]\naddress = \"10.0.1.2:8443\"\n\
+         [[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\n{more}\n\
+         [class.plain]\n[[rule]]\nclass = \"plain\"\nlistener = \"10.0.1.2:8443\"",
+        hex(&hash)
+    );
+    (Desk::with_large(1, 1, "", "stall_timeout_seconds = 5", &policy), format!("authorization: Bearer {key}"))
+}
+
+/// Has curl ask the gateway itself.
+fn curl(desk: &Desk, options: &[&str]) -> std::process::Command {
+    let mut curl = desk.site.chain.client.command("curl").unwrap();
+    let authority = desk.site.path("authority.pem").display().to_string();
+    curl.args(["-sS", "-N", "--max-time", "20", "--cacert", &authority, &format!("{FRONT}/v1/chat/completions")]);
+    curl.args(options).stdout(Stdio::piped());
+    curl
+}
+
+/// The status, the version of HTTP, and the body of an answer.
+fn read(output: &Output) -> (String, String) {
+    let said = String::from_utf8(output.stdout.clone()).unwrap();
+    let Some((body, written)) = said.rsplit_once('\n') else {
+        panic!("{said} {}", String::from_utf8_lossy(&output.stderr));
+    };
+    (written.to_owned(), body.to_owned())
+}
+
+#[test]
+fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes_and_errors() {
+    lab::ring!(Netns);
+    let (desk, key) = with_front("");
+    // Clients that say nothing keep nobody out.
+    let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443").unwrap()).unwrap();
+    let _silent: Vec<_> = (0..50).map(|_| connect()).collect();
+    for (version, written) in [("--http1.1", "200 1.1"), ("--http2", "200 2")] {
+        let write = ["-w", "\n%{http_code} %{http_version}", version];
+        let ask = |options: &[&str]| read(&curl(&desk, &[&write[..], options].concat()).output().unwrap());
+        let streamed = chat("large", "a b c", true);
+        let (found, body) = ask(&["-H", &key, "--json", &streamed]);
+        assert_eq!((&found[..], tokens(&body)), (written, ("0 1 2 3 4 ".into(), true)), "{body}");
+        let (_, body) = ask(&["-H", &key, "--json", &chat("large", "a b c", false)]);
+        let whole: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(whole["choices"][0]["message"]["content"], "0 1 2 3 4 ");
+        let (found, body) = ask(&["--json", &streamed]);
+        assert_eq!((&found[..3], error(&body)), ("401", "invalid_api_key".to_owned()));
+        let (found, body) = ask(&["-H", &key, "--json", "{"]);
+        assert_eq!((&found[..3], error(&body)), ("400", "invalid_body".to_owned()));
+        let (_, body) = ask(&["-H", &key, "--json", &chat("large", "cut 2", true)]);
+        assert_eq!(tokens(&body), ("0 1 ".into(), false));
+        assert!(body.contains("\"server_error\""), "{body}");
+
+        // A client that leaves ends its engine's work.
+        for is_stream in [true, false] {
+            let [asked, _, left] = desk.large[0].counts();
+            let mut leaving =
+                curl(&desk, &[version, "-H", &key, "--json", &chat("large", "stall 3", is_stream)]).spawn().unwrap();
+            wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
+            leaving.kill().unwrap();
+            leaving.wait().unwrap();
+            wait_for("the engine to be left alone", SOON, || (desk.large[0].counts()[2] > left).then_some(())).unwrap();
+        }
+    }
+    let counts =
+        desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#), 20);
+    assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 18, "{counts:#?}");
+}
+
+#[test]
+fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
+    lab::ring!(Netns);
+    let (mut desk, key) = with_front("");
+    let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 1_500, "stream": true }).to_string();
+    for version in ["--http1.1", "--http2"] {
+        let asked = desk.large[0].counts()[0];
+        let began = curl(&desk, &[version, "-H", &key, "--json", &slow]).spawn().unwrap();
+        wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
+        desk.site.signal(libc::SIGTERM).unwrap();
+        let output = began.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && said.ends_with("data: [DONE]\n\n"), "{version}: {:?}", output.status);
+        assert!(desk.site.relay.wait(SOON).unwrap().success());
+        assert!(!curl(&desk, &[version, "-H", &key, "--json", &slow]).output().unwrap().status.success());
+        let arguments = ["run".into(), "--config".into(), desk.site.path("paced.toml")];
+        desk.site.relay = desk.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
+        wait_for("the gateway", SOON, || desk.site.counts().ok()).unwrap();
+    }
+}
+
+#[test]
+fn a_months_tokens_are_used_up_once_and_for_all_and_each_request_leaves_a_line() {
+    lab::ring!(Netns);
+    let (mut desk, key) = with_front("monthly_tokens = 16");
+    let ask = |desk: &Desk| {
+        let write = ["-w", "\n%{http_code}", "-H", &key, "--json", &chat("large", "a b c", false)];
+        read(&curl(desk, &write).output().unwrap())
+    };
+    // Eight tokens each.
+    assert_eq!([ask(&desk).0, ask(&desk).0], ["200", "200"]);
+    let line = desk.site.relay.wait_for_line("\"reason\":\"answered\"", SOON).unwrap();
+    let record: Value = serde_json::from_str(&line).unwrap();
+    for (key, value) in [
+        ("event", json!("model")),
+        ("user", json!("ann")),
+        ("class", json!("plain")),
+        ("operation", json!("chat")),
+        ("asked", json!("large")),
+        ("model", json!("large")),
+        ("engine", json!("http://10.0.2.2:8001")),
+        ("input_tokens", json!(3)),
+        ("output_tokens", json!(5)),
+        ("status", json!(200)),
+    ] {
+        assert_eq!(record[key], value, "{key} of {record}");
+    }
+    assert!(!line.contains("a b c") && record["client"].as_str().unwrap().starts_with("10.0.1.1:"), "{line}");
+    for _ in 0..2 {
+        let (status, body) = ask(&desk);
+        assert_eq!((&status[..], error(&body)), ("429", "insufficient_quota".to_owned()), "{body}");
+        assert_eq!(desk.counts().of(r#"gateway_user_quota_used_tokens{user="ann"}"#), 16);
+        desk.restart();
+    }
+}

@@ -1,0 +1,103 @@
+//! What clients of an edge notice of gateways that end, and of a path that is lost.
+
+use super::*;
+
+/// A second gateway beside the first, with a model "large" whose engine is the small one, and an edge that uses both.
+fn with_two() -> (Desk, Process) {
+    let mut desk = Desk::new(1, "", "");
+    let text = format!(
+        r#"
+        state_dir = "$FOLDER/second"
+        [relay]
+        listen = ["10.0.1.2:4443"]
+        certificate = "$FOLDER/relay.pem"
+        private_key = "$FOLDER/relay.key"
+        templates = ["https://10.0.1.2:4443/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
+        {}
+        [gateway]
+        [[gateway.model]]
+        name = "large"
+        engines = ["http://10.0.2.2:8010"]
+        [control]
+        enabled = false
+        "#,
+        desk.relay
+    );
+    let text = text.replace("$FOLDER", &desk.site.path("").display().to_string());
+    let file = desk.site.write("second.toml", &text).unwrap().display().to_string();
+    let second = desk.site.chain.relay.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
+    desk.edge.signal(libc::SIGTERM).unwrap();
+    desk.edge.wait(SOON).unwrap();
+    let to = |port: u16| format!("https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/");
+    desk.edge = start_edge_to(&desk.site, &format!("[\"{}\", \"{}\"]", to(443), to(4443)));
+    (desk, second)
+}
+
+#[test]
+fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
+    lab::ring!(Netns);
+    let (mut desk, mut second) = with_two();
+    // Both are used: what begins together is spread.
+    let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
+    let both = || {
+        let mut begun: Vec<_> = (0..4).map(|_| desk.begin_chat(&chat("large", "stall 1", true))).collect();
+        let found = wait_for("four requests", SOON, || Some(asked(&desk)).filter(|[one, two]| one + two >= 4));
+        begun.iter_mut().for_each(|curl| curl.kill().unwrap());
+        begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
+        found.unwrap().iter().all(|asked| *asked > 0).then_some(())
+    };
+    wait_for("both gateways to be used", SOON, both).unwrap();
+    // Without an engine, a gateway answers 503.
+    desk.large.clear();
+    for _ in 0..6 {
+        let (status, head, body) = desk.chat("large", "x", true);
+        assert_eq!((status, tokens(&body).1), (200, true), "{head}");
+    }
+    desk.large.push(Engine::start(&desk.site.chain.target, 8001, "opt-6.7b", Speed::default()).unwrap());
+    second.signal(libc::SIGKILL).unwrap();
+    second.wait(SOON).unwrap();
+    // What is on its way to a gateway that was killed is found out by the connection's end, and then goes to the other.
+    for _ in 0..3 {
+        let (status, head, body) = desk.chat("large", "x", true);
+        assert_eq!((status, tokens(&body).1), (200, true), "{head}");
+    }
+}
+
+#[test]
+fn a_gateway_that_restarts_ends_what_it_cannot_finish_and_serves_on() {
+    lab::ring!(Netns);
+    let mut desk = Desk::new(1, "", "");
+    let mut begun = desk.begin_chat(&chat("large", "stall 2", true));
+    begun.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
+    desk.site.signal(libc::SIGKILL).unwrap();
+    desk.site.relay.wait(SOON).unwrap();
+    let left = || (desk.large[0].counts()[2] == 1).then_some(());
+    wait_for("the engine to be left alone", SOON, left).unwrap();
+    let arguments = ["run".into(), "--config".into(), desk.site.path("paced.toml")];
+    desk.site.relay = desk.site.chain.relay.start(lab::program("paced").unwrap(), arguments).unwrap();
+    // The edge hears of it by a stateless reset, as soon as it sends anything.
+    let status = wait_for("the client to be told", 3 * SOON, || begun.try_wait().unwrap()).unwrap();
+    assert!(!status.success(), "a part is not taken for the whole");
+    let served = || Some(desk.chat("large", "x", true)).filter(|(status, _, body)| *status == 200 && tokens(body).1);
+    wait_for("the gateway to serve again", SOON, served).unwrap();
+    assert_eq!(desk.counts().of("gateway_in_flight"), 0);
+}
+
+#[test]
+fn an_answer_goes_on_when_the_path_has_been_lost_for_five_seconds() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 50, "", "", "");
+    let body =
+        json!({ "model": "large", "stream": true, "max_tokens": 40, "messages": [{ "role": "user", "content": "x" }] });
+    let mut begun = desk.begin_chat(&body.to_string());
+    begun.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
+    let device = &desk.site.chain.access.far.device;
+    desk.site.chain.relay.ip(&format!("link set {device} down")).unwrap();
+    let done = || (desk.large[0].counts()[1] == 1).then_some(());
+    wait_for("the engine to be done", SOON, done).unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    desk.site.chain.relay.ip(&format!("link set {device} up")).unwrap();
+    let output = begun.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.trim_end().ends_with("data: [DONE]"), "{said}");
+}
