@@ -29,7 +29,10 @@ const SHARED: &[&str] = &[
     "Listener",
     "Load",
     "Malformed",
+    "Path",
+    "PathState",
     "Place",
+    "Placement",
     "Places",
     "Policy",
     "Prefix",
@@ -49,6 +52,7 @@ const SHARED: &[&str] = &[
     "Usage",
     "Users",
     "Verdict",
+    "View",
     "Waiting",
     "Way",
 ];
