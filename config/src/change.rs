@@ -283,8 +283,9 @@ mod tests {
         for (path, changed) in changes {
             let rows: Vec<_> = table.iter().filter(|row| covers(row, &path)).collect();
             let [row] = rows[..] else { panic!("{path} has the rows {rows:?}") };
-            // One says the same as `ca`, which is there already; one permits what another key says; and one is named elsewhere.
-            let is_tied = [".certificate_sha256", ".allow_remote", "gateway.model.name"];
+            // One says the same as `ca`, which is there already; one permits what another key says; one is named elsewhere;
+            // and one is refused beside a certificate.
+            let is_tied = [".certificate_sha256", ".allow_remote", "gateway.model.name", "gateway.listener.tls"];
             if !is_tied.iter().any(|tied| path.ends_with(tied)) && !changed.contains(row.keys[0]) {
                 unseen.push((path, changed));
             }

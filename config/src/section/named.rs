@@ -127,8 +127,37 @@ names! {
     ClassName: "the name of a class in quotes",
     /// That of a schedule.
     ScheduleName: "the name of a [schedule.NAME] in quotes",
-    /// That of a path.
-    PathName: "a name of up to 32 lower-case letters, digits and hyphens in quotes",
+}
+
+/// The name that a path gives itself.
+pub(crate) struct PathName(String);
+
+impl From<String> for PathName {
+    fn from(name: String) -> Self {
+        Self(name)
+    }
+}
+
+impl From<PathName> for String {
+    fn from(name: PathName) -> Self {
+        name.0
+    }
+}
+
+impl Value for PathName {
+    const EXPECTED: &'static str = "a name of 1 to 32 lower-case letters, digits and hyphens in quotes";
+
+    fn read(value: &DeValue<'_>) -> Option<Self> {
+        String::read(value).filter(|name| is_name(name)).map(Self)
+    }
+
+    fn write(&self) -> String {
+        quoted(&self.0)
+    }
+
+    fn schema() -> Json {
+        text(NAME)
+    }
 }
 
 impl<'a> NamedSections<'a> {

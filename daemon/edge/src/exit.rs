@@ -108,7 +108,6 @@ mod tests {
         let exit = Exit::new(Some(device("lo")), None);
         let socket = Socket::from(exit.bind((LOOPBACK, 9).into()).unwrap());
         assert_eq!(socket.device().unwrap().as_deref(), Some(&b"lo"[..]));
-        assert_eq!(exit.source_toward(([192, 0, 2, 1], 9).into()), None, "loopback leads nowhere else");
     }
 
     #[test]

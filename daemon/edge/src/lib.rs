@@ -22,6 +22,7 @@
 //! | [`moves`] | what becomes of connections when this host's addresses change |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
 //! | [`roster`] | what is open, as the control plane and metrics see it |
+//! | [`sizes`] | how much a tunnel or request of a class will carry |
 //! | [`sources`] | the table of senders |
 //! | [`backoff`], [`notice`] | when to try again, and when to say so |
 //!
@@ -66,6 +67,7 @@ pub mod proxy;
 pub mod roster;
 pub mod schedules;
 pub mod serve;
+pub mod sizes;
 pub mod sources;
 pub mod tcp;
 #[cfg(test)]

@@ -29,8 +29,8 @@ use tracing::info;
 use super::{
     exit::Exit,
     moves::{Paths, Verdict},
-    path::{self, sizes::Sizes},
     places::Places,
+    sizes::{self, Sizes},
 };
 use crate::client::{Relay, endpoint::Connected};
 
@@ -191,7 +191,7 @@ impl Line {
             let (up, down) = it.traffic.bytes();
             let moved = up + down;
             let lately = moved - std::mem::replace(&mut it.moved, moved);
-            path::left(it.expected, moved, lately, since, it.weight)
+            sizes::left(it.expected, moved, lately, since, it.weight)
         });
         left.collect()
     }

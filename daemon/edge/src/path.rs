@@ -7,19 +7,17 @@ use std::{sync::Arc, time::Duration};
 
 use quic::class::Class;
 use sched::{
-    path::{self, Placed, Placement, Request},
+    path::{self, Placement, Request},
     stream::Level,
 };
 use tokio::time::Instant;
 
-use super::{client::endpoint::Endpoint, link::Line};
+use super::{client::endpoint::Endpoint, link::Line, sizes::Sizes};
 
 pub mod estimate;
 pub mod pulse;
-pub mod sizes;
 
 use estimate::Estimate;
-use sizes::Sizes;
 
 /// How often the connections of several paths are looked at.
 pub const LOOK: Duration = Duration::from_millis(50);
@@ -109,27 +107,5 @@ impl View {
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
             cost_ns: ns(of.cost),
         };
-    }
-}
-
-/// What a tunnel still has to carry: what those of its class usually do, or, once it has carried more than that, what it
-/// carries in a second.
-#[must_use]
-pub fn left(expected: u64, moved: u64, moved_lately: u64, lately: Duration, weight: u32) -> Option<Placed> {
-    let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;
-    let bytes = expected.saturating_sub(moved).max(per_sec);
-    (bytes > 0).then_some(Placed { bytes, weight })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tunnel_has_left_what_its_class_usually_carries_or_its_rate() {
-        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), 3);
-        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3 }));
-        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3 }));
-        assert_eq!(left(1_000, 5_000, 0), None, "it is silent");
     }
 }

@@ -31,7 +31,8 @@ use self::work::{Step, Work};
 use super::{
     failover::Standing,
     link::{Line, Link},
-    path::{Ask, LOOK, Path, View, sizes::Sizes},
+    path::{Ask, LOOK, Path, View},
+    sizes::Sizes,
 };
 use crate::client::endpoint::{ConnectError, Connected, Endpoint};
 

@@ -12,10 +12,8 @@
 
 pub mod decision;
 pub mod learn;
-mod network;
 pub mod policy;
 pub mod replay;
 pub mod scenario;
-mod thresholds;
 
-pub use thresholds::Measured;
+pub use policy::Measured;

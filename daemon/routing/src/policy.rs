@@ -3,7 +3,10 @@
 use anyhow::{Result, bail, ensure};
 use sched::route::{Model, Policy};
 
-use crate::{network, thresholds};
+mod network;
+mod thresholds;
+
+pub use thresholds::Measured;
 
 /// A policy, and the names of what it is for.
 #[derive(Clone, Debug, PartialEq)]

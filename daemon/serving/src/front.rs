@@ -141,8 +141,9 @@ impl Hall {
         let Some(shown) = &self.shown.0 else { return self.serve_http1(stream, from).await };
         let acceptor = TlsAcceptor::from(shown.load_full());
         let (stay, leave) = oneshot::channel();
+        let (number, evicted) = self.strangers.lock().enter(from.ip(), stay);
         // An evicted client learns of it when its sender is dropped.
-        let (number, _evicted) = self.strangers.lock().enter(from.ip(), stay);
+        drop(evicted);
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE, acceptor.accept(stream)) => greeted.map_err(|_| "timeout"),
             _ = leave => Err("crowded"),

@@ -594,15 +594,16 @@ mod tests {
         let first = now(engines.take(due(1), &[]));
         let mut waiting = later(engines.take(due(16), &[]));
         engines.checked(1, Found::Ready, "");
-        match poll(&mut waiting) {
-            Poll::Ready(Ok(place)) => assert_eq!(place.replica, 1),
+        let second = match poll(&mut waiting) {
+            Poll::Ready(Ok(place)) => place,
             other => panic!("{other:?}"),
-        }
+        };
+        assert_eq!(second.replica, 1);
         let mut waiting = later(engines.take(due(16), &[]));
         engines.checked(1, Found::NotReady, "loading");
         engines.checked(0, Found::NotReady, "gone");
         assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
-        drop(first);
+        drop((first, second));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod picture;
 mod row;
 mod simulator;
 mod strategy;
+mod stream;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -19,8 +20,9 @@ use sched::path::{self as placement, Choice, Placement, Request};
 
 use self::{
     link::Link,
-    simulator::{Ended, Stream},
+    simulator::Ended,
     strategy::{Rule, Strategy},
+    stream::Stream,
 };
 pub use self::{picture::picture, row::Row, tables::tables};
 use crate::{

@@ -63,7 +63,7 @@ impl Models {
                 if of.tokens_per_sec > 0.0 { format!("{:.1}", of.tokens_per_sec) } else { "-".into() },
             ])
         };
-        let widths = vec![fixed(8), wide, wide, wide, fixed(8), fixed(8), fixed(8), fixed(7), fixed(8)];
+        let widths = vec![fixed(8), wide, fixed(11), wide, fixed(8), fixed(8), fixed(8), fixed(7), fixed(8)];
         let rows = self.requests.iter().take(usize::from(lower.height)).map(request);
         let heads = heads.map(str::to_owned).to_vec();
         frame.render_widget(table(heads, rows, widths, "requests, the oldest first"), lower);

@@ -2,7 +2,7 @@
 
 use sched::path::{Path, estimate};
 
-use super::simulator::Stream;
+use super::stream::Stream;
 use crate::plan::paths::PathsPlan;
 
 /// A stream, or a part of one, on a path.

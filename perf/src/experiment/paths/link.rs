@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::simulator::Piece;
+use super::stream::Piece;
 use crate::{plan::paths::Links, random::Random};
 
 /// RFC 9002 §6.1.1.

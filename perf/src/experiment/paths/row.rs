@@ -42,7 +42,20 @@ impl Row {
     /// A line is no row; its number is said.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
+        let parse = |line| serde_json::from_str::<Self>(line).map(Self::rounded);
+        lines.map(|(at, line)| parse(line).with_context(|| format!("line {}", at + 1))).collect()
+    }
+}
+
+impl Row {
+    /// Rounds its figures to nine digits: what lies beyond differs by how numbers are added up, written and read.
+    fn rounded(mut self) -> Self {
+        let figures =
+            [&mut self.completion_ms, &mut self.deviation_ms, &mut self.closed_form_ms, &mut self.slow_path_pct];
+        for figure in figures {
+            *figure = format!("{figure:.8e}").parse().unwrap_or(*figure);
+        }
+        self
     }
 }
 
@@ -66,6 +79,7 @@ pub(super) fn of(plan: &PathsPlan, cell: &Cell, scheduler: Scheduler, runs: &[Ve
             seed: plan.seed,
             repetitions: plan.repetitions,
         }
+        .rounded()
     };
     plan.streams.iter().enumerate().map(row).collect()
 }

@@ -8,70 +8,12 @@ use std::{
     collections::{BinaryHeap, VecDeque},
 };
 
-use super::{link::Link, strategy::Strategy};
+use super::{
+    link::Link,
+    strategy::Strategy,
+    stream::{Piece, Sending, Stream},
+};
 use crate::random::Random;
-
-/// One packet's worth of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) stream: usize,
-    pub(super) number: usize,
-}
-
-/// What is to be sent.
-#[derive(Clone, Debug)]
-pub(super) struct Stream {
-    /// The stream of the plan that it is all or a part of.
-    pub(super) of: usize,
-    /// How many packets it takes.
-    pub(super) packets: usize,
-    pub(super) weight: u32,
-    /// When the request for it has arrived.
-    pub(super) begins_ns: u64,
-}
-
-/// A stream on its way.
-pub(super) struct Sending {
-    pub(super) weight: u32,
-    begins_ns: u64,
-    packets: usize,
-    unsent: usize,
-    /// Pieces that were lost.
-    again: VecDeque<usize>,
-    arrived: Vec<bool>,
-    missing: usize,
-    ended_ns: Option<u64>,
-    /// By path: how many of its packets were sent.
-    pub(super) sent: Vec<u64>,
-}
-
-impl Sending {
-    pub(super) fn has_data(&self, now_ns: u64) -> bool {
-        now_ns >= self.begins_ns && (self.unsent < self.packets || !self.again.is_empty())
-    }
-
-    /// How many packets have not been sent, or have to be sent again.
-    pub(super) fn waiting(&self) -> usize {
-        self.packets - self.unsent + self.again.len()
-    }
-
-    fn next(&mut self) -> Option<usize> {
-        if let Some(number) = self.again.pop_front() {
-            return Some(number);
-        }
-        let number = self.unsent;
-        (number < self.packets).then(|| {
-            self.unsent += 1;
-            number
-        })
-    }
-
-    fn lose(&mut self, number: usize) {
-        if self.arrived.get(number) == Some(&false) {
-            self.again.push_back(number);
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {

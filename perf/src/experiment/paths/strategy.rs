@@ -1,6 +1,6 @@
 //! Which stream the next packet is of, and which path it takes.
 
-use super::{link::Link, simulator::Sending};
+use super::{link::Link, stream::Sending};
 use crate::random::Random;
 
 /// What decides.

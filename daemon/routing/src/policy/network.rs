@@ -8,7 +8,7 @@ use sched::route::{Dqn, Policy, Tensor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::policy::PolicyFile;
+use super::PolicyFile;
 
 /// The one entry of a file's metadata. Several would be in any order, and the same network no longer the same file.
 const ENTRY: &str = "paced";

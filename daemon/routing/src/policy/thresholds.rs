@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use sched::route::{Measure, Policy, Thresholds};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::PolicyFile;
+use super::PolicyFile;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
