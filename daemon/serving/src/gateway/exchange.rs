@@ -29,6 +29,11 @@ use tokio::{
 /// How long a client may take to take an answer's end, or one that refuses its request.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long, and up to how many bytes, the rest of a body is read that an early answer has left, over TCP. Without it the
+/// client's connection, or its stream, is reset behind the answer, and a client that still sends may lose the answer (RFC
+/// 9112 §9.6; curl 7.88 does so by HTTP/2 even where the reset says `NO_ERROR`).
+const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
+
 /// How many pieces of an answer wait for a connection over TCP.
 const PIECES: usize = 4;
 
@@ -106,6 +111,17 @@ impl Tcp {
         let (left, leaving) = oneshot::channel();
         let answer = Answer { pieces: coming, is_over: false, _left: leaving };
         (Self { body, head: Some(head), pieces, left }, Awaited { head: awaited, answer })
+    }
+
+    /// Reads the rest of the body as far as [`LINGER`] goes.
+    async fn discard_body(&mut self) {
+        let mut room_bytes = LINGER.1;
+        while !self.body.is_end_stream() {
+            let Some(Ok(frame)) = self.body.frame().await else { return };
+            let read_bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(left) = room_bytes.checked_sub(read_bytes) else { return };
+            room_bytes = left;
+        }
     }
 }
 
@@ -266,7 +282,10 @@ impl Exchange {
                 recv.stop(Code::RequestCancelled);
                 send.reset(Code::InternalError);
             }
-            (Self::Tcp(tcp), Ended::Whole) => _ = timeout(ANSWER_TIMEOUT, tcp.pieces.send(None)).await,
+            (Self::Tcp(mut tcp), Ended::Whole) => {
+                _ = timeout(LINGER.0, tcp.discard_body()).await;
+                _ = timeout(ANSWER_TIMEOUT, tcp.pieces.send(None)).await;
+            }
             // Dropped without the mark behind the last piece.
             (Self::Tcp(_), Ended::Cut) => {}
         }

@@ -34,6 +34,7 @@ fn read(output: &Output) -> (String, String) {
     let Some((body, written)) = said.rsplit_once('\n') else {
         panic!("{said} {}", String::from_utf8_lossy(&output.stderr));
     };
+    assert!(!written.starts_with('4') || output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     (written.to_owned(), body.to_owned())
 }
 
