@@ -6,6 +6,7 @@
 //!
 //! No clock and no task is started here, so that the same code runs over s2n-quic's simulated network.
 
+mod client;
 mod error;
 mod message;
 mod signal;
@@ -23,25 +24,26 @@ use std::{
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
-    h3::{self, Code, Control, ControlEvent, RequestHead, RequestStream, Role, Settings, UniStream, UniVerdict},
+    h3::{self, Code, Control, ControlEvent, Role, Settings, UniStream, UniVerdict},
     priority::Priority,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use s2n_quic::{
-    connection::{BidirectionalStreamAcceptor, Handle, ReceiveStreamAcceptor},
+    connection::{BidirectionalStreamAcceptor, ReceiveStreamAcceptor},
     stream,
 };
 use tokio::sync::Notify;
 
 pub use self::error::connection_reason;
-use self::{error::application_code, signal::Signals};
+use self::{client::Peer, error::application_code, signal::Signals};
 pub use self::{
+    client::{Client, Reserved},
     error::{Error, close},
     message::{RecvStream, SendStream},
 };
 use super::{
-    class::{Class, Terms},
-    datagrams::{Flow, Hub, Sender},
+    class::Terms,
+    datagrams::{Flow, Sender},
     dispatch::{Dispatcher, Driver},
     events::ConnectionState,
     stirred::Stirred,
@@ -107,36 +109,6 @@ impl Request {
         self.flow.set_terms(terms.clone());
         self.send.set_terms(terms.clone());
     }
-}
-
-/// What the tasks of one connection share; opens requests in the client role.
-#[derive(Clone)]
-pub struct Client {
-    handle: Handle,
-    /// Whose turn it is to open a stream. The transport keeps the wakers of tasks that gave up and spends credit on
-    /// waking them; so the tasks wait here, and it knows one waker.
-    opener: Arc<tokio::sync::Mutex<Handle>>,
-    hub: Arc<Hub>,
-    dispatcher: Dispatcher,
-    peer: Arc<Peer>,
-    standing: Standing,
-    limits: MessageLimits,
-}
-
-/// A stream that the peer's credit allows (RFC 9000 §4.6), for a request that is to come.
-pub struct Reserved(stream::BidirectionalStream);
-
-struct Peer {
-    settings: OnceLock<Settings>,
-    changed: Notify,
-    /// Request streams from this ID on are not processed by the peer.
-    goaway: AtomicU64,
-    /// Why the connection ended, once it has.
-    ended: OnceLock<Error>,
-    /// Priorities that it has not been told yet.
-    signals: Mutex<Signals>,
-    /// Wakes the task that drives the connection, and tells it them.
-    signalled: AtomicWaker,
 }
 
 impl Connection {
@@ -378,159 +350,4 @@ impl Connection {
 fn excess(standing: &Standing, limit: Limit) -> h3::Error {
     standing.count(limit);
     h3::Error::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
-}
-
-impl Peer {
-    fn signals(&self) -> MutexGuard<'_, Signals> {
-        self.signals.lock()
-    }
-}
-
-impl Client {
-    /// The QUIC connection.
-    #[must_use]
-    pub fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    /// What is known about the peer.
-    #[must_use]
-    pub fn standing(&self) -> &Standing {
-        &self.standing
-    }
-
-    /// Notes that nothing of a stream is held any more: we stopped and reset it.
-    pub fn forget(&self, stream_id: u64) {
-        // Fails only once the connection is gone.
-        let forget = |state: &mut ConnectionState| state.budget.release(stream_id, &state.standing);
-        _ = self.handle.clone().query_event_context_mut(forget);
-    }
-
-    /// Closes the connection with an error code; `NoError` where nothing is wrong (RFC 9114 §5.3).
-    pub fn close(&self, code: Code) {
-        close(&self.handle, code);
-    }
-
-    /// The peer's settings, once they have arrived.
-    #[must_use]
-    pub fn settings(&self) -> Option<&Settings> {
-        self.peer.settings.get()
-    }
-
-    /// Waits for the peer's settings, which have to be known before extended CONNECT and datagrams may be used
-    /// (RFC 8441 §3, RFC 9297 §2.1.1).
-    ///
-    /// # Errors
-    /// The connection ended first.
-    pub async fn wait_for_settings(&self) -> Result<&Settings, Error> {
-        loop {
-            let changed = self.peer.changed.notified();
-            if let Some(settings) = self.peer.settings.get() {
-                return Ok(settings);
-            }
-            if self.peer.goaway.load(Relaxed) == 0 {
-                return Err(self.gone());
-            }
-            changed.await;
-        }
-    }
-
-    /// Why nothing new may be asked of the peer: the connection has ended, or the peer said that it goes away.
-    fn gone(&self) -> Error {
-        self.peer.ended.get().cloned().unwrap_or(Error::GoingAway)
-    }
-
-    /// Whether the peer still takes new requests.
-    #[must_use]
-    pub fn takes_requests(&self) -> bool {
-        self.peer.goaway.load(Relaxed) == u64::MAX
-    }
-
-    /// Waits until the peer takes no new requests. Returns whether it said that it goes away (RFC 9114 §5.2) and serves those
-    /// that are open; otherwise the connection has ended.
-    pub async fn goes_away(&self) -> bool {
-        loop {
-            let changed = self.peer.changed.notified();
-            if !self.takes_requests() {
-                return self.peer.ended.get().is_none();
-            }
-            changed.await;
-        }
-    }
-
-    /// Whether HTTP Datagrams may be sent in DATAGRAM frames: the transport allows it and the peer has said so
-    /// (RFC 9297 §2.1.1).
-    #[must_use]
-    pub fn datagrams_allowed(&self) -> bool {
-        self.hub.peer_accepts() && self.settings().is_some_and(|settings| settings.h3_datagram)
-    }
-
-    /// Opens a request stream and sends the request's head.
-    ///
-    /// # Errors
-    /// The connection ended, the peer goes away, or the head exceeds what the peer accepts.
-    pub async fn request(&self, head: &RequestHead) -> Result<Request, Error> {
-        self.request_on(self.reserve().await?, head)
-    }
-
-    /// Opens a stream for a request. Ready at once unless the peer's stream credit is used up; callers that wait for
-    /// more get it in the order in which they came.
-    ///
-    /// # Errors
-    /// The connection ended, or the peer goes away.
-    pub async fn reserve(&self) -> Result<Reserved, Error> {
-        let mut opener = self.opener.lock().await;
-        loop {
-            let changed = self.peer.changed.notified();
-            if !self.takes_requests() {
-                return Err(self.gone());
-            }
-            tokio::select! {
-                biased;
-                stream = opener.open_bidirectional_stream() => return Ok(Reserved(stream?)),
-                () = changed => {}
-            }
-        }
-    }
-
-    /// Sends a request's head on a stream that was reserved for it.
-    ///
-    /// # Errors
-    /// The peer goes away, or the head exceeds what the peer accepts.
-    pub fn request_on(&self, Reserved(stream): Reserved, head: &RequestHead) -> Result<Request, Error> {
-        if !self.takes_requests() {
-            return Err(self.gone());
-        }
-        let max = self.settings().and_then(|settings| settings.max_field_section_size);
-        let head = h3::encode_request(head, max)?;
-        let stream_id = stream.id();
-        let flow = self.hub.open(stream_id);
-        let (recv, mut send) = self.split(stream, Role::Client);
-        send.stream.push(head);
-        Ok(Request { stream_id, recv, send, flow, signal: None, waiting: None })
-    }
-
-    /// Moves what is sent on a request's stream, and in its datagrams, to another class.
-    pub fn reclass(&self, stream_id: u64, class: &Arc<Class>) {
-        self.change_terms(stream_id, |terms| terms.reclassed(class));
-    }
-
-    fn change_terms(&self, stream_id: u64, change: impl Fn(&Terms) -> Terms) {
-        self.hub.change_terms(stream_id, &change);
-        self.dispatcher.change_terms(stream_id, &change);
-    }
-
-    /// Asks the peer to move what it sends on a request's stream (PRIORITY_UPDATE, RFC 9218 §7.2). It is advice: of many
-    /// streams' at once only the latest 64 are sent.
-    pub fn reprioritize(&self, stream_id: u64, signal: Priority) {
-        self.peer.signals().put(stream_id, signal);
-        self.peer.signalled.wake();
-    }
-
-    fn split(&self, stream: stream::BidirectionalStream, role: Role) -> (RecvStream, SendStream) {
-        let (recv, send) = stream.split();
-        let parser = RequestStream::new(role, self.limits.field_section_bytes);
-        let send = self.dispatcher.attach(send, self.hub.terms().clone());
-        (RecvStream { stream: recv, parser, finished: false }, SendStream { stream: send, peer: self.peer.clone() })
-    }
 }

@@ -26,7 +26,6 @@ use quic::{
 };
 use routing::decision::Outcome;
 use sched::route::Curve;
-use serde_json::json;
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::{
@@ -35,13 +34,12 @@ use crate::{
     live::{Entry, Live},
     metrics::GatewayMetrics,
     openai::{Ask, Operation, Refusal},
-    places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Standing, Turn},
-    routes::{AliasPolicies, Asked, Route, Routes, Tally, Wanted},
+    places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Turn},
+    routes::{AliasPolicies, Asked, Route, Routes, Wanted},
     served::Served,
     spending::Spending,
     tenants::Tenants,
     upstream::Upstream,
-    view::{AliasView, EngineView},
     watch::Checks,
 };
 
@@ -49,6 +47,7 @@ mod answer;
 mod body;
 mod caller;
 mod exchange;
+mod overview;
 mod silence;
 
 pub use self::{
@@ -423,76 +422,6 @@ impl Gateway {
         let alias = at.and_then(|at| self.settings.aliases.get(at));
         let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
         Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
-    }
-
-    /// Returns the policy of each alias, and what it decided so far.
-    #[must_use]
-    pub fn aliases(&self) -> Vec<AliasView> {
-        let view = |(at, (alias, tally)): (usize, (&config::gateway::Alias, Tally))| {
-            let (kind, shadow_kind) = self.policies.kinds(at);
-            AliasView {
-                alias: alias.name.clone(),
-                models: alias.models.clone(),
-                policy: alias.policy.to_string(),
-                kind,
-                shadow: alias.shadow.as_ref().map(ToString::to_string),
-                shadow_kind,
-                tally,
-            }
-        };
-        self.settings.aliases.iter().zip(self.routes.tallies()).enumerate().map(view).collect()
-    }
-
-    /// Returns how each engine does, model by model.
-    #[must_use]
-    pub fn engines(&self) -> Vec<EngineView> {
-        let (_, curves) = self.routes.learned();
-        let engines = self.models.iter().flat_map(|model| {
-            let (waiting, most) = (model.engines.waiting(), model.engines.most_in_flight());
-            model
-                .urls
-                .iter()
-                .zip(model.engines.standings())
-                .map(move |(url, standing)| (model, url, standing, waiting, most))
-        });
-        let view = |((model, url, standing, waiting, most), curve): ((&Model, &Url, Standing, usize, u32), Curve)| {
-            EngineView {
-                model: model.name.to_string(),
-                engine: url.to_string(),
-                in_flight: (standing.in_flight, most),
-                waiting,
-                others: standing.others,
-                verdict: standing.verdict,
-                trouble: standing.trouble,
-                answered: standing.answered,
-                failed: standing.failed,
-                samples: curve.samples(),
-                cost: curve.cost(),
-            }
-        };
-        engines.zip(curves).map(view).collect()
-    }
-
-    /// Returns what was learned of engines.
-    #[must_use]
-    pub fn learned(&self) -> Learned {
-        let (averages, curves) = self.routes.learned();
-        let engines = self.models.iter().flat_map(|model| model.urls.iter().map(move |url| (model, url)));
-        let known = engines.zip(curves).filter(|(_, curve)| curve.samples() != (0, 0));
-        let known = known.map(|((model, url), curve)| LearnedEngine {
-            model: model.name.to_string(),
-            engine: url.to_string(),
-            curve: curve.to_numbers().to_vec(),
-        });
-        Learned { averages, engines: known.collect() }
-    }
-
-    /// Returns what `GET /v1/models` answers.
-    fn list(&self) -> String {
-        let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
-        let models = self.models.iter().map(|model| entry(&model.name));
-        let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
-        json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
     }
 }
 

@@ -1,0 +1,85 @@
+//! What a gateway tells of itself: its aliases, its engines, what it learned of them, and the models that clients may ask for.
+
+use config::engine::EngineUrl as Url;
+use sched::route::Curve;
+use serde_json::json;
+
+use super::{Gateway, Model};
+use crate::{
+    learned::{Learned, LearnedEngine},
+    places::Standing,
+    routes::Tally,
+    view::{AliasView, EngineView},
+};
+
+impl Gateway {
+    /// Returns the policy of each alias, and what it decided so far.
+    #[must_use]
+    pub fn aliases(&self) -> Vec<AliasView> {
+        let view = |(at, (alias, tally)): (usize, (&config::gateway::Alias, Tally))| {
+            let (kind, shadow_kind) = self.policies.kinds(at);
+            AliasView {
+                alias: alias.name.clone(),
+                models: alias.models.clone(),
+                policy: alias.policy.to_string(),
+                kind,
+                shadow: alias.shadow.as_ref().map(ToString::to_string),
+                shadow_kind,
+                tally,
+            }
+        };
+        self.settings.aliases.iter().zip(self.routes.tallies()).enumerate().map(view).collect()
+    }
+
+    /// Returns how each engine does, model by model.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineView> {
+        let (_, curves) = self.routes.learned();
+        let engines = self.models.iter().flat_map(|model| {
+            let (waiting, most) = (model.engines.waiting(), model.engines.most_in_flight());
+            model
+                .urls
+                .iter()
+                .zip(model.engines.standings())
+                .map(move |(url, standing)| (model, url, standing, waiting, most))
+        });
+        let view = |((model, url, standing, waiting, most), curve): ((&Model, &Url, Standing, usize, u32), Curve)| {
+            EngineView {
+                model: model.name.to_string(),
+                engine: url.to_string(),
+                in_flight: (standing.in_flight, most),
+                waiting,
+                others: standing.others,
+                verdict: standing.verdict,
+                trouble: standing.trouble,
+                answered: standing.answered,
+                failed: standing.failed,
+                samples: curve.samples(),
+                cost: curve.cost(),
+            }
+        };
+        engines.zip(curves).map(view).collect()
+    }
+
+    /// Returns what was learned of engines.
+    #[must_use]
+    pub fn learned(&self) -> Learned {
+        let (averages, curves) = self.routes.learned();
+        let engines = self.models.iter().flat_map(|model| model.urls.iter().map(move |url| (model, url)));
+        let known = engines.zip(curves).filter(|(_, curve)| curve.samples() != (0, 0));
+        let known = known.map(|((model, url), curve)| LearnedEngine {
+            model: model.name.to_string(),
+            engine: url.to_string(),
+            curve: curve.to_numbers().to_vec(),
+        });
+        Learned { averages, engines: known.collect() }
+    }
+
+    /// Returns what `GET /v1/models` answers.
+    pub(super) fn list(&self) -> String {
+        let entry = |id: &str| json!({ "id": id, "object": "model", "created": 0, "owned_by": "paced" });
+        let models = self.models.iter().map(|model| entry(&model.name));
+        let aliases = self.settings.aliases.iter().map(|alias| entry(&alias.name));
+        json!({ "object": "list", "data": models.chain(aliases).collect::<Vec<_>>() }).to_string()
+    }
+}

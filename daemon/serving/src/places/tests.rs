@@ -1,0 +1,193 @@
+use std::task::Waker;
+
+use sched::stream::{Low, Service};
+
+use super::*;
+
+fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {
+    Engines::new(replicas, most_in_flight, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || 5_000_000_000)
+}
+
+fn due(deadline_ns: u64) -> Service {
+    Service { deadline_ns: Some(deadline_ns), ..Service::default() }
+}
+
+fn now(turn: Result<Turn, NoPlace>) -> Place {
+    match turn {
+        Ok(Turn::Now(place)) => place,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn later(turn: Result<Turn, NoPlace>) -> Waiting {
+    match turn {
+        Ok(Turn::Later(waiting)) => waiting,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn poll(waiting: &mut Waiting) -> Poll<Result<Place, NoPlace>> {
+    Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn requests_go_to_the_engine_with_the_least_to_do() {
+    let engines = engines(2, 2);
+    let places: Vec<_> = (0..4).map(|_| now(engines.take(Service::default(), &[]))).collect();
+    assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [0, 1, 0, 1]);
+    assert_eq!(engines.loads(), [(2, true), (2, true)]);
+    drop(places);
+    assert_eq!(engines.loads(), [(0, true), (0, true)]);
+}
+
+#[test]
+fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_much_busier() {
+    let engines = engines(3, 16);
+    let prefixes = Prefixes::default();
+    let head = masque::h3::RequestHead {
+        method: "POST".into(),
+        scheme: None,
+        authority: None,
+        path: None,
+        protocol: None,
+        fields: Vec::new(),
+    };
+    let turn =
+        |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
+    let _busy = now(engines.take(Service::default(), &[]));
+    let first = now(engines.take(turn(1), &[]));
+    assert_eq!((first.replica, first.kept), (1, Kept::New));
+    let second = now(engines.take(turn(2), &[]));
+    assert_eq!((second.replica, second.kept), (1, Kept::Kept), "though the third one has nothing to do");
+    let third = now(engines.take(turn(3), &[]));
+    assert_eq!((third.replica, third.kept), (1, Kept::Kept));
+    let fourth = now(engines.take(turn(4), &[]));
+    assert_eq!((fourth.replica, fourth.kept), (2, Kept::Moved), "three more than that one");
+    engines.failed(2, Fault::OutOfReach, "");
+    let fifth = now(engines.take(turn(5), &[]));
+    assert_eq!((fifth.replica, fifth.kept), (0, Kept::Moved), "it failed");
+    assert_eq!(now(engines.take(turn(6), &[0])).kept, Kept::Moved, "it was tried");
+}
+
+#[test]
+fn what_waits_gets_places_as_the_discipline_says_and_more_than_may_is_refused() {
+    let engines = engines(1, 1);
+    let first = now(engines.take(due(1), &[]));
+    let mut waiting: Vec<_> = [30, 10, 20].map(|due_ns| later(engines.take(due(due_ns << 4), &[]))).into();
+    assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::Crowded)));
+    drop(first);
+    let place = match poll(&mut waiting[1]) {
+        Poll::Ready(Ok(place)) => place,
+        other => panic!("{other:?}"),
+    };
+    assert!(poll(&mut waiting[0]).is_pending() && poll(&mut waiting[2]).is_pending());
+    drop(place);
+    assert!(poll(&mut waiting[2]).is_ready() && poll(&mut waiting[0]).is_ready(), "each gave its place back");
+    assert_eq!((engines.waiting(), engines.loads()), (0, vec![(0, true)]));
+}
+
+#[test]
+fn a_request_that_gives_up_waits_no_longer_and_keeps_no_place() {
+    let engines = engines(1, 1);
+    let first = now(engines.take(due(1), &[]));
+    let (gone, mut stays) = (later(engines.take(due(16), &[])), later(engines.take(due(32), &[])));
+    drop(gone);
+    assert_eq!(engines.waiting(), 1);
+    drop(first);
+    assert_eq!(engines.loads(), [(1, true)], "the place is on its way");
+    let another = later(engines.take(due(48), &[]));
+    drop(stays.place.try_recv());
+    drop(stays);
+    drop(another);
+    assert_eq!((engines.waiting(), engines.loads()), (0, vec![(0, true)]), "whatever was on its way came back");
+}
+
+#[test]
+fn an_engine_that_fails_gets_nothing_and_when_none_is_left_nobody_waits() {
+    let engines = engines(2, 1);
+    let (first, second) = (now(engines.take(due(1), &[])), now(engines.take(due(2), &[])));
+    let mut waiting = later(engines.take(due(16), &[]));
+    engines.failed(first.replica, Fault::OutOfReach, "");
+    drop(first);
+    assert!(poll(&mut waiting).is_pending(), "the place of an engine that failed is given to nobody");
+    assert!(matches!(engines.take(due(1), &[1]), Err(NoPlace::NoEngine)), "the only one left was tried");
+    engines.failed(second.replica, Fault::OutOfReach, "");
+    assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
+    assert!(matches!(engines.take(due(1), &[]), Err(NoPlace::NoEngine)));
+    engines.succeeded(0);
+    assert_eq!(now(engines.take(due(1), &[])).replica, 0);
+    drop(second);
+}
+
+#[test]
+fn a_request_that_makes_engines_fail_never_takes_the_last_one_from_others() {
+    let engines = engines(2, 1);
+    let is_usable = |replica: usize| engines.loads()[replica].1;
+    for _ in 1..crate::health::FAULTS {
+        [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer, ""));
+    }
+    assert!(is_usable(0) && is_usable(1), "it may be the request");
+    [0, 1].into_iter().for_each(|replica| engines.failed(replica, Fault::Answer, ""));
+    assert!(!is_usable(0) && is_usable(1), "one of them is left");
+    (0..100).for_each(|_| engines.failed(1, Fault::Answer, ""));
+    assert!(is_usable(1));
+    engines.succeeded(1);
+    engines.failed(1, Fault::OutOfReach, "");
+    assert!(!engines.is_alive());
+}
+
+thread_local! { static NOW_NS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) }; }
+
+#[test]
+fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_place() {
+    let engines = Engines::new(2, 2, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || NOW_NS.get());
+    engines.expect(false, 100);
+    let first = now(engines.take(Service::default(), &[]));
+    assert_eq!(first.replica, 0);
+    // Of three, one is ours.
+    engines.report(0, Reported { running: 2, waiting: 1 }, 1);
+    assert_eq!(engines.others(), [Reported { running: 1, waiting: 1 }, Reported::default()]);
+    // What has begun since then was ours as well.
+    let places: Vec<_> = (0..3).map(|_| now(engines.take(Service::default(), &[]))).collect();
+    assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0]);
+    engines.report(0, Reported { running: 2, waiting: 0 }, 1);
+    assert_eq!(engines.others(), [Reported::default(); 2]);
+    drop(places);
+    engines.report(0, Reported { running: u32::MAX, waiting: u32::MAX }, 0);
+    let place = now(engines.take(Service::default(), &[1]));
+    assert_eq!(place.replica, 0, "whatever an engine says, it gets requests");
+    drop((first, place));
+    assert_eq!(now(engines.take(Service::default(), &[])).replica, 1);
+    NOW_NS.set(101);
+    assert_eq!(now(engines.take(Service::default(), &[])).replica, 0, "what it said is old");
+}
+
+#[test]
+fn an_engine_that_a_check_finds_ready_gets_what_waits_and_one_that_is_not_leaves_nobody_waiting() {
+    let engines = engines(2, 1);
+    engines.expect(true, u64::MAX);
+    engines.checked(1, Found::NotReady, "loading");
+    let first = now(engines.take(due(1), &[]));
+    let mut waiting = later(engines.take(due(16), &[]));
+    engines.checked(1, Found::Ready, "");
+    let second = match poll(&mut waiting) {
+        Poll::Ready(Ok(place)) => place,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(second.replica, 1);
+    let mut waiting = later(engines.take(due(16), &[]));
+    engines.checked(1, Found::NotReady, "loading");
+    engines.checked(0, Found::NotReady, "gone");
+    assert!(matches!(poll(&mut waiting), Poll::Ready(Err(NoPlace::NoEngine))));
+    drop((first, second));
+}
+
+#[test]
+fn another_discipline_orders_what_waits_already() {
+    let engines = engines(1, 1);
+    let first = now(engines.take(due(1), &[]));
+    let mut waiting: Vec<_> = [20, 10].map(|due_ns| later(engines.take(due(due_ns << 4), &[]))).into();
+    engines.reorder(Discipline::Ml { low: Low::Fcfs });
+    drop(first);
+    assert!(poll(&mut waiting[1]).is_ready(), "what was first in the old order arrives first in the new one");
+}
