@@ -183,9 +183,10 @@ impl<T> Strangers<T> {
         (number, evicted)
     }
 
-    /// Removes a caller that is known now, or gone.
-    pub fn leave(&mut self, number: u64) {
-        self.inside.retain(|(other, ..)| *other != number);
+    /// Removes a caller that is known now, or gone; returns it unless it had to leave before.
+    pub fn leave(&mut self, number: u64) -> Option<T> {
+        let at = self.inside.iter().position(|(other, ..)| *other == number)?;
+        Some(self.inside.remove(at).2)
     }
 }
 
@@ -235,10 +236,10 @@ mod tests {
         let (first, _) = strangers.enter(address("2001:db8:0:1::1"), "a");
         assert_eq!(strangers.enter(address("2001:db8:0:2::1"), "b").1, None);
         assert_eq!(strangers.enter(address("2001:db8:0:1:ffff::2"), "c").1, Some("a"));
-        strangers.leave(first);
+        assert_eq!(strangers.leave(first), None);
         assert_eq!(strangers.inside.len(), 2, "it had gone already");
         let (last, _) = strangers.enter(address("192.0.2.1"), "d");
-        strangers.leave(last);
+        assert_eq!(strangers.leave(last), Some("d"));
         assert_eq!(strangers.enter(address("192.0.2.1"), "e").1, None);
     }
 }

@@ -25,6 +25,7 @@ pub struct Door {
     accepting: Accepting,
     /// Among the connections that may be at once.
     places: Arc<Semaphore>,
+    max_connections: u32,
     on_full: OnFull,
     tasks: JoinSet<()>,
 }
@@ -56,6 +57,7 @@ impl Door {
         Ok(Self {
             accepting: Accepting::new(tokio::net::TcpListener::from_std(listener)?),
             places: Arc::new(Semaphore::new(max_connections as usize)),
+            max_connections,
             on_full: Box::new(on_full),
             tasks: JoinSet::new(),
         })
@@ -67,6 +69,12 @@ impl Door {
     /// The system does not tell.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.accepting.listener().local_addr()
+    }
+
+    /// How many clients there may be at once.
+    #[must_use]
+    pub const fn max_connections(&self) -> u32 {
+        self.max_connections
     }
 
     /// Waits for a client, and for a place for it, which is its to keep.

@@ -7,7 +7,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -44,8 +44,9 @@ use crate::{
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// TLS handshakes at once, and of one address (IPv4) or /64 (IPv6).
-const HANDSHAKES: (usize, usize) = (256, 32);
+/// Clients at once that have had no request admitted yet, and those of one address (IPv4) or /64 (IPv6). They never have more than
+/// half of the connections of a listener.
+const STRANGERS: (usize, usize) = (256, 64);
 
 /// Requests at once on one connection of HTTP/2.
 const STREAMS: u32 = 128;
@@ -114,11 +115,20 @@ struct Hall {
     strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
 }
 
+/// A client, which makes room for another one as long as none of its requests was admitted.
+struct Newcomer {
+    hall: Arc<Hall>,
+    number: u64,
+    /// Kept once it may stay.
+    stay: OnceLock<oneshot::Sender<Infallible>>,
+}
+
 impl Front {
     /// Serves clients until it is to end and their requests have ended. Dropped, it ends their connections.
     pub async fn run(self) {
         let Self { mut door, shown, listener, idle, source, told, metrics, mut ending } = self;
-        let strangers = Mutex::new(Strangers::new(HANDSHAKES.0, HANDSHAKES.1));
+        let most = (door.max_connections() as usize / 2).clamp(1, STRANGERS.0);
+        let strangers = Mutex::new(Strangers::new(most, STRANGERS.1));
         let hall = Arc::new(Hall { shown, listener, idle, source, told, metrics, ending: ending.clone(), strangers });
         loop {
             let (stream, from, place) = tokio::select! {
@@ -138,29 +148,54 @@ impl Front {
 
 impl Hall {
     async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let Some(shown) = &self.shown.0 else { return self.serve_http1(stream, from).await };
-        let acceptor = TlsAcceptor::from(shown.load_full());
-        let (stay, leave) = oneshot::channel();
+        let (stay, mut leave) = oneshot::channel();
         let (number, evicted) = self.strangers.lock().enter(from.ip(), stay);
         // An evicted client learns of it when its sender is dropped.
         drop(evicted);
+        let newcomer = Arc::new(Newcomer { hall: self.clone(), number, stay: OnceLock::new() });
+        let Some(shown) = &self.shown.0 else {
+            return self.unless_evicted(self.serve_http1(stream, from, &newcomer), leave, from).await;
+        };
+        let acceptor = TlsAcceptor::from(shown.load_full());
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE, acceptor.accept(stream)) => greeted.map_err(|_| "timeout"),
-            _ = leave => Err("crowded"),
+            _ = &mut leave => Err("crowded"),
         };
-        self.strangers.lock().leave(number);
         let greeted: Result<TlsStream<TcpStream>, &'static str> =
             greeted.and_then(|greeted| greeted.map_err(|_| "failed"));
         self.metrics.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
         match greeted {
-            Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => self.serve_http2(stream, from).await,
-            Ok(stream) => self.serve_http1(stream, from).await,
+            Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => {
+                self.unless_evicted(self.serve_http2(stream, from, newcomer), leave, from).await;
+            }
+            Ok(stream) => self.unless_evicted(self.serve_http1(stream, from, &newcomer), leave, from).await,
             Err(why) => tracing::debug!(client = %from, why, "a client of the gateway was not let in"),
         }
     }
 
-    async fn serve_http1(self: Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin + Send, from: SocketAddr) {
-        let answer = async |request| self.answer(request, from, None).await;
+    /// Serves a client until it leaves, or has to.
+    async fn unless_evicted(
+        &self,
+        serving: impl Future<Output = ()>,
+        leave: oneshot::Receiver<Infallible>,
+        from: SocketAddr,
+    ) {
+        tokio::select! {
+            () = serving => {}
+            _ = leave => {
+                self.metrics.evicted();
+                tracing::debug!(client = %from, "a client without an admitted request made room for another one");
+            }
+        }
+    }
+
+    async fn serve_http1(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+        from: SocketAddr,
+        newcomer: &Newcomer,
+    ) {
+        let answer = async |request| self.answer(request, from, newcomer, None).await;
         let serving = http1::Builder::new()
             .timer(TokioTimer::new())
             // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
@@ -182,16 +217,17 @@ impl Hall {
     }
 
     async fn serve_http2(
-        self: Arc<Self>,
+        self: &Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         from: SocketAddr,
+        newcomer: Arc<Newcomer>,
     ) {
         let requests = Arc::<Requests>::default();
         let answer = {
             let (hall, requests) = (self.clone(), requests.clone());
             move |request| {
-                let (hall, open) = (hall.clone(), requests.begin());
-                async move { hall.answer(request, from, Some(open)).await }
+                let (hall, newcomer, open) = (hall.clone(), newcomer.clone(), requests.begin());
+                async move { hall.answer(request, from, &newcomer, Some(open)).await }
             }
         };
         let mut serving = std::pin::pin!(
@@ -233,11 +269,13 @@ impl Hall {
         &self,
         request: hyper::Request<Incoming>,
         from: SocketAddr,
+        newcomer: &Newcomer,
         open: Option<Open>,
     ) -> io::Result<Response<Answer>> {
         let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
         let (parts, body) = request.into_parts();
         let head = message::head(&parts);
+        newcomer.may_stay_if(|| gateway.knows(&head));
         let (exchange, awaited) = Tcp::new(body);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let told = self.told.clone();
@@ -248,6 +286,25 @@ impl Hall {
         });
         let (head, answer) = awaited.answer().await?;
         Ok(message::response(head, answer))
+    }
+}
+
+impl Newcomer {
+    /// Lets it stay for as long as it wants, if it is known.
+    fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
+        // Once it is out of the list, nobody else has its sender.
+        if self.stay.get().is_none()
+            && is_known()
+            && let Some(stay) = self.hall.strangers.lock().leave(self.number)
+        {
+            _ = self.stay.set(stay);
+        }
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        self.hall.strangers.lock().leave(self.number);
     }
 }
 

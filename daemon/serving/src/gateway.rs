@@ -204,6 +204,12 @@ impl Gateway {
         head.method != b"CONNECT"[..]
     }
 
+    /// Whether it would serve a client that shows what this head has.
+    #[must_use]
+    pub fn knows(&self, head: &RequestHead) -> bool {
+        self.tenants.of(head, SystemTime::now()).is_ok()
+    }
+
     /// Orders what waits as the schedule of a policy says, from now on.
     pub fn follow(&self, classes: &Classes) {
         let discipline = classes.policy().schedule.discipline;

@@ -122,6 +122,7 @@ pub struct GatewayMetrics {
     quotas: Quotas,
     full: Counter,
     handshakes: Family<[(&'static str, &'static str); 1], Counter>,
+    evicted: Counter,
 }
 
 /// A request that is served, counted for as long.
@@ -149,6 +150,7 @@ impl Default for GatewayMetrics {
             quotas: Quotas::default(),
             full: Counter::default(),
             handshakes: Family::default(),
+            evicted: Counter::default(),
         }
     }
 }
@@ -180,6 +182,9 @@ impl GatewayMetrics {
         registry.register_collector(Box::new(self.quotas.clone()));
         let help = "TLS handshakes with clients at the gateway's own listeners, by what became of them";
         registry.register("gateway_handshakes", help, self.handshakes.clone());
+        let help =
+            "Clients at the gateway's own listeners that had no request admitted yet and made room for another client";
+        registry.register("gateway_evicted_clients", help, self.evicted.clone());
         let help = "Times that a client had to wait as the gateway's own listener had all its connections";
         registry.register("gateway_connections_full", help, self.full.clone());
     }
@@ -207,6 +212,11 @@ impl GatewayMetrics {
     /// Counts a TLS handshake with a client: "completed", "failed", "timeout", or "crowded" for one that made room for another.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Counts a client that made room for another one before any of its requests was admitted.
+    pub(crate) fn evicted(&self) {
+        self.evicted.inc();
     }
 
     /// Counts a check of an engine.

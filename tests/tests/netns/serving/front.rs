@@ -1,6 +1,9 @@
 //! A gateway's own listener, for clients without an edge.
 
 use std::process::Output;
+use std::sync::Arc;
+
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::*;
 
@@ -9,10 +12,15 @@ const FRONT: &str = "https://10.0.1.2:8443";
 
 /// A gateway with a listener of its own, and a user who has a key.
 fn with_front(more: &str) -> (Desk, String) {
+    with_listener("", more)
+}
+
+/// The same, where the listener and the key have `more` keys each.
+fn with_listener(more_listener: &str, more_key: &str) -> (Desk, String) {
     let (key, hash) = generate_token().unwrap();
     let policy = format!(
-        "[[gateway.listener]]\naddress = \"10.0.1.2:8443\"\n\
-         [[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\n{more}\n\
+        "[[gateway.listener]]\naddress = \"10.0.1.2:8443\"\n{more_listener}\n\
+         [[gateway.key]]\nname = \"ann\"\nsha256 = \"{}\"\n{more_key}\n\
          [class.plain]\n[[rule]]\nclass = \"plain\"\nlistener = \"10.0.1.2:8443\"",
         hex(&hash)
     );
@@ -26,6 +34,36 @@ fn curl(desk: &Desk, options: &[&str]) -> std::process::Command {
     curl.args(["-sS", "-N", "--max-time", "20", "--cacert", &authority, &format!("{FRONT}/v1/chat/completions")]);
     curl.args(options).stdout(Stdio::piped());
     curl
+}
+
+/// Connects to the gateway and completes the TLS handshake.
+fn greet(desk: &Desk) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut roots = RootCertStore::empty();
+    for authority in quic::tls::read_certificates(&desk.site.path("authority.pem")).unwrap() {
+        roots.add(authority).unwrap();
+    }
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let mut connection = ClientConnection::new(Arc::new(config), "10.0.1.2".try_into().unwrap()).unwrap();
+    let mut stream = desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443").unwrap()).unwrap();
+    connection.complete_io(&mut stream).unwrap();
+    StreamOwned::new(connection, stream)
+}
+
+/// Asks for a chat over a connection that stays; returns the first line of the answer.
+fn ask_on(stream: &mut StreamOwned<ClientConnection, TcpStream>, key: &str) -> String {
+    let body = chat("large", "a b c", false);
+    let head = format!("host: 10.0.1.2\r\n{key}\r\ncontent-length: {}\r\n", body.len());
+    write!(stream, "POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n{body}").unwrap();
+    let mut answer = BufReader::new(stream);
+    let mut lines = Vec::new();
+    while lines.last().is_none_or(|line: &String| line != "\r\n") {
+        let mut line = String::new();
+        assert_ne!(answer.read_line(&mut line).unwrap(), 0, "{lines:?}");
+        lines.push(line.to_ascii_lowercase());
+    }
+    let length = lines.iter().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    answer.read_exact(&mut vec![0; length.trim().parse().unwrap()]).unwrap();
+    lines.swap_remove(0)
 }
 
 /// The status, the version of HTTP, and the body of an answer.
@@ -44,7 +82,7 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
     let (desk, key) = with_front("");
     // Clients that say nothing keep nobody out.
     let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443").unwrap()).unwrap();
-    let _silent: Vec<_> = (0..50).map(|_| connect()).collect();
+    let _silent: Vec<_> = (0..80).map(|_| connect()).collect();
     for (version, written) in [("--http1.1", "200 1.1"), ("--http2", "200 2")] {
         let write = ["-w", "\n%{http_code} %{http_version}", version];
         let ask = |options: &[&str]| read(&curl(&desk, &[&write[..], options].concat()).output().unwrap());
@@ -76,7 +114,23 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
     let counts =
         desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
     assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#), 20);
-    assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 18, "{counts:#?}");
+    assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 16, "{counts:#?}");
+}
+
+#[test]
+fn clients_that_greet_the_gateway_and_say_nothing_keep_nobody_out() {
+    lab::ring!(Netns);
+    let (desk, key) = with_listener("max_connections = 8", "");
+    let mut known = greet(&desk);
+    assert_eq!(ask_on(&mut known, &key), "http/1.1 200 ok\r\n");
+    // Half of the connections are for clients like these, so 28 of them make room, and one more for the next client.
+    let _silent: Vec<_> = (0..32).map(|_| greet(&desk)).collect();
+    assert_eq!(ask_on(&mut greet(&desk), &key), "http/1.1 200 ok\r\n");
+    assert_eq!(ask_on(&mut known, &key), "http/1.1 200 ok\r\n", "it stays");
+    let made_room = |counts: &lab::site::Counts| {
+        counts.of("gateway_evicted_clients_total") + counts.of(r#"gateway_handshakes_total{result="crowded"}"#)
+    };
+    desk.site.wait_for_counts("29 clients to make room", |counts| made_room(counts) == 29).unwrap();
 }
 
 #[test]
