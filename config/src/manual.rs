@@ -62,9 +62,9 @@ paced.toml \- configuration and policy of paced
 .br
 .I /etc/paced/conf.d/*.toml
 .SH DESCRIPTION
-TOML text. Files of conf.d are laid over the main one in the order of their names: sections are joined key by key, sections
-in double brackets come after those that are there, and what else a file says replaces what was said before. Values shown
-here are defaults, or examples where a key has none.
+TOML text. Files of conf.d are merged into the main file in the order of their names: sections are merged key by key, sections
+in double brackets are appended, and any other value replaces the earlier one. Values shown here are defaults, or examples
+where a key has none.
 .PP
 A reload puts every change in force but those of keys that are marked here, which it refuses by name; nothing is changed then.
 "#;

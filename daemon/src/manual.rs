@@ -99,7 +99,7 @@ changed;
 does the same and says the outcome. Files that the configuration names are also read again by themselves once they have changed.
 .TP
 .BR SIGTERM ,\  SIGINT
-Takes no new connections and requests, lets those that are open go on for
+Accepts no new connections and requests, lets open ones go on for
 .I drain_seconds
 at most, closes them and ends. A second one ends at once.
 .SH FILES

@@ -35,8 +35,8 @@ pub struct Losses {
     pub capsules: AtomicU64,
 }
 
-/// A bounded queue of payloads with their arrival times. Payloads that its class's rule drops are counted in the class and
-/// in the tunnel's losses; those that a bound drops are the caller's to count.
+/// A bounded queue of payloads with their arrival times. It counts payloads that the rule of its class drops, in the class and
+/// in the tunnel's losses; the caller counts payloads that a bound drops.
 #[derive(Debug)]
 pub struct Backlog {
     payloads: Segments,

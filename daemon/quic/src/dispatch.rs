@@ -239,7 +239,7 @@ impl Driver {
         }
     }
 
-    /// Tells those who asked what was acknowledged.
+    /// Wakes the tasks that wait for acknowledgements.
     fn flush(&mut self, cx: &mut Context<'_>) {
         for name in std::mem::take(&mut self.flushing) {
             let ended = self.of.hub.lock().streams.slot(name).is_some_and(|slot| slot.ended);

@@ -16,8 +16,8 @@ use std::{
 use futures::task::{ArcWake, waker_ref};
 use parking_lot::Mutex;
 
-/// Wakes a task, and has it know that it was this which woke it: a task that waits for several things, each through a
-/// waker of its own, polls those that have something to say.
+/// Wakes a task and notes that this waker did it. A task that waits for several things, each through a waker of its own, then
+/// polls only the things that woke it.
 #[derive(Debug)]
 pub struct Stirred {
     is_set: AtomicBool,

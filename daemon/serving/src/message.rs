@@ -36,7 +36,7 @@ pub(crate) fn response<B>(head: ResponseHead, body: B) -> Response<B> {
 }
 
 /// Whether a field of HTTP/1.1 is about the request and not about the connection that it came by (RFC 9110 §7.6.1, RFC 9114
-/// §4.2). The length is that of a body which whoever passes it on has read.
+/// §4.2). A proxy that has read the body sets the length itself.
 fn is_end_to_end(name: &HeaderName) -> bool {
     const OWN: [&str; 11] = [
         "connection",

@@ -229,7 +229,7 @@ impl Engines {
         }
     }
 
-    /// What the engines that get requests have to do with those that wait, in thousandths of what they work on at once.
+    /// The load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at once.
     #[must_use]
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());

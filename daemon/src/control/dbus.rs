@@ -300,9 +300,9 @@ impl Door {
         Ok(connections.into_iter().map(connection_row).collect())
     }
 
-    /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), the
-    /// requests that it works on and how many it may, those of others by its own report, those that wait for any engine of the
-    /// model, how many it answered and failed, and what went wrong last (empty for readers).
+    /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), its
+    /// requests in flight and their limit, requests of other clients by its own report, requests that wait for any engine of the
+    /// model, how many it answered and failed, and its last error (empty for readers).
     #[zbus(out_args("engines"))]
     async fn list_engines(
         &self,

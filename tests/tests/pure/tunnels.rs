@@ -303,8 +303,8 @@ fn classes_and_not_forms_decide_who_goes_first() {
     for form in [Form::Capsule, Form::Datagram] {
         for (discipline, priority, expected) in [
             (Discipline::Abs, 200, 400..=400),
-            // The lower one fills what is left of packets in which no further datagram has room; and while this network's
-            // bursts grow without end, it fills those that outrun the low mark.
+            // The lower class fills the rest of packets that have no room for another datagram. While the bursts of this network
+            // grow without end, it also fills bursts beyond the low mark.
             (Discipline::Abs, 50, 0..=100),
             (Discipline::Rr, 100, 150..=250),
             (Discipline::Wfq, 100, 150..=250),

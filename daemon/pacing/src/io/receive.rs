@@ -109,7 +109,7 @@ impl rx::Rx for Rx {
                         readiness.clear_ready();
                     } else {
                         self.yields = true;
-                        // The runtime wakes whoever yields behind those that are ready.
+                        // The runtime wakes a task that yields after all tasks that are ready.
                         let waker = waker_ref(&self.others);
                         _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
                     }

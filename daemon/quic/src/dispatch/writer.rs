@@ -132,8 +132,8 @@ impl SendStream {
     }
 
     /// Begins a batch of payloads that leave in DATAGRAM capsules, at most `limit_bytes` of them waiting; the oldest make
-    /// room. Dropped payloads are counted in `losses`, those of the tunnel. Bytes that are queued after payloads leave before
-    /// those that still wait, so a stream carries either.
+    /// room. Dropped payloads are counted in `losses`, those of the tunnel. Bytes that are queued after payloads overtake
+    /// the payloads that still wait, so a stream carries only one of the two.
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         let now_ns = self.of.now_ns();

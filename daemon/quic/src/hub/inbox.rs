@@ -23,7 +23,7 @@ pub(super) const EARLY_DATAGRAMS: usize = 128;
 /// What arrived for the flows of a connection.
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// Looked into for each datagram. Peers choose among stream IDs, but of those that they may open, and not the seed.
+    /// Searched for each datagram. Peers choose stream IDs, but only among the IDs that they may open, and do not know the seed.
     pub(super) flows: HashMap<u64, Entrance, RandomState>,
     pub(super) early: Vec<(u64, Box<[u8]>)>,
     pub(super) early_bytes: usize,
