@@ -11,6 +11,7 @@ mod http3;
 mod input;
 mod local;
 mod models;
+mod routes;
 mod session;
 mod simulated;
 mod stranger;
@@ -49,6 +50,10 @@ pub const TARGETS: &[Target] = &[
     target("proxy_request", entrance::proxy_request),
     target("model_request", models::model_request),
     target("model_events", models::model_events),
+    target("engine_metrics", models::engine_metrics),
+    target("routing_policy", routes::routing_policy),
+    target("routing_scenario", routes::routing_scenario),
+    target("routing_decisions", routes::routing_decisions),
     target("page_request", local::page_request),
     target("monitor_message", local::monitor_message),
     target("control_requests", control::control_requests),
@@ -66,6 +71,9 @@ mod tests {
 
     /// How many inputs a target gets that are made from its corpus.
     const MADE: u64 = 100_000;
+
+    /// How many that are each prepared for a simulation.
+    const SCENARIOS: u64 = 20_000;
 
     /// How many that each start a control plane of their own.
     const CALLS: u64 = 2_000;
@@ -160,7 +168,10 @@ mod tests {
 
     targets! {
         MADE: connection_id address_token socks proxy_request page_request monitor_message model_request model_events
+        engine_metrics routing_policy routing_decisions
     }
+
+    targets! { SCENARIOS: routing_scenario }
 
     targets! { CALLS: control_requests }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use serde_json::Value;
-use serving::{openai::Ask, sse::Events};
+use serving::{openai::Ask, reported, sse::Events};
 
 /// Bodies of requests: only the model's name is rewritten, and nothing else changes its meaning.
 pub fn model_request(input: &[u8]) {
@@ -38,4 +38,11 @@ pub fn model_events(input: &[u8]) {
         (is_whole, is_whole.then(|| (passed, events.usage(), events.with_content(), events.is_done(), events.is_cut())))
     };
     assert_eq!(pass(usize::from(*size)), pass(usize::MAX));
+}
+
+/// The metrics of an engine: a line more, of another metric, changes nothing, and the counts have a bound.
+pub fn engine_metrics(input: &[u8]) {
+    let read = reported::read(input);
+    assert!(read.is_none_or(|of| of.running <= 1_000_000 && of.waiting <= 1_000_000), "{read:?}");
+    assert_eq!(reported::read(&[input, b"\nprocess_open_fds 12\n"].concat()), read);
 }
