@@ -12,7 +12,7 @@ tools := $(CARGO_TARGET_DIR)/tools
 # Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo.
 tool = test -x $(tools)/bin/$(1) || cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)
 
-.PHONY: run demo test lint deny bench bench-diff bench-models papers programs documents install deb
+.PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
 
 run: ## Runs the relay. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
@@ -23,6 +23,11 @@ demo: ## Shows three classes of requests on a slow link, without and with schedu
 	@tests/setup build
 	cargo build --release -p perf
 	@$(CARGO_TARGET_DIR)/release/paced-perf run thesis-fig7-8 --variant bbr --scheduler plain,ml-edf --plot $(CARGO_TARGET_DIR)/demo.svg $(ARGS)
+
+demo-llm: ## Serves a mix of requests by three real engines behind a thin link: round robin over HTTP beside paced. Needs root. ENGINE=emulated builds no engine.
+	@tests/setup build demo
+	cargo build --release -p paced -p perf
+	@tests/engines/demo.sh $(ARGS)
 
 test: ## Runs all tests and ends with their counts. RINGS="pure netns" leaves out the tests under qemu.
 	@tests/setup test $(RINGS)

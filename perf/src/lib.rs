@@ -13,6 +13,7 @@
 //! | [`load`] | the scenarios: echo, one way up and down, set-up, idle |
 //! | [`bench`](mod@bench) | relays in turns, medians, the table and the results file |
 //! | [`serving`] | the gateway for models beside plain reverse proxies, under streams of tokens |
+//! | [`demo`] | a mix of requests to models behind a thin link, by round robin over plain HTTP and by paced |
 //! | [`relay`] | relays as processes: started, ready, ended |
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`flood`] | packets that deserve nothing |
@@ -22,10 +23,12 @@
 //! | [`experiment`] | runs plans, over a simulated network, in the VM lab, or on simulated engines; tables, results, plots |
 //! | [`papers`] | all plans by one command, and the report of their results |
 //! | [`queue_baselines`] | queues to hold the product's against, and the thesis's measurement of them |
+//! | [`svg`] | shapes of pictures |
 //! | [`origin`] | machine, kernel, commit, command: what results have to say |
 
 pub mod bench;
 pub mod client;
+pub mod demo;
 pub mod experiment;
 pub mod flood;
 pub mod load;
@@ -39,4 +42,5 @@ pub mod queue_baselines;
 pub mod random;
 pub mod relay;
 pub mod serving;
+pub mod svg;
 pub mod target;

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
+    demo::{self, Demo},
     experiment::{self, paths, serving as routing},
     load::{
         self, Figure, Tunnels,
@@ -83,6 +84,8 @@ enum Command {
     },
     /// Measures the gateway for models beside plain reverse proxies, in turns, and prints a table.
     Serving(Serving),
+    /// Compares round robin over plain HTTP with paced, for a mix of requests to three models behind a thin link. Needs root.
+    DemoLlm(Demo),
     /// Lists all plans and their variants.
     List,
     /// Runs an experiment and prints a table.
@@ -205,6 +208,7 @@ fn run(command: Command) -> Result<()> {
             load::on_core(GENERATOR_CORE, bench::difference::run(before.as_deref(), rounds))
         }
         Command::Serving(serving) => load::on_core(GENERATOR_CORE, serving::run(&serving)),
+        Command::DemoLlm(demo) => demo::guard::guarded(|| demo::run(&demo)),
         Command::List => list(),
         Command::Run(experiment) => run_plan(&experiment),
         Command::Papers(Papers { budget, no_lab, plans }) => {

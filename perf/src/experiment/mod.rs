@@ -39,7 +39,7 @@ pub use self::{
     outcome::{Latencies, Measured, Outcome},
     plot::plot,
     row::Row,
-    table::{queues, table, tables},
+    table::{markdown, queues, table, tables},
     workload::{Request, requests},
 };
 use crate::{

@@ -6,7 +6,10 @@
 use std::fmt::Write as _;
 
 use super::{Latencies, Outcome};
-use crate::plan::{Class, Plan, Scheduler};
+use crate::{
+    plan::{Class, Plan, Scheduler},
+    svg::{begin, line, text},
+};
 
 const ROW: f64 = 26.0;
 const BOX: f64 = 14.0;
@@ -30,17 +33,12 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     let abreast = plan.classes.len().min(PANELS_ABREAST);
     let width = PANEL * abreast as f64 + 20.0;
     let height = TITLE + panel_height * plan.classes.len().div_ceil(abreast) as f64 + 30.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
     let title = format!("{}: {}", plan.name, plan.title);
-    text(&mut svg, (12.0, 22.0), "start", "font-size=\"15\" font-weight=\"bold\"", &title);
     let conditions = format!(
         "variant {}; {}, {}; {} requests, {} repetitions from seed {}",
         plan.variant, plan.network, plan.congestion, plan.workload.requests, plan.repetitions, plan.seed
     );
-    text(&mut svg, (12.0, 41.0), "start", "fill=\"#555\"", &conditions);
+    let mut svg = begin((width, height), &title, &conditions);
     for (index, class) in plan.classes.iter().enumerate() {
         let (column, row) = (index % abreast, index / abreast);
         let (left, top) = (10.0 + PANEL * column as f64, TITLE + panel_height * row as f64);
@@ -129,23 +127,6 @@ fn legend(svg: &mut String, y: f64) {
 
 fn deadline_stroke() -> String {
     format!("stroke=\"{DEADLINE}\" stroke-width=\"1.5\" stroke-dasharray=\"5 3\"")
-}
-
-fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), stroke: &str) {
-    _ = writeln!(
-        svg,
-        "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" {stroke}/>",
-        from.0, from.1, to.0, to.1
-    );
-}
-
-fn text(svg: &mut String, at: (f64, f64), anchor: &str, attributes: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    _ = writeln!(
-        svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" {attributes}>{content}</text>",
-        at.0, at.1
-    );
 }
 
 /// A round distance between ticks, such that there are at most six of them up to `end_ms`.

@@ -139,8 +139,9 @@ fn cell(row: Option<&Row>, decimals: usize) -> String {
     text.trim_end().to_owned()
 }
 
-/// A table whose columns have the width of their widest cell; all but the first are aligned right.
-fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
+/// Renders a table whose columns have the width of their widest cell; all but the first are aligned right.
+#[must_use]
+pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).filter_map(|row| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)

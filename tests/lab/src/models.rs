@@ -13,6 +13,9 @@ use crate::site::{Family, SOON, Site, Terms};
 /// Where the edge serves clients, inside the client's namespace.
 pub const SERVE: &str = "127.0.0.1:8100";
 
+/// Stands in an edge's sections for the keys that lead to the gateway, as in `[[forward]]`.
+pub const RELAY: &str = "$RELAY";
+
 /// What the edge shows the gateway. No secret: nobody else is there.
 const TOKEN: &str = "paced_of-an-edge-in-a-namespace";
 
@@ -29,7 +32,7 @@ pub struct Models {
 
 impl Models {
     /// Starts both. `sections` stand at the end of the gateway's configuration, `[gateway]` among them, and `edge_sections` at
-    /// the end of the edge's.
+    /// the end of the edge's, with [`RELAY`] where they lead to the gateway.
     ///
     /// # Errors
     /// When one of them does not come up.
@@ -74,20 +77,22 @@ pub fn start_edge(site: &Site, sections: &str) -> Result<Process> {
 }
 
 fn configuration(site: &Site, sections: &str) -> Result<PathBuf> {
+    let folder = site.path("");
+    let folder = folder.display();
+    let relay = format!(
+        "relay = \"{template}\"\nca = \"{folder}/authority.pem\"\ntoken_file = \"{folder}/edge.token\"",
+        template = site.template(Family::V4),
+    );
     let text = format!(
         r#"
         state_dir = "{folder}/edge"
         [[serve]]
         listen = "{SERVE}"
-        relay = "{relay}"
-        ca = "{folder}/authority.pem"
-        token_file = "{folder}/edge.token"
+        {RELAY}
         [control]
         enabled = false
         {sections}
         "#,
-        folder = site.path("").display(),
-        relay = site.template(Family::V4),
     );
-    site.write("edge.toml", &text)
+    site.write("edge.toml", &text.replace(RELAY, &relay))
 }

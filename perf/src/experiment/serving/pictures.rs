@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::row::Row;
+use crate::svg::{self, text};
 
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 220.0;
@@ -149,17 +150,10 @@ fn bars(rows: &[&Row]) -> String {
 fn begin(rows: &[&Row], abreast: usize, down: usize, what: &str) -> String {
     let width = 10.0 + (LEFT + WIDTH + GAP) * abreast as f64 + LEGEND;
     let height = TOP + (HEIGHT + FOOT + GAP) * down as f64;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    if let Some(row) = rows.first() {
-        let title = format!("{} ({}): {}", row.plan, row.variant, row.workload);
-        text(&mut svg, (12.0, 22.0), "start", "font-size=\"15\" font-weight=\"bold\"", &title);
-        let seeds = format!("{what}; seeds {} to {}", row.seed, row.seed + row.repetitions - 1);
-        text(&mut svg, (12.0, 40.0), "start", "fill=\"#555\"", &seeds);
-    }
-    svg
+    let Some(row) = rows.first() else { return svg::begin((width, height), "", "") };
+    let title = format!("{} ({}): {}", row.plan, row.variant, row.workload);
+    let seeds = format!("{what}; seeds {} to {}", row.seed, row.seed + row.repetitions - 1);
+    svg::begin((width, height), &title, &seeds)
 }
 
 fn legend(svg: &mut String, abreast: usize, names: &[&str]) {
@@ -209,9 +203,4 @@ impl<'a> Panel<'a> {
         let below = (self.left + WIDTH / 2.0, self.top + HEIGHT + 31.0);
         text(svg, below, "middle", "fill=\"#555\"", "requests per second");
     }
-}
-
-fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, attributes: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {attributes}>{content}</text>");
 }

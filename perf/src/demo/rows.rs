@@ -1,0 +1,388 @@
+//! What was seen, as rows, and what is printed of them.
+
+use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+
+use anyhow::Result;
+use sched::route::serving::Fate;
+use serde::Serialize;
+
+use super::{
+    Contender, Demo, Offered,
+    arrivals::Class,
+    calibration::Alone,
+    client::{Asked, Ended},
+    stage::{Kind, MODELS},
+};
+use crate::{experiment::markdown, origin::Origin};
+
+/// A load by a contender.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// Which engines answered.
+    pub engine: Kind,
+    /// What the link carries each way, in Mbit/s.
+    pub link_mbit: f64,
+    /// Of the arrivals.
+    pub seed: u64,
+    /// For how long requests arrived, in seconds.
+    pub seconds: f64,
+    /// The load, as a multiple of what the large model does one request after the other.
+    pub load: f64,
+    /// Requests per second on average, of all classes.
+    pub per_second: f64,
+    /// What each model takes alone; deadlines and loads are made of the large one's.
+    pub alone: BTreeMap<&'static str, Alone>,
+    /// Who decided which engine answered.
+    pub contender: &'static str,
+    /// The mean reward of all requests.
+    pub score: f64,
+    /// What the download got, in Mbit/s.
+    pub download_mbit: f64,
+    /// CPU time of gateway and edge together, in seconds.
+    pub cpu_s: f64,
+    /// By class.
+    pub classes: BTreeMap<Class, OfClass>,
+}
+
+/// What became of the requests of a class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct OfClass {
+    /// Requests.
+    pub requests: usize,
+    /// Whole answers in time.
+    pub met: usize,
+    /// Whole answers that were late, and requests that were given up.
+    pub late: usize,
+    /// Of the late ones, those that were given up.
+    pub given_up: usize,
+    /// Other statuses than 200.
+    pub refused: usize,
+    /// Answers that broke off.
+    pub failed: usize,
+    /// Why the first of them did.
+    pub first_failure: Option<String>,
+    /// The mean reward: what the model's answers are worth if the answer was in time, else 0, as in [`sched::route::serving`].
+    pub score: f64,
+    /// How many requests each model answered, to the end or not.
+    pub selected: BTreeMap<String, usize>,
+    /// From when a request was due to its first token, in milliseconds: median and 95 %, of answers that have one.
+    pub first_token_ms: Option<[f64; 2]>,
+    /// From when a request was due to the end of its answer, in milliseconds: median and 95 %, of whole answers.
+    pub whole_ms: Option<[f64; 2]>,
+    /// Tokens of whole answers.
+    pub tokens: u64,
+}
+
+/// What was offered.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'a> {
+    /// As a multiple of what the large model does one request after the other.
+    pub times: f64,
+    /// Requests per second.
+    pub per_second: f64,
+    /// What each model takes alone.
+    pub alone: &'a [Alone; MODELS.len()],
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    run: &'a Run,
+}
+
+impl Run {
+    /// Sums up what was seen of a load.
+    #[must_use]
+    pub fn of(demo: &Demo, contender: Contender, load: &Load<'_>, seen: &Offered) -> Self {
+        let of_class = |class| (class, OfClass::of(seen.asked.iter().filter(|asked| asked.class == class)));
+        Self {
+            engine: demo.engine,
+            link_mbit: demo.mbit,
+            seed: demo.seed,
+            seconds: demo.seconds,
+            load: load.times,
+            per_second: rounded(load.per_second),
+            alone: MODELS.iter().map(|(model, _)| *model).zip(load.alone.iter().copied()).collect(),
+            contender: contender.name(),
+            score: OfClass::of(seen.asked.iter()).score,
+            download_mbit: rounded(seen.download_mbit),
+            cpu_s: rounded(seen.cpu_s),
+            classes: Class::ALL.map(of_class).into(),
+        }
+    }
+
+    /// Returns the requests of all classes.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.classes.values().map(|class| class.requests).sum()
+    }
+}
+
+impl OfClass {
+    fn of<'a>(all: impl Iterator<Item = &'a Asked>) -> Self {
+        let (mut sum, mut worth, mut first_token, mut whole) = (Self::default(), 0.0, Vec::new(), Vec::new());
+        for asked in all {
+            sum.requests += 1;
+            match asked.fate() {
+                Fate::Met => sum.met += 1,
+                Fate::Late => sum.late += 1,
+                Fate::Discarded => {}
+            }
+            worth += reward(asked);
+            match &asked.ended {
+                Ended::Whole => {
+                    whole.push(asked.took);
+                    sum.tokens += asked.tokens;
+                }
+                Ended::GivenUp => sum.given_up += 1,
+                Ended::Refused(_) => sum.refused += 1,
+                Ended::Failed(why) => {
+                    sum.failed += 1;
+                    sum.first_failure.get_or_insert_with(|| why.clone());
+                }
+            }
+            first_token.extend(asked.first);
+            if let Some(model) = &asked.model {
+                *sum.selected.entry(model.clone()).or_default() += 1;
+            }
+        }
+        sum.score = rounded(worth / sum.requests.max(1) as f64);
+        (sum.first_token_ms, sum.whole_ms) = (spread(first_token), spread(whole));
+        sum
+    }
+
+    /// Returns the share of requests that were answered in time, 0 if there was no request.
+    #[must_use]
+    pub fn met_share(&self) -> f64 {
+        self.met as f64 / self.requests.max(1) as f64
+    }
+}
+
+/// What an answer in time is worth, by the model that it is from; nothing if it is late.
+fn reward(asked: &Asked) -> f64 {
+    let of = asked.model.as_deref().and_then(|model| MODELS.iter().find(|(name, _)| *name == model));
+    of.filter(|_| asked.fate() == Fate::Met).map_or(0.0, |(_, percent)| f64::from(*percent) / 100.0)
+}
+
+/// The median, and what 95 of 100 do not exceed, in milliseconds.
+fn spread(mut values: Vec<Duration>) -> Option<[f64; 2]> {
+    values.sort_unstable();
+    let at = |share: f64| {
+        let rank = (share * values.len() as f64).ceil() as usize;
+        values.get(rank.saturating_sub(1)).map(|value| rounded(value.as_secs_f64() * 1e3))
+    };
+    Some([at(0.5)?, at(0.95)?])
+}
+
+/// Without digits that are noise.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// The loads, in their order.
+#[must_use]
+pub fn loads(runs: &[Run]) -> Vec<f64> {
+    let mut loads: Vec<_> = runs.iter().map(|run| run.load).collect();
+    loads.dedup();
+    loads
+}
+
+/// Renders lines of JSON.
+///
+/// # Errors
+/// A value is no number.
+pub fn json_lines(runs: &[Run], origin: &Origin) -> Result<String> {
+    let mut lines = String::new();
+    for run in runs {
+        lines += &serde_json::to_string(&Line { origin, run })?;
+        lines.push('\n');
+    }
+    Ok(lines)
+}
+
+/// Says what each model takes alone, and what follows.
+#[must_use]
+pub fn calibration(alone: &[Alone; MODELS.len()]) -> String {
+    let mut text = String::from("\nalone, over the empty link, by plain HTTP:\n");
+    for ((model, quality), Alone { first_ms, token_ms }) in MODELS.iter().zip(alone) {
+        let quality = f64::from(*quality) / 100.0;
+        _ = writeln!(
+            text,
+            "  {model:6} first token {first_ms:4.0} ms, each further {token_ms:5.1} ms; an answer in time is worth {quality}"
+        );
+    }
+    let large = alone[0];
+    let [urgent, batch] = Class::ALL.map(Class::patience);
+    _ = writeln!(
+        text,
+        "deadlines: an urgent request has {urgent} times what the large model takes for it alone, a batch request {batch} times"
+    );
+    _ = write!(text, "a load of 1: {:.2} requests a second, the large model's pace one by one", large.per_second());
+    text
+}
+
+/// Renders tables in Markdown.
+#[must_use]
+pub fn report(runs: &[Run]) -> String {
+    let mut text = String::new();
+    if let Some(run) = runs.first() {
+        _ = writeln!(text, "engines: {}\n", run.engine.name());
+    }
+    for load in loads(runs) {
+        let here: Vec<_> = runs.iter().filter(|run| run.load == load).collect();
+        let Some(first) = here.first() else { continue };
+        _ = writeln!(text, "load {load}: {} requests, {:.2} a second\n", first.requests(), first.per_second);
+        let cells = here.iter().flat_map(|run| run.classes.iter().map(|(class, of)| cells(run, *class, of)));
+        let head = [
+            "served by",
+            "class",
+            "deadline met",
+            "score",
+            "late, refused, failed",
+            "by large, medium, small",
+            "first token ms, p50, p95",
+            "whole ms, p50, p95",
+        ];
+        text += &markdown(&head.map(str::to_owned), &cells.collect::<Vec<_>>());
+        text.push('\n');
+        for run in here {
+            let Run { contender, score, download_mbit, cpu_s, .. } = run;
+            _ = write!(
+                text,
+                "{contender}: score {score:.3} over all requests; the download got {download_mbit:.2} Mbit/s"
+            );
+            if run.contender == Contender::Paced.name() {
+                _ = write!(text, "; gateway and edge took {cpu_s:.1} s of CPU");
+            }
+            text.push('\n');
+            for (class, of) in &run.classes {
+                if let Some(why) = &of.first_failure {
+                    _ = writeln!(text, "  of {} requests, the first that failed: {why}", class.name());
+                }
+            }
+        }
+        text.push('\n');
+    }
+    text + "score: 1 for an answer of the large model in time, 0.91 and 0.69 for one of the others, 0 for what is late\n"
+}
+
+fn cells(run: &Run, class: Class, of: &OfClass) -> Vec<String> {
+    let by: Vec<_> = MODELS.iter().map(|(model, _)| of.selected.get(*model).unwrap_or(&0).to_string()).collect();
+    let ms =
+        |spread: Option<[f64; 2]>| spread.map_or_else(String::new, |[middle, most]| format!("{middle:.0}, {most:.0}"));
+    vec![
+        run.contender.to_owned(),
+        class.name().to_owned(),
+        format!("{} of {}, {:.0} %", of.met, of.requests, 100.0 * of.met_share()),
+        format!("{:.3}", of.score),
+        format!("{}, {}, {}", of.late, of.refused, of.failed),
+        by.join(", "),
+        ms(of.first_token_ms),
+        ms(of.whole_ms),
+    ]
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        demo: Demo,
+    }
+
+    fn asked(class: Class, model: &str, took_ms: u64, ended: Ended) -> Asked {
+        Asked {
+            class,
+            budget: Duration::from_millis(500),
+            model: (!matches!(ended, Ended::Refused(_))).then(|| model.to_owned()),
+            first: Some(Duration::from_millis(took_ms / 2)),
+            took: Duration::from_millis(took_ms),
+            tokens: 10,
+            ended,
+        }
+    }
+
+    /// Runs of two loads; under the second, paced met nothing.
+    pub fn some() -> Vec<Run> {
+        let demo = Arguments::parse_from(["", "--engine", "emulated", "--seed", "7"]).demo;
+        let mixed = || {
+            vec![
+                asked(Class::Urgent, "large", 400, Ended::Whole),
+                asked(Class::Urgent, "small", 500, Ended::Whole),
+                asked(Class::Urgent, "large", 501, Ended::Whole),
+                asked(Class::Urgent, "large", 10, Ended::Refused(429)),
+                asked(Class::Batch, "medium", 100, Ended::Whole),
+                asked(Class::Batch, "medium", 100, Ended::Failed("it broke off".into())),
+                asked(Class::Batch, "large", 1_500, Ended::GivenUp),
+            ]
+        };
+        let late = || vec![asked(Class::Batch, "large", 900, Ended::Whole)];
+        let alone = [Alone { first_ms: 100.0, token_ms: 20.0 }; MODELS.len()];
+        let make = |contender, times, asked| {
+            let load = Load { times, per_second: times * 2.0, alone: &alone };
+            Run::of(&demo, contender, &load, &Offered { asked, download_mbit: 0.5, cpu_s: 1.5 })
+        };
+        vec![
+            make(Contender::RoundRobin, 0.5, mixed()),
+            make(Contender::Paced, 0.5, mixed()),
+            make(Contender::RoundRobin, 2.0, mixed()),
+            make(Contender::Paced, 2.0, late()),
+        ]
+    }
+
+    #[test]
+    fn every_request_is_met_late_refused_or_failed_and_only_what_is_met_is_worth_something() {
+        let runs = some();
+        for of in runs.iter().flat_map(|run| run.classes.values()) {
+            assert_eq!(of.met + of.late + of.refused + of.failed, of.requests);
+        }
+        let [urgent, batch] = Class::ALL.map(|class| &runs[0].classes[&class]);
+        assert_eq!((urgent.requests, urgent.met, urgent.late, urgent.refused, urgent.failed), (4, 2, 1, 1, 0));
+        assert_eq!((batch.requests, batch.met, batch.late, batch.given_up, batch.failed), (3, 1, 1, 1, 1));
+        assert_eq!((urgent.whole_ms, urgent.first_token_ms), (Some([500.0, 501.0]), Some([200.0, 250.0])));
+        assert_eq!(urgent.selected, BTreeMap::from([("large".to_owned(), 2), ("small".to_owned(), 1)]));
+        assert!((urgent.score - (1.0 + 0.69) / 4.0).abs() < 1e-3, "{urgent:?}");
+        assert!((runs[0].score - (1.0 + 0.69 + 0.91) / 7.0).abs() < 1e-3, "{}", runs[0].score);
+        assert_eq!((runs[0].requests(), loads(&runs)), (7, vec![0.5, 2.0]));
+    }
+
+    #[test]
+    fn a_class_without_requests_has_no_times_and_no_score() {
+        let none = &some()[3].classes[&Class::Urgent];
+        assert_eq!(none, &OfClass::default());
+    }
+
+    #[test]
+    fn a_report_has_a_table_for_each_load_and_names_engines_and_failures() {
+        let text = report(&some());
+        for part in [
+            "engines: emulated",
+            "load 0.5: 7 requests, 1.00 a second",
+            "load 2: 7 requests, 4.00 a second",
+            "2 of 4, 50 %",
+            "0 of 1, 0 %",
+            "paced: score 0.000 over all requests; the download got 0.50 Mbit/s",
+            "of batch requests, the first that failed: it broke off",
+        ] {
+            assert!(text.contains(part), "no {part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn each_run_is_a_line_that_says_where_it_comes_from() {
+        let lines = json_lines(&some(), &Origin::of_this_run("wall").unwrap()).unwrap();
+        let lines: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 4);
+        for key in ["machine", "kernel", "commit", "command", "engine", "contender"] {
+            assert!(lines.iter().all(|line| line[key].is_string()), "{key}");
+        }
+        assert_eq!((&lines[0]["seed"], &lines[0]["classes"]["urgent"]["met"]), (&7.into(), &2.into()));
+        assert_eq!(lines[0]["alone"]["large"]["first_ms"], 100.0);
+    }
+}

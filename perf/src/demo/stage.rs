@@ -1,0 +1,237 @@
+//! Three engines, a gateway and an edge in namespaces, with a thin link between them and the client.
+//!
+//! ```text
+//! client, edge ══ thin link ══ gateway ── engines, server of the download
+//! ```
+//!
+//! Without paced, requests and download take the same link: the gateway's machine forwards their packets.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use clap::ValueEnum;
+use lab::{
+    engine::{self, Speed},
+    llama::{self, LlamaServer},
+    models::{self, Models},
+    netns::Chain,
+};
+use serde::Serialize;
+
+use super::{arrivals::Class, client::Way, download::Server};
+use crate::process::{Meter, Process};
+
+/// The models, the best first, with what an answer in time is worth in percent: the means of the four tasks in table 1 of Jha,
+/// Chuppala ("Quality-of-Service Aware LLM Serving"), for models whose weights are random here.
+pub const MODELS: [(&str, u8); 3] = [("large", 100), ("medium", 91), ("small", 69)];
+
+/// The first engine's port.
+const PORT: u16 = 8001;
+
+/// The port of the download at its server.
+const DOWNLOAD: u16 = 9000;
+
+/// The same at the edge.
+const DOWNLOAD_AT_EDGE: &str = "127.0.0.1:9000";
+
+/// Requests that an engine works on at once; further ones wait, in the engine or before.
+pub const PLACES: u32 = 8;
+
+/// How long a packet may wait in the queue in front of the link, in milliseconds.
+const QUEUE_MS: u32 = 200;
+
+/// Which engines answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// That of llama.cpp, with models of random weights, which tests/engines/build.sh builds.
+    LlamaServer,
+    /// One whose steps take as long as a formula says.
+    Emulated,
+}
+
+impl Kind {
+    /// Says whether such engines can be started, and if not, why.
+    ///
+    /// # Errors
+    /// They are not there.
+    pub fn look(self) -> Result<()> {
+        match self {
+            Self::LlamaServer => llama::folder().map(drop),
+            Self::Emulated => Ok(()),
+        }
+    }
+
+    /// The name in tables and pictures.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LlamaServer => "llama-server, models of random weights",
+            Self::Emulated => "emulated, steps by a formula",
+        }
+    }
+
+    /// How long an emulated engine's steps take: about what `llama-server` took on two cores of an EPYC.
+    fn speed(model: &str) -> Speed {
+        let (prefill_us, step_us, step_per_request_us) = match model {
+            "large" => (60_000, 18_000, 4_000),
+            "medium" => (20_000, 6_000, 1_300),
+            _ => (5_000, 1_500, 300),
+        };
+        let [prefill, step, step_per_request] = [prefill_us, step_us, step_per_request_us].map(Duration::from_micros);
+        Speed { prefill, step, step_per_request }
+    }
+}
+
+/// An engine of either kind, which runs as long as this lives.
+#[expect(dead_code, reason = "requests reach it by its address")]
+enum Engine {
+    Real(LlamaServer),
+    Emulated(engine::Engine),
+}
+
+/// What stands between a client and engines, as long as it lives.
+pub struct Stage {
+    models: Models,
+    _engines: Vec<Engine>,
+    _server: Server,
+}
+
+impl Stage {
+    /// Starts engines, a gateway that knows nothing of them yet, and an edge. The link has so many Mbit/s each way.
+    ///
+    /// # Errors
+    /// Without root, or when something does not start.
+    pub fn new(kind: Kind, mbit: f64) -> Result<Self> {
+        let chain = Chain::new().context("the namespaces cannot be made; the demo needs root")?;
+        let start = |(at, (model, _)): (usize, &(&'static str, u8))| {
+            let port = PORT + at as u16;
+            let engine = match kind {
+                Kind::LlamaServer => LlamaServer::start(&chain.target, port, model, PLACES).map(Engine::Real),
+                Kind::Emulated => {
+                    engine::Engine::start(&chain.target, port, model, Kind::speed(model)).map(Engine::Emulated)
+                }
+            };
+            engine.with_context(|| format!("the engine of the {model} model did not start"))
+        };
+        let engines = MODELS.iter().enumerate().map(start).collect::<Result<_>>()?;
+        let server = Server::start(&chain.target, DOWNLOAD)?;
+        for end in [&chain.access.near, &chain.access.far] {
+            end.segment()?;
+            end.set_qdisc(&format!("tbf rate {}bit burst 4kb latency {QUEUE_MS}ms", (mbit * 1e6) as u64))?;
+        }
+        chain.client.ip(&format!("route add 10.0.2.0/24 via {}", chain.access.far.v4))?;
+        chain.target.ip(&format!("route add 10.0.1.0/24 via {}", chain.egress.near.v4))?;
+        chain.relay.sysctl("net.ipv4.ip_forward", "1")?;
+        let (gateway, edge) = (gateway(&chain), edge(&chain));
+        let models = Models::on(chain, &gateway, &edge).context("gateway and edge did not start")?;
+        Ok(Self { models, _engines: engines, _server: server })
+    }
+
+    /// Where an engine is asked by itself.
+    #[must_use]
+    pub fn engine(&self, at: usize) -> Way {
+        let (address, port) = (self.models.site.chain.egress.far.v4, PORT + at as u16);
+        Way { url: format!("http://{address}:{port}"), model: MODELS[at % MODELS.len()].0.to_owned() }
+    }
+
+    /// Where paced is asked for a model, or by an alias for the one that it chooses.
+    #[must_use]
+    pub fn paced(model: &str) -> Way {
+        Way { url: format!("http://{}", models::SERVE), model: model.to_owned() }
+    }
+
+    /// Where the download comes from: its server itself, or the edge.
+    ///
+    /// # Errors
+    /// None; the edge's address is one.
+    pub fn download(&self, over_paced: bool) -> Result<SocketAddr> {
+        if over_paced {
+            return Ok(DOWNLOAD_AT_EDGE.parse()?);
+        }
+        Ok((self.models.site.chain.egress.far.v4, DOWNLOAD).into())
+    }
+
+    /// Begins to measure what gateway and edge cost.
+    ///
+    /// # Errors
+    /// One of them is gone.
+    pub fn meters(&self) -> Result<[Meter; 2]> {
+        let [gateway, edge] =
+            [self.models.site.relay.id(), self.models.edge.id()].map(|pid| Meter::start(Process { pid }));
+        Ok([gateway?, edge?])
+    }
+
+    /// Runs a client inside its namespace.
+    ///
+    /// # Errors
+    /// Without root, or what the client fails with.
+    pub fn client<T: Send>(&self, client: impl AsyncFnOnce() -> Result<T> + Send) -> Result<T> {
+        self.models.site.chain.client.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let local = tokio::task::LocalSet::new();
+            runtime.block_on(local.run_until(client()))
+        })?
+    }
+}
+
+/// What both daemons say of transport and order: what perf/README.md recommends (BBR, `ml` with `edf`), and the small
+/// `low_mark_packets` that config/paced.toml recommends for links below 10 Mbit/s. Requests say themselves how
+/// much time they have; the deadline of `batch` is there so that its answers go before the download, which has none.
+const BOTH: &str = r#"
+    [transport]
+    congestion = "bbr"
+    [schedule]
+    discipline = "ml"
+    low = "edf"
+    low_mark_packets = 2
+    [class.urgent]
+    level = "high"
+    [class.batch]
+    deadline_ms = 10000
+    [class.download]
+"#;
+
+fn gateway(chain: &Chain) -> String {
+    let model = |(at, (name, quality)): (usize, &(&str, u8))| {
+        let engine = format!("http://{}:{}", chain.egress.far.v4, PORT + at as u16);
+        format!(
+            "[[gateway.model]]\nname = \"{name}\"\nengines = [\"{engine}\"]\nmax_in_flight = {PLACES}\nquality_percent = {quality}\n"
+        )
+    };
+    let models: String = MODELS.iter().enumerate().map(model).collect();
+    let rules = Class::ALL.map(|class| format!("[[rule]]\nclass = \"{0}\"\nasked_class = \"{0}\"\n", class.name()));
+    format!(
+        r#"
+        [gateway]
+        {models}
+        [[gateway.alias]]
+        name = "auto"
+        models = {names:?}
+        policy = "rule"
+        {BOTH}
+        {rules}
+        [[rule]]
+        class = "download"
+        ports = [{DOWNLOAD}]
+        "#,
+        names = MODELS.map(|(name, _)| name),
+        rules = rules.concat(),
+    )
+}
+
+fn edge(chain: &Chain) -> String {
+    let target = SocketAddr::from((chain.egress.far.v4, DOWNLOAD));
+    format!(
+        r#"
+        [[forward]]
+        listen = "{DOWNLOAD_AT_EDGE}"
+        protocol = "tcp"
+        target = "{target}"
+        class = "download"
+        {relay}
+        {BOTH}
+        "#,
+        relay = models::RELAY,
+    )
+}
