@@ -83,6 +83,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
         proxies: Reload ["proxy.*"],
         serves: Reload ["serve.*"],
         paths: Reload ["path.*"],
+        hops: Reload ["hop.*"],
         gateway: Reload ["gateway.*"],
         policy: Reload ["schedule.*", "class.*", "rule.*"],
         metrics: Reload ["metrics.*"],

@@ -54,7 +54,7 @@ pub enum Problem {
         /// Names that may stand here, the first few.
         known: Vec<String>,
     },
-    /// A section that takes keys from itself: the names on the way round.
+    /// A section that takes keys from itself, or is reached through itself: the names on the way round.
     #[error("this goes round in a circle, {}; remove it from one of them", .0.join(", then "))]
     Circle(Vec<String>),
     /// A key without which the section means nothing.

@@ -8,6 +8,7 @@ use sched::stream::{Discipline, Expiry, Low};
 use crate::control::ControlSettings;
 use crate::forward::Forward;
 use crate::gateway::{GatewaySettings, ModelSettings};
+use crate::hop::Hop;
 use crate::kernel::{Kernel, KernelDevice};
 use crate::log::{AccessForm, LogSettings};
 use crate::metrics::MetricsSettings;
@@ -28,6 +29,7 @@ use crate::{Config, PacketIo};
 pub fn explain(config: &Config, now: SystemTime) -> String {
     let mut lines = vec![format!("state folder: {}", config.state_dir.display())];
     lines.extend(config.relay.iter().flat_map(|config| relay(config, now)));
+    lines.extend(config.hops.iter().map(hop));
     lines.extend(config.forwards.iter().map(forward));
     lines.extend(config.gateway.iter().flat_map(|config| gateway(config, now)));
     lines.extend(config.proxies.iter().map(proxy));
@@ -169,6 +171,10 @@ fn limits(limits: &Limits) -> [String; 6] {
             limits.dns_timeout, limits.dns_lookups_in_flight, limits.connect_timeout
         ),
     ]
+}
+
+fn hop(Hop { name, uplink: of }: &Hop) -> String {
+    format!("hop {name} by {}, {}", of.through(), uplink(of))
 }
 
 fn forward(forward: &Forward) -> String {

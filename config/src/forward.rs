@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use masque::target::Target;
 
-use crate::policy::Policy;
 use crate::section::{Section, words};
 use crate::targets::Protocol;
-use crate::uplink::{self, UplinkSettings};
+use crate::uplink::{self, Nameable, UplinkSettings};
 
 /// How long a TCP connection may be silent unless the configuration says otherwise: what RFC 5382 §5 asks of NATs.
 pub const TCP_IDLE: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
@@ -58,16 +57,16 @@ pub fn idle_answered(target: &Target, idle: Duration) -> Duration {
     if target.port < 1024 { idle.min(Duration::from_secs(10)) } else { idle }
 }
 
-/// Walks through a forward whose class and schedule have to be of `policy`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, policy: &Policy) -> Option<Forward> {
+/// Walks through a forward whose class and schedule have to be among `names`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, names: Nameable<'_>) -> Option<Forward> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let target = section.require("target", of.map(|of| of.target.clone()));
-    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let protocol = section.value("protocol", of.map_or(Protocol::Udp, |of| of.protocol));
     let (is_udp, is_tcp) = (protocol == Protocol::Udp, protocol == Protocol::Tcp);
     section.refuse_unless(is_udp, "mode", "TCP connections always travel in streams", "remove it");
     let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
-    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
+    let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let idle = if is_tcp { TCP_IDLE } else { Duration::from_secs(120) };
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));
     section.refuse_unless(is_udp, "idle_answered_seconds", "TCP tells by itself when both are done", "remove it");

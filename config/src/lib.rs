@@ -7,6 +7,7 @@
 //! | [`gateway`], [`engine`], [`routing`] | the gateway role: models, the engines that run them, and how one is chosen |
 //! | [`forward`], [`proxy`] | the edge role: local addresses that lead to one target, and to any |
 //! | [`path`] | the edge role: the paths between this host and its relays |
+//! | [`hop`] | the edge role: relays through which others are reached |
 //! | [`serve`] | the edge role: local addresses for clients of the OpenAI API |
 //! | [`uplink`] | the relay behind them |
 //! | [`kernel`] | what the kernel is asked to enforce, and where |
@@ -32,6 +33,7 @@ use crate::control::ControlSettings;
 use crate::error::{Errors, Problem};
 use crate::forward::Forward;
 use crate::gateway::GatewaySettings;
+use crate::hop::Hop;
 use crate::kernel::Kernel;
 use crate::log::LogSettings;
 use crate::metrics::MetricsSettings;
@@ -42,6 +44,7 @@ use crate::relay::{Auth, Limits, ListenerIdentity, ListenerSettings, RelaySettin
 use crate::section::{Section, read_document, words};
 use crate::serve::Serve;
 use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
+use crate::uplink::Nameable;
 
 pub mod change;
 pub mod control;
@@ -52,6 +55,7 @@ mod explain;
 pub mod forward;
 pub mod gateway;
 pub mod hash;
+pub mod hop;
 pub mod kernel;
 pub mod log;
 mod manual;
@@ -101,6 +105,8 @@ pub struct Config {
     /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), none with the name of another. Without any, packets
     /// leave as the routes have it.
     pub paths: Vec<Path>,
+    /// Relays through which the edge role reaches others, none of them through itself.
+    pub hops: Vec<Hop>,
     /// The classes of traffic of both roles.
     pub policy: Policy,
     /// The QUIC transport of both roles.
@@ -216,6 +222,11 @@ pub enum Warning {
     /// Paths that nothing goes over.
     #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] whose traffic could use them")]
     UnusedPaths,
+    /// A hop that nothing goes through.
+    #[error(
+        "nothing is reached through [hop.{0}]; write via = \"{0}\" where the relay behind it is named, or remove it"
+    )]
+    UnusedHop(String),
     /// Neither role is configured.
     #[error("there is neither a [relay] nor a [[forward]], a [[proxy]] or a [[serve]]: paced has nothing to do")]
     NothingToDo,
@@ -249,23 +260,25 @@ impl Config {
             let cause = "a gateway is served on the listeners of a relay, and there is none";
             root.refuse("gateway", Problem::Contradiction { cause, remedy: "add a [relay]" });
         }
-        let forwards = root.sections("forward", |section| forward::walk(section, None, &policy));
+        let (hops, hop_names) = hop::read(root, &policy);
+        let names = Nameable { policy: &policy, hops: &hop_names };
+        let forwards = root.sections("forward", |section| forward::walk(section, None, names));
         let place = |forward: &Forward| (forward.listen, forward.protocol.as_str());
         root.refuse_shared("forward", &forwards, place, "two forwards have the same address");
-        let proxies = root.sections("proxy", |section| proxy::walk(section, None, &policy));
+        let proxies = root.sections("proxy", |section| proxy::walk(section, None, names));
         let by_tcp = forwards.iter().filter(|forward| forward.protocol == Protocol::Tcp).map(|forward| forward.listen);
         let taken: Vec<_> = by_tcp.chain(proxies.iter().map(|proxy| proxy.listen)).collect();
         if !proxies.is_empty() {
             let cause = "the address of a proxy is that of another proxy or forward";
             root.refuse_shared("proxy", &taken, SocketAddr::clone, cause);
         }
-        let serves = root.sections("serve", |section| serve::walk(section, None, &policy));
+        let serves = root.sections("serve", |section| serve::walk(section, None, names));
         let taken: Vec<_> = taken.into_iter().chain(serves.iter().map(|serve| serve.listen)).collect();
         if !serves.is_empty() {
             let cause = "the address is that of another [[serve]], proxy or forward";
             root.refuse_shared("serve", &taken, SocketAddr::clone, cause);
         }
-        let paths = root.sections("path", |section| path::walk(section, None));
+        let paths = root.sections("path", |section| path::walk(section, None, names));
         root.refuse_shared("path", &paths, |path| path.name.clone(), "two paths have the same name");
         if paths.len() > path::MAX_PATHS {
             let cause = "there are more than 8 paths";
@@ -291,6 +304,7 @@ impl Config {
             proxies,
             serves,
             paths,
+            hops,
             policy,
             transport,
             kernel,
@@ -340,6 +354,7 @@ impl Config {
             proxies: Vec::new(),
             serves: Vec::new(),
             paths: Vec::new(),
+            hops: Vec::new(),
             policy: Policy::default(),
             transport: TransportSettings::default(),
             kernel: Kernel::default(),
@@ -382,8 +397,34 @@ impl Config {
             .chain(self.unknown_users())
             .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))
             .chain((!self.paths.is_empty() && self.uplinks().next().is_none()).then_some(Warning::UnusedPaths))
+            .chain(self.unused_hops())
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()
+    }
+
+    /// Returns the relays that the edge role uses, as [`uplinks`](Self::uplinks), and those that it reaches them through, each at
+    /// the first local address that leads through it.
+    #[must_use]
+    pub fn all_uplinks(&self) -> Vec<(&'static str, SocketAddr, &uplink::UplinkSettings)> {
+        let mut all: Vec<_> = self.uplinks().collect();
+        for hop in &self.hops {
+            let user = self.uplinks().find(|(_, _, uplink)| self.leads_through(uplink, hop));
+            all.extend(user.map(|(_, listen, _)| ("hop", listen, &hop.uplink)));
+        }
+        all
+    }
+
+    /// Whether anything gets to these relays through a hop.
+    fn leads_through(&self, uplink: &uplink::UplinkSettings, hop: &Hop) -> bool {
+        let own = uplink.via.as_deref();
+        let of_paths = self.paths.iter().map(|path| path.via.as_deref().or(own));
+        let mut vias = of_paths.chain(self.paths.is_empty().then_some(own)).flatten();
+        vias.any(|name| hop::chain(&self.hops, name).contains(&hop))
+    }
+
+    fn unused_hops(&self) -> Vec<Warning> {
+        let is_unused = |hop: &&Hop| !self.uplinks().any(|(_, _, uplink)| self.leads_through(uplink, hop));
+        self.hops.iter().filter(is_unused).map(|hop| Warning::UnusedHop(hop.name.clone())).collect()
     }
 
     /// Users that rules name and nobody is, where users are known by name: certificates that any authority signs may have any.

@@ -9,6 +9,7 @@ use crate::error::Problem;
 use crate::kernel::KernelDevice;
 use crate::policy::rate;
 use crate::section::{PathName, Section};
+use crate::uplink::Nameable;
 
 /// The most paths that an edge may have.
 pub const MAX_PATHS: usize = 8;
@@ -24,24 +25,29 @@ pub struct Path {
     pub address: Option<IpAddr>,
     /// The relay at its end, in place of the one that a local address names.
     pub relay: Option<Template>,
+    /// The name of the [`Hop`](crate::hop::Hop) through whose relay the relay at its end is reached, in place of the one that a
+    /// local address names.
+    pub via: Option<String>,
     /// How much earlier something has to end over this path than over another for this one to be chosen.
     pub cost: Duration,
     /// How fast it is, in bytes per second, if that is known; otherwise it is measured.
     pub rate: Option<u64>,
 }
 
-/// Walks through a path.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Path>) -> Option<Path> {
+/// Walks through a path; the hop that it leads through has to be among `names`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Path>, names: Nameable<'_>) -> Option<Path> {
     let name = section.require("name", of.map(|of| PathName::from(of.name.clone())));
     let interface = section.optional("interface", of.and_then(|of| of.interface.clone()));
     let address = section.optional("address", of.and_then(|of| of.address));
     let relay = section.optional("relay", of.and_then(|of| of.relay.clone()));
-    if interface.is_none() && address.is_none() && relay.is_none() && name.is_some() {
+    let via = names.hop_in(section, of.and_then(|of| of.via.clone()));
+    let is_plain = interface.is_none() && address.is_none() && relay.is_none() && !section.has("via");
+    if is_plain && name.is_some() {
         let cause = "nothing tells this path from others";
-        let remedy = "give its interface, its local address, or a relay of its own";
+        let remedy = "give its interface, its local address, a relay of its own, or a hop to go through";
         section.refuse("name", Problem::Contradiction { cause, remedy });
     }
     let cost = section.millis("cost_ms", 0..=60_000, of.map_or(Duration::ZERO, |of| of.cost));
     let rate = rate(section, "rate", of.and_then(|of| of.rate));
-    Some(Path { name: name?.into(), interface, address, relay, cost, rate })
+    Some(Path { name: name?.into(), interface, address, relay, via, cost, rate })
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use crate::error::Problem;
 use crate::forward::{TCP_IDLE, TunnelMode};
-use crate::policy::Policy;
 use crate::section::{Section, words};
-use crate::uplink::{self, UplinkSettings};
+use crate::uplink::{self, Nameable, UplinkSettings};
 
 /// One proxy: a local TCP address behind which a relay reaches whatever its clients name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +46,8 @@ words! {
     }
 }
 
-/// Walks through a proxy whose class and schedule have to be of `policy`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, policy: &Policy) -> Option<Proxy> {
+/// Walks through a proxy whose class and schedule have to be among `names`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameable<'_>) -> Option<Proxy> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();
     let allow_remote = section.value("allow_remote", of.is_some_and(|of| is_remote(of.listen)));
@@ -58,9 +57,9 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, policy: &Polic
         section.refuse("listen", Problem::Contradiction { cause, remedy });
     }
     let protocols = protocols(section, of);
-    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
-    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
+    let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let users_file = section.optional("users_file", of.and_then(|of| of.users_file.clone()));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(TCP_IDLE, |of| of.idle));
     let udp_idle = of.map_or(Duration::from_secs(120), |of| of.udp_idle);

@@ -25,7 +25,7 @@ mod value;
 use self::keys::Lines;
 pub(crate) use self::keys::write;
 pub use self::merge::FilePart;
-pub(crate) use self::named::{ClassName, Name, PathName, ScheduleName};
+pub(crate) use self::named::{ClassName, HopName, Name, PathName, ScheduleName};
 pub(crate) use self::schema::Schema;
 pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
 use self::value::{shown, unfit};

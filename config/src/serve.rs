@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::Problem;
-use crate::policy::Policy;
 use crate::section::Section;
-use crate::uplink::{self, UplinkSettings};
+use crate::uplink::{self, Nameable, UplinkSettings};
 
 /// One local address that speaks HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +26,8 @@ pub struct Serve {
     pub idle: Duration,
 }
 
-/// Walks through such an address, whose class and schedule have to be of `policy`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, policy: &Policy) -> Option<Serve> {
+/// Walks through such an address, whose class and schedule have to be among `names`.
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameable<'_>) -> Option<Serve> {
     let listen = section.require("listen", of.map(|of| of.listen));
     let is_remote = |listen: SocketAddr| !listen.ip().is_loopback();
     let allow_remote = section.value("allow_remote", of.is_some_and(|of| is_remote(of.listen)));
@@ -37,9 +36,9 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, policy: &Polic
         let remedy = "listen on loopback, or add allow_remote = true";
         section.refuse("listen", Problem::Contradiction { cause, remedy });
     }
-    let uplink = uplink::walk(section, of.map(|of| &of.uplink), policy);
+    let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let balance = section.value("balance", of.is_none_or(|of| of.balance));
-    let class = policy.class_named_in(section, of.and_then(|of| of.class.clone()));
+    let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let max_body_bytes = of.map_or(4 << 20, |of| of.max_body_bytes);
     let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));

@@ -9,6 +9,7 @@ use crate::sample::{entries, switched_on};
 use crate::schema::tests::CONFIG;
 use crate::uplink::TrustSource;
 
+mod hops;
 mod parts;
 mod refusals;
 mod written;
@@ -288,9 +289,10 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "admits branch-office by certificate for branch.example.org",
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
-        "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443, mode auto, class realtime-short",
+        "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443 via first, mode auto, class",
+        "hop first by first.example:443 via entry, trusts the authorities in /etc/paced/relay-ca.pem, shows a token",
         "forward 127.0.0.1:8080 (TCP) to web.example:80 through relay.example:443, up to 512 connections at once",
-        "proxy 127.0.0.1:1080 (socks5, http) through relay.example:443, users in /etc/paced/proxy.users, up to 512",
+        "proxy 127.0.0.1:1080 (socks5, http) through relay.example:443 via first, users in /etc/paced/proxy.users, up to 512",
         "policy: the high level by deadline, then the low one each in turn; packets committed ahead: adapted",
         "class default: level low, priority 159 (by signal 0 to 159), weight 1, drops the oldest when full\n",
         "class realtime-short: level high, priority 255 (by signal 0 to 255), weight 1, deadline 1s, \

@@ -7,7 +7,7 @@ use masque::template::Template;
 
 use crate::error::Problem;
 use crate::policy::Policy;
-use crate::section::Section;
+use crate::section::{HopName, Section};
 
 /// The relays behind a local address, and what it takes to use them. Addresses with equal ones share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct UplinkSettings {
     pub client: Option<ClientFiles>,
     /// What the relay's certificate is checked against.
     pub trust: TrustSource,
+    /// The name of the [`Hop`](crate::hop::Hop) through whose relay these are reached, if there is one.
+    pub via: Option<String>,
     /// The schedule of the connections, if one is named. Not the [`Schedule`](crate::policy::Schedule) itself: the policy
     /// may change while they last.
     pub schedule: Option<String>,
@@ -31,7 +33,27 @@ impl UplinkSettings {
     /// The relays' hosts and ports, for people.
     #[must_use]
     pub fn through(&self) -> String {
-        self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", or else ")
+        let relays = self.relays.iter().map(|relay| relay.origin().to_string()).collect::<Vec<_>>().join(", or else ");
+        match &self.via {
+            Some(hop) => format!("{relays} via {hop}"),
+            None => relays,
+        }
+    }
+}
+
+/// What sections about relays may name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nameable<'a> {
+    /// The classes and schedules.
+    pub(crate) policy: &'a Policy,
+    /// The names of the hops.
+    pub(crate) hops: &'a [&'a str],
+}
+
+impl Nameable<'_> {
+    /// Asks for the name of a hop.
+    pub(crate) fn hop_in(&self, section: &mut Section<'_>, of: Option<String>) -> Option<String> {
+        section.name::<HopName>("via", self.hops, of)
     }
 }
 
@@ -61,8 +83,13 @@ pub enum TrustSource {
     Pinned([u8; 32]),
 }
 
-/// Walks through the keys about the relay in the section of a local address; its schedule has to be one of `policy`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&UplinkSettings>, policy: &Policy) -> Option<UplinkSettings> {
+/// Walks through the keys about the relay in the section of a local address or a hop; its schedule and the hop before it have
+/// to be among `names`.
+pub(crate) fn walk(
+    section: &mut Section<'_>,
+    of: Option<&UplinkSettings>,
+    names: Nameable<'_>,
+) -> Option<UplinkSettings> {
     let relays = section.require_one_or_list("relay", of.map(|of| of.relays.clone()));
     if relays.as_ref().is_some_and(|relays| relays.len() > MAX_RELAYS) {
         let cause = "there are more than 8 relays";
@@ -96,7 +123,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&UplinkSettings>, polic
             TrustSource::System
         }
     };
-    let schedule = policy.schedule_named_in(section, of.and_then(|of| of.schedule.clone()));
+    let via = names.hop_in(section, of.and_then(|of| of.via.clone()));
+    let schedule = names.policy.schedule_named_in(section, of.and_then(|of| of.schedule.clone()));
     let (first, longest) = of.map_or(BACKOFF, |of| of.backoff);
     let first = section.millis("backoff_first_ms", 10..=60_000, first);
     let longest = section.seconds("backoff_longest_seconds", 1..=3_600, longest);
@@ -104,5 +132,5 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&UplinkSettings>, polic
         let cause = "the first wait is longer than the longest";
         section.refuse("backoff_first_ms", Problem::Contradiction { cause, remedy: "raise backoff_longest_seconds" });
     }
-    Some(UplinkSettings { relays: relays?, token_file, client, trust, schedule, backoff: (first, longest) })
+    Some(UplinkSettings { relays: relays?, token_file, client, trust, via, schedule, backoff: (first, longest) })
 }

@@ -1,7 +1,10 @@
 //! How a configuration is written as text that reads back as the same.
 
 use crate::document::Text;
-use crate::{Config, control, forward, gateway, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport};
+use crate::uplink::Nameable;
+use crate::{
+    Config, control, forward, gateway, hop, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport,
+};
 
 impl Config {
     /// Writes the whole configuration as TOML: every key that has a value, defaults included, and listeners and classes with
@@ -30,17 +33,23 @@ impl Config {
         }
         text.section("[transport]", |section| transport(section, &self.transport));
         text.section("[kernel]", |section| kernel::walk(section, &self.kernel));
+        let hops: Vec<_> = self.hops.iter().map(|hop| hop.name.as_str()).collect();
+        let names = Nameable { policy: &self.policy, hops: &hops };
+        for of in &self.hops {
+            let header = format!("[hop.{}]", of.name);
+            text.section(&header, |section| hop::walk(section, Some(&of.uplink), names));
+        }
         for of in &self.paths {
-            text.section("[[path]]", |section| path::walk(section, Some(of)));
+            text.section("[[path]]", |section| path::walk(section, Some(of), names));
         }
         for of in &self.forwards {
-            text.section("[[forward]]", |section| forward::walk(section, Some(of), &self.policy));
+            text.section("[[forward]]", |section| forward::walk(section, Some(of), names));
         }
         for of in &self.proxies {
-            text.section("[[proxy]]", |section| proxy::walk(section, Some(of), &self.policy));
+            text.section("[[proxy]]", |section| proxy::walk(section, Some(of), names));
         }
         for of in &self.serves {
-            text.section("[[serve]]", |section| serve::walk(section, Some(of), &self.policy));
+            text.section("[[serve]]", |section| serve::walk(section, Some(of), names));
         }
         self.policy.write(&mut text);
         text.section("[control]", |section| control::walk(section, &self.control));

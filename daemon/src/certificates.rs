@@ -130,7 +130,7 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
         _ => None,
     });
     let control = config.control.tcp.iter().map(|tcp| ("control.tcp", tcp.address, &tcp.certificate));
-    let uplinks = config.uplinks();
+    let uplinks = config.all_uplinks().into_iter();
     let uplinks = uplinks.filter_map(|(section, at, uplink)| Some((section, at, &uplink.client.as_ref()?.certificate)));
     let read = |(used_by, address, file): (_, _, &PathBuf)| {
         let chain = read_certificates(file)?;

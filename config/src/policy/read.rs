@@ -29,7 +29,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
         schedules.truncate(MAX_SCHEDULES);
     }
     let schedules: BTreeMap<_, _> = schedules.into_iter().collect();
-    let mut sections = root.named_sections("class", DEFAULT);
+    let mut sections = root.named_sections("class", Some(DEFAULT));
     if sections.len() > MAX_CLASSES {
         let cause = "there are more than 255 classes, of which one is \"default\"";
         root.refuse("class", Problem::Contradiction { cause, remedy: "join some of them" });

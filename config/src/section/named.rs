@@ -28,16 +28,16 @@ struct Named<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// Finds the sections `[key.NAME]` and refuses what cannot be one. The one named `first` comes first, and is there
-    /// without keys if the text does not have it.
-    pub(crate) fn named_sections(&mut self, key: &'static str, first: &'static str) -> NamedSections<'a> {
+    /// Finds the sections `[key.NAME]` and refuses what cannot be one. The one named `first`, if any, comes first, and is
+    /// there without keys if the text does not have it.
+    pub(crate) fn named_sections(&mut self, key: &'static str, first: Option<&'static str>) -> NamedSections<'a> {
         let path = self.path_of(key);
         let value = self.value_of(key, || schema::named_tables(&format!("{path}.{ANY}")));
         let table = value.and_then(|value| value.get_ref().as_table());
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
         }
-        self.collect_named(path, table.into_iter().flatten(), Some(first))
+        self.collect_named(path, table.into_iter().flatten(), first)
     }
 
     /// Finds the sections `[section.NAME]` of this section, which has keys as well: every table whose name is none of the
@@ -127,6 +127,8 @@ names! {
     ClassName: "the name of a class in quotes",
     /// That of a schedule.
     ScheduleName: "the name of a [schedule.NAME] in quotes",
+    /// That of a hop.
+    HopName: "the name of a [hop.NAME] in quotes",
 }
 
 /// The name that a path gives itself.
@@ -205,15 +207,36 @@ impl<'a> NamedSections<'a> {
                 has_named_sections: false,
             };
             section.read_by(|section| {
-                // A circle is reported once, at the first of its members.
-                if ancestors.contains(&place) && ancestors.iter().all(|other| place <= *other) {
-                    let circle = once(&place).chain(&ancestors).map(|place| self.sections[*place].name.to_owned());
-                    section.refuse(like, Problem::Circle(circle.collect()));
-                }
+                self.refuse_circle(section, like, place, &ancestors);
                 read(named.name, section)
             })
         };
         self.sections.iter().enumerate().map(read).collect()
+    }
+
+    /// Reads all of them, each by itself, where one may name another as its `next`, and that another; a section that comes
+    /// to itself that way is refused.
+    pub(crate) fn read_chained<T>(
+        &self,
+        next: &'static str,
+        mut read: impl FnMut(&'a str, &mut Section<'a>) -> T,
+    ) -> Vec<T> {
+        let read = |(place, named): (usize, &Named<'a>)| {
+            let path = format!("{}.{}", self.path, named.name);
+            Section::open(self.report, path, named.offset, named.table, |section| {
+                self.refuse_circle(section, next, place, &self.ancestors(place, next));
+                read(named.name, section)
+            })
+        };
+        self.sections.iter().enumerate().map(read).collect()
+    }
+
+    /// Refuses a circle once, at the first of its members.
+    fn refuse_circle(&self, section: &Section<'a>, key: &'static str, place: usize, ancestors: &[usize]) {
+        if ancestors.contains(&place) && ancestors.iter().all(|other| place <= *other) {
+            let circle = once(&place).chain(ancestors).map(|place| self.sections[*place].name.to_owned());
+            section.refuse(key, Problem::Circle(circle.collect()));
+        }
     }
 
     /// Returns the places of the sections that the one at `place` takes keys from, the nearest first: itself, as the

@@ -42,6 +42,27 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "no [[relay.token]]",
             "pacectl token new",
         ),
+        (
+            &forward("via = \"frist\"\n[hop.first]\nrelay = \"https://a.example/{target_host}/{target_port}/\""),
+            "line 5, column 7: forward.via: ",
+            "no \"frist\"",
+            "did you mean first?",
+        ),
+        (&forward("via = \"first\""), "line 5, column 7: forward.via: ", "no \"first\"", "there is none yet"),
+        (
+            "[hop.first]\nvia = \"first\"",
+            "line 2, column 7: hop.first.via: ",
+            "in a circle, first, then first",
+            "remove it",
+        ),
+        (
+            "[hop.a]\nvia = \"b\"\n[hop.b]\nvia = \"c\"\n[hop.c]\nvia = \"a\"",
+            "line 2, column 7: hop.a.via: ",
+            "in a circle, a, then b, then c, then a",
+            "remove it",
+        ),
+        ("[hop.first]", "line 1, column 1: hop.first.relay: ", "missing", "add relay ="),
+        ("[hop.First]", "line 1, column 6: hop.First: ", "does not fit", "lower-case"),
         ("[gateway]", "line 1, column 1: gateway: ", "listeners of a relay", "add a [relay]"),
         (&gateway(""), "line 6, column 1: gateway.model: ", "without models", "add a [[gateway.model]]"),
         (

@@ -15,6 +15,8 @@ use tracing::warn;
 pub struct Exit {
     interface: Option<KernelDevice>,
     address: Option<IpAddr>,
+    /// Whether they leave in a tunnel, whose connection alone is concerned with devices and addresses.
+    is_tunnel: bool,
     /// Whether it was said that the device cannot be chosen.
     told: AtomicBool,
 }
@@ -23,7 +25,19 @@ impl Exit {
     /// By this device, from this address, or both.
     #[must_use]
     pub fn new(interface: Option<KernelDevice>, address: Option<IpAddr>) -> Self {
-        Self { interface, address, told: AtomicBool::new(false) }
+        Self { interface, address, ..Self::default() }
+    }
+
+    /// In a tunnel of another connection.
+    #[must_use]
+    pub fn in_tunnel() -> Self {
+        Self { is_tunnel: true, ..Self::default() }
+    }
+
+    /// Whether anything else than the routes decides.
+    #[must_use]
+    pub fn is_chosen(&self) -> bool {
+        self.interface.is_some() || self.address.is_some()
     }
 
     /// Binds a socket for packets to `peer`. Its device is chosen by SO_BINDTODEVICE, which takes no rights since Linux 5.7
@@ -75,9 +89,12 @@ impl Exit {
         Ok(())
     }
 
-    /// The address that packets to `peer` leave from at the moment; `None` if there is no route.
+    /// The address that packets to `peer` leave from at the moment; `None` if there is no route. In a tunnel, always the same.
     #[must_use]
     pub fn source_toward(&self, peer: SocketAddr) -> Option<IpAddr> {
+        if self.is_tunnel {
+            return Some(Ipv4Addr::UNSPECIFIED.into());
+        }
         // Connecting a UDP socket sends nothing; it looks for a route.
         let socket = self.bind(peer).ok()?;
         socket.connect(peer).ok()?;
@@ -99,6 +116,14 @@ mod tests {
     #[test]
     fn the_source_toward_an_address_of_this_host_is_an_address_of_it() {
         assert_eq!(Exit::default().source_toward((LOOPBACK, 9).into()), Some(LOOPBACK));
+    }
+
+    #[test]
+    fn in_a_tunnel_there_is_always_a_way_and_it_stays_the_same() {
+        // TEST-NET-1 has no route where the tests run; and if it has one, its source is another.
+        let peer = ([192, 0, 2, 1], 443).into();
+        assert_eq!(Exit::in_tunnel().source_toward(peer), Some(Ipv4Addr::UNSPECIFIED.into()));
+        assert!(!Exit::in_tunnel().is_chosen() && Exit::new(None, Some(LOOPBACK)).is_chosen());
     }
 
     #[test]

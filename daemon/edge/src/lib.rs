@@ -18,6 +18,7 @@
 //! | [`counters`] | what is counted, by local address |
 //! | [`uplink`] | the connections to relays, which local addresses share |
 //! | [`failover`] | which of several relays is used |
+//! | [`hop`] | relays that are reached through others |
 //! | [`path`], [`exit`] | the paths to relays: what is known of each, and how packets leave by it |
 //! | [`moves`] | what becomes of connections when this host's addresses change |
 //! | [`link`], [`places`] | one of them, and the places for tunnels on it |
@@ -30,14 +31,17 @@
 //! bounded number of bytes for it; what exceeds a bound is dropped, oldest first, and counted.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{SocketAddr, TcpListener, UdpSocket},
     pin::Pin,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
+use futures::future::join_all;
 use masque::template::Template;
 use quic::{class::Membership, endpoint::Transport};
 use sha2::{Digest as _, Sha256};
@@ -47,7 +51,7 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::client::endpoint::{Access, Endpoint};
+use crate::client::endpoint::{Access, Endpoint, Via};
 
 pub mod backoff;
 pub mod balance;
@@ -57,6 +61,7 @@ pub mod connect;
 pub mod counters;
 pub mod exit;
 pub mod failover;
+pub mod hop;
 pub mod link;
 pub mod local;
 pub mod moves;
@@ -77,6 +82,7 @@ pub mod uplink;
 pub use classes::EntranceClasses;
 pub use counters::{Counters, EdgeMetrics};
 use exit::Exit;
+use hop::HopTunnels;
 use local::Local;
 use path::Path;
 use proxy::Entrance;
@@ -168,14 +174,14 @@ impl Wanted {
     }
 
     /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
-    fn ways(&self, paths: &[config::path::Path]) -> Vec<Way> {
+    fn ways(&self, config: &Config) -> Vec<Way> {
         let uplink = self.uplink();
         match self {
             Self::Serve(serve) if serve.balance && uplink.relays.len() > 1 => {
                 let to = |relay: &Template| UplinkSettings { relays: vec![relay.clone()], ..uplink.clone() };
-                uplink.relays.iter().map(|relay| Way::of(&to(relay), paths)).collect()
+                uplink.relays.iter().map(|relay| Way::of(&to(relay), config)).collect()
             }
-            _ => vec![Way::of(uplink, paths)],
+            _ => vec![Way::of(uplink, config)],
         }
     }
 
@@ -190,14 +196,59 @@ struct Way {
     uplink: UplinkSettings,
     /// The paths, if there are any.
     paths: Vec<config::path::Path>,
-    /// Of the files that it names.
-    contents: [u8; 32],
+    /// The hops that it leads through.
+    hops: Vec<config::hop::Hop>,
+    /// Of the files that all of these name.
+    contents: Vec<[u8; 32]>,
 }
 
 impl Way {
-    fn of(uplink: &UplinkSettings, paths: &[config::path::Path]) -> Self {
-        let contents = Access::of(uplink).first().map(Access::contents).unwrap_or_default();
-        Self { contents, uplink: uplink.clone(), paths: paths.to_vec() }
+    fn of(uplink: &UplinkSettings, config: &Config) -> Self {
+        Self::over(uplink, &config.paths, &config.hops)
+    }
+
+    fn over(uplink: &UplinkSettings, paths: &[config::path::Path], all: &[config::hop::Hop]) -> Self {
+        let own = uplink.via.as_deref();
+        let of_paths = paths.iter().map(|path| path.via.as_deref().or(own));
+        let vias = of_paths.chain(paths.is_empty().then_some(own)).flatten();
+        let mut hops: Vec<config::hop::Hop> = Vec::new();
+        for hop in vias.flat_map(|name| config::hop::chain(all, name)) {
+            if !hops.contains(hop) {
+                hops.push(hop.clone());
+            }
+        }
+        let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
+        let contents = uplinks.map(|uplink| Access::of(uplink).first().map(Access::contents).unwrap_or_default());
+        let contents = contents.collect();
+        Self { uplink: uplink.clone(), paths: paths.to_vec(), hops, contents }
+    }
+
+    /// The hop that a path leads through, or the way if it has no paths, and the way to that: packets leave for it as they do by
+    /// the path.
+    fn before<'a>(&'a self, path: Option<&'a config::path::Path>) -> Option<(&'a str, Self)> {
+        let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
+        let hop = self.hops.iter().find(|hop| hop.name == name)?;
+        let exit = path.filter(|path| path.interface.is_some() || path.address.is_some());
+        let exit = exit.map(|path| config::path::Path {
+            name: String::new(),
+            relay: None,
+            via: None,
+            cost: Duration::ZERO,
+            rate: None,
+            ..path.clone()
+        });
+        Some((name, Self::over(&hop.uplink, exit.as_slice(), &self.hops)))
+    }
+
+    /// The ways to all hops that it leads through.
+    fn all_before(&self) -> Vec<Self> {
+        let paths = self.paths.iter().map(Some).chain(self.paths.is_empty().then_some(None));
+        let mut all = Vec::new();
+        for (_, way) in paths.filter_map(|path| self.before(path)) {
+            all.extend(way.all_before());
+            all.push(way);
+        }
+        all
     }
 
     /// The relays of a path, with what it takes to use them.
@@ -246,6 +297,8 @@ struct Served {
     wanted: Wanted,
     contents: [u8; 32],
     ways: Vec<Way>,
+    /// Those to the hops that these lead through.
+    before: Vec<Way>,
     socket: Socket,
     task: AbortHandle,
 }
@@ -275,6 +328,8 @@ struct Other {
     contents: [u8; 32],
     /// To several gateways where requests are spread over them.
     ways: Vec<(Way, Arc<Uplink>)>,
+    /// To the hops that these lead through.
+    before: Vec<(Way, Arc<Uplink>)>,
     socket: Socket,
     membership: Membership,
     serving: Serving,
@@ -302,7 +357,7 @@ impl Edge {
     pub fn prepare(&self, config: &Config) -> Result<Prepared> {
         let mut made: Vec<(Way, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
-            let (ways, contents) = (wanted.ways(&config.paths), wanted.contents());
+            let (ways, contents) = (wanted.ways(config), wanted.contents());
             let is_same = |of: &Served| of.wanted == wanted && of.ways == ways && of.contents == contents;
             Ok(match self.served.iter().position(is_same) {
                 Some(place) => Place::Same(place),
@@ -322,6 +377,9 @@ impl Edge {
         let (listen, name) = (wanted.listen(), wanted.name());
         let ways = ways.into_iter().map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
         let ways: Vec<_> = ways.collect::<Result<_>>()?;
+        let before = ways.iter().flat_map(|(way, _)| way.all_before());
+        let before = before.map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
+        let before: Vec<_> = before.collect::<Result<_>>()?;
         let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
             // Whatever waits in it goes where the new one says.
             Some(served) => served.socket.try_clone(),
@@ -333,7 +391,7 @@ impl Edge {
         let own = socket.try_clone().with_context(bind_failed)?;
         let uplinks = ways.iter().map(|(_, uplink)| uplink.clone()).collect();
         let serving = self.serving(own, &wanted, membership.clone(), uplinks).with_context(bind_failed)?;
-        Ok(Other { wanted, contents, ways, socket, membership, serving })
+        Ok(Other { wanted, contents, ways, before, socket, membership, serving })
     }
 
     /// Returns the connections that a way leads over, which local addresses share.
@@ -352,20 +410,27 @@ impl Edge {
             let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
             relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
         };
-        let over = |path: &config::path::Path| -> Result<Path> {
-            let exit = Arc::new(Exit::new(path.interface.clone(), path.address));
-            let relays = endpoints(way.accesses(path))?.into_iter();
-            Ok(Path {
-                name: path.name.clone(),
-                relays: relays.map(|relay| relay.leaving_by(exit.clone())).collect(),
-                cost: path.cost,
-                rate: path.rate,
-            })
-        };
-        let paths = match &*way.paths {
-            [] => vec![Path::plain(endpoints(Access::of(&way.uplink))?)],
-            paths => paths.iter().map(over).collect::<Result<Vec<_>>>()?,
-        };
+        let mut paths = Vec::new();
+        for path in way.paths.iter().map(Some).chain(way.paths.is_empty().then_some(None)) {
+            let exit = path.map(|path| Exit::new(path.interface.clone(), path.address)).unwrap_or_default();
+            let (exit, accesses) =
+                (Arc::new(exit), path.map_or_else(|| Access::of(&way.uplink), |path| way.accesses(path)));
+            let via = match way.before(path) {
+                None => None,
+                Some((name, before)) => {
+                    Some(Arc::new(HopTunnels::new(name, self.uplink(before, listen, made)?)) as Arc<dyn Via>)
+                }
+            };
+            let leaving = |relay: Endpoint| match &via {
+                Some(via) => relay.through(via.clone()),
+                None => relay.leaving_by(exit.clone()),
+            };
+            let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
+            paths.push(match path {
+                Some(path) => Path { name: path.name.clone(), relays, cost: path.cost, rate: path.rate },
+                None => Path::plain(relays),
+            });
+        }
         let (schedule, backoff) = (way.uplink.schedule.clone(), way.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.metrics.connections.clone());
         made.push((way, uplink.clone()));
@@ -422,9 +487,9 @@ impl Edge {
             }
         }
         for other in others {
-            let Other { wanted, contents, ways, socket, membership, serving } = *other;
+            let Other { wanted, contents, ways, before, socket, membership, serving } = *other;
             classes.enrol(wanted.class(), &membership);
-            for (way, uplink) in &ways {
+            for (way, uplink) in before.iter().chain(&ways) {
                 if self.uplinks.iter().any(|shared| shared.way == *way) {
                     continue;
                 }
@@ -433,7 +498,7 @@ impl Edge {
                 let task = self.connections.spawn(async move { runner.run(moves).await });
                 self.uplinks.push(Shared { way: way.clone(), uplink: uplink.clone(), task });
             }
-            let ways: Vec<_> = ways.into_iter().map(|(way, _)| way).collect();
+            let [ways, before] = [ways, before].map(|ways| ways.into_iter().map(|(way, _)| way).collect::<Vec<_>>());
             let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.uplink().through());
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
@@ -441,21 +506,28 @@ impl Edge {
                 Wanted::Serve(_) => info!(%listen, gateway = %relay, "serving models"),
             }
             let task = self.locals.spawn(serving);
-            self.served.push(Served { wanted, contents, ways, socket, task });
+            self.served.push(Served { wanted, contents, ways, before, socket, task });
         }
         while self.connections.try_join_next().is_some() {}
         let served = &self.served;
-        let is_unused = |shared: &mut Shared| served.iter().all(|served| !served.ways.contains(&shared.way));
+        let uses = |served: &Served, way: &Way| served.ways.contains(way) || served.before.contains(way);
+        let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.way));
         let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
-        unused.into_iter().for_each(|shared| self.close_uplink(shared));
+        self.close_uplinks(unused);
     }
 
-    /// Closes a connection properly once the tunnels in it have been told to end.
-    fn close_uplink(&mut self, Shared { uplink, task, .. }: Shared) {
-        task.abort();
+    /// Closes connections properly once the tunnels in them have been told to end; those that run in others' tunnels before these.
+    fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
+        let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
+        for Shared { way, uplink, task } in uplinks {
+            task.abort();
+            by_hops.entry(way.hops.len()).or_default().push(uplink);
+        }
         self.connections.spawn(async move {
             tokio::task::yield_now().await;
-            uplink.close().await;
+            for uplinks in by_hops.into_values().rev() {
+                join_all(uplinks.iter().map(|uplink| uplink.close())).await;
+            }
         });
     }
 
@@ -478,9 +550,8 @@ impl Edge {
     pub async fn close(&mut self) {
         self.served.clear();
         self.locals.shutdown().await;
-        for shared in std::mem::take(&mut self.uplinks) {
-            self.close_uplink(shared);
-        }
+        let uplinks = std::mem::take(&mut self.uplinks);
+        self.close_uplinks(uplinks);
         while self.connections.join_next().await.is_some() {}
     }
 }

@@ -53,7 +53,7 @@ pub struct Line {
     pub path_place: usize,
     /// Its place among the relays of its path.
     pub place: usize,
-    /// Its address.
+    /// Its address; [`SOMEWHERE`](crate::client::endpoint::SOMEWHERE) where nobody says.
     pub address: SocketAddr,
     /// When the connection was made.
     pub since: Instant,
@@ -79,6 +79,8 @@ pub struct Line {
     doubted: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
+    /// Whether it takes none because the tunnel that it runs in is to be left.
+    retired: AtomicBool,
     /// Whether it was said that the path is too narrow.
     told: AtomicBool,
     places: Mutex<Places>,
@@ -120,6 +122,7 @@ impl Line {
             sizes,
             doubted: flag(),
             worn: flag(),
+            retired: flag(),
             told: flag(),
             places: Mutex::default(),
             closed: flag(),
@@ -130,7 +133,8 @@ impl Line {
     /// Whether new tunnels may be asked for.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        let is_out = [&self.closed, &self.doubted, &self.worn].into_iter().any(|reason| reason.load(Relaxed));
+        let is_out =
+            [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
         !is_out && !*self.left.borrow() && self.relay.http().takes_requests()
     }
 
@@ -164,6 +168,17 @@ impl Line {
     /// Has its UDP tunnels opened anew elsewhere, each before it ends here. What cannot move, as TCP, stays until it ends.
     pub fn leave(&self) {
         self.left.send_replace(true);
+    }
+
+    /// Takes no new tunnels: what it runs in is to be left.
+    pub fn retire(&self) {
+        self.retired.store(true, Relaxed);
+    }
+
+    /// Whether it is to be left as soon as there is another connection: its relay goes away, or what it runs in.
+    #[must_use]
+    pub fn goes(&self) -> bool {
+        !self.is_closed() && (self.retired.load(Relaxed) || !self.relay.http().takes_requests())
     }
 
     /// Takes tunnels again.

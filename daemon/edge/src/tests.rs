@@ -248,6 +248,7 @@ impl Edge {
                 token_file: None,
                 client: None,
                 trust: access.trust.clone(),
+                via: None,
                 schedule: None,
                 backoff,
             },

@@ -114,6 +114,8 @@ pub struct Standpoint {
     pub path: String,
     /// Its host and port.
     pub relay: String,
+    /// The name of the hop that it is reached through; empty without one.
+    pub via: String,
     /// The connections to it that are open.
     pub lines: Vec<Arc<Line>>,
     /// What became of attempts to connect.
@@ -265,6 +267,7 @@ impl Uplink {
         let of = |at: (usize, usize), path: &Path, relay: &Endpoint, attempts: &Attempts| Standpoint {
             path: path.name.clone(),
             relay: relay.origin().to_string(),
+            via: relay.via().unwrap_or_default().to_owned(),
             lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
             attempts: attempts.clone(),
         };
@@ -281,6 +284,12 @@ impl Uplink {
     #[must_use]
     pub fn relay_of(&self, line: &Line) -> String {
         self.endpoint_of(line).map(|relay| relay.origin().to_string()).unwrap_or_default()
+    }
+
+    /// The name of the hop that a connection leads through; empty without one.
+    #[must_use]
+    pub fn via_of(&self, line: &Line) -> String {
+        self.endpoint_of(line).and_then(Endpoint::via).unwrap_or_default().to_owned()
     }
 
     fn endpoint_of(&self, line: &Line) -> Option<&Endpoint> {

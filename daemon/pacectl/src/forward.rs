@@ -78,6 +78,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
             token_file: None,
             client: access.identity,
             trust: access.trust,
+            via: None,
             schedule: None,
             backoff: BACKOFF,
         },

@@ -76,7 +76,8 @@ fn people(status: v1::GetStatusResponse) {
         say!("forwards      {forward}");
     }
     for uplink in &status.uplinks {
-        let v1::Uplink { relay, connections, connects, failures, failure } = uplink;
+        let v1::Uplink { relay, via, connections, connects, failures, failure } = uplink;
+        let relay = through(relay, via);
         let open = match connections.len() {
             0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
             1 => "connected".to_owned(),
@@ -225,6 +226,11 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
     ]
 }
 
+/// A relay, and the hop that it is reached through if there is one.
+fn through(relay: &str, via: &str) -> String {
+    if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
+}
+
 pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()> {
     let connections = pages(async |page_token| {
         let request = v1::ListConnectionsRequest { page_token, ..v1::ListConnectionsRequest::default() };
@@ -237,8 +243,8 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
         [
             of.id.to_string(),
             or_dash(&of.user),
-            if of.role == "edge" { format!("to {}", of.relay) } else { or_dash(&of.client) },
-            if of.role == "edge" { of.relay_address } else { of.listener },
+            if of.role == "edge" { format!("to {}", through(&of.relay, &of.via)) } else { or_dash(&of.client) },
+            if of.role == "edge" { or_dash(&of.relay_address) } else { of.listener },
             or_dash(&of.schedule),
             age(of.since.as_ref()),
             of.tunnels.to_string(),
@@ -382,7 +388,7 @@ pub(crate) async fn paths(client: &mut Client, as_json: bool) -> Result<()> {
         [
             of.name,
             of.state,
-            or_dash(&of.relays.join(", ")),
+            or_dash(&through(&of.relays.join(", "), &of.via)),
             ms(of.smoothed_rtt),
             ms(of.min_rtt),
             mbit(of.bytes_per_sec),

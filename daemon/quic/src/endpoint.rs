@@ -24,6 +24,7 @@ use s2n_quic_platform::syscall::bind_udp;
 
 pub use super::congestion::Congestion;
 use super::{
+    carried::{CarriedPackets, Carrier, Carrying},
     connection_id::Issuer,
     datagrams::Datagrams,
     events::{Events, HandshakeCounters, LoopTurns},
@@ -206,6 +207,14 @@ impl Transport {
         Ok(sockets)
     }
 
+    /// Has packets of an endpoint carried by something else than a socket, from and to `peer`, for as long as what comes with
+    /// it is kept.
+    #[must_use]
+    pub fn carried_by(&self, carrier: Box<dyn Carrier>, peer: SocketAddr) -> (Sockets, Carrying) {
+        let (packets, carrying) = CarriedPackets::new(carrier, peer, self.max_mtu);
+        (Sockets::Carried(packets), carrying)
+    }
+
     /// The socket provider of an endpoint on a socket that is bound.
     ///
     /// # Errors
@@ -242,6 +251,8 @@ pub enum Sockets {
     Paced(Provider),
     /// See [`Io::Stock`].
     Stock(Box<io::tokio::Provider>),
+    /// None: something else carries packets.
+    Carried(CarriedPackets),
 }
 
 impl io::Provider for Sockets {
@@ -252,6 +263,7 @@ impl io::Provider for Sockets {
         match self {
             Self::Paced(provider) => provider.start(endpoint),
             Self::Stock(provider) => io::Provider::start(*provider, endpoint),
+            Self::Carried(packets) => packets.start(endpoint),
         }
     }
 }

@@ -6,6 +6,7 @@
 pub mod application;
 mod backlog;
 pub mod binding;
+pub mod carried;
 pub mod class;
 pub mod clock;
 pub mod congestion;

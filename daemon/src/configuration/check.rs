@@ -81,7 +81,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
             [("certificate", &tcp.certificate), ("private_key", &tcp.private_key), ("client_ca", &tcp.client_ca)];
         look(keys.map(|(key, file)| (key, file.clone())).to_vec(), control_identity(tcp).map(drop));
     }
-    for (_, _, uplink) in config.uplinks() {
+    for (_, _, uplink) in config.all_uplinks() {
         look(uplink_files(uplink), connectable(uplink));
     }
     for file in config.proxies.iter().filter_map(|proxy| proxy.users_file.as_ref()) {
@@ -129,7 +129,7 @@ fn connectable(uplink: &UplinkSettings) -> Result<()> {
 /// What paced can start with and may not be meant, with the key that it is about.
 fn warnings(config: &Config) -> Vec<(Named, String)> {
     let mut warnings = Vec::new();
-    for (_, _, uplink) in config.uplinks() {
+    for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };
         if let Some(Err(error)) =
             Access::of(uplink).into_iter().next().and_then(|access| access.token).map(|token| token.read())

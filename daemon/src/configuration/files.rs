@@ -74,7 +74,9 @@ fn paths(config: &Config) -> Vec<&Path> {
         paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
         paths.extend(client_crl.as_deref());
     }
-    for (_, _, UplinkSettings { relays: _, token_file, client, trust, schedule: _, backoff: _ }) in config.uplinks() {
+    for (_, _, UplinkSettings { relays: _, token_file, client, trust, via: _, schedule: _, backoff: _ }) in
+        config.all_uplinks()
+    {
         paths.extend(token_file.as_deref());
         paths.extend(client.iter().flat_map(|client| [client.certificate.as_path(), client.private_key.as_path()]));
         if let TrustSource::Authority(file) = trust {

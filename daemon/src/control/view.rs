@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use edge::{
+    client::endpoint::SOMEWHERE,
     link::Line,
     roster,
     uplink::{Attempts, Standpoint, Uplink},
@@ -144,8 +145,10 @@ pub struct ConnectionView {
     pub schedule: String,
     /// The relay; empty at a relay.
     pub relay: String,
-    /// The address of the relay; empty at a relay.
+    /// The address of the relay; empty at a relay, and where a relay before it does not say it.
     pub relay_address: String,
+    /// The name of the hop that it leads through; empty without one.
+    pub via: String,
 }
 
 impl ConnectionView {
@@ -163,6 +166,7 @@ impl ConnectionView {
             schedule: schedule.unwrap_or_default(),
             relay: String::new(),
             relay_address: String::new(),
+            via: String::new(),
         }
     }
 
@@ -178,7 +182,10 @@ impl ConnectionView {
             path: line.path.get(),
             schedule: uplink.schedule.clone().unwrap_or_default(),
             relay: uplink.relay_of(line),
-            relay_address: line.address.to_string(),
+            relay_address: Some(line.address)
+                .filter(|to| to.ip() != SOMEWHERE)
+                .map_or_else(String::new, |to| to.to_string()),
+            via: uplink.via_of(line),
         }
     }
 }
@@ -188,6 +195,8 @@ impl ConnectionView {
 pub struct UplinkView {
     /// Its host and port.
     pub relay: String,
+    /// The name of the hop that it is reached through; empty without one.
+    pub via: String,
     /// The IDs of open connections to it.
     pub connections: Vec<u64>,
     /// How many connections were made.
@@ -203,7 +212,7 @@ impl UplinkView {
         let Attempts { connects, failures, failure } = found.attempts;
         let failure = || failure.as_ref().map(ToString::to_string).unwrap_or_default();
         let connections = found.lines.iter().map(|line| line.id).collect();
-        Self { relay: found.relay, connections, connects, failures, failure: caller.shown(failure) }
+        Self { relay: found.relay, via: found.via, connections, connects, failures, failure: caller.shown(failure) }
     }
 }
 

@@ -122,6 +122,7 @@ impl Daemon {
             proxies: _,
             serves: _,
             paths: _,
+            hops: _,
             // By `Policies`, before.
             policy: _,
             transport: _,

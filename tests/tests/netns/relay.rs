@@ -12,6 +12,7 @@ mod failures;
 mod flood;
 mod forgery;
 mod forward;
+mod hops;
 mod lifecycle;
 mod limits;
 mod migration;

@@ -1,13 +1,19 @@
 //! How a client reaches its relay: sockets, name resolution, TLS, and connections one after another.
 
-use std::{env, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    env, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use config::{
     hash::hex,
     uplink::{ClientFiles, TrustSource, UplinkSettings},
 };
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use masque::{
     h3::Code,
     target::{Host, Target},
@@ -19,6 +25,7 @@ use pacing::{
 };
 use parking_lot::Mutex;
 use quic::{
+    carried::{Carrier, Carrying},
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
     events::{ConnectionState, Heard},
@@ -44,6 +51,13 @@ const STAGGER: Duration = Duration::from_millis(250);
 
 /// How many addresses of a relay are tried.
 const MAX_ADDRESSES: usize = 4;
+
+/// How long the end of a connection in a tunnel may take to get into that.
+const LAST_PACKET: Duration = Duration::from_millis(50);
+
+/// The address of a relay behind a hop whose relay does not say where it sends to: of no network (RFC 5737 §3). The transport
+/// needs one; packets go into the tunnel whatever it is.
+pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
 
 /// What waits per tunnel and direction, and per connection to be sent.
 const QUEUES: QueueLimits = QueueLimits { flow_bytes: 256 * 1024, connection_bytes: 4 << 20 };
@@ -156,6 +170,16 @@ pub enum ConnectError {
         /// What QUIC says.
         cause: s2n_quic::connection::Error,
     },
+    /// There is no way to the relay through another.
+    #[error("no way to {relay} through [hop.{hop}]: {cause}")]
+    Hop {
+        /// The name of the hop.
+        hop: String,
+        /// The relay behind it, as host and port.
+        relay: String,
+        /// What is wrong.
+        cause: String,
+    },
     /// The connection ended before HTTP/3 could be spoken.
     #[error(transparent)]
     Http(#[from] h3::Error),
@@ -175,6 +199,43 @@ pub enum TokenError {
     Malformed,
 }
 
+/// A relay through which another is reached.
+pub trait Via: Send + Sync {
+    /// What it is called.
+    fn name(&self) -> &str;
+
+    /// Opens a tunnel to another relay.
+    fn open<'a>(&'a self, relay: &'a Target) -> BoxFuture<'a, Result<Passage, ConnectError>>;
+}
+
+/// A tunnel to a relay.
+pub struct Passage {
+    /// What carries packets to and from it.
+    pub carrier: Box<dyn Carrier>,
+    /// Its address, as the relay before it says.
+    pub address: Option<SocketAddr>,
+    /// How the tunnel does.
+    pub fate: PassageEnd,
+}
+
+/// What becomes of the tunnel that a connection runs in.
+pub struct PassageEnd {
+    /// Completes when nothing passes any more.
+    pub ended: BoxFuture<'static, ()>,
+    /// Completes when other tunnels are to be preferred.
+    pub left: BoxFuture<'static, ()>,
+}
+
+/// What a connection in a tunnel needs for as long as it lives.
+pub struct Inside {
+    /// What becomes of the tunnel.
+    pub fate: PassageEnd,
+    /// The endpoint, which has only this connection.
+    pub client: s2n_quic::Client,
+    /// Keeps the endpoint going.
+    pub carrying: Carrying,
+}
+
 /// A client's sockets and TLS settings toward one relay.
 pub struct Endpoint {
     access: Access,
@@ -185,6 +246,8 @@ pub struct Endpoint {
     counters: Arc<DatagramCounters>,
     schedules: Schedules,
     exit: Arc<Exit>,
+    /// What it is reached through, if there is anything.
+    via: Option<Arc<dyn Via>>,
     /// For IPv4 and IPv6, each from its first use on.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
@@ -209,6 +272,8 @@ pub struct Connected {
     pub exit: Arc<Exit>,
     /// How long the QUIC handshake took.
     pub handshake: Duration,
+    /// What has to be kept while it lives, if it runs in a tunnel.
+    pub inside: Option<Inside>,
 }
 
 impl Endpoint {
@@ -238,7 +303,19 @@ impl Endpoint {
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
         let (exit, sockets) = (Arc::default(), Mutex::default());
-        Ok(Self { access, template, transport, tls, refusals, counters, schedules, exit, sockets })
+        Ok(Self { access, template, transport, tls, refusals, counters, schedules, exit, via: None, sockets })
+    }
+
+    /// Reaches the relay through another.
+    #[must_use]
+    pub fn through(self, via: Arc<dyn Via>) -> Self {
+        Self { via: Some(via), exit: Arc::new(Exit::in_tunnel()), ..self }
+    }
+
+    /// The name of the hop that the relay is reached through, if there is one.
+    #[must_use]
+    pub fn via(&self) -> Option<&str> {
+        self.via.as_deref().map(Via::name)
     }
 
     /// Makes its packets leave by `exit`.
@@ -275,6 +352,10 @@ impl Endpoint {
             Host::Ip(address) => address.to_string(),
             Host::Name(name) => name.clone(),
         };
+        if let Some(via) = &self.via {
+            let (address, handshake, connection, inside) = self.connect_in_tunnel(&**via, &name).await?;
+            return self.speak(connection, (address, handshake), bearer, Some(inside)).await;
+        }
         let addresses = resolve(origin).await.map_err(|cause| ConnectError::Resolve { name: name.clone(), cause })?;
         let mut attempts: FuturesUnordered<_> = (0..)
             .zip(addresses.into_iter().take(MAX_ADDRESSES))
@@ -292,18 +373,64 @@ impl Endpoint {
                 }
             }
         };
+        self.speak(connection, (address, handshake), bearer, None).await
+    }
+
+    /// Begins to speak HTTP/3 over a connection whose handshake is complete.
+    async fn speak(
+        &self,
+        connection: s2n_quic::Connection,
+        (address, handshake): (SocketAddr, Duration),
+        bearer: Option<Arc<str>>,
+        inside: Option<Inside>,
+    ) -> Result<Connected, ConnectError> {
         let known = |state: &ConnectionState| {
             (state.packets.clone(), state.heard.clone(), state.path.clone(), state.tap.clone())
         };
         let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
         let exit = self.exit.clone();
-        Ok(Connected { relay, connection, packets, heard, path, tap, address, exit, handshake })
+        Ok(Connected { relay, connection, packets, heard, path, tap, address, exit, handshake, inside })
+    }
+
+    /// Connects through the relay of a hop, which resolves the name.
+    async fn connect_in_tunnel(
+        &self,
+        via: &dyn Via,
+        name: &str,
+    ) -> Result<(SocketAddr, Duration, s2n_quic::Connection, Inside), ConnectError> {
+        let origin = self.origin();
+        let Passage { carrier, address, fate } = via.open(origin).await?;
+        let literal = if let Host::Ip(ip) = origin.host { Some(SocketAddr::new(ip, origin.port)) } else { None };
+        let address = address.or(literal).unwrap_or(SocketAddr::new(SOMEWHERE, origin.port));
+        // The transport would take the larger header of IPv6 off the size of packets, which the tunnel does not have.
+        let peer = if address.is_ipv4() { address } else { SocketAddr::new(SOMEWHERE, address.port()) };
+        let (packets, carrying) = self.transport.carried_by(carrier, peer);
+        let client = endpoint::connect(packets, &self.transport, self.tls.clone(), self.datagrams());
+        let client = client.map_err(|cause| ConnectError::Socket { to: address, cause })?;
+        let (handshake, connection) = self.shake_hands(&client, (peer, address), name).await.map_err(|error| {
+            let (hop, relay) = (via.name().to_owned(), origin.to_string());
+            match error {
+                ConnectError::NoAnswer(_) => {
+                    let cause =
+                        "no answer in the tunnel: check that the relay runs there, and that the hop's relay may \
+                                 send UDP to it"
+                            .to_owned();
+                    ConnectError::Hop { hop, relay, cause }
+                }
+                error => error,
+            }
+        })?;
+        Ok((address, handshake, connection, Inside { fate, client, carrying }))
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.
     pub async fn close(&self, relay: &Relay) {
         relay.http().close(Code::NoError);
+        if self.via.is_some() {
+            // The tunnel is still there.
+            sleep(LAST_PACKET).await;
+        }
         let sockets = self.sockets.lock().clone();
         for mut client in sockets.into_iter().flatten() {
             _ = timeout(Duration::from_millis(200), client.wait_idle()).await;
@@ -318,8 +445,19 @@ impl Endpoint {
     ) -> Result<(SocketAddr, Duration, s2n_quic::Connection), ConnectError> {
         sleep(delay).await;
         let client = self.socket(address).map_err(|cause| ConnectError::Socket { to: address, cause })?;
+        let (handshake, connection) = self.shake_hands(&client, (address, address), name).await?;
+        Ok((address, handshake, connection))
+    }
+
+    /// Connects to a peer of an endpoint, which is known as `address`.
+    async fn shake_hands(
+        &self,
+        client: &s2n_quic::Client,
+        (peer, address): (SocketAddr, SocketAddr),
+        name: &str,
+    ) -> Result<(Duration, s2n_quic::Connection), ConnectError> {
         let begun = Instant::now();
-        let attempt = client.connect(Connect::new(address).with_server_name(name));
+        let attempt = client.connect(Connect::new(peer).with_server_name(name));
         let Ok(result) = timeout(HANDSHAKE_TIMEOUT, attempt).await else { return Err(ConnectError::NoAnswer(address)) };
         let mut connection = result.map_err(|cause| match (self.refusals.take(), cause) {
             (Some(tls::Refused { fingerprint, reason }), _) => {
@@ -332,7 +470,16 @@ impl Endpoint {
         if self.transport.keep_alive.is_some() {
             connection.keep_alive(true).map_err(|cause| ConnectError::Failed { to: address, cause })?;
         }
-        Ok((address, handshake, connection))
+        Ok((handshake, connection))
+    }
+
+    fn datagrams(&self) -> Datagrams {
+        Datagrams {
+            limits: QUEUES,
+            counters: self.counters.clone(),
+            max_frame_bytes: u64::from(u16::MAX),
+            schedules: self.schedules.clone(),
+        }
     }
 
     /// The endpoint for the family of `address`, which is made at the first use.
@@ -342,15 +489,9 @@ impl Endpoint {
         if let Some(client) = socket {
             return Ok(client.clone());
         }
-        let datagrams = Datagrams {
-            limits: QUEUES,
-            counters: self.counters.clone(),
-            max_frame_bytes: u64::from(u16::MAX),
-            schedules: self.schedules.clone(),
-        };
         let bound = self.exit.bind(address).context("failed to bind a socket")?;
         let io = self.transport.roaming_sockets_on(bound)?;
-        let client = endpoint::connect(io, &self.transport, self.tls.clone(), datagrams)?;
+        let client = endpoint::connect(io, &self.transport, self.tls.clone(), self.datagrams())?;
         Ok(socket.insert(client).clone())
     }
 }

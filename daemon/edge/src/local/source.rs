@@ -244,6 +244,7 @@ mod tests {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             protocol: config::targets::Protocol::Udp,
             uplink: config::uplink::UplinkSettings {
+                via: None,
                 schedule: None,
                 relays: Vec::new(),
                 token_file: None,

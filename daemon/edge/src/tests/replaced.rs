@@ -36,6 +36,7 @@ fn forward_on(relay: &TestRelay, ip: [u8; 4], mode: TunnelMode, token_file: Opti
             token_file,
             client: None,
             trust: access.trust,
+            via: None,
             schedule: None,
             backoff: (Duration::from_millis(10), Duration::from_secs(60)),
         },

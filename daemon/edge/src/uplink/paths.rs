@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::{Attempts, State, Uplink};
 use crate::{
-    client::endpoint::ConnectError,
+    client::endpoint::{ConnectError, Endpoint},
     link::Line,
     path::{Path, View},
 };
@@ -38,6 +38,8 @@ pub enum NotMoved {
 pub struct PathState {
     /// Its name.
     pub name: String,
+    /// The name of the hop that it leads through; empty without one.
+    pub via: String,
     /// Whether it takes tunnels.
     pub condition: Condition,
     /// The relays that its connections lead to.
@@ -105,6 +107,7 @@ impl Uplink {
                 path_of.fold((0, 0), |(sent, lost), it| (sent + it.sent_packets, lost + it.lost_packets));
             PathState {
                 name: path.name.clone(),
+                via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,
                 relays: lines.iter().map(|line| self.relay_of(line)).collect(),
                 connections: lines.iter().map(|line| line.id).collect(),

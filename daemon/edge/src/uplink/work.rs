@@ -2,10 +2,16 @@
 //! has tunnels leave connections that end.
 
 use std::{
+    pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, pending},
+};
+use masque::h3::Code;
 use quic::h3;
 use tokio::{task::JoinSet, time::Instant};
 use tracing::{info, warn};
@@ -15,7 +21,7 @@ use crate::{
     backoff::random,
     client::{
         drive,
-        endpoint::{ConnectError, Connected, Endpoint},
+        endpoint::{ConnectError, Connected, Endpoint, Inside},
     },
     failover::{Failover, Next},
     link::Line,
@@ -111,10 +117,24 @@ impl Work<'_> {
                 let line =
                     Line::new(&connected, (id, path, place), self.uplink.freed.clone(), self.uplink.sizes.clone());
                 let driven = line.clone();
-                self.connections.spawn(async { (driven, drive(connected.connection).await) });
+                let (ended, left, kept) = match connected.inside {
+                    Some(Inside { fate, client, carrying }) => (fate.ended, fate.left, Some((client, carrying))),
+                    None => (pending().boxed(), pending().boxed(), None),
+                };
+                self.connections.spawn(async move {
+                    let error = drive_until(&driven, connected.connection, ended).await;
+                    drop(kept);
+                    (driven, error)
+                });
                 let leaving = line.clone();
                 self.departures.spawn(async move {
-                    let goes = leaving.relay.http().goes_away().await;
+                    let goes = tokio::select! {
+                        goes = leaving.relay.http().goes_away() => goes,
+                        () = left => {
+                            leaving.retire();
+                            true
+                        }
+                    };
                     (leaving, goes)
                 });
                 if several {
@@ -133,8 +153,7 @@ impl Work<'_> {
                     state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
                     // Relays that go away are left as soon as there is another connection.
-                    let goes = |line: &&Arc<Line>| !line.is_closed() && !line.relay.http().takes_requests();
-                    state.lines.iter().filter(goes).for_each(|line| line.leave());
+                    state.lines.iter().filter(|line| line.goes()).for_each(|line| line.leave());
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
                         *attempts =
                             Attempts { connects: attempts.connects + 1, failures: attempts.failures, failure: None };
@@ -147,7 +166,7 @@ impl Work<'_> {
                 let now = Instant::now();
                 let wait = failover.failed(place, now, random());
                 warn!(relay = %origin, path = name, "{error}; next attempt in {wait:.1?} at the earliest");
-                if name.is_some() {
+                if relay.exit().is_chosen() {
                     relay.renew();
                 }
                 let is_over = {
@@ -202,7 +221,10 @@ impl Work<'_> {
         if !is_known || line.is_closed() {
             return;
         }
-        info!(relay = %line.address, tunnels = line.tunnels(), "the relay goes away: tunnels move to another connection");
+        info!(
+            relay = %line.address, tunnels = line.tunnels(),
+            "the relay, or the one before it, goes away: tunnels move to another connection"
+        );
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {
@@ -315,5 +337,18 @@ impl Work<'_> {
         }
         // Tasks that wait for a place look again.
         self.uplink.state.send_modify(|_| {});
+    }
+}
+
+/// Drives a connection until it ends, or what it runs in does.
+async fn drive_until(line: &Line, connection: h3::Connection, ended: BoxFuture<'static, ()>) -> h3::Error {
+    let mut driving = pin!(drive(connection));
+    tokio::select! {
+        error = &mut driving => error,
+        () = ended => {
+            // Nobody hears this any more, but who has a stream on it.
+            line.relay.http().close(Code::NoError);
+            driving.await
+        }
     }
 }

@@ -425,6 +425,7 @@ fn connection(found: ConnectionView) -> v1::Connection {
         schedule: found.schedule,
         relay: found.relay,
         relay_address: found.relay_address,
+        via: found.via,
     }
 }
 
@@ -442,12 +443,13 @@ fn path(found: PathState) -> v1::Path {
         used_bytes_per_sec: found.used_bytes_per_sec,
         sent_packets: found.sent_packets,
         lost_packets: found.lost_packets,
+        via: found.via,
     }
 }
 
 fn uplink(found: UplinkView) -> v1::Uplink {
-    let UplinkView { relay, connections, connects, failures, failure } = found;
-    v1::Uplink { relay, connections, connects, failures, failure }
+    let UplinkView { relay, via, connections, connects, failures, failure } = found;
+    v1::Uplink { relay, via, connections, connects, failures, failure }
 }
 
 fn entrance(counters: &edge::Counters) -> v1::Entrance {

@@ -159,7 +159,7 @@ fn the_edge_role_carries_many_senders_over_one_connection_and_finds_its_relay_ag
 }
 
 /// Sends one question from each of so many new ports, `at_once` at a time, and returns how many were answered.
-fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
+pub fn ask(site: &Site, to: &str, questions: usize, at_once: usize) -> usize {
     let answered = |_| {
         let socket = application(site, to);
         socket.set_read_timeout(Some(SOON)).unwrap();

@@ -1,0 +1,142 @@
+//! Relays that are reached through others: the tunnel through the first relay in which a connection to the second runs.
+//!
+//! The first relay sees who comes and that packets go to the second, the second what is asked for and that it comes from the
+//! first. Each is shown credentials of its own.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use config::forward::TunnelMode;
+use futures::{FutureExt as _, future::BoxFuture};
+use masque::{target::Target, tunnel::Form};
+use quic::{carried::Carrier, segments::Segments};
+use role::tunnel::UdpTunnel;
+use tokio::{sync::oneshot, time::timeout};
+
+use super::{
+    client::{
+        OpenError, Opened,
+        endpoint::{ANSWER_TIMEOUT, ConnectError, Passage, PassageEnd, Via},
+    },
+    link::Link,
+    uplink::{CONNECTIONS, Uplink},
+};
+
+/// The packets that every path of QUIC carries (RFC 9000 §14), in bytes.
+const SMALLEST_PACKET_BYTES: usize = 1_200;
+
+/// The relay of a hop, or several of which the first that works is used.
+pub struct HopTunnels {
+    name: String,
+    uplink: Arc<Uplink>,
+}
+
+impl HopTunnels {
+    /// Opens tunnels over the connections of `uplink`.
+    #[must_use]
+    pub fn new(name: &str, uplink: Arc<Uplink>) -> Self {
+        Self { name: name.to_owned(), uplink }
+    }
+
+    async fn tunnel(&self, relay: &Target) -> Result<(Link, Opened), String> {
+        let (mut is_lost, mut limits) = (false, 0);
+        loop {
+            let link = self.uplink.link().await.map_err(|error| error.to_string())?;
+            match link.relay.open_udp(relay).await {
+                Ok(opened) => return Ok((link, opened)),
+                Err(error) if error.is_limit() => {
+                    link.limit();
+                    limits += 1;
+                    // Once for each connection, and once more after others have made room.
+                    if limits > CONNECTIONS {
+                        return Err("its relay allows no more tunnels".to_owned());
+                    }
+                }
+                // The connection was just lost.
+                Err(OpenError::Http(_)) if !is_lost => is_lost = true,
+                Err(error @ OpenError::Refused(_)) => {
+                    return Err(format!("{error}; its relay has to allow UDP to {relay}"));
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+impl Via for HopTunnels {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open<'a>(&'a self, relay: &'a Target) -> BoxFuture<'a, Result<Passage, ConnectError>> {
+        async move {
+            let opened = timeout(ANSWER_TIMEOUT, self.tunnel(relay)).await;
+            let opened = opened.unwrap_or_else(|_| Err("its relay does not answer".to_owned()));
+            let (link, Opened { tunnel, next_hop }) = opened.map_err(|cause| {
+                let (hop, relay) = (self.name.clone(), relay.to_string());
+                ConnectError::Hop { hop, relay, cause }
+            })?;
+            let (used, ended) = oneshot::channel();
+            let line = link.line().clone();
+            let fate = PassageEnd {
+                // Nothing is ever sent: the other end is dropped.
+                ended: ended.map(drop).boxed(),
+                left: async move { line.left().await }.boxed(),
+            };
+            let carrier = Box::new(Tunnelled(Some(Tunnel { tunnel, link, _used: used })));
+            Ok(Passage { carrier, address: next_hop, fate })
+        }
+        .boxed()
+    }
+}
+
+/// The packets of a connection in a tunnel, until that has ended.
+struct Tunnelled(Option<Tunnel>);
+
+struct Tunnel {
+    tunnel: UdpTunnel,
+    /// Its place on the connection to the hop's relay.
+    link: Link,
+    /// Told of the end by being dropped.
+    _used: oneshot::Sender<()>,
+}
+
+impl Carrier for Tunnelled {
+    fn send(&mut self, packets: &Segments) {
+        let Some(Tunnel { tunnel, link, .. }) = &mut self.0 else { return };
+        let form = link.form(TunnelMode::Auto);
+        // Capsules carry packets of any size. Where they stand in for datagrams that are too small as yet, larger packets than
+        // the smallest are not to pass: the transport would go on with them when datagrams fit.
+        let is_makeshift = form == Some(Form::Capsule);
+        let passes = |packet: &&[u8]| !is_makeshift || packet.len() <= SMALLEST_PACKET_BYTES;
+        let mut batch = tunnel.batch(form);
+        packets.iter().filter(passes).for_each(|packet| batch.push(packet));
+    }
+
+    fn poll_receive(&mut self, cx: &mut Context<'_>, packets: &mut Segments) -> Poll<()> {
+        let Some(Tunnel { tunnel, .. }) = &mut self.0 else { return Poll::Pending };
+        let is_over = match tunnel.poll_recv(cx, packets) {
+            Poll::Ready(Ok(true)) if packets.is_empty() => {
+                cx.waker().wake_by_ref();
+                false
+            }
+            Poll::Ready(Ok(true)) => return Poll::Ready(()),
+            Poll::Ready(Ok(false) | Err(_)) => true,
+            Poll::Pending => tunnel.poll_stopped(cx).is_err(),
+        };
+        if is_over {
+            self.0 = None;
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Tunnelled {
+    fn drop(&mut self) {
+        if let Some(Tunnel { tunnel, .. }) = self.0.take() {
+            tunnel.finish();
+        }
+    }
+}

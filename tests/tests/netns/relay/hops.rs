@@ -1,0 +1,277 @@
+//! A relay that is reached through another, so that neither knows both ends.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use api::token::generate_token;
+use config::hash::hex;
+use lab::authority::Authority;
+use lab::netns::{Chain, Link, Namespace};
+use lab::process::{Process, wait_for};
+use lab::site::{Family, SOON, Site, Terms};
+
+use super::forward::{application, ask, assert_carries, echoes};
+
+const LISTEN: &str = "127.0.0.1:5000";
+const TCP_LISTEN: &str = "127.0.0.1:5001";
+const PROXY: &str = "127.0.0.1:5002";
+
+/// What both relays log.
+const LOG: &str = "access = \"json\"\naccess_addresses = true\n";
+
+/// Client, first relay, second relay, target: each reaches its neighbours only, and each relay has an authority and a token of
+/// its own.
+struct Hops {
+    site: Site,
+    end: Namespace,
+    second_relay: Process,
+    token_digest: String,
+    _second: Namespace,
+    _links: [Link; 2],
+}
+
+fn first_terms(sections: &str) -> Terms<'_> {
+    Terms { relay: "auth = \"token\"", sections, ..Terms::default() }
+}
+
+impl Hops {
+    fn new() -> Self {
+        let chain = Chain::new().unwrap();
+        let [second, end] = ["second", "end"].map(|role| Namespace::new(role).unwrap());
+        let links = [Link::new(&chain.relay, &second, 3).unwrap(), Link::new(&second, &end, 4).unwrap()];
+        let (first_token, digest) = generate_token().unwrap();
+        let token_digest = hex(&digest);
+        let site = Site::on(chain, first_terms(&sections(&token_digest))).unwrap();
+        site.write("first.token", &first_token).unwrap();
+        let (token, digest) = generate_token().unwrap();
+        site.write("second.token", &token).unwrap();
+        let authority = Authority::new().unwrap();
+        site.write("second-authority.pem", &authority.pem()).unwrap();
+        site.write_identity("second", &authority.issue(&["10.0.3.2"]).unwrap()).unwrap();
+        let text = format!(
+            "state_dir = \"$FOLDER/second\"\n[control]\nenabled = false\n[relay]\nlisten = [\"10.0.3.2:444\"]\n\
+             certificate = \"$FOLDER/second.pem\"\nprivate_key = \"$FOLDER/second.key\"\nauth = \"token\"\n\
+             templates = [\"https://10.0.3.2:444/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"]\n\
+             [relay.targets]\nallow = [{{ to = \"10.0.4.0/24\", ports = [\"1-65535\"] }}]\n[log]\nlevel = \"debug\"\n{LOG}\
+             [[relay.token]]\nname = \"bob\"\nsha256 = \"{}\"\n",
+            hex(&digest)
+        );
+        let file = write(&site, "second.toml", &text);
+        let arguments = ["run".into(), "--config".into(), file];
+        let second_relay = second.start(lab::program("paced").unwrap(), arguments).unwrap();
+        second_relay.wait_for_line("10.0.3.2:444", SOON).unwrap();
+        Self { site, end, second_relay, token_digest, _second: second, _links: links }
+    }
+
+    /// The edge's configuration: port 7 of the target by UDP, port 80 by TCP, and a proxy; `more` is added.
+    fn configuration(&self, more: &str) -> String {
+        let second = "relay = \"https://10.0.3.2:444/.well-known/masque/udp/{target_host}/{target_port}/\"\n\
+                      token_file = \"$FOLDER/second.token\"\nca = \"$FOLDER/second-authority.pem\"\nvia = \"first\"\n\
+                      backoff_longest_seconds = 1\n";
+        let mut text = "state_dir = \"$FOLDER/edge\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n[transport]\n\
+                        keep_alive_seconds = 1\n"
+            .to_owned();
+        for (listen, protocol, port) in [(LISTEN, "udp", 7), (TCP_LISTEN, "tcp", 80)] {
+            _ = write!(
+                text,
+                "[[forward]]\nlisten = \"{listen}\"\nprotocol = \"{protocol}\"\ntarget = \"10.0.4.2:{port}\"\n{second}"
+            );
+        }
+        _ = write!(text, "[[proxy]]\nlisten = \"{PROXY}\"\n{second}");
+        text + more
+    }
+
+    /// The section of the first relay as a hop, which is reached by this address family.
+    fn hop(&self, family: Family) -> String {
+        format!(
+            "[hop.first]\nrelay = \"{}\"\nca = \"$FOLDER/authority.pem\"\ntoken_file = \"$FOLDER/first.token\"\n\
+             backoff_longest_seconds = 1\n",
+            self.site.template(family)
+        )
+    }
+
+    fn edge(&self, family: Family) -> Process {
+        let file = write(&self.site, "edge.toml", &self.configuration(&self.hop(family)));
+        let arguments = ["run".into(), "--config".into(), file];
+        let edge = self.site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+        edge.wait_for_line("forwarding", SOON).unwrap();
+        edge
+    }
+
+    fn pacectl(&self, arguments: &[&str]) -> String {
+        let mut command = self.site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
+        let output = command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments).output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    }
+
+    /// Answers each connection at port 80 of the target with what it says, until it says no more.
+    fn tcp_echo(&self) {
+        let listener = self.end.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                std::thread::spawn(move || {
+                    let mut said = [0; 64];
+                    while let Ok(len @ 1..) = stream.read(&mut said) {
+                        if stream.write_all(&said[..len]).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    fn connect(&self, to: &str) -> TcpStream {
+        let stream = self.site.chain.client.run(|| TcpStream::connect(to).unwrap()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+    }
+}
+
+/// Of the first relay.
+fn sections(token_digest: &str) -> String {
+    format!("{LOG}[[relay.token]]\nname = \"alice\"\nsha256 = \"{token_digest}\"\n")
+}
+
+fn write(site: &Site, name: &str, text: &str) -> std::path::PathBuf {
+    let folder = site.path("").display().to_string();
+    site.write(name, &text.replace("$FOLDER", folder.trim_end_matches('/'))).unwrap()
+}
+
+fn assert_tcp_carries(stream: &mut TcpStream) {
+    let mut said = [0; 5];
+    stream.write_all(b"hello").unwrap();
+    stream.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"hello");
+}
+
+#[test]
+fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_on_when_the_first_is_back() {
+    lab::ring!(Netns);
+    let mut hops = Hops::new();
+    let _echo = hops.end.echo(7).unwrap();
+    hops.tcp_echo();
+    let mut edge = hops.edge(Family::V4);
+    let socket = application(&hops.site, LISTEN);
+    // The second is larger than fits into a datagram of the smallest packets.
+    for len in [600, 1_200] {
+        assert_carries(&hops.site, &socket, len);
+    }
+    let mut stream = hops.connect(TCP_LISTEN);
+    assert_tcp_carries(&mut stream);
+    let mut proxied = hops.connect(PROXY);
+    proxied.write_all(b"CONNECT 10.0.4.2:80 HTTP/1.1\r\nHost: 10.0.4.2:80\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        proxied.read_exact(&mut byte).unwrap();
+        answer.push(byte[0]);
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    assert_tcp_carries(&mut proxied);
+
+    let [status, connections] = ["status", "connections"].map(|what| hops.pacectl(&[what]));
+    assert!(status.contains("10.0.3.2:444 via first: connected"), "{status}");
+    assert!(status.contains("10.0.1.2:443: connected"), "{status}");
+    assert!(connections.contains("to 10.0.3.2:444 via first"), "{connections}");
+
+    // What is added by a reload leads the same way, and what was there goes on.
+    let counts = hops.site.counts().unwrap();
+    assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1), "one tunnel, to the second relay");
+    let more = format!(
+        "{}[[forward]]\nlisten = \"127.0.0.1:5003\"\nrelay = \"https://10.0.3.2:444/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"\ntarget = \"10.0.4.2:7\"\nca = \"$FOLDER/second-authority.pem\"\ntoken_file = \"$FOLDER/second.token\"\nvia = \"first\"\nbackoff_longest_seconds = 1\n",
+        hops.hop(Family::V4)
+    );
+    write(&hops.site, "edge.toml", &hops.configuration(&more));
+    edge.signal(libc::SIGHUP).unwrap();
+    let added = wait_for("the address that was added", SOON, || {
+        let socket = application(&hops.site, "127.0.0.1:5003");
+        echoes(&socket, b"new").then_some(socket)
+    });
+    assert_carries(&hops.site, &added.unwrap(), 600);
+    assert_carries(&hops.site, &socket, 600);
+    assert_tcp_carries(&mut stream);
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 1, "local addresses share it");
+
+    hops.site.signal(libc::SIGKILL).unwrap();
+    hops.site.relay.wait(SOON).unwrap();
+    let first_said = hops.site.relay.output();
+    let sections = sections(&hops.token_digest);
+    hops.site.start_again(first_terms(&sections)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    wait_for("an echo through the relay that is back", SOON, || echoes(&socket, b"back").then_some(()))
+        .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+    assert_tcp_carries(&mut hops.connect(TCP_LISTEN));
+
+    edge.signal(libc::SIGTERM).unwrap();
+    edge.wait(SOON).unwrap();
+    let first = wait_for("the record of its tunnel", SOON, || {
+        let said = hops.site.relay.output();
+        said.contains("10.0.3.2:444").then_some(said)
+    });
+    let (first, second) = (first_said + &first.unwrap(), hops.second_relay.output());
+    assert!(first.contains("10.0.1.1") && !first.contains("10.0.4.2"), "the first relay:\n{first}");
+    assert!(second.contains("10.0.3.1") && second.contains("10.0.4.2"), "the second relay:\n{second}");
+    assert!(!second.contains("10.0.1.1"), "the second relay:\n{second}");
+}
+
+#[test]
+fn a_path_to_the_first_relay_that_is_too_narrow_for_a_handshake_in_datagrams_carries_it_in_capsules() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    hops.site.chain.access.set_mtu(1_280).unwrap();
+    let _echo = hops.end.echo(7).unwrap();
+    // Behind the header of IPv6, 1,232 bytes are left for a packet, in which one of 1,200 bytes does not fit.
+    for family in [Family::V6, Family::V4] {
+        let edge = hops.edge(family);
+        assert_carries(&hops.site, &application(&hops.site, LISTEN), 1_200);
+        let is_narrow = edge.output().contains("too narrow for payloads of 1200 bytes");
+        assert!(is_narrow, "{family:?}: {}", edge.output());
+    }
+}
+
+#[test]
+fn a_second_relay_that_nobody_vouches_for_and_a_first_that_refuses_are_told_apart() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let configuration = hops.configuration(&hops.hop(Family::V4));
+    let file = write(&hops.site, "edge.toml", &configuration.replace("second-authority", "authority"));
+    let arguments = ["run".into(), "--config".into(), file];
+    let mut edge = hops.site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    _ = echoes(&application(&hops.site, LISTEN), b"anybody?");
+    edge.wait_for_line("the certificate of 10.0.3.2 is not trusted", SOON).unwrap();
+    write(&hops.site, "edge.toml", &configuration.replace("https://10.0.3.2:444", "https://127.0.0.1:444"));
+    edge.signal(libc::SIGHUP).unwrap();
+    wait_for("a refusal", SOON, || {
+        _ = echoes(&application(&hops.site, LISTEN), b"anybody?");
+        edge.output().contains("no way to 127.0.0.1:444 through [hop.first]").then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+}
+
+/// What a process holds: KiB of memory, and descriptors.
+fn held(process: &Process) -> (u64, usize) {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap().count();
+    (memory.trim().trim_end_matches(" kB").parse().unwrap(), descriptors)
+}
+
+#[test]
+fn ten_thousand_questions_through_two_relays_leave_nothing_behind() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let _echo = hops.end.echo(7).unwrap();
+    let edge = hops.edge(Family::V4);
+    assert_eq!(ask(&hops.site, LISTEN, 2_000, 20), 2_000, "the edge said:\n{}", edge.output());
+    let before = held(&edge);
+    assert_eq!(ask(&hops.site, LISTEN, 8_000, 20), 8_000, "the edge said:\n{}", edge.output());
+    let after = held(&edge);
+    println!("{before:?} (KiB, descriptors) after 2,000 questions, {after:?} after 10,000");
+    assert!(after.0 < before.0 + 8 * 1_024 && after.1 <= before.1 + 4, "{before:?} became {after:?}");
+    let counts = hops.site.counts().unwrap();
+    assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1));
+}
