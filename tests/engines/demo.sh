@@ -3,7 +3,8 @@
 # ENGINE=emulated does without llama-server. So does a machine on which it cannot be built, and says so.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-target=${CARGO_TARGET_DIR:-$here/../../target}
+# Relative, because rows of results say by which command they were made.
+target=$(realpath --relative-to=. "${CARGO_TARGET_DIR:-$here/../../target}")
 engine=${ENGINE:-llama-server}
 if [[ $engine == llama-server ]]; then
   "$here/build.sh" || {
