@@ -40,7 +40,8 @@ words! {
     /// How payloads travel between edge and relay.
     #[derive(Default)]
     pub enum TunnelMode {
-        /// In QUIC datagrams where the path and the relay carry them, otherwise in the stream.
+        /// In QUIC datagrams where the path and the relay carry them and the path loses none but to full queues, otherwise in
+        /// the stream.
         #[default]
         Auto = "auto",
         /// In QUIC datagrams only (RFC 9297 §2.1): lost ones stay lost.

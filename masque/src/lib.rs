@@ -12,12 +12,14 @@
 //! | [`refusal`] | why a request is refused | RFC 9110 §15, RFC 9209 §2.3 |
 //! | [`proxy_status`] | the `Proxy-Status` field | RFC 9209 |
 //! | [`priority`] | what clients say about the order of responses | RFC 9218 §4, §7 |
+//! | [`choice`] | which form tunnels take that may choose, by what the path loses | RFC 9298 §6 |
 //! | [`tunnel`] | one UDP tunnel: which form its payloads take | RFC 9297, 9298 |
 //!
 //! **Invariant:** nothing here does IO, reads a clock, logs, spawns or allocates without a bound that the
 //! caller sets.
 
 pub mod capsule;
+pub mod choice;
 pub mod datagram;
 pub mod h3;
 pub mod priority;

@@ -61,6 +61,7 @@ pub mod connect;
 pub mod counters;
 pub mod exit;
 pub mod failover;
+pub mod form;
 pub mod hop;
 pub mod link;
 pub mod local;

@@ -13,6 +13,7 @@ use std::{
 use config::forward::TunnelMode;
 use masque::{h3::Code, tunnel::Form};
 use pacing::{
+    monotonic,
     path::{PacketSize, PathStats},
     qlog::Tap,
 };
@@ -28,15 +29,12 @@ use tracing::info;
 
 use super::{
     exit::Exit,
+    form::{self, USABLE_PAYLOAD_BYTES, Witness},
     moves::{Paths, Verdict},
     places::Places,
     sizes::{self, Sizes},
 };
 use crate::client::{Relay, endpoint::Connected};
-
-/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by [`TunnelMode::Auto`]: QUIC
-/// needs packets of this size (RFC 9000 §14).
-const USABLE_PAYLOAD_BYTES: u16 = 1_200;
 
 /// The relay does not allow datagrams, and nothing else was asked for.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -66,6 +64,8 @@ pub struct Line {
     /// Where all that happens on it can be listened to.
     pub tap: Tap,
     packets: PacketSize,
+    /// What it tells of its path.
+    witness: Witness,
     heard: Heard,
     exit: Arc<Exit>,
     paths: Mutex<Paths>,
@@ -113,6 +113,7 @@ impl Line {
             path: connected.path.clone(),
             tap: connected.tap.clone(),
             packets: connected.packets.clone(),
+            witness: Witness::new(connected.experience.clone(), connected.path.clone()),
             heard: connected.heard.clone(),
             exit: connected.exit.clone(),
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
@@ -271,6 +272,8 @@ pub struct Link {
     pub relay: Relay,
     line: Arc<Line>,
     number: u64,
+    /// The form for its tunnel, if nothing else is asked for.
+    chosen: Form,
 }
 
 /// What a tunnel carries.
@@ -286,6 +289,7 @@ struct Carried {
 impl Drop for Link {
     fn drop(&mut self) {
         self.line.places().give_back();
+        self.line.witness.tell(monotonic::now_ns());
         if let Some(Carried { traffic, class, .. }) = self.line.carried.lock().remove(&self.number) {
             let (up, down) = traffic.bytes();
             self.line.sizes.learn(&class, up + down);
@@ -306,7 +310,8 @@ impl Link {
     /// A place that was taken.
     fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
-        Self { relay: line.relay.clone(), line: line.clone(), number }
+        let chosen = line.witness.tell(monotonic::now_ns());
+        Self { relay: line.relay.clone(), line: line.clone(), number, chosen }
     }
 
     /// Notes whose traffic it carries: placements count with what is left of it, and what it was in the end tells how much the
@@ -351,8 +356,9 @@ impl Link {
         self.line.packets.carries(payload_bytes)
     }
 
-    /// The form in which payloads leave, or `None` for the one that the tunnel chooses. It follows the path: where
-    /// that turns out to be too narrow for datagrams of a useful size, payloads take the stream.
+    /// The form in which payloads leave, or `None` for the one that the tunnel chooses. What the path loses decides once, as the
+    /// tunnel is opened ([`masque::choice`]). How large its packets are goes on deciding: where it turns out to be too narrow for
+    /// datagrams of a useful size, payloads take the stream.
     #[must_use]
     pub fn form(&self, mode: TunnelMode) -> Option<Form> {
         let narrow = || !self.carries(USABLE_PAYLOAD_BYTES);
@@ -369,7 +375,7 @@ impl Link {
                 }
                 Some(Form::Capsule)
             }
-            TunnelMode::Auto => None,
+            TunnelMode::Auto => form::of_auto(&self.line.packets, self.chosen),
         }
     }
 }

@@ -20,8 +20,40 @@ struct Counts {
     received_bytes: AtomicU64,
     sent_packets: AtomicU64,
     lost_packets: AtomicU64,
+    lost: Episodes,
+    gaps: Episodes,
+    arrived_packets: AtomicU64,
+    missing_packets: AtomicU64,
+    /// The largest packet number that arrived, and one more.
+    next_number: AtomicU64,
     window_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
+}
+
+/// Losses in one direction, those within a round trip counted once.
+#[derive(Debug, Default)]
+struct Episodes {
+    all: AtomicU64,
+    /// The ones without a queue.
+    unqueued: AtomicU64,
+    /// When the last one began.
+    began_us: AtomicU64,
+}
+
+impl Episodes {
+    fn note(&self, now: Duration, path: &Counts) {
+        let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).max(1);
+        let [began_us, smoothed_us, min_us] =
+            [&self.began_us, &path.smoothed_rtt_us, &path.min_rtt_us].map(|count| count.load(Relaxed));
+        if began_us > 0 && now_us < began_us.saturating_add(smoothed_us) {
+            return;
+        }
+        self.began_us.store(now_us, Relaxed);
+        add(&self.all, 1);
+        if smoothed_us <= 2 * min_us + UNQUEUED_US {
+            add(&self.unqueued, 1);
+        }
+    }
 }
 
 /// What a connection has seen of its path, at one moment.
@@ -39,6 +71,19 @@ pub struct PathState {
     pub sent_packets: u64,
     /// Of these, the ones declared lost (RFC 9002 §6), probes of the path's MTU excepted.
     pub lost_packets: u64,
+    /// Round trips in which some were lost.
+    pub loss_episodes: u64,
+    /// Of these, the ones without a queue: the smoothed round trip was not much longer than the shortest one.
+    pub unqueued_episodes: u64,
+    /// Round trips in which packets did not arrive in their order, because some were lost, late, or never sent.
+    pub gap_episodes: u64,
+    /// Of these, the ones without a queue.
+    pub unqueued_gaps: u64,
+    /// Packets that arrived, those of the handshake excepted.
+    pub arrived_packets: u64,
+    /// Packet numbers below the largest of them that have not arrived: packets that were lost, or are late, and numbers that the
+    /// peer left out.
+    pub missing_packets: u64,
     /// The congestion window, in bytes, when an acknowledgement or a timeout changed it last.
     pub window_bytes: u64,
     /// What had been sent and not been acknowledged then, in bytes (RFC 9002 §B.2).
@@ -58,6 +103,12 @@ impl PathStats {
             received_bytes: of(&self.0.received_bytes),
             sent_packets: of(&self.0.sent_packets),
             lost_packets: of(&self.0.lost_packets),
+            loss_episodes: of(&self.0.lost.all),
+            unqueued_episodes: of(&self.0.lost.unqueued),
+            gap_episodes: of(&self.0.gaps.all),
+            unqueued_gaps: of(&self.0.gaps.unqueued),
+            arrived_packets: of(&self.0.arrived_packets),
+            missing_packets: of(&self.0.missing_packets),
             window_bytes: of(&self.0.window_bytes),
             in_flight_bytes: of(&self.0.in_flight_bytes),
         }
@@ -78,9 +129,25 @@ impl PathStats {
         add(&self.0.sent_packets, 1);
     }
 
-    /// Counts a QUIC packet that was declared lost.
-    pub fn lost_packet(&self) {
+    /// Counts a QUIC packet that was declared lost, at a time of any clock that does not go back.
+    pub fn lost_packet(&self, now: Duration) {
         add(&self.0.lost_packets, 1);
+        self.0.lost.note(now, &self.0);
+    }
+
+    /// Counts a QUIC packet that arrived after the handshake, by its number; the clock is that of lost packets.
+    pub fn arrived_packet(&self, number: u64, now: Duration) {
+        add(&self.0.arrived_packets, 1);
+        let (next, missing) = (self.0.next_number.load(Relaxed), self.0.missing_packets.load(Relaxed));
+        if number < next {
+            self.0.missing_packets.store(missing.saturating_sub(1), Relaxed);
+            return;
+        }
+        self.0.next_number.store(number + 1, Relaxed);
+        if number > next {
+            add(&self.0.missing_packets, number - next);
+            self.0.gaps.note(now, &self.0);
+        }
     }
 
     /// Notes the latest congestion window, and how much of it is used.
@@ -97,6 +164,10 @@ impl PathStats {
         self.0.min_rtt_us.store(us(min_rtt), Relaxed);
     }
 }
+
+/// By how much round trips exceed twice the shortest one without a queue: acknowledgements may be as late (RFC 9000 §18.2), and
+/// senders leave in bursts.
+const UNQUEUED_US: u64 = 25_000;
 
 /// Only the connection's endpoint writes, on one thread.
 fn add(count: &AtomicU64, more: u64) {
@@ -141,6 +212,33 @@ impl PacketSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn losses_within_a_round_trip_are_one_episode_and_a_queue_is_known_by_its_round_trips() {
+        let (stats, ms) = (PathStats::default(), Duration::from_millis);
+        stats.measured(ms(20), ms(20));
+        [100, 101, 119, 120, 500].map(|at| stats.lost_packet(ms(at)));
+        let seen = stats.get();
+        assert_eq!((seen.lost_packets, seen.loss_episodes, seen.unqueued_episodes), (5, 3, 3));
+        stats.measured(ms(100), ms(20));
+        [600, 710, 720].map(|at| stats.lost_packet(ms(at)));
+        let seen = stats.get();
+        assert_eq!((seen.lost_packets, seen.loss_episodes, seen.unqueued_episodes), (8, 5, 3));
+    }
+
+    #[test]
+    fn numbers_that_have_not_arrived_are_missing_until_they_do() {
+        let stats = PathStats::default();
+        let ms = Duration::from_millis(1);
+        stats.measured(20 * ms, 20 * ms);
+        let missing = [(0, 0), (1, 1), (4, 2), (2, 3), (7, 4), (3, 40), (9, 50)].map(|(number, at)| {
+            stats.arrived_packet(number, at * ms);
+            stats.get().missing_packets
+        });
+        let seen = stats.get();
+        assert_eq!((missing, seen.arrived_packets), ([0, 0, 2, 1, 3, 2, 3], 7));
+        assert_eq!((seen.gap_episodes, seen.unqueued_gaps), (2, 2), "the second gap is soon after the first");
+    }
 
     #[test]
     fn a_round_trip_is_known_once_there_was_one_however_short() {

@@ -21,8 +21,9 @@ use s2n_quic::provider::event::{
     events::{
         AckRangeReceived, AckRangeSent, ConnectionClosed, ConnectionStarted, DatagramDropReason, DatagramDropped,
         DatagramReceived, DatagramSent, EndpointMeta, EndpointType, Frame, FrameReceived, FrameSent, HandshakeStatus,
-        HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketLost, PacketReceived, PacketSent, PlatformEventLoopWakeup,
-        RecoveryMetrics, TlsExporterReady, TlsHandshakeFailed, TransportParametersReceived, TxStreamProgress,
+        HandshakeStatusUpdated, KeyUpdate, MtuUpdated, PacketHeader, PacketLost, PacketReceived, PacketSent,
+        PlatformEventLoopWakeup, RecoveryMetrics, TlsExporterReady, TlsHandshakeFailed, TransportParametersReceived,
+        TxStreamProgress,
     },
 };
 use tokio::sync::Notify;
@@ -230,8 +231,11 @@ impl Subscriber for Events {
         }
     }
 
-    fn on_packet_received(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketReceived) {
+    fn on_packet_received(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketReceived) {
         state.heard.count_one();
+        if let PacketHeader::OneRtt { number, .. } = event.packet_header {
+            state.path.arrived_packet(number, meta.timestamp.duration_since_start());
+        }
         state.strays.forget();
         state.budget.on_packet(&state.standing);
         if let Some(log) = state.tap.log() {
@@ -341,10 +345,10 @@ impl Subscriber for Events {
         }
     }
 
-    fn on_packet_lost(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketLost) {
+    fn on_packet_lost(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketLost) {
         state.account.on_packet_lost(event.bytes_lost, event.is_mtu_probe);
         if !event.is_mtu_probe {
-            state.path.lost_packet();
+            state.path.lost_packet(meta.timestamp.duration_since_start());
         }
         if let Some(log) = state.tap.log() {
             log.packet_lost(event);

@@ -280,6 +280,14 @@ impl Hub {
         self.lock().outbox.bytes()
     }
 
+    /// How many bytes of streams, capsules of tunnels included, wait for their turn, or were handed to the transport and have
+    /// not been sent.
+    #[must_use]
+    pub fn waiting_stream_bytes(&self) -> u64 {
+        let state = self.lock();
+        state.streams.bytes() + state.ledger.as_ref().map_or(0, |ledger| ledger.unsent_bytes())
+    }
+
     /// Makes the books of the transport's callbacks known, and who listens to the connection.
     pub(super) fn join(&self, ledger: Arc<Ledger>, tap: Tap) {
         let mut state = self.lock();

@@ -367,6 +367,7 @@ mod tests {
         delay_ms: 25.0,
         return_delay_ms: 0.0,
         queue_packets: 1_000,
+        queue_ms: None,
     };
 
     #[test]

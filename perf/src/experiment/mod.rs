@@ -21,6 +21,7 @@ mod table;
 pub mod tls;
 mod train;
 mod transfer;
+mod tunnelled;
 mod unpaced;
 mod workers;
 mod workload;
@@ -39,7 +40,7 @@ pub use self::{
     outcome::{Latencies, Measured, Outcome},
     plot::plot,
     row::Row,
-    table::{markdown, queues, table, tables},
+    table::{curves, markdown, queues, table, tables},
     workload::{Request, requests},
 };
 use crate::{
@@ -111,6 +112,8 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Marked, Clock::Lab) => caps::run(plan),
         (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
+        (Topology::Tunnelled, Clock::VirtualNetwork) => tunnelled::run(plan, scheduler, seed),
+        (Topology::Tunnelled, Clock::Lab) => bail!("tunnels of this kind are simulated"),
         (Topology::Workers, Clock::Lab | Clock::Native) => workers::run(plan, scheduler),
         (Topology::Attacked, Clock::Lab | Clock::Native) => attack::run(plan, scheduler, seed),
         (Topology::Masque | Topology::Workers | Topology::Attacked, Clock::VirtualNetwork) => {
@@ -174,7 +177,7 @@ struct Relative {
     named: &'static str,
 }
 
-const RELATIVES: [Relative; 3] = [
+const RELATIVES: [Relative; 4] = [
     Relative { to: Scheduler::Plain, metric: "cpu_s_per_gb", less_pct: 100.0, named: "cpu_over_plain_pct" },
     Relative {
         to: Scheduler::Workers1,
@@ -182,6 +185,7 @@ const RELATIVES: [Relative; 3] = [
         less_pct: 100.0,
         named: "cpu_over_one_worker_pct",
     },
+    Relative { to: Scheduler::NoProxy, metric: "wire_kb", less_pct: 100.0, named: "wire_over_no_proxy_pct" },
     Relative { to: Scheduler::Calm, metric: "goodput_mbit", less_pct: 0.0, named: "share_of_calm_pct" },
 ];
 
@@ -207,6 +211,7 @@ mod tests {
         for (first, then, metric, named, expected) in [
             (Scheduler::Plain, Scheduler::Rr, "cpu_s_per_gb", "cpu_over_plain_pct", 25.0),
             (Scheduler::Workers1, Scheduler::Workers2, "cpu_ns_per_packet", "cpu_over_one_worker_pct", 25.0),
+            (Scheduler::NoProxy, Scheduler::Stream, "wire_kb", "wire_over_no_proxy_pct", 25.0),
             (Scheduler::Calm, Scheduler::Guarded, "goodput_mbit", "share_of_calm_pct", 125.0),
         ] {
             let mut bases = RELATIVES.map(|_| None);

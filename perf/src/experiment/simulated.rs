@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// What a frame has around its UDP payload: Ethernet, IPv4 and UDP headers, all of which `netem` counts.
-const HEADER_BYTES: usize = 14 + 20 + 8;
+pub(super) const HEADER_BYTES: usize = 14 + 20 + 8;
 
 /// Runs one repetition over the simulated network.
 ///
@@ -93,7 +93,7 @@ struct Links {
 }
 
 /// One direction.
-struct Link {
+pub(super) struct Link {
     network: plan::Network,
     random: Random,
     /// When the packet sent last has left.
@@ -104,10 +104,16 @@ struct Link {
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+pub(super) enum Fate {
+    /// The link lost it.
     Lost,
+    /// The queue was full.
     Dropped,
-    Arrives { at_ns: u64 },
+    /// It arrives.
+    Arrives {
+        /// When.
+        at_ns: u64,
+    },
 }
 
 impl Links {
@@ -122,12 +128,7 @@ impl Links {
         let number = self.from.len();
         let network = if number == 0 { self.network } else { self.network.back() };
         let random = || Random::new(self.seed, 100 + number as u64);
-        let link = self.from.entry(sender).or_insert_with(|| Link {
-            network,
-            random: random(),
-            idle_at_ns: 0,
-            arrivals_ns: VecDeque::new(),
-        });
+        let link = self.from.entry(sender).or_insert_with(|| Link::new(network, random()));
         match link.transmit(now_ns, packet.payload.len() + HEADER_BYTES) {
             Fate::Lost => {}
             Fate::Dropped => _ = self.dropped.fetch_add(1, Relaxed),
@@ -144,7 +145,13 @@ impl Links {
 }
 
 impl Link {
-    fn transmit(&mut self, now_ns: u64, frame_bytes: usize) -> Fate {
+    /// A link on which nothing is, and what decides which packets it loses.
+    pub(super) fn new(network: plan::Network, random: Random) -> Self {
+        Self { network, random, idle_at_ns: 0, arrivals_ns: VecDeque::new() }
+    }
+
+    /// Puts a frame on the link.
+    pub(super) fn transmit(&mut self, now_ns: u64, frame_bytes: usize) -> Fate {
         let network = &self.network;
         if self.random.share() < network.loss {
             return Fate::Lost;
@@ -152,7 +159,12 @@ impl Link {
         while self.arrivals_ns.front().is_some_and(|at_ns| *at_ns <= now_ns) {
             self.arrivals_ns.pop_front();
         }
-        if self.arrivals_ns.len() >= network.queue_packets {
+        let waits_ns = self.idle_at_ns.saturating_sub(now_ns) as f64;
+        let is_full = match network.queue_ms {
+            Some(queue_ms) => waits_ns > queue_ms * 1e6,
+            None => self.arrivals_ns.len() >= network.queue_packets,
+        };
+        if is_full {
             return Fate::Dropped;
         }
         // A bit at 1 Mbit/s takes 1,000 ns.
@@ -188,10 +200,11 @@ mod tests {
         delay_ms: 10.0,
         return_delay_ms: 5.0,
         queue_packets: 3,
+        queue_ms: None,
     };
 
     fn link(network: plan::Network) -> Link {
-        Link { network, random: Random::new(1, 1), idle_at_ns: 0, arrivals_ns: VecDeque::new() }
+        Link::new(network, Random::new(1, 1))
     }
 
     #[test]
@@ -206,6 +219,15 @@ mod tests {
         let mut link = link(NETWORK);
         let fates: Vec<_> = [0, 0, 0, 0, 11_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
         assert_eq!((fates[3], fates[4]), (Fate::Dropped, Fate::Arrives { at_ns: 22_000_000 }));
+    }
+
+    #[test]
+    fn a_queue_bounded_in_time_drops_what_would_wait_longer_and_no_more() {
+        let mut link = link(plan::Network { queue_ms: Some(2.0), ..NETWORK });
+        // Each takes a millisecond: the fourth finds two behind the one that is leaving.
+        let fates: Vec<_> = [0, 0, 0, 0, 1_000_000].map(|now_ns| link.transmit(now_ns, 1_000)).into();
+        assert_eq!((fates[2], fates[3]), (Fate::Arrives { at_ns: 13_000_000 }, Fate::Dropped));
+        assert_eq!(fates[4], Fate::Arrives { at_ns: 14_000_000 });
     }
 
     #[test]

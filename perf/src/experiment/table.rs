@@ -54,6 +54,76 @@ pub fn tables(plan: &Plan, rows: &[Row]) -> String {
     text
 }
 
+/// What curves of tunnels are drawn of, and what it is.
+const CURVES: [(&str, &str); 13] = [
+    ("total_ms", "time from the first packet of an inner connection to the last byte of the last object"),
+    ("wire_kb", "bytes of frames on the link between client and relay, both directions"),
+    ("wire_over_no_proxy_pct", "the same beyond those without a proxy"),
+    ("server_packets", "packets that the server sent"),
+    ("lost_packets", "of these, the ones that it took for lost"),
+    ("dropped_packets", "packets that found the link's queue full, both directions"),
+    ("tunnel_lost_packets", "packets of the tunnel's connection that the relay took for lost"),
+    ("relay_dropped_packets", "payloads that found their queue at the relay full"),
+    ("rtt_mean_ms", "round trips of inner connections as the server saw them, mean"),
+    ("power", "goodput by mean round trip (Kleinrock's power): more is better"),
+    ("relay_queue_mean_kb", "what waited at the relay, mean over time"),
+    ("relay_queue_peak_kb", "the same at most"),
+    ("relay_held_peak_kb", "the same with what streams may have to send again, at most"),
+];
+
+/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. The
+/// last line of time and of power is the geometric mean over the variants in which every mode has sent everything.
+#[must_use]
+pub fn curves(plan: &Plan, rows: &[Row]) -> String {
+    let variants: Vec<&str> = plan.variants().filter(|name| rows.iter().any(|row| row.variant == *name)).collect();
+    let all: Vec<_> = rows.iter().collect();
+    let modes = schedulers(&all);
+    let find = |variant: &str, mode: Scheduler, metric: &str| {
+        rows.iter().find(|row| row.variant == variant && row.scheduler == mode && row.metric == metric)
+    };
+    let is_whole = |variant: &&str| {
+        let whole =
+            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some_and(|row| row.value == Some(100.0));
+        modes.iter().all(whole)
+    };
+    let mut text = String::new();
+    if let Some(row) = rows.first() {
+        _ = writeln!(
+            text,
+            "base: {}; {}; {} repetitions from seed {}",
+            row.network, row.congestion, row.repetitions, row.seed
+        );
+    }
+    for (metric, what) in CURVES {
+        let names = modes.iter().map(|mode| mode.name().to_owned());
+        let head: Vec<_> = std::iter::once("variant".to_owned()).chain(names).collect();
+        let line = |variant: &&str| {
+            let cells = modes.iter().map(|mode| match metric {
+                "total_ms" if !is_of_all(find(variant, *mode, "completion_pct")) => "never".to_owned(),
+                _ => cell(find(variant, *mode, metric), 2),
+            });
+            std::iter::once((*variant).to_owned()).chain(cells).collect::<Vec<_>>()
+        };
+        let mut lines: Vec<_> = variants.iter().map(line).collect();
+        if matches!(metric, "total_ms" | "power") {
+            let mean = |mode: &Scheduler| {
+                let whole = variants.iter().filter(|variant| is_whole(variant));
+                let values: Vec<f64> =
+                    whole.filter_map(|variant| find(variant, *mode, metric)?.value).map(f64::ln).collect();
+                let mean = (values.iter().sum::<f64>() / values.len().max(1) as f64).exp();
+                if mean < 1_000.0 { format!("{mean:.2}") } else { format!("{mean:.0}") }
+            };
+            lines.push(std::iter::once("geometric mean".to_owned()).chain(modes.iter().map(mean)).collect());
+        }
+        _ = write!(text, "\n{metric}: {what}\n\n{}", markdown(&head, &lines));
+    }
+    text
+}
+
+fn is_of_all(completion: Option<&Row>) -> bool {
+    completion.is_none_or(|row| row.value == Some(100.0))
+}
+
 /// Renders what managing streams cost, if rows say so.
 #[must_use]
 pub fn queues(rows: &[Row]) -> String {
@@ -193,5 +263,29 @@ mod tests {
         assert_eq!(rows[2][1..3], ["abs", "2000 ms"], "nothing was measured of the third class");
         let twice = cells(vec![run.clone(), run]);
         assert_eq!(twice[0][2..4], ["50.0 ± 0.0 % (100)", "800 ± 0 ms"]);
+    }
+
+    #[test]
+    fn curves_have_a_line_for_each_variant_and_means_leave_out_where_a_mode_never_ends() {
+        let plan = Plan::read("masque-loss").unwrap();
+        let origin = Origin::of_this_run("virtual-network").unwrap();
+        let of = |variant: &str, mode, ms: u64, ended: bool| {
+            let samples = vec![Sample { class: 0, latency_ns: ended.then_some(ms * 1_000_000) }];
+            let run = Run { samples, total_ns: ms * 1_000_000, ..Run::default() };
+            Outcome { scheduler: mode, runs: vec![run] }.rows(&plan.variant(variant).unwrap(), &origin)
+        };
+        let (datagram, stream) = (Scheduler::Datagram, Scheduler::Stream);
+        let mut rows = Vec::new();
+        for (variant, by_datagram, by_stream) in [("base", 100, 200), ("loss-01", 400, 800), ("loss-02", 9_000, 100)] {
+            rows.extend(of(variant, datagram, by_datagram, variant != "loss-02"));
+            rows.extend(of(variant, stream, by_stream, true));
+        }
+        let text = curves(&plan, &rows);
+        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()[1..4].to_vec();
+        let lines: Vec<_> =
+            text.lines().skip_while(|line| !line.starts_with("total_ms")).skip(4).take(4).map(cells).collect();
+        assert_eq!(lines[0], ["base", "100.00 ms", "200.00 ms"]);
+        assert_eq!(lines[2], ["loss-02", "never", "100.00 ms"]);
+        assert_eq!(lines[3], ["geometric mean", "200.00", "400.00"]);
     }
 }

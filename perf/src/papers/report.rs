@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use super::Results;
 use crate::{
     experiment::{self, Row, paths, serving},
-    plan::{self, Any, BASE, Plan, Verdict},
+    plan::{self, Any, BASE, Plan, Topology, Verdict},
 };
 
 /// Renders the report. Pictures that lie beside the rows in `folder` are shown.
@@ -66,7 +66,11 @@ fn of_network(plan: &Plan, results: &Results, lab: bool, folder: &Path) -> Resul
     let rows = Row::parse_all(&lines).with_context(|| plan.name.clone())?;
     let clock = rows.first().map_or("", |row| row.origin.clock());
     let mut text = format!("\n### By the clock `{clock}`\n{}", origins(&lines, clock)?);
-    for variant in plan.variants() {
+    let is_of_curves = plan.topology == Topology::Tunnelled;
+    if is_of_curves {
+        _ = write!(text, "\n{}", experiment::curves(plan, &rows));
+    }
+    for variant in plan.variants().filter(|_| !is_of_curves) {
         let of_variant: Vec<_> = rows.iter().filter(|row| row.variant == variant).cloned().collect();
         if of_variant.is_empty() {
             continue;

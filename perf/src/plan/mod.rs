@@ -209,6 +209,8 @@ pub enum Topology {
     Marked,
     /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
     Masque,
+    /// A relay or none: objects that a server sends over QUIC connections, each of which has a tunnel of its own to the relay.
+    Tunnelled,
     /// A relay: payloads of many clients, which the target sends back.
     Workers,
     /// A relay: payloads of a client, one way at a rate, while an attacker floods the relay.
@@ -228,13 +230,38 @@ pub enum Clock {
 }
 
 /// What is between the edge and the target.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tunnel {
     /// How payloads travel to the relay and back.
     pub mode: Mode,
     /// How long a packet travels between relay and target, in each direction. This link has no other properties.
     pub target_delay_ms: f64,
+    /// Where tunnelled: the largest packets of inner connections, in bytes of UDP payload.
+    pub inner_packet_bytes: u16,
+    /// The same of the connection between edge and relay.
+    pub packet_bytes: u16,
+    /// The congestion controller of inner connections.
+    pub inner_congestion: Congestion,
+    /// How many bytes of payloads may wait for each tunnel, at the relay and at the edge.
+    pub queue_bytes: usize,
+    /// How many bytes an earlier connection of the edge has carried, so that `auto` has measured the path.
+    pub earlier_bytes: usize,
+}
+
+impl Default for Tunnel {
+    /// What the product does if nothing is said, over Ethernet, with inner packets that fit.
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            target_delay_ms: 0.0,
+            inner_packet_bytes: 1_400,
+            packet_bytes: 1_472,
+            inner_congestion: Congestion::Cubic,
+            queue_bytes: 256 * 1024,
+            earlier_bytes: 3_000_000,
+        }
+    }
 }
 
 /// The form of a tunnel.

@@ -48,6 +48,9 @@ pub struct Network {
     /// How many packets it holds in each direction, those on their way included, as `netem` counts. Packets that come
     /// when it is full are dropped.
     pub queue_packets: usize,
+    /// In the simulated network, how long a packet may have to wait in the queue, in milliseconds, as `tbf` bounds it: one that
+    /// would wait longer is dropped, whatever the number of packets.
+    pub queue_ms: Option<f64>,
 }
 
 impl Network {
@@ -76,9 +79,13 @@ impl fmt::Display for Congestion {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets } = self;
+        let Self { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self;
         let loss_pct = loss * 100.0;
-        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, {queue_packets} packets, each way")?;
+        write!(f, "{rate_mbit} Mbit/s, {loss_pct} % loss, {delay_ms} ms, ")?;
+        match queue_ms {
+            Some(queue_ms) => write!(f, "a queue of {queue_ms} ms, each way")?,
+            None => write!(f, "{queue_packets} packets, each way")?,
+        }
         if let Some(loss) = return_loss {
             write!(f, "; {} % loss on the way back", loss * 100.0)?;
         }

@@ -56,6 +56,16 @@ pub enum Scheduler {
     Guarded,
     /// The same under the same flood, but nothing guards it.
     Unguarded,
+    /// No proxy: connections from the client to the server.
+    NoProxy,
+    /// Connections in tunnels whose payloads travel in QUIC datagrams.
+    Datagram,
+    /// Connections in tunnels whose payloads travel in capsules; the relay serves their streams as the product does by default.
+    Stream,
+    /// The same, but the relay serves them first come first served.
+    StreamFcfs,
+    /// Connections in tunnels whose form the edge chooses, by what it measured of the path.
+    Auto,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -91,6 +101,11 @@ impl Scheduler {
             Self::Calm => "calm",
             Self::Guarded => "guarded",
             Self::Unguarded => "unguarded",
+            Self::NoProxy => "no-proxy",
+            Self::Datagram => "datagram",
+            Self::Stream => "stream",
+            Self::StreamFcfs => "stream-fcfs",
+            Self::Auto => "auto",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
@@ -103,12 +118,13 @@ impl Scheduler {
     }
 
     /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC, and for what
-    /// compares relays.
+    /// compares relays or tunnels.
     #[must_use]
     pub fn of_streams(self) -> Option<(Discipline, Binding)> {
         let discipline = match self {
             Self::Plain => return Some((Discipline::Rr, Binding::Early)),
             Self::Workers1 | Self::Workers2 | Self::Calm | Self::Guarded | Self::Unguarded => return None,
+            Self::NoProxy | Self::Datagram | Self::Stream | Self::StreamFcfs | Self::Auto => return None,
             Self::TlsN | Self::Tls1 => return None,
             Self::Rr => Discipline::Rr,
             Self::Fcfs => Discipline::Fcfs,

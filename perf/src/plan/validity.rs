@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-use super::{Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Topology, Workload};
+use super::{
+    Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel, Workload,
+};
 use crate::payload::PAYLOAD_BYTES;
 
 impl Plan {
     /// What types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
-        let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets } = self.network;
+        let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
         ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is no rate");
         for (key, share) in [("loss", loss), ("return_loss", return_loss.unwrap_or_default())] {
             ensure!((0.0..1.0).contains(&share), "network.{key}: {share} is no share from 0 to below 1");
@@ -19,6 +21,13 @@ impl Plan {
             ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
         }
         ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
+        if let Some(queue_ms) = queue_ms {
+            ensure!((0.1..=60_000.0).contains(&queue_ms), "network.queue_ms: {queue_ms} is not within 0.1 to 60000");
+            ensure!(self.clocks == [Clock::VirtualNetwork], "network.queue_ms: only in the simulated network");
+        }
+        if self.topology == Topology::Tunnelled {
+            self.check_tunnelled()?;
+        }
         let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
         if let Arrivals::PoissonPerS(rate) = arrivals {
@@ -67,6 +76,25 @@ impl Plan {
         }
         Ok(())
     }
+
+    fn check_tunnelled(&self) -> Result<()> {
+        ensure!(self.clocks == [Clock::VirtualNetwork], "clocks: tunnels of this kind are simulated");
+        let Tunnel { inner_packet_bytes, packet_bytes, queue_bytes, earlier_bytes, .. } = self.tunnel;
+        for (key, bytes) in [("inner_packet_bytes", inner_packet_bytes), ("packet_bytes", packet_bytes)] {
+            // RFC 9000 §14; jumbo frames.
+            ensure!((1_200..=8_972).contains(&bytes), "tunnel.{key}: {bytes} is not within 1200 to 8972");
+        }
+        ensure!((2_048..=1 << 28).contains(&queue_bytes), "tunnel.queue_bytes: between 2048 and 2^28");
+        ensure!(earlier_bytes <= 1 << 28, "tunnel.earlier_bytes: at most 2^28");
+        let Workload { requests, connections, one_way, backlog, .. } = self.workload;
+        ensure!(requests == connections && !one_way && backlog == 0, "workload: an object for each connection");
+        let known = |scheduler: &Scheduler| {
+            use Scheduler::{Auto, Datagram, NoProxy, Stream, StreamFcfs};
+            matches!(scheduler, NoProxy | Datagram | Stream | StreamFcfs | Auto)
+        };
+        ensure!(self.schedulers.iter().all(known), "schedulers: no-proxy, datagram, stream, stream-fcfs or auto");
+        Ok(())
+    }
 }
 
 /// The metrics of results.
@@ -105,4 +133,18 @@ pub const METRICS: &[&str] = &[
     "socket_dropped_packets",
     "flood_packets_per_s",
     "flood_dropped_pct",
+    "server_packets",
+    "wire_kb",
+    "wire_over_no_proxy_pct",
+    "link_lost_packets",
+    "rtt_mean_ms",
+    "rtt_max_ms",
+    "power",
+    "tunnel_lost_packets",
+    "relay_dropped_packets",
+    "relay_queue_mean_kb",
+    "relay_queue_peak_kb",
+    "relay_held_peak_kb",
+    "datagram_payloads",
+    "capsule_payloads",
 ];

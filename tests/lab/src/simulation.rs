@@ -284,15 +284,29 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
     }
 }
 
-/// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
-async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), TunnelEnd> {
-    let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(()) };
+/// Accepts a request for [`target`], as a relay would. Returns whether there was one.
+///
+/// # Errors
+/// The request's stream ended.
+///
+/// # Panics
+/// When the request is for another target.
+pub async fn accept(request: &mut Request, client: &h3::Client) -> Result<bool, TunnelEnd> {
+    let Some(Part::Request(head)) = request.recv.part().await? else { return Ok(false) };
     let templates = Template::parse(TEMPLATE).ok();
     let known = request::parse(&head, templates.as_slice()).is_ok_and(|request| *request.target() == target());
     assert!(known, "the request is for the target");
     let next_hop = TARGET.parse().expect("a valid address");
     client.standing().admit();
     request.send.respond(&request::accepted(TunnelProtocol::Udp, next_hop, &ProxyName::default())).await?;
+    Ok(true)
+}
+
+/// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
+async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), TunnelEnd> {
+    if !accept(&mut request, &client).await? {
+        return Ok(());
+    }
     let stream_id = request.stream_id;
     let note = |payloads| {
         arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(std::iter::repeat_n(stream_id, payloads));

@@ -37,7 +37,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Relay;
-use crate::exit::Exit;
+use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
 /// packets were too large for the path, and to try smaller ones.
@@ -248,6 +248,8 @@ pub struct Endpoint {
     exit: Arc<Exit>,
     /// What it is reached through, if there is anything.
     via: Option<Arc<dyn Via>>,
+    /// What its connections have seen of the way.
+    experience: Experience,
     /// For IPv4 and IPv6, each from its first use on.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
 }
@@ -264,6 +266,8 @@ pub struct Connected {
     pub heard: Heard,
     /// What is known of its path.
     pub path: PathStats,
+    /// What this and earlier connections have seen of the way.
+    pub experience: Experience,
     /// Where all that happens on it can be listened to.
     pub tap: Tap,
     /// The relay's address.
@@ -302,8 +306,20 @@ impl Endpoint {
         let refusals = tls::Refusals::default();
         let tls = tls::client_reporting(trust, identity.transpose()?, refusals.clone())?;
         let template = Arc::new(access.template.clone());
-        let (exit, sockets) = (Arc::default(), Mutex::default());
-        Ok(Self { access, template, transport, tls, refusals, counters, schedules, exit, via: None, sockets })
+        let (exit, experience, sockets) = (Arc::default(), Experience::default(), Mutex::default());
+        Ok(Self {
+            access,
+            template,
+            transport,
+            tls,
+            refusals,
+            counters,
+            schedules,
+            exit,
+            experience,
+            via: None,
+            sockets,
+        })
     }
 
     /// Reaches the relay through another.
@@ -389,8 +405,8 @@ impl Endpoint {
         };
         let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
-        let exit = self.exit.clone();
-        Ok(Connected { relay, connection, packets, heard, path, tap, address, exit, handshake, inside })
+        let (exit, experience) = (self.exit.clone(), self.experience.clone());
+        Ok(Connected { relay, connection, packets, heard, path, experience, tap, address, exit, handshake, inside })
     }
 
     /// Connects through the relay of a hop, which resolves the name.

@@ -91,6 +91,11 @@ impl Streams {
         self.names.get(&stream_id).copied()
     }
 
+    /// How many bytes wait for their turn.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slots.iter().flatten().map(|slot| slot.queue.bytes() as u64).sum()
+    }
+
     /// How many there are, those included of which the last byte has not left.
     pub(crate) fn len(&self) -> usize {
         self.slots.iter().flatten().count()

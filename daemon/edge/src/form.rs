@@ -1,0 +1,104 @@
+//! The form that tunnels of `mode = "auto"` take, by what connections to the relay have seen of their path.
+
+use std::sync::Arc;
+
+use masque::{
+    choice::{FormChoice, PathSample},
+    tunnel::Form,
+};
+use pacing::path::{PacketSize, PathState, PathStats};
+use parking_lot::Mutex;
+
+/// What is known of the way to one relay, whichever connection found it out. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Experience(Arc<Mutex<FormChoice>>);
+
+/// The UDP payload that a path has to carry in a DATAGRAM frame to be used in datagram mode by `mode = "auto"`: QUIC needs packets
+/// of this size (RFC 9000 §14).
+pub const USABLE_PAYLOAD_BYTES: u16 = 1_200;
+
+/// The form in which payloads of a tunnel of `mode = "auto"` leave that was opened when `chosen` was the better one, or `None` for
+/// what the tunnel itself chooses. `packets` are those of its connection now: narrow ones leave only the stream.
+#[must_use]
+pub fn of_auto(packets: &PacketSize, chosen: Form) -> Option<Form> {
+    (chosen == Form::Capsule || !packets.carries(USABLE_PAYLOAD_BYTES)).then_some(Form::Capsule)
+}
+
+/// A connection that adds to it.
+#[derive(Debug)]
+pub struct Witness {
+    experience: Experience,
+    path: PathStats,
+    /// What it has told.
+    told: Mutex<PathState>,
+}
+
+impl Witness {
+    /// A connection that begins, of which `path` follows what it sees.
+    #[must_use]
+    pub fn new(experience: Experience, path: PathStats) -> Self {
+        Self { experience, path, told: Mutex::default() }
+    }
+
+    /// Tells what the connection has seen since it did last. To be called when tunnels begin and end; `now_ns` is of a clock that
+    /// all connections share. Returns the form for a tunnel that begins.
+    pub fn tell(&self, now_ns: u64) -> Form {
+        let mut told = self.told.lock();
+        let (before, now) = (*told, self.path.get());
+        *told = now;
+        let new = |count: fn(&PathState) -> u64| count(&now).wrapping_sub(count(&before));
+        let sample = PathSample {
+            sent: new(|path| path.sent_packets),
+            episodes: new(|path| path.loss_episodes),
+            unqueued: new(|path| path.unqueued_episodes),
+            arrived: new(|path| path.arrived_packets),
+            // What was late has come.
+            gaps: new(|path| path.unqueued_gaps).min(now.missing_packets.saturating_sub(before.missing_packets)),
+        };
+        self.experience.0.lock().note(now_ns, sample)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn narrow_packets_leave_only_the_stream_whatever_was_chosen() {
+        let packets = PacketSize::default();
+        for (bytes, chosen, expected) in [
+            (1_472, Form::Datagram, None),
+            (1_472, Form::Capsule, Some(Form::Capsule)),
+            (1_200, Form::Datagram, Some(Form::Capsule)),
+        ] {
+            packets.set(bytes);
+            assert_eq!(of_auto(&packets, chosen), expected, "{bytes}, {chosen:?}");
+        }
+    }
+
+    #[test]
+    fn connections_to_a_relay_tell_what_is_new_and_learn_what_others_saw() {
+        let experience = Experience::default();
+        let [first, second] = [(); 2].map(|()| PathStats::default());
+        let [one, other] = [&first, &second].map(|path| Witness::new(experience.clone(), path.clone()));
+        assert_eq!([one.tell(1), other.tell(1)], [Form::Datagram; 2]);
+        let ms = Duration::from_millis;
+        first.measured(ms(10), ms(10));
+        for packet in 0..1_000 {
+            first.sent_packet();
+            if packet % 100 == 50 {
+                first.lost_packet(ms(20 * packet));
+            }
+        }
+        assert_eq!(other.tell(2), Form::Datagram, "nobody has told it");
+        assert_eq!([one.tell(3), other.tell(3)], [Form::Capsule; 2]);
+        (0..30_000).for_each(|_| second.sent_packet());
+        assert_eq!(
+            [other.tell(4), one.tell(4)],
+            [Form::Datagram; 2],
+            "10 of 31,000 is less than what it takes to stay"
+        );
+    }
+}
