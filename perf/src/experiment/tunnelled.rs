@@ -242,11 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn streams_make_up_for_losses_on_the_way_to_the_relay_and_hide_them_from_the_server() {
+    fn streams_make_up_for_losses_on_the_way_to_the_relay_which_holds_more_meanwhile() {
         let plan = plan("masque-loss", "loss-02");
         let [datagram, stream] = [Scheduler::Datagram, Scheduler::Stream].map(|mode| run(&plan, mode, 1).unwrap());
         assert!(2 * stream.total_ns < datagram.total_ns);
-        assert!(figure(&stream, "lost_packets") < figure(&datagram, "lost_packets") / 2.0);
         assert!(figure(&stream, "rtt_mean_ms") > figure(&datagram, "rtt_mean_ms"));
         assert!(figure(&stream, "relay_held_peak_kb") > figure(&datagram, "relay_held_peak_kb"));
     }
