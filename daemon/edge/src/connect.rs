@@ -195,7 +195,12 @@ impl Way {
             let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
-                let request = link.relay.open_tcp_signalled(target, self.signal(&class).as_ref()).await;
+                let signal = self.signal(&class);
+                let request = tokio::select! {
+                    request = link.relay.open_tcp_signalled(target, signal.as_ref()) => request,
+                    // Nothing was sent yet that could arrive twice.
+                    () = link.line().silenced() => continue,
+                };
                 match request {
                     Ok(request) => {
                         let terms = Terms { since: Since::Burst, ..class.terms(None) };
@@ -218,7 +223,12 @@ impl Way {
             let mut tries = Tries::default();
             loop {
                 let (link, class) = self.place().await?;
-                let tunnel = match link.relay.open_udp_signalled(target, self.signal(&class).as_ref()).await {
+                let signal = self.signal(&class);
+                let opened = tokio::select! {
+                    opened = link.relay.open_udp_signalled(target, signal.as_ref()) => opened,
+                    () = link.line().silenced() => continue,
+                };
+                let tunnel = match opened {
                     Ok(opened) => opened.tunnel,
                     Err(error) => {
                         tries.again(self, &link, error)?;

@@ -18,7 +18,7 @@ use role::{labelled, ready::Readiness};
 
 use super::{
     roster::Roster,
-    uplink::{Attempts, ConnectionCounters},
+    uplink::{Attempts, Condition, ConnectionCounters, PathState},
 };
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -132,6 +132,7 @@ impl EdgeMetrics {
         );
         registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
         registry.register_collector(Box::new(Uplinks(self.roster.clone())));
+        registry.register_collector(Box::new(PathGauges(self.roster.clone())));
         for (name, help, family) in [
             ("edge_refusals", "Connections of applications that lead nowhere, by reason", &self.refusals),
             ("edge_limit_hits", "Times a configured limit of a local address was reached", &self.limit_hits),
@@ -240,6 +241,46 @@ impl Collector for Uplinks {
             for (relay, sums) in &relays {
                 let of = [("relay", relay.as_str())];
                 ConstCounter::new(sums[place]).encode(family.encode_family(&of)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The paths of the edge as metrics, at most eight names. Where local addresses do not share connections, a path is as fast as its
+/// fastest connection, and what it carries is added up.
+/// The name of a gauge, its help, and its value for a path.
+type PathGauge = (&'static str, &'static str, fn(&PathState) -> f64);
+
+#[derive(Debug)]
+struct PathGauges(Arc<Roster>);
+
+impl Collector for PathGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut paths = std::collections::BTreeMap::<String, PathState>::new();
+        for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
+            match paths.entry(state.name.clone()) {
+                std::collections::btree_map::Entry::Vacant(place) => _ = place.insert(state),
+                std::collections::btree_map::Entry::Occupied(mut known) => known.get_mut().join(&state),
+            }
+        }
+        let gauges: [PathGauge; 7] = [
+            ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),
+            ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection", |of| {
+                of.smoothed_rtt.as_secs_f64()
+            }),
+            ("edge_path_rate_bytes", "Bytes per second that a path is taken to carry", |of| of.bytes_per_sec as f64),
+            ("edge_path_used_bytes", "Bytes per second that go over a path", |of| of.used_bytes_per_sec as f64),
+            ("edge_path_lost_ratio", "Share of the packets of open connections that were lost", |of| {
+                if of.sent_packets == 0 { 0.0 } else { of.lost_packets as f64 / of.sent_packets as f64 }
+            }),
+            ("edge_path_tunnels", "Tunnels and requests on a path", |of| of.tunnels as f64),
+            ("edge_path_moved_tunnels", "UDP tunnels that went on over another path", |of| of.moved as f64),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (path, state) in &paths {
+                ConstGauge::new(value(state)).encode(family.encode_family(&[("path", path.as_str())])?)?;
             }
         }
         Ok(())

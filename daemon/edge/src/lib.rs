@@ -428,7 +428,7 @@ impl Edge {
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
             paths.push(match path {
-                Some(path) => Path { name: path.name.clone(), relays, cost: path.cost, rate: path.rate },
+                Some(path) => Path { name: path.name.clone(), cost: path.cost, rate: path.rate, ..Path::plain(relays) },
                 None => Path::plain(relays),
             });
         }

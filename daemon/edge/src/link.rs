@@ -77,6 +77,8 @@ pub struct Line {
     sizes: Arc<Sizes>,
     /// Whether there has been no answer since this host's address changed.
     doubted: AtomicBool,
+    /// Whether its path is slow.
+    slow: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
     /// Whether it takes none because the tunnel that it runs in is to be left.
@@ -122,6 +124,7 @@ impl Line {
             next_place: AtomicU64::new(0),
             sizes,
             doubted: flag(),
+            slow: flag(),
             worn: flag(),
             retired: flag(),
             told: flag(),
@@ -171,6 +174,30 @@ impl Line {
         self.left.send_replace(true);
     }
 
+    /// Notes whether its path is slow: then it takes no tunnels, and those that can move do.
+    pub fn note_slow(&self, is_slow: bool) {
+        self.slow.store(is_slow, Relaxed);
+        if is_slow {
+            self.leave();
+        } else if !self.is_doubted() {
+            self.come_back();
+        }
+    }
+
+    /// Whether nothing but its path's slowness speaks against it.
+    #[must_use]
+    pub fn stands_by(&self) -> bool {
+        let is_out =
+            [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
+        !is_out && self.is_slow() && self.relay.http().takes_requests()
+    }
+
+    /// Whether its path is slow.
+    #[must_use]
+    pub fn is_slow(&self) -> bool {
+        self.slow.load(Relaxed)
+    }
+
     /// Takes no new tunnels: what it runs in is to be left.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
@@ -197,6 +224,20 @@ impl Line {
     pub async fn left(&self) {
         // The sender is a part of `self`.
         _ = self.left.subscribe().wait_for(|left| *left).await;
+    }
+
+    /// Completes when its tunnels are to go on elsewhere because the relay does not answer: what waits for an answer may as well ask
+    /// elsewhere.
+    pub async fn silenced(&self) {
+        let mut left = self.left.subscribe();
+        loop {
+            // The sender is a part of `self`.
+            _ = left.wait_for(|left| *left).await;
+            if self.is_doubted() {
+                return;
+            }
+            _ = left.changed().await;
+        }
     }
 
     /// What its tunnels still have to carry, where they were looked at `since` ago.

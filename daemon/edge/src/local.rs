@@ -383,7 +383,10 @@ impl Shared {
             let Ok(placed) = timeout(ANSWER_TIMEOUT, self.place(class)).await else { break };
             let (link, reserved) = placed?;
             let opening = link.relay.open_udp_on(reserved, &self.target, signal.as_ref());
-            let answer = timeout(ANSWER_TIMEOUT, opening).await;
+            let answer = tokio::select! {
+                answer = timeout(ANSWER_TIMEOUT, opening) => answer,
+                () = link.line().silenced() => continue,
+            };
             match answer {
                 Ok(Ok(opened)) => return Ok((link, opened)),
                 Ok(Err(error)) if error.is_limit() => {
@@ -459,7 +462,7 @@ impl Shared {
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);
-            self.uplink.note_move();
+            self.uplink.note_move(&line);
             debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
             line = link.line().clone();
             source.change(self, opened.tunnel, link, (class, next.traffic.clone()));

@@ -3,7 +3,10 @@
 //! A path is one connection, or a few, to the relays at its end; a tunnel or request stays on the path that it was placed on.
 //! Which path that is, [`sched::path`] decides, by what is known of the live connections.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use quic::class::Class;
 use sched::{
@@ -32,13 +35,15 @@ pub struct Path {
     pub cost: Duration,
     /// Its rate in bytes per second, if it was configured.
     pub rate: Option<u64>,
+    /// How many UDP tunnels went on over another one.
+    pub moved: AtomicU64,
 }
 
 impl Path {
     /// A path without a name, as the routes have it.
     #[must_use]
     pub fn plain(relays: Vec<Endpoint>) -> Self {
-        Self { name: String::new(), relays, cost: Duration::ZERO, rate: None }
+        Self { name: String::new(), relays, cost: Duration::ZERO, rate: None, moved: AtomicU64::new(0) }
     }
 }
 

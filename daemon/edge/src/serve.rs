@@ -178,6 +178,10 @@ impl entrance::Way for ToGateways {
         (0..self.ways.len()).any(|place| !tried.contains(&place))
     }
 
+    async fn lost(&self, asked: &Asked) {
+        asked.link.line().silenced().await;
+    }
+
     fn answered(&self, asked: &Asked, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway takes, it takes us for a stranger. 401 is about the client's own key.
         if answer.is_some_and(|head| head.status != 407) {

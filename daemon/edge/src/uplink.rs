@@ -66,6 +66,10 @@ pub struct ConnectionCounters {
     pub silent: Counter,
     /// Of these, the ones that answered again.
     pub returned: Counter,
+    /// Paths that became slow.
+    pub slow: Counter,
+    /// Connections of silent paths that were ended, with what could not move.
+    pub given_up: Counter,
     /// UDP tunnels that went on over another connection.
     pub moved_tunnels: Counter,
     /// Of which each uplink is a part, for as long as it lives.
@@ -82,6 +86,12 @@ impl ConnectionCounters {
             ("edge_connections_left", "Connections given up after a change of address", &self.left),
             ("edge_paths_silent", "Paths that fell silent, so that their tunnels moved", &self.silent),
             ("edge_paths_returned", "Paths that fell silent and are trusted again", &self.returned),
+            ("edge_paths_slow", "Paths that became slow, so that their tunnels moved", &self.slow),
+            (
+                "edge_paths_given_up",
+                "Connections over silent paths that were ended for what could not move",
+                &self.given_up,
+            ),
             ("edge_tunnels_moved", "UDP tunnels that went on over another connection", &self.moved_tunnels),
         ] {
             registry.register(name, help, counter.clone());
@@ -184,10 +194,12 @@ impl State {
 
     fn standings(&self, path: usize, relays: usize) -> Vec<Standing> {
         let mut standings = vec![Standing::default(); relays];
-        for line in self.usable().filter(|line| line.path_place == path) {
-            if let Some(standing) = standings.get_mut(line.place) {
+        for line in self.lines.iter().filter(|line| line.path_place == path) {
+            // Another connection over a slow path would be no faster.
+            let stands_by = line.stands_by();
+            if let Some(standing) = standings.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
                 standing.usable += 1;
-                standing.has_room |= line.has_room();
+                standing.has_room |= stands_by || line.has_room();
             }
         }
         standings
@@ -300,9 +312,12 @@ impl Uplink {
         self.paths.len() > 1
     }
 
-    /// Counts a tunnel that went on over another connection.
-    pub fn note_move(&self) {
+    /// Counts a tunnel that went on over another connection than `from`.
+    pub fn note_move(&self, from: &Line) {
         self.counters.moved_tunnels.inc();
+        if let Some(path) = self.paths.get(from.path_place) {
+            path.moved.fetch_add(1, Relaxed);
+        }
     }
 
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a

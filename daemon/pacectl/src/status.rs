@@ -396,10 +396,24 @@ pub(crate) async fn paths(client: &mut Client, as_json: bool) -> Result<()> {
             share(of.used_bytes_per_sec, all),
             share(of.lost_packets, of.sent_packets),
             of.tunnels.to_string(),
+            of.moved.to_string(),
             or_dash(&of.connections.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
         ]
     };
-    let heads = ["path", "state", "relay", "RTT", "min RTT", "rate", "used", "share", "lost", "tunnels", "connections"];
+    let heads = [
+        "path",
+        "state",
+        "relay",
+        "RTT",
+        "min RTT",
+        "rate",
+        "used",
+        "share",
+        "lost",
+        "tunnels",
+        "moved",
+        "connections",
+    ];
     show(as_json, answer, |answer| match answer.paths.is_empty() {
         true => say!("there are no paths: packets leave as the routes have it"),
         false => table(heads, answer.paths.into_iter().map(row)),

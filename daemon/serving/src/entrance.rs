@@ -69,6 +69,9 @@ pub trait Way: Send + Sync + 'static {
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
 
+    /// Completes when the way that a request took is silent and there is another: without an answer yet, it is sent anew.
+    fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
+
     /// Notes what became of a request: the head of the gateway's answer, or none.
     fn answered(&self, place: &Self::Place, answer: Option<&ResponseHead>);
 }
@@ -111,7 +114,7 @@ async fn pass<W: Way>(
     way: &W,
     limits: Limits,
 ) -> Result<Response<Answer<W::Place>>, Refusal> {
-    let began = Instant::now();
+    let start = Instant::now();
     let (parts, body) = request.into_parts();
     let body = read(body, limits.max_body_bytes).await?;
     // The way knows the gateway's authority.
@@ -122,13 +125,22 @@ async fn pass<W: Way>(
     let (mut tries, mut tried) = (0, Vec::new());
     loop {
         tries += 1;
-        let (request, place) = match way.ask(budgeted(&head, began.elapsed()), &mut tried).await {
+        let (request, place) = match way.ask(budgeted(&head, start.elapsed()), &mut tried).await {
             Ok(asked) => asked,
             Err(_) if way.has_others(&tried) => continue,
             Err(why) => return Err(Refusal::NoGateway(why)),
         };
         let mut answer = Answer::new(request, place);
-        let response = answer.begin(&body).await;
+        let began = {
+            let (streams, place) = (&mut answer.streams, &answer.place);
+            tokio::select! {
+                biased;
+                response = begin(streams, &body) => Some(response),
+                () = way.lost(place), if tries < MOST_TRIES => None,
+            }
+        };
+        // It is the way that does not answer, which says nothing of the gateway.
+        let Some(response) = began else { continue };
         way.answered(&answer.place, response.as_ref());
         match response {
             // A proxy's word for credentials, which are the edge's and not the client's.
@@ -178,32 +190,32 @@ impl<P> Answer<P> {
     fn new(Request { recv, send, .. }: Request, place: P) -> Self {
         Self { streams: Some((recv, send)), place }
     }
+}
 
-    /// Sends the body and waits for the head of the answer; `None` if none comes.
-    async fn begin(&mut self, body: &Bytes) -> Option<ResponseHead> {
-        let (recv, send) = self.streams.as_mut()?;
-        let sending = async {
-            for chunk in body.chunks(CHUNK_BYTES) {
-                send.send(h3::data_frame(chunk)).await.ok()?;
-            }
-            send.finish();
-            Some(())
-        };
-        // An answer may come before the body has left, where it is a refusal.
-        let receiving = async {
-            loop {
-                match recv.part().await.ok()?? {
-                    Part::Response(head) if head.status >= 200 => return Some(head),
-                    _ => {}
-                }
-            }
-        };
-        let (mut sending, mut receiving) = (std::pin::pin!(sending), std::pin::pin!(receiving));
-        tokio::select! {
-            biased;
-            head = &mut receiving => head,
-            _ = &mut sending => receiving.await,
+/// Sends the body of a request and waits for the head of the answer; `None` if none comes.
+async fn begin(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) -> Option<ResponseHead> {
+    let (recv, send) = streams.as_mut()?;
+    let sending = async {
+        for chunk in body.chunks(CHUNK_BYTES) {
+            send.send(h3::data_frame(chunk)).await.ok()?;
         }
+        send.finish();
+        Some(())
+    };
+    // An answer may come before the body has left, where it is a refusal.
+    let receiving = async {
+        loop {
+            match recv.part().await.ok()?? {
+                Part::Response(head) if head.status >= 200 => return Some(head),
+                _ => {}
+            }
+        }
+    };
+    let (mut sending, mut receiving) = (std::pin::pin!(sending), std::pin::pin!(receiving));
+    tokio::select! {
+        biased;
+        head = &mut receiving => head,
+        _ = &mut sending => receiving.await,
     }
 }
 

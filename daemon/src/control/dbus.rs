@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
+use edge::uplink::PathState;
 use quic::class::PolicyRole;
 use relay::access::record::{AccessRecord, Value};
 use serving::view::{EngineView, RequestView};
@@ -82,6 +83,9 @@ type Row = (u64, u64, String, String, String, String, u64, u64);
 /// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
 /// lost.
 type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
+
+/// A path: as `list_paths` says.
+type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
 
 /// An engine: model, URL, state, requests in flight and how many may be, those of others, those that wait, answered, failed,
 /// and what went wrong last.
@@ -285,6 +289,19 @@ impl Door {
         Ok(self.control.uplinks(&caller).into_iter().map(row).collect())
     }
 
+    /// Lists the paths of the edge: name, hop that it leads through, state ("up", "slow", "silent" or "down"), smoothed round trip in
+    /// microseconds, bytes per second that it is taken to carry and that go over it, packets sent and lost, tunnels and requests on
+    /// it, and UDP tunnels that went on over another.
+    #[zbus(out_args("paths"))]
+    async fn list_paths(
+        &self,
+        #[zbus(header)] header: Header<'_>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<Vec<PathRow>, Denial> {
+        self.caller(&header, connection).await?;
+        Ok(self.control.paths().into_iter().map(path_row).collect())
+    }
+
     /// Lists at most 1000 connections of clients with an ID above `after`: ID, user, client (empty for readers), listener,
     /// tunnels, smoothed round trip in microseconds (0 if there was none), bytes sent to the client and received from it,
     /// and packets sent and lost.
@@ -437,6 +454,21 @@ fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
 fn micros(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn path_row(found: PathState) -> PathRow {
+    (
+        found.name,
+        found.via,
+        found.condition.as_str().to_owned(),
+        u64::try_from(found.smoothed_rtt.as_micros()).unwrap_or(u64::MAX),
+        found.bytes_per_sec,
+        found.used_bytes_per_sec,
+        found.sent_packets,
+        found.lost_packets,
+        found.tunnels as u64,
+        found.moved,
+    )
 }
 
 fn connection_row(found: ConnectionView) -> ConnectionRow {

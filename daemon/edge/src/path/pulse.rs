@@ -43,6 +43,8 @@ pub struct Pulse {
     sent: u64,
     /// Since when something has been unanswered.
     unanswered: Option<Instant>,
+    /// Since when it is silent.
+    silent_since: Option<Instant>,
     /// When the silent connection was asked last, and how often it has answered in a row.
     asked: Option<(Instant, u32)>,
     /// Whether anything was heard since then.
@@ -53,7 +55,7 @@ impl Pulse {
     /// Begins with packets that were heard and sent.
     #[must_use]
     pub fn new(heard: u64, sent: u64) -> Self {
-        Self { heard, sent, unanswered: None, asked: None, answered_since: false }
+        Self { heard, sent, unanswered: None, silent_since: None, asked: None, answered_since: false }
     }
 
     /// Whether it is silent.
@@ -64,7 +66,14 @@ impl Pulse {
 
     /// Takes it for silent whatever was heard: there is no route.
     pub fn silence(&mut self, now: Instant) {
+        self.silent_since.get_or_insert(now);
         self.asked.get_or_insert((now, 0));
+    }
+
+    /// For how long it has been silent at `now`.
+    #[must_use]
+    pub fn silent_for(&self, now: Instant) -> Duration {
+        self.silent_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// Looks at how many packets were heard and sent by `now`.
@@ -94,6 +103,7 @@ impl Pulse {
         if now.saturating_duration_since(since) < ROUND_TRIPS * smoothed_rtt + GRACE {
             return Beat::Same;
         }
+        self.silent_since = Some(now);
         self.asked = Some((now, 0));
         self.answered_since = false;
         Beat::Silent
@@ -120,6 +130,16 @@ mod tests {
         let seen = look(&mut pulse, Instant::now(), 300, |ms| (5, 5 + ms / 10));
         assert_eq!(seen, [(220, Beat::Silent)], "3 x 40 ms and 75, from the second packet on, at 20 ms");
         assert!(pulse.is_silent());
+    }
+
+    #[test]
+    fn silence_is_as_long_as_it_lasts() {
+        let (mut pulse, now) = (Pulse::new(0, 0), Instant::now());
+        assert_eq!(pulse.silent_for(now + RTT), Duration::ZERO);
+        look(&mut pulse, now, 220, |ms| (0, ms));
+        assert_eq!(pulse.silent_for(now + Duration::from_millis(1_210)), Duration::from_secs(1));
+        look(&mut pulse, now + Duration::from_millis(220), 3_000, |ms| (ms, 300));
+        assert_eq!(pulse.silent_for(now + Duration::from_secs(9)), Duration::ZERO, "it answers again");
     }
 
     #[test]

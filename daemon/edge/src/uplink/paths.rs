@@ -1,6 +1,9 @@
 //! What operators ask of paths and relays: how each path does, and that tunnels go on at another relay.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::time::timeout;
 
@@ -60,6 +63,8 @@ pub struct PathState {
     pub sent_packets: u64,
     /// Of these, the ones that were lost.
     pub lost_packets: u64,
+    /// UDP tunnels that went on over another path.
+    pub moved: u64,
 }
 
 /// Whether a path takes tunnels.
@@ -67,10 +72,36 @@ pub struct PathState {
 pub enum Condition {
     /// It does.
     Up,
+    /// Its round trips are several times what they can be, and another path's are not: it takes none until they are shorter.
+    Slow,
     /// It has a connection that does not answer, and is asked until it does.
     Silent,
     /// It has no connection.
     Down,
+}
+
+impl PathState {
+    /// Adds the same path as other local addresses have it.
+    pub fn join(&mut self, other: &Self) {
+        let shorter = |ours: Duration, theirs: Duration| match (ours.is_zero(), theirs.is_zero()) {
+            (true, _) => theirs,
+            (_, true) => ours,
+            _ => ours.min(theirs),
+        };
+        self.smoothed_rtt = shorter(self.smoothed_rtt, other.smoothed_rtt);
+        self.min_rtt = shorter(self.min_rtt, other.min_rtt);
+        if other.condition == Condition::Up {
+            self.condition = Condition::Up;
+        }
+        self.bytes_per_sec = self.bytes_per_sec.max(other.bytes_per_sec);
+        self.used_bytes_per_sec += other.used_bytes_per_sec;
+        self.tunnels += other.tunnels;
+        self.sent_packets += other.sent_packets;
+        self.lost_packets += other.lost_packets;
+        self.moved += other.moved;
+        self.relays.extend_from_slice(&other.relays);
+        self.connections.extend_from_slice(&other.connections);
+    }
 }
 
 impl Condition {
@@ -79,6 +110,7 @@ impl Condition {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Up => "up",
+            Self::Slow => "slow",
             Self::Silent => "silent",
             Self::Down => "down",
         }
@@ -99,6 +131,7 @@ impl Uplink {
             let usable = lines.iter().filter(|line| line.is_usable()).count();
             let condition = match (usable, lines.iter().any(|line| line.is_doubted())) {
                 (1.., _) => Condition::Up,
+                (0, _) if lines.iter().any(|line| line.is_slow() && !line.is_doubted()) => Condition::Slow,
                 (0, true) => Condition::Silent,
                 (0, false) => Condition::Down,
             };
@@ -118,6 +151,7 @@ impl Uplink {
                 used_bytes_per_sec: view.estimate.used_bytes_per_sec(),
                 sent_packets: sent,
                 lost_packets: lost,
+                moved: path.moved.load(Relaxed),
             }
         };
         self.paths.iter().zip(&*views).enumerate().map(of).collect()

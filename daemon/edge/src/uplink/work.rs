@@ -13,6 +13,7 @@ use futures::{
 };
 use masque::h3::Code;
 use quic::h3;
+use sched::path::slow::{RoundTrips, Slowness, SlownessChange};
 use tokio::{task::JoinSet, time::Instant};
 use tracing::{info, warn};
 
@@ -31,6 +32,13 @@ use crate::{
         pulse::{Beat, Pulse},
     },
 };
+
+/// How long what cannot move waits for a silent path where there is another. Who is told that a connection has ended can make a
+/// new one.
+const GIVEN_UP: Duration = Duration::from_secs(5);
+
+/// How often a slow path is asked for a round trip.
+const ASK_SLOW: Duration = Duration::from_secs(1);
 
 /// What to do next.
 pub(super) enum Step {
@@ -52,6 +60,10 @@ pub(super) struct Work<'a> {
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
     /// By path: whether it fell silent, and has not answered for long enough since.
     suspects: Vec<bool>,
+    /// By path: whether it is slow, and when it was asked for a round trip last.
+    slowness: Vec<(Slowness, Option<Instant>)>,
+    /// When times of slowness begin.
+    start: Instant,
     /// Where there are several paths: whether each connection answers.
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// Whether somebody waits for a place.
@@ -70,6 +82,8 @@ impl<'a> Work<'a> {
             connections: JoinSet::new(),
             departures: JoinSet::new(),
             suspects: vec![false; uplink.paths.len()],
+            slowness: vec![Default::default(); uplink.paths.len()],
+            start: Instant::now(),
             pulses: Vec::new(),
             wanted: true,
             proofs: Vec::new(),
@@ -255,7 +269,9 @@ impl Work<'_> {
                         self.uplink.counters.returned.inc();
                     }
                     line.doubt(false);
-                    line.come_back();
+                    if !line.is_slow() {
+                        line.come_back();
+                    }
                 }
             }
         }
@@ -264,6 +280,8 @@ impl Work<'_> {
         if lines.iter().any(|line| line.is_usable()) {
             lines.iter().filter(|line| line.is_doubted() && !line.is_left()).for_each(|line| line.leave());
         }
+        changed |= self.give_up(now, &lines);
+        changed |= self.look_for_slow(now, &lines);
         let mut views = self.uplink.views.lock();
         for (place, (path, view)) in self.uplink.paths.iter().zip(&mut *views).enumerate() {
             let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && line.is_usable()).collect();
@@ -273,6 +291,76 @@ impl Work<'_> {
         if changed {
             self.uplink.state.send_modify(|_| {});
         }
+    }
+
+    /// Ends connections that have been silent for long, where there are others: what was on them and could not move is told so. A
+    /// new connection shows when the path answers again.
+    fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
+        if !lines.iter().any(|line| line.is_usable()) {
+            return false;
+        }
+        let is_over = |(line, pulse): &&(Arc<Line>, Pulse)| {
+            !line.is_closed() && line.is_left() && line.tunnels() > 0 && pulse.silent_for(now) >= GIVEN_UP
+        };
+        let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
+        for line in &over {
+            info!(
+                path = %self.uplink.path_name(line), relay = %line.address, connections = line.tunnels(),
+                "the path is still silent: what could not move ends"
+            );
+            self.uplink.counters.given_up.inc();
+            line.close();
+        }
+        !over.is_empty()
+    }
+
+    /// Has tunnels leave paths that have become slow.
+    fn look_for_slow(&mut self, now: Instant, lines: &[Arc<Line>]) -> bool {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let answers = |line: &&Arc<Line>| !line.is_closed() && !line.is_doubted();
+        let round_trips = |place: usize| {
+            let of_path = lines.iter().filter(|line| line.path_place == place).filter(answers);
+            let of_path: Vec<_> = of_path.map(|line| line.path.get()).collect();
+            let smoothed_ns = of_path.iter().filter_map(|path| path.smoothed_rtt).min().map(ns)?;
+            let shortest_ns = of_path.iter().filter_map(|path| path.min_rtt).min().map(ns)?;
+            Some(RoundTrips { smoothed_ns, shortest_ns })
+        };
+        let seen: Vec<_> = (0..self.slowness.len()).map(round_trips).collect();
+        let takes_tunnels = |place: usize| lines.iter().any(|line| line.path_place == place && line.is_usable());
+        let now_ns = ns(now.saturating_duration_since(self.start));
+        let mut changed = false;
+        for place in 0..seen.len() {
+            let others = seen.iter().enumerate().filter(|(other, _)| *other != place && takes_tunnels(*other));
+            let other_ns = others.filter_map(|(_, seen)| seen.map(|seen| seen.smoothed_ns)).min();
+            let Some((slowness, asked)) = self.slowness.get_mut(place) else { continue };
+            let change = slowness.look(now_ns, seen.get(place).copied().flatten(), other_ns);
+            let name = self.uplink.paths.get(place).map_or("", |path| path.name.as_str());
+            match change {
+                SlownessChange::None => {}
+                SlownessChange::Slow => {
+                    info!(path = name, "the path is slow: its tunnels move to others");
+                    self.uplink.counters.slow.inc();
+                }
+                SlownessChange::Good => info!(path = name, "the path is not slow any more, or the only one"),
+            }
+            changed |= change != SlownessChange::None;
+            let is_slow = slowness.is_slow();
+            let of_path = lines.iter().filter(|line| line.path_place == place && !line.is_closed());
+            let is_due = asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_SLOW);
+            for line in of_path {
+                // Connections that are made meanwhile as well.
+                if line.is_slow() != is_slow {
+                    line.note_slow(is_slow);
+                }
+                if is_slow && is_due {
+                    line.ping();
+                }
+            }
+            if is_slow && is_due {
+                *asked = Some(now);
+            }
+        }
+        changed
     }
 
     /// This host's addresses have changed: has connections go on from the new ones.

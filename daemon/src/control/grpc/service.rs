@@ -444,6 +444,7 @@ fn path(found: PathState) -> v1::Path {
         sent_packets: found.sent_packets,
         lost_packets: found.lost_packets,
         via: found.via,
+        moved: found.moved,
     }
 }
 

@@ -1,11 +1,12 @@
 //! An edge with two uplinks, and with two relays that can be left.
 
-use std::net::UdpSocket;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lab::netns::{Chain, Link, Namespace};
 use lab::process::{Process, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::site::{Counts, Family, SOON, Site, Terms};
 use serde_json::Value;
 
 use super::forward::{application, assert_carries, echoes};
@@ -227,4 +228,62 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     println!("a relay that ended cost {gap:?}");
     site.wait_for_counts("tunnels are at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
     assert!(echoes(&sockets[0], b"still there"));
+}
+
+/// Says something on a connection and waits for so long until it comes back.
+fn answers(stream: &mut TcpStream, within: Duration) -> bool {
+    let mut said = [0; 5];
+    stream.set_read_timeout(Some(within)).unwrap();
+    stream.write_all(b"hello").is_ok() && stream.read_exact(&mut said).is_ok() && said == *b"hello"
+}
+
+#[test]
+fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_there_ends() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let listener = site.chain.target.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut said = [0; 64];
+                while let Ok(len @ 1..) = stream.read(&mut said) {
+                    if stream.write_all(&said[..len]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    let folder = site.path("").display().to_string();
+    let edge = uplinks.edge(&format!(
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:80\"\n\
+         ca = \"{}/authority.pem\"\nclass = \"spread\"\nbackoff_longest_seconds = 1\n{ROUND_ROBIN}",
+        site.template(Family::V4),
+        folder.trim_end_matches('/'),
+    ));
+    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let connect = || site.chain.client.run(|| TcpStream::connect("127.0.0.1:5001").unwrap()).unwrap();
+    let mut streams: Vec<_> = (0..4).map(|_| connect()).collect();
+    assert!(streams.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
+
+    uplinks.cut(true);
+    // The first of these are asked for before anybody knows.
+    let begun = Instant::now();
+    let mut later: Vec<_> = (0..4).map(|_| connect()).collect();
+    assert!(later.iter_mut().all(|stream| answers(stream, GAP)), "the edge said:\n{}", edge.output());
+    println!("new connections took {:?}", begun.elapsed());
+    let went_on: Vec<_> = streams.iter_mut().map(|stream| answers(stream, Duration::from_secs(10))).collect();
+    assert_eq!(went_on.iter().filter(|went_on| **went_on).count(), 2, "the edge said:\n{}", edge.output());
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(14), "they were told after {took:?}; the edge said:\n{}", edge.output());
+    println!("what could not move was told within {took:?}");
+    assert!(later.iter_mut().all(|stream| answers(stream, SOON)), "the edge said:\n{}", edge.output());
+
+    let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+    assert_eq!(counts.of("edge_path_up{path=\"first\"}"), 1, "{counts:?}");
+    assert_eq!(counts.of("edge_path_up{path=\"second\"}"), 0, "{counts:?}");
+    assert!(counts.of("edge_paths_given_up_total") >= 1, "{counts:?}");
+    uplinks.cut(false);
+    wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 }

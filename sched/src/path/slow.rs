@@ -1,0 +1,147 @@
+//! Whether a path has become so slow that what can move should move to another.
+//!
+//! A path that is far away is not slow: placements know its round trip and choose it where that pays. A slow path takes several
+//! times its own shortest round trip, because something on the way, or the host at its end, has more to do than it can. It is
+//! slow only in comparison: without another path there is nowhere to go.
+
+/// How many of its own shortest round trips a slow path takes, at least.
+const SHORTEST: u64 = 4;
+
+/// By how much a slow path's round trip exceeds that of another path, in nanoseconds: what a move costs, which is to ask anew and
+/// another address toward the target, has to be worth it.
+const EXCESS_NS: u64 = 200_000_000;
+
+/// For how long both have to hold before tunnels leave, in nanoseconds: a burst fills a queue for a second or two.
+const SLOW_FOR_NS: u64 = 3_000_000_000;
+
+/// For how long the path has to be as it was, in nanoseconds, before it takes tunnels again. Once what filled it has left, every
+/// path is fast.
+const GOOD_FOR_NS: u64 = 15_000_000_000;
+
+/// The round trips of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTrips {
+    /// The smoothed one (RFC 9002 §5.3), in nanoseconds.
+    pub smoothed_ns: u64,
+    /// The shortest one, in nanoseconds.
+    pub shortest_ns: u64,
+}
+
+/// What a look at a path has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlownessChange {
+    /// Nothing new.
+    None,
+    /// It has become slow: what can move should.
+    Slow,
+    /// It is slow no longer, or there is no other.
+    Good,
+}
+
+/// What is known of one path's slowness; at first it is not slow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slowness {
+    is_slow: bool,
+    /// Since when it is the other way than it is taken to be.
+    since_ns: Option<u64>,
+}
+
+impl Slowness {
+    /// Whether it is taken to be slow.
+    #[must_use]
+    pub fn is_slow(&self) -> bool {
+        self.is_slow
+    }
+
+    /// Looks at a path at `now_ns`, and at the lowest smoothed round trip of the others that could take its tunnels, if there are
+    /// any. A path without round trips is as it was.
+    pub fn look(&mut self, now_ns: u64, path: Option<RoundTrips>, other_ns: Option<u64>) -> SlownessChange {
+        let Some(other_ns) = other_ns else {
+            self.since_ns = None;
+            return if std::mem::take(&mut self.is_slow) { SlownessChange::Good } else { SlownessChange::None };
+        };
+        let Some(path) = path else { return SlownessChange::None };
+        let (limit, excess_ns) = if self.is_slow { (SHORTEST / 2, EXCESS_NS / 2) } else { (SHORTEST, EXCESS_NS) };
+        let is_long = path.smoothed_ns >= path.shortest_ns.saturating_mul(limit);
+        let is_slow = is_long && path.smoothed_ns >= other_ns.saturating_add(excess_ns);
+        if is_slow == self.is_slow {
+            self.since_ns = None;
+            return SlownessChange::None;
+        }
+        let since_ns = *self.since_ns.get_or_insert(now_ns);
+        let needed_ns = if is_slow { SLOW_FOR_NS } else { GOOD_FOR_NS };
+        if now_ns.saturating_sub(since_ns) < needed_ns {
+            return SlownessChange::None;
+        }
+        *self = Self { is_slow, since_ns: None };
+        if is_slow { SlownessChange::Slow } else { SlownessChange::Good }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn path(smoothed_ms: u64, shortest_ms: u64) -> Option<RoundTrips> {
+        Some(RoundTrips { smoothed_ns: smoothed_ms * MS, shortest_ns: shortest_ms * MS })
+    }
+
+    /// Looks every 50 ms until the time told, in ms, and returns what changed and when.
+    fn look(
+        of: &mut Slowness,
+        (from, until): (u64, u64),
+        see: impl Fn(u64) -> (Option<RoundTrips>, Option<u64>),
+    ) -> Vec<(u64, SlownessChange)> {
+        let times = (from..until).step_by(50);
+        let seen = times.map(|ms| {
+            let (path, other) = see(ms);
+            (ms, of.look(ms * MS, path, other.map(|ms| ms * MS)))
+        });
+        seen.filter(|(_, change)| *change != SlownessChange::None).collect()
+    }
+
+    #[test]
+    fn a_path_is_slow_after_three_seconds_at_four_times_its_shortest_round_trip_and_good_again_after_fifteen() {
+        let mut slowness = Slowness::default();
+        let seen = look(&mut slowness, (0, 30_000), |ms| match ms {
+            0..1_000 => (path(30, 20), Some(40)),
+            1_000..10_000 => (path(400, 20), Some(40)),
+            _ => (path(30, 20), Some(40)),
+        });
+        assert_eq!(seen, [(4_000, SlownessChange::Slow), (25_000, SlownessChange::Good)]);
+    }
+
+    #[test]
+    fn a_path_that_is_far_away_is_not_slow_and_neither_is_one_that_all_others_are_no_better_than() {
+        let mut slowness = Slowness::default();
+        assert_eq!(look(&mut slowness, (0, 60_000), |_| (path(650, 600), Some(20))), [], "a satellite");
+        assert_eq!(look(&mut slowness, (0, 60_000), |_| (path(900, 20), Some(800))), [], "the queue is before both");
+        assert_eq!(look(&mut slowness, (0, 60_000), |_| (path(150, 5), Some(10))), [], "not worth a move");
+        assert_eq!(look(&mut slowness, (0, 60_000), |_| (None, Some(10))), [], "nothing is known");
+    }
+
+    #[test]
+    fn bursts_change_nothing_in_either_direction() {
+        let mut slowness = Slowness::default();
+        let bursts = |ms: u64| (if ms % 3_000 < 2_500 { path(500, 20) } else { path(25, 20) }, Some(40));
+        assert_eq!(look(&mut slowness, (0, 60_000), bursts), []);
+        assert_eq!(
+            look(&mut slowness, (60_000, 64_000), |_| (path(500, 20), Some(40))),
+            [(63_000, SlownessChange::Slow)]
+        );
+        let calms = |ms: u64| (if ms % 10_000 < 9_000 { path(25, 20) } else { path(500, 20) }, Some(40));
+        assert_eq!(look(&mut slowness, (70_000, 200_000), calms), []);
+        // Between the two limits, it stays what it is.
+        assert_eq!(look(&mut slowness, (200_000, 300_000), |_| (path(150, 20), Some(40))), []);
+        assert!(slowness.is_slow());
+    }
+
+    #[test]
+    fn the_only_path_that_is_left_is_good_at_once() {
+        let mut slowness = Slowness::default();
+        let seen = look(&mut slowness, (0, 6_000), |ms| (path(500, 20), (ms < 5_000).then_some(40)));
+        assert_eq!(seen, [(3_000, SlownessChange::Slow), (5_000, SlownessChange::Good)]);
+    }
+}
