@@ -247,11 +247,11 @@ impl Collector for Uplinks {
     }
 }
 
-/// The paths of the edge as metrics, at most eight names. Where local addresses do not share connections, a path is as fast as its
-/// fastest connection, and what it carries is added up.
 /// The name of a gauge, its help, and its value for a path.
 type PathGauge = (&'static str, &'static str, fn(&PathState) -> f64);
 
+/// The paths of the edge as metrics, at most eight names. Where local addresses do not share connections, a path is as fast as its
+/// fastest connection, and what it carries is added up.
 #[derive(Debug)]
 struct PathGauges(Arc<Roster>);
 
