@@ -217,11 +217,15 @@ mod tests {
     fn losses_within_a_round_trip_are_one_episode_and_a_queue_is_known_by_its_round_trips() {
         let (stats, ms) = (PathStats::default(), Duration::from_millis);
         stats.measured(ms(20), ms(20));
-        [100, 101, 119, 120, 500].map(|at| stats.lost_packet(ms(at)));
+        for at in [100, 101, 119, 120, 500] {
+            stats.lost_packet(ms(at));
+        }
         let seen = stats.get();
         assert_eq!((seen.lost_packets, seen.loss_episodes, seen.unqueued_episodes), (5, 3, 3));
         stats.measured(ms(100), ms(20));
-        [600, 710, 720].map(|at| stats.lost_packet(ms(at)));
+        for at in [600, 710, 720] {
+            stats.lost_packet(ms(at));
+        }
         let seen = stats.get();
         assert_eq!((seen.lost_packets, seen.loss_episodes, seen.unqueued_episodes), (8, 5, 3));
     }
