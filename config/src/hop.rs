@@ -1,6 +1,7 @@
 //! The edge role: relays through which other relays are reached, so that none of them knows both ends.
 
 use crate::error::Problem;
+use crate::path::Path;
 use crate::policy::Policy;
 use crate::section::Section;
 use crate::uplink::{self, Nameable, UplinkSettings};
@@ -18,7 +19,8 @@ pub struct Hop {
     pub uplink: UplinkSettings,
 }
 
-/// Reads the hops, none of which is reached through itself; returns their names as well, of those too that cannot be read.
+/// Reads the hops and refuses a hop that is reached through itself. Returns the names of all hops as well, also of hops with
+/// mistakes.
 pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Vec<&'a str>) {
     let mut sections = root.named_sections("hop", None);
     if sections.len() > MAX_HOPS {
@@ -29,19 +31,10 @@ pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Ve
     let hops = sections.names();
     let names = Nameable { policy, hops: &hops };
     let read = sections.read_chained("via", |name, section| {
-        let uplink = walk(section, None, names)?;
+        let uplink = uplink::walk(section, None, names)?;
         Some(Hop { name: name.to_owned(), uplink })
     });
     (read.into_iter().flatten().collect(), hops)
-}
-
-/// Walks through the keys of a hop.
-pub(crate) fn walk(
-    section: &mut Section<'_>,
-    of: Option<&UplinkSettings>,
-    names: Nameable<'_>,
-) -> Option<UplinkSettings> {
-    uplink::walk(section, of, names)
 }
 
 /// Returns the hops behind one of a name, that one first: the way that packets to a relay behind it take, from its end.
@@ -58,4 +51,19 @@ pub fn chain<'a>(hops: &'a [Hop], name: &str) -> Vec<&'a Hop> {
         next = hop.uplink.via.as_deref();
     }
     chain
+}
+
+/// Returns the hops that packets to these relays pass over these paths, each hop once. Without paths, the hop of the relays counts.
+#[must_use]
+pub fn passed<'a>(hops: &'a [Hop], uplink: &UplinkSettings, paths: &[Path]) -> Vec<&'a Hop> {
+    let own = uplink.via.as_deref();
+    let of_paths = paths.iter().map(|path| path.via.as_deref().or(own));
+    let vias = of_paths.chain(paths.is_empty().then_some(own)).flatten();
+    let mut passed: Vec<&Hop> = Vec::new();
+    for hop in vias.flat_map(|name| chain(hops, name)) {
+        if !passed.contains(&hop) {
+            passed.push(hop);
+        }
+    }
+    passed
 }

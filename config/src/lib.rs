@@ -402,8 +402,8 @@ impl Config {
             .collect()
     }
 
-    /// Returns the relays that the edge role uses, as [`uplinks`](Self::uplinks), and those that it reaches them through, each at
-    /// the first local address that leads through it.
+    /// Returns the relays of [`uplinks`](Self::uplinks), and the relays of the hops that lead to them. A hop stands at the first local
+    /// address whose traffic passes it.
     #[must_use]
     pub fn all_uplinks(&self) -> Vec<(&'static str, SocketAddr, &uplink::UplinkSettings)> {
         let mut all: Vec<_> = self.uplinks().collect();
@@ -416,10 +416,7 @@ impl Config {
 
     /// Whether anything gets to these relays through a hop.
     fn leads_through(&self, uplink: &uplink::UplinkSettings, hop: &Hop) -> bool {
-        let own = uplink.via.as_deref();
-        let of_paths = self.paths.iter().map(|path| path.via.as_deref().or(own));
-        let mut vias = of_paths.chain(self.paths.is_empty().then_some(own)).flatten();
-        vias.any(|name| hop::chain(&self.hops, name).contains(&hop))
+        hop::passed(&self.hops, uplink, &self.paths).contains(&hop)
     }
 
     fn unused_hops(&self) -> Vec<Warning> {

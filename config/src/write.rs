@@ -3,7 +3,7 @@
 use crate::document::Text;
 use crate::uplink::Nameable;
 use crate::{
-    Config, control, forward, gateway, hop, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport,
+    Config, control, forward, gateway, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport, uplink,
 };
 
 impl Config {
@@ -37,7 +37,7 @@ impl Config {
         let names = Nameable { policy: &self.policy, hops: &hops };
         for of in &self.hops {
             let header = format!("[hop.{}]", of.name);
-            text.section(&header, |section| hop::walk(section, Some(&of.uplink), names));
+            text.section(&header, |section| uplink::walk(section, Some(&of.uplink), names));
         }
         for of in &self.paths {
             text.section("[[path]]", |section| path::walk(section, Some(of), names));

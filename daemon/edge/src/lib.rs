@@ -209,15 +209,7 @@ impl Way {
     }
 
     fn over(uplink: &UplinkSettings, paths: &[config::path::Path], all: &[config::hop::Hop]) -> Self {
-        let own = uplink.via.as_deref();
-        let of_paths = paths.iter().map(|path| path.via.as_deref().or(own));
-        let vias = of_paths.chain(paths.is_empty().then_some(own)).flatten();
-        let mut hops: Vec<config::hop::Hop> = Vec::new();
-        for hop in vias.flat_map(|name| config::hop::chain(all, name)) {
-            if !hops.contains(hop) {
-                hops.push(hop.clone());
-            }
-        }
+        let hops: Vec<_> = config::hop::passed(all, uplink, paths).into_iter().cloned().collect();
         let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
         let contents = uplinks.map(|uplink| Access::of(uplink).first().map(Access::contents).unwrap_or_default());
         let contents = contents.collect();
@@ -517,7 +509,8 @@ impl Edge {
         self.close_uplinks(unused);
     }
 
-    /// Closes connections properly once the tunnels in them have been told to end; those that run in others' tunnels before these.
+    /// Closes connections properly once their tunnels have been told to end. A connection inside a tunnel closes before the
+    /// connection that carries the tunnel.
     fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
         for Shared { way, uplink, task } in uplinks {
