@@ -75,9 +75,7 @@ pub struct PathState {
     pub loss_episodes: u64,
     /// Of these, the ones without a queue: the smoothed round trip was not much longer than the shortest one.
     pub unqueued_episodes: u64,
-    /// Round trips in which packets did not arrive in their order, because some were lost, late, or never sent.
-    pub gap_episodes: u64,
-    /// Of these, the ones without a queue.
+    /// Round trips without a queue in which packets did not arrive in order, because some were lost, late, or never sent.
     pub unqueued_gaps: u64,
     /// Packets that arrived, those of the handshake excepted.
     pub arrived_packets: u64,
@@ -105,7 +103,6 @@ impl PathStats {
             lost_packets: of(&self.0.lost_packets),
             loss_episodes: of(&self.0.lost.all),
             unqueued_episodes: of(&self.0.lost.unqueued),
-            gap_episodes: of(&self.0.gaps.all),
             unqueued_gaps: of(&self.0.gaps.unqueued),
             arrived_packets: of(&self.0.arrived_packets),
             missing_packets: of(&self.0.missing_packets),
@@ -241,7 +238,7 @@ mod tests {
         });
         let seen = stats.get();
         assert_eq!((missing, seen.arrived_packets), ([0, 0, 2, 1, 3, 2, 3], 7));
-        assert_eq!((seen.gap_episodes, seen.unqueued_gaps), (2, 2), "the second gap is soon after the first");
+        assert_eq!(seen.unqueued_gaps, 2, "the second gap is soon after the first");
     }
 
     #[test]
