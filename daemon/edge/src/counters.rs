@@ -1,6 +1,6 @@
 //! What the edge role counts, by local address.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -221,7 +221,7 @@ struct Uplinks(Arc<Roster>);
 impl Collector for Uplinks {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Several may lead to the same relay, with other credentials.
-        let mut relays = std::collections::BTreeMap::<String, [u64; 3]>::new();
+        let mut relays = BTreeMap::<String, [u64; 3]>::new();
         for standpoint in self.0.uplinks().iter().flat_map(|uplink| uplink.standpoints()) {
             let Attempts { connects, failures, .. } = standpoint.attempts;
             let sums = relays.entry(standpoint.relay).or_default();
@@ -257,12 +257,9 @@ struct PathGauges(Arc<Roster>);
 
 impl Collector for PathGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut paths = std::collections::BTreeMap::<String, PathState>::new();
+        let mut paths = BTreeMap::<String, PathState>::new();
         for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
-            match paths.entry(state.name.clone()) {
-                std::collections::btree_map::Entry::Vacant(place) => _ = place.insert(state),
-                std::collections::btree_map::Entry::Occupied(mut known) => known.get_mut().join(&state),
-            }
+            paths.entry(state.name.clone()).and_modify(|known| known.join(&state)).or_insert(state);
         }
         let gauges: [PathGauge; 7] = [
             ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),

@@ -1,7 +1,7 @@
 //! Relays that are reached through others: the tunnel through the first relay in which a connection to the second runs.
 //!
-//! The first relay sees who comes and that packets go to the second, the second what is asked for and that it comes from the
-//! first. Each is shown credentials of its own.
+//! The first relay sees the client's address and the address of the second relay. The second relay sees the targets and the address
+//! of the first. Each relay gets credentials of its own.
 
 use std::{
     sync::Arc,
@@ -20,6 +20,7 @@ use super::{
         OpenError, Opened,
         endpoint::{ANSWER_TIMEOUT, ConnectError, Passage, PassageEnd, Via},
     },
+    form::USABLE_PAYLOAD_BYTES,
     link::Link,
     uplink::{CONNECTIONS, Uplink},
 };
@@ -27,7 +28,7 @@ use super::{
 /// The packets that every path of QUIC carries (RFC 9000 §14), in bytes.
 const SMALLEST_PACKET_BYTES: usize = 1_200;
 
-/// The relay of a hop, or several of which the first that works is used.
+/// The tunnels through the relay of a hop. If the hop names several relays, the first one that works carries them.
 pub struct HopTunnels {
     name: String,
     uplink: Arc<Uplink>,
@@ -107,9 +108,9 @@ impl Carrier for Tunnelled {
     fn send(&mut self, packets: &Segments) {
         let Some(Tunnel { tunnel, link, .. }) = &mut self.0 else { return };
         let form = link.form(TunnelMode::Auto);
-        // Capsules carry packets of any size. Where they stand in for datagrams that are too small as yet, larger packets than
-        // the smallest are not to pass: the transport would go on with them when datagrams fit.
-        let is_makeshift = form == Some(Form::Capsule);
+        // Capsules carry packets of any size. While they stand in for datagrams that are still too small, only the smallest packets
+        // pass: the transport would take larger ones for possible, and lose them once datagrams fit.
+        let is_makeshift = form == Some(Form::Capsule) && !link.carries(USABLE_PAYLOAD_BYTES);
         let passes = |packet: &&[u8]| !is_makeshift || packet.len() <= SMALLEST_PACKET_BYTES;
         let mut batch = tunnel.batch(form);
         packets.iter().filter(passes).for_each(|packet| batch.push(packet));

@@ -81,7 +81,7 @@ pub struct Line {
     slow: AtomicBool,
     /// Whether its address has changed so often that it takes no new tunnels.
     worn: AtomicBool,
-    /// Whether it takes none because the tunnel that it runs in is to be left.
+    /// Whether it takes no new tunnels because the tunnel that carries it is about to end.
     retired: AtomicBool,
     /// Whether it was said that the path is too narrow.
     told: AtomicBool,
@@ -137,9 +137,14 @@ impl Line {
     /// Whether new tunnels may be asked for.
     #[must_use]
     pub fn is_usable(&self) -> bool {
+        self.is_in_service() && !*self.left.borrow()
+    }
+
+    /// Whether it works and may take tunnels, as far as its path's speed does not matter.
+    fn is_in_service(&self) -> bool {
         let is_out =
             [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
-        !is_out && !*self.left.borrow() && self.relay.http().takes_requests()
+        !is_out && self.relay.http().takes_requests()
     }
 
     /// Asks the kernel from which address packets leave for the relay by now, and says what that means. If it is
@@ -174,7 +179,7 @@ impl Line {
         self.left.send_replace(true);
     }
 
-    /// Notes whether its path is slow: then it takes no tunnels, and those that can move do.
+    /// Notes whether its path is slow. On a slow path it takes no new tunnels, and open UDP tunnels move to another connection.
     pub fn note_slow(&self, is_slow: bool) {
         self.slow.store(is_slow, Relaxed);
         if is_slow {
@@ -184,12 +189,10 @@ impl Line {
         }
     }
 
-    /// Whether nothing but its path's slowness speaks against it.
+    /// Whether it would take tunnels if its path were not slow.
     #[must_use]
     pub fn stands_by(&self) -> bool {
-        let is_out =
-            [&self.closed, &self.doubted, &self.worn, &self.retired].into_iter().any(|reason| reason.load(Relaxed));
-        !is_out && self.is_slow() && self.relay.http().takes_requests()
+        self.is_in_service() && self.is_slow()
     }
 
     /// Whether its path is slow.
@@ -198,12 +201,12 @@ impl Line {
         self.slow.load(Relaxed)
     }
 
-    /// Takes no new tunnels: what it runs in is to be left.
+    /// Takes no new tunnels from now on, because the tunnel that carries it is about to end.
     pub fn retire(&self) {
         self.retired.store(true, Relaxed);
     }
 
-    /// Whether it is to be left as soon as there is another connection: its relay goes away, or what it runs in.
+    /// Whether its tunnels move as soon as there is another connection, because its relay, or the tunnel that carries it, goes away.
     #[must_use]
     pub fn goes(&self) -> bool {
         !self.is_closed() && (self.retired.load(Relaxed) || !self.relay.http().takes_requests())
@@ -226,8 +229,8 @@ impl Line {
         _ = self.left.subscribe().wait_for(|left| *left).await;
     }
 
-    /// Completes when its tunnels are to go on elsewhere because the relay does not answer: what waits for an answer may as well ask
-    /// elsewhere.
+    /// Completes when its tunnels leave because the relay does not answer. A task that waits for an answer can then ask over another
+    /// connection.
     pub async fn silenced(&self) {
         let mut left = self.left.subscribe();
         loop {
