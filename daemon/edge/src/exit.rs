@@ -108,6 +108,10 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+    /// An address of no network (RFC 3849). Of IPv4, the kernel takes any address to be on the link of a device that is chosen
+    /// (net/ipv4/route.c), so what it says depends on the addresses of the host.
+    const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
+
     fn device(name: &str) -> KernelDevice {
         let text = format!("[[path]]\nname = \"a\"\ninterface = {name:?}\n");
         config::Config::from_toml(&text).unwrap().paths[0].interface.clone().unwrap()
@@ -133,6 +137,7 @@ mod tests {
         let exit = Exit::new(Some(device("lo")), None);
         let socket = Socket::from(exit.bind((LOOPBACK, 9).into()).unwrap());
         assert_eq!(socket.device().unwrap().as_deref(), Some(&b"lo"[..]));
+        assert_eq!(exit.source_toward(OUTSIDE), None, "loopback leads nowhere else");
     }
 
     #[test]
