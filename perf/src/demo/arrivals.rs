@@ -1,4 +1,4 @@
-//! When requests arrive, and what they ask for. A seed decides all of it, whoever serves them and however fast.
+//! The times and the contents of requests. A seed decides both, so every contender gets the same requests, however fast it is.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! A client of the API. It sends the same requests with the same fields, whoever serves them.
+//! A client of the API. It sends the same requests with the same fields to every contender.
 
 use std::time::{Duration, Instant};
 

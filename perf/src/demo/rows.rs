@@ -53,7 +53,7 @@ pub struct OfClass {
     pub met: usize,
     /// Whole answers that were late, and requests that were given up.
     pub late: usize,
-    /// Of the late ones, those that were given up.
+    /// Late requests that the client gave up.
     pub given_up: usize,
     /// Other statuses than 200.
     pub refused: usize,

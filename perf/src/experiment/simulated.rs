@@ -134,14 +134,36 @@ impl Links {
             Fate::Dropped => _ = self.dropped.fetch_add(1, Relaxed),
             Fate::Arrives { at_ns } => {
                 packet.switch();
-                let buffers = buffers.clone();
-                spawn(async move {
-                    time::delay(Duration::from_nanos(at_ns - now_ns)).await;
-                    buffers.rx(*packet.path.local_address, |queue| queue.enqueue(packet));
-                });
+                deliver(packet, buffers, at_ns - now_ns);
             }
         }
     }
+}
+
+/// Hands a packet, whose addresses are the receiver's by now, to its receiver after so many nanoseconds.
+pub(super) fn deliver(packet: Packet, buffers: &Buffers, after_ns: u64) {
+    let buffers = buffers.clone();
+    let hand_over = move |packet: Packet| buffers.rx(*packet.path.local_address, |queue| queue.enqueue(packet));
+    if after_ns == 0 {
+        hand_over(packet);
+        return;
+    }
+    spawn(async move {
+        time::delay(Duration::from_nanos(after_ns)).await;
+        hand_over(packet);
+    });
+}
+
+/// Takes all packets that endpoints have sent, and returns how many there were.
+pub(super) fn take_sent(buffers: &Buffers, transmit: impl FnMut(Packet)) -> usize {
+    let mut packets = Vec::new();
+    buffers.drain_pending_transmissions(|packet| {
+        packets.push(packet);
+        Ok(())
+    });
+    let count = packets.len();
+    packets.into_iter().for_each(transmit);
+    count
 }
 
 impl Link {
@@ -178,14 +200,7 @@ impl Link {
 
 impl Network for Links {
     fn execute(&mut self, buffers: &Buffers) -> usize {
-        let mut packets = Vec::new();
-        buffers.drain_pending_transmissions(|packet| {
-            packets.push(packet);
-            Ok(())
-        });
-        let count = packets.len();
-        packets.into_iter().for_each(|packet| self.transmit(packet, buffers));
-        count
+        take_sent(buffers, |packet| self.transmit(packet, buffers))
     }
 }
 

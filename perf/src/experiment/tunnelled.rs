@@ -242,10 +242,15 @@ mod tests {
     }
 
     #[test]
-    fn streams_make_up_for_losses_on_the_way_to_the_relay_which_holds_more_meanwhile() {
+    fn streams_make_up_for_losses_on_the_way_to_the_relay_and_hide_them_from_the_server() {
         let plan = plan("masque-loss", "loss-02");
         let [datagram, stream] = [Scheduler::Datagram, Scheduler::Stream].map(|mode| run(&plan, mode, 1).unwrap());
         assert!(2 * stream.total_ns < datagram.total_ns);
+        // The server sees none of the link's losses, only what the relay's queue drops while the inner connection starts.
+        let [lost, dropped] = ["lost_packets", "relay_dropped_packets"].map(|metric| figure(&stream, metric));
+        assert_eq!(lost, dropped);
+        assert!(figure(&stream, "link_lost_packets") > 0.0);
+        assert!(figure(&datagram, "lost_packets") > figure(&datagram, "relay_dropped_packets"));
         assert!(figure(&stream, "rtt_mean_ms") > figure(&datagram, "rtt_mean_ms"));
         assert!(figure(&stream, "relay_held_peak_kb") > figure(&datagram, "relay_held_peak_kb"));
     }

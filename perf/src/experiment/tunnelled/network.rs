@@ -8,16 +8,12 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use lab::simulation::CLOCK;
-use s2n_quic::provider::io::testing::{
-    network::{Buffers, Network, Packet},
-    spawn, time,
-};
+use s2n_quic::provider::io::testing::network::{Buffers, Network, Packet};
 
-use super::super::simulated::{Fate, HEADER_BYTES, Link};
+use super::super::simulated::{Fate, HEADER_BYTES, Link, deliver, take_sent};
 use crate::{plan::Plan, random::Random};
 
 /// The machine that an address belongs to.
@@ -116,29 +112,13 @@ impl Links {
         let (Some(from), Some(to)) = (self.machines.of(from), self.machines.of(to)) else { return };
         let Some(at_ns) = self.arrives_ns(from, to, packet.payload.len(), now_ns) else { return };
         packet.switch();
-        let buffers = buffers.clone();
-        let deliver = move |packet: Packet| buffers.rx(*packet.path.local_address, |queue| queue.enqueue(packet));
-        if at_ns <= now_ns {
-            deliver(packet);
-            return;
-        }
-        spawn(async move {
-            time::delay(Duration::from_nanos(at_ns - now_ns)).await;
-            deliver(packet);
-        });
+        deliver(packet, buffers, at_ns.saturating_sub(now_ns));
     }
 }
 
 impl Network for Links {
     fn execute(&mut self, buffers: &Buffers) -> usize {
-        let mut packets = Vec::new();
-        buffers.drain_pending_transmissions(|packet| {
-            packets.push(packet);
-            Ok(())
-        });
-        let count = packets.len();
-        packets.into_iter().for_each(|packet| self.transmit(packet, buffers));
-        count
+        take_sent(buffers, |packet| self.transmit(packet, buffers))
     }
 }
 
