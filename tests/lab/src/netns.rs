@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -176,6 +176,22 @@ impl Namespace {
             }
         });
         Ok(Echo { stop, thread: Some(thread) })
+    }
+
+    /// Answers each TCP connection at a port of every address of the namespace with what it says, until it says no more; goes on to
+    /// the end of the process.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn echo_tcp(&self, port: u16) -> Result<()> {
+        let listener = self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))??;
+        thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                // A client that is gone is the client's problem.
+                thread::spawn(move || io::copy(&mut &stream, &mut &stream));
+            }
+        });
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use api::token::generate_token;
@@ -107,23 +107,6 @@ impl Hops {
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
     }
 
-    /// Answers each connection at port 80 of the target with what it says, until it says no more.
-    fn tcp_echo(&self) {
-        let listener = self.end.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
-        std::thread::spawn(move || {
-            while let Ok((mut stream, _)) = listener.accept() {
-                std::thread::spawn(move || {
-                    let mut said = [0; 64];
-                    while let Ok(len @ 1..) = stream.read(&mut said) {
-                        if stream.write_all(&said[..len]).is_err() {
-                            break;
-                        }
-                    }
-                });
-            }
-        });
-    }
-
     fn connect(&self, to: &str) -> TcpStream {
         let stream = self.site.chain.client.run(|| TcpStream::connect(to).unwrap()).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -153,7 +136,7 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     lab::ring!(Netns);
     let mut hops = Hops::new();
     let _echo = hops.end.echo(7).unwrap();
-    hops.tcp_echo();
+    hops.end.echo_tcp(80).unwrap();
     let mut edge = hops.edge(Family::V4);
     let socket = application(&hops.site, LISTEN);
     // The second is larger than fits into a datagram of the smallest packets.

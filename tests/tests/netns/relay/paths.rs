@@ -1,7 +1,7 @@
 //! An edge with two uplinks, and with two relays that can be left.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use lab::netns::{Chain, Link, Namespace};
@@ -242,19 +242,7 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     lab::ring!(Netns);
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
-    let listener = site.chain.target.run(|| TcpListener::bind("0.0.0.0:80").unwrap()).unwrap();
-    std::thread::spawn(move || {
-        while let Ok((mut stream, _)) = listener.accept() {
-            std::thread::spawn(move || {
-                let mut said = [0; 64];
-                while let Ok(len @ 1..) = stream.read(&mut said) {
-                    if stream.write_all(&said[..len]).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-    });
+    site.chain.target.echo_tcp(80).unwrap();
     let folder = site.path("").display().to_string();
     let edge = uplinks.edge(&format!(
         "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\nrelay = \"{}\"\ntarget = \"10.0.2.2:80\"\n\
