@@ -2,7 +2,8 @@
 //!
 //! A path is a connection of its own (a bundle of connections, not multipath QUIC), and a stream stays on the path that it was
 //! placed on. [`place`] is a pure function of the request, of what is known of each path, and of a running count. What it
-//! estimates is in [`estimate`], when a path is to be left for being slow in [`slow`]; how a request that can be asked for in ranges is divided is in [`split`].
+//! estimates is in [`estimate`]; [`slow`] decides when tunnels leave a slow path; how a request that can be asked for in ranges is
+//! divided is in [`split`].
 //!
 //! `fstream` is the rule of "FStream: Flexible Stream Scheduling and Prioritizing in Multipath-QUIC" (equations 1 and 2).
 //! `lowest-rtt` and `sa-ecf` apply the rules of the packet schedulers of these names to whole streams, which is all that a

@@ -17,8 +17,8 @@ pub struct Experience(Arc<Mutex<FormChoice>>);
 /// of this size (RFC 9000 §14).
 pub const USABLE_PAYLOAD_BYTES: u16 = 1_200;
 
-/// The form in which payloads of a tunnel of `mode = "auto"` leave that was opened when `chosen` was the better one, or `None` for
-/// what the tunnel itself chooses. `packets` are those of its connection now: narrow ones leave only the stream.
+/// Returns the form for payloads of a tunnel of `mode = "auto"`, or `None` if the tunnel itself chooses. `chosen` is the form that was
+/// better when the tunnel was opened. `packets` is the current size of the connection's packets: small packets leave only the stream.
 #[must_use]
 pub fn of_auto(packets: &PacketSize, chosen: Form) -> Option<Form> {
     (chosen == Form::Capsule || !packets.carries(USABLE_PAYLOAD_BYTES)).then_some(Form::Capsule)
@@ -34,7 +34,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// A connection that begins, of which `path` follows what it sees.
+    /// Returns the witness of a new connection, whose measurements are in `path`.
     #[must_use]
     pub fn new(experience: Experience, path: PathStats) -> Self {
         Self { experience, path, told: Mutex::default() }

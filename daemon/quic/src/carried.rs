@@ -1,7 +1,7 @@
 //! Endpoints whose packets leave in something else than a socket: in a tunnel of another connection, for one.
 //!
-//! The event loop of such an endpoint moves packets by itself, so none waits here for longer than a turn of it. What takes the
-//! packets bounds them; the congestion controller of the connection inside takes what that drops for loss.
+//! The event loop of such an endpoint moves packets by itself, so no packet waits here for longer than one turn of the loop. The
+//! carrier bounds its queue. The congestion controller of the inner connection treats dropped packets as lost.
 
 use std::{
     io,
@@ -42,11 +42,11 @@ const LINGER: Duration = Duration::from_millis(250);
 
 /// What packets travel in.
 pub trait Carrier: Send + 'static {
-    /// Takes packets, in their order. Those that it has no room for are lost, as on any path.
+    /// Takes packets in order. Packets without room are lost, as on any path.
     fn send(&mut self, packets: &Segments);
 
-    /// Moves packets that have arrived into `packets`, which is empty; ready once there are some, and never again when none can
-    /// come any more.
+    /// Moves arrived packets into `packets`, which is empty. It is ready once there is a packet, and stays pending for ever after the
+    /// carrier has ended.
     fn poll_receive(&mut self, cx: &mut Context<'_>, packets: &mut Segments) -> Poll<()>;
 }
 
@@ -107,7 +107,7 @@ impl Provider for CarriedPackets {
     }
 }
 
-/// The event loop's statistics of a socket, which there is none of.
+/// Takes no statistics: the event loop has some for a socket only.
 struct Unmeasured;
 
 impl event_loop::Stats for Unmeasured {

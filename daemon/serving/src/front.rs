@@ -44,8 +44,8 @@ use crate::{
 /// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Clients at once that have had no request admitted yet, and those of one address (IPv4) or /64 (IPv6). They never have more than
-/// half of the connections of a listener.
+/// How many clients without an admitted request there may be at once: in all, and from one address (IPv4) or /64 (IPv6). They never
+/// have more than half of the connections of a listener.
 const STRANGERS: (usize, usize) = (256, 64);
 
 /// Requests at once on one connection of HTTP/2.

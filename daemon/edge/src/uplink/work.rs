@@ -33,8 +33,8 @@ use crate::{
     },
 };
 
-/// How long what cannot move waits for a silent path where there is another. Who is told that a connection has ended can make a
-/// new one.
+/// How long connections that cannot move wait for a silent path while another path works. After that they end, so that applications
+/// can connect again.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// How often a slow path is asked for a round trip.
@@ -434,7 +434,7 @@ async fn drive_until(line: &Line, connection: h3::Connection, ended: BoxFuture<'
     tokio::select! {
         error = &mut driving => error,
         () = ended => {
-            // Nobody hears this any more, but who has a stream on it.
+            // The peer cannot hear this any more; tasks with a stream on the connection do.
             line.relay.http().close(Code::NoError);
             driving.await
         }
