@@ -47,6 +47,7 @@ use super::{
 };
 use crate::client::endpoint::{Access, ConnectError, Endpoint};
 
+mod renewed;
 mod replaced;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,47 @@
+//! Endpoints that take new sockets, as one does after each failed attempt on a path of its own.
+
+use std::sync::Arc;
+
+use quic::{datagrams::Schedules, endpoint::Transport};
+use tokio::runtime::Handle;
+
+use super::{Does, TestRelay, eventually};
+use crate::client::{
+    drive,
+    endpoint::{Connected, Endpoint},
+};
+
+fn endpoint(relay: &TestRelay) -> Endpoint {
+    Endpoint::new(relay.access(), Transport::default(), Arc::default(), Schedules::default()).unwrap()
+}
+
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test]
+async fn sockets_that_were_replaced_are_closed_with_their_last_connection() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let endpoint = endpoint(&relay);
+    let before = tasks();
+    let mut kept = Vec::new();
+    for _ in 0..20 {
+        let Connected { relay, connection, .. } = endpoint.connect().await.unwrap();
+        kept.push((relay, tokio::spawn(drive(connection))));
+        endpoint.renew();
+    }
+    // The event loop of a socket is a task, and so is the driver of a connection.
+    assert!(tasks() >= before + 40, "each connection keeps its sockets");
+    for (relay, driver) in kept {
+        assert!(!driver.is_finished(), "new sockets cost no connection");
+        endpoint.close(&relay).await;
+        _ = driver.await;
+    }
+    eventually(|| tasks() <= before).await;
+    let Connected { relay: last, connection, .. } = endpoint.connect().await.unwrap();
+    let driver = tokio::spawn(drive(connection));
+    endpoint.close(&last).await;
+    _ = driver.await;
+    drop(endpoint);
+    eventually(|| tasks() <= before).await;
+}
