@@ -14,6 +14,7 @@ use lab::process::{Process, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 use super::forward::{application, ask, assert_carries, echoes};
+use super::paths::{longest_gap, second_relay};
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
@@ -122,6 +123,32 @@ fn sections(token_digest: &str) -> String {
 fn write(site: &Site, name: &str, text: &str) -> std::path::PathBuf {
     let folder = site.path("").display().to_string();
     site.write(name, &text.replace("$FOLDER", folder.trim_end_matches('/'))).unwrap()
+}
+
+#[test]
+fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let _echo = hops.end.echo(7).unwrap();
+    let keys = "auth = \"token\"\ndrain_seconds = 5";
+    let mut beside = second_relay(&hops.site, keys, &format!("[log]\n{}", sections(&hops.token_digest)));
+    let template = hops.site.template(Family::V4);
+    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    assert_ne!(other, template);
+    let hop = hops.hop(Family::V4).replace(&format!("\"{template}\""), &format!("[\"{other}\", \"{template}\"]"));
+    let file = write(&hops.site, "edge.toml", &hops.configuration(&hop));
+    let edge = hops.site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]);
+    let edge = edge.unwrap();
+    edge.wait_for_line("forwarding", SOON).unwrap();
+    let sockets: Vec<_> = (0..4).map(|_| application(&hops.site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(&hops.site, socket, 600));
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the one beside it is preferred");
+
+    let gap = longest_gap(&sockets, Duration::from_secs(5), || beside.signal(libc::SIGTERM).unwrap());
+    println!("a first relay that ended cost {gap:?}");
+    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 1, "the edge said:\n{}", edge.output());
+    assert!(beside.wait(SOON).unwrap().success());
 }
 
 fn assert_tcp_carries(stream: &mut TcpStream) {

@@ -2,8 +2,10 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, UdpSocket};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lab::engine::{Engine, Speed};
 use lab::netns::{Chain, Link, Namespace};
 use lab::process::{Process, wait_for};
 use lab::site::{Counts, Family, SOON, Site, Terms};
@@ -23,6 +25,10 @@ struct Uplinks {
 
 impl Uplinks {
     fn new() -> Self {
+        Self::with(Terms::default())
+    }
+
+    fn with(terms: Terms<'_>) -> Self {
         let chain = Chain::new().unwrap();
         let router = Namespace::new("router").unwrap();
         let second = Link::new(&chain.client, &router, 3).unwrap();
@@ -42,7 +48,7 @@ impl Uplinks {
         }
         chain.client.sysctl("net.ipv4.conf.router.rp_filter", "0").unwrap();
         chain.client.sysctl("net.ipv4.conf.relay.rp_filter", "0").unwrap();
-        Self { site: Site::on(chain, Terms::default()).unwrap(), second, router, _behind: behind }
+        Self { site: Site::on(chain, terms).unwrap(), second, router, _behind: behind }
     }
 
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
@@ -102,7 +108,7 @@ fn states(site: &Site) -> Vec<String> {
 
 /// Sends a payload every 5 ms on each socket for so long, with a change after a while, and returns the longest time without an
 /// echo on any.
-fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
+pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> Duration {
     let (begun, mut change, mut received) = (Instant::now(), Some(change), [0; 64]);
     let mut heard = vec![(begun, Duration::ZERO); sockets.len()];
     sockets.iter().for_each(|socket| socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap());
@@ -124,6 +130,10 @@ fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce()) -> 
 
 /// What is lost for good makes a gap of seconds: an idle connection ends after 15.
 const GAP: Duration = Duration::from_secs(3);
+
+/// Within which a path that was slow is good again: its queue empties, its smoothed round trip gets short, and stays so for
+/// fifteen seconds.
+const GOOD_AGAIN: Duration = Duration::from_secs(60);
 
 const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
 
@@ -180,18 +190,55 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
     }
 }
 
-/// Starts a second relay beside the first, on another port.
-fn second_relay(site: &Site, drain_seconds: u32) -> Process {
+#[test]
+fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_good_again() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let edge = uplinks.edge(ROUND_ROBIN);
+    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
+
+    // What three tunnels ask for is several times as much as this link takes now, with a queue of seconds before it.
+    uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
+    let begun = Instant::now();
+    while paths(site)[1].0 != "slow" && begun.elapsed() < SOON {
+        _ = longest_gap(&sockets, Duration::from_millis(500), || ());
+    }
+    let found = paths(site);
+    assert_eq!(found, [("up".into(), 6), ("slow".into(), 0)], "the edge said:\n{}", edge.output());
+    println!("the uplink was left after {:?}", begun.elapsed());
+    let gap = longest_gap(&sockets, Duration::from_secs(2), || ());
+    assert!(gap < Duration::from_secs(1), "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+    assert_eq!(counts.of("edge_paths_slow_total"), 1, "{counts:?}");
+    assert_eq!(counts.of("edge_paths_silent_total"), 0, "it answers all the time: {counts:?}");
+
+    uplinks.second.near.set_qdisc("pfifo").unwrap();
+    let begun = Instant::now();
+    wait_for("the path is good", GOOD_AGAIN, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    println!("it was good again after {:?}", begun.elapsed());
+    let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
+    others.iter().for_each(|socket| assert_carries(site, socket, 600));
+    assert_eq!(paths(site)[1].1, 2, "it gets its share of new tunnels");
+}
+
+const ENDS_IN_FIVE_SECONDS: &str = "auth = \"none\"\ndrain_seconds = 5";
+
+/// Starts a second relay beside the first, on port 444, with this at the end of its `[relay]` and of everything.
+pub fn second_relay(site: &Site, keys: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
-        "state_dir = \"{folder}/second\"\n[control]\nsocket = \"{folder}/second.sock\"\n[relay]\nlisten = [\"10.0.1.2:444\"]\n\
-         certificate = \"{folder}/relay.pem\"\nprivate_key = \"{folder}/relay.key\"\nauth = \"none\"\n\
-         drain_seconds = {drain_seconds}\n\
+        "state_dir = \"{folder}/beside\"\n[control]\nsocket = \"{folder}/beside.sock\"\n[relay]\nlisten = [\"10.0.1.2:444\"]\n\
+         certificate = \"{folder}/relay.pem\"\nprivate_key = \"{folder}/relay.key\"\n{keys}\n\
          templates = [\"https://10.0.1.2:444/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"]\n\
-         [relay.targets]\nallow = [{{ to = \"10.0.0.0/8\", ports = [\"1-65535\"] }}]\n"
+         [relay.targets]\nallow = [{{ to = \"10.0.0.0/8\", ports = [\"1-65535\"] }}]\n{sections}"
     );
-    let file = site.write("second.toml", &text).unwrap();
+    let file = site.write("beside.toml", &text).unwrap();
     let relay =
         site.chain.relay.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
     relay.wait_for_line("10.0.1.2:444", SOON).unwrap();
@@ -201,9 +248,9 @@ fn second_relay(site: &Site, drain_seconds: u32) -> Process {
 #[test]
 fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     lab::ring!(Netns);
-    let site = Site::new(Terms { relay: "auth = \"none\"\ndrain_seconds = 5", ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { relay: ENDS_IN_FIVE_SECONDS, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let mut second = second_relay(&site, 5);
+    let mut second = second_relay(&site, ENDS_IN_FIVE_SECONDS, "");
     let template = site.template(Family::V4);
     let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
     assert_ne!(other, template);
@@ -274,4 +321,40 @@ fn tcp_begins_on_another_path_at_once_when_one_falls_silent_and_what_was_open_th
     assert!(counts.of("edge_paths_given_up_total") >= 1, "{counts:?}");
     uplinks.cut(false);
     wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+}
+
+#[test]
+fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered_over_another() {
+    lab::ring!(Netns);
+    let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
+    let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
+    let site = &uplinks.site;
+    let thinking = Speed { prefill: Duration::from_secs(2), ..Speed::default() };
+    let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
+    let folder = site.path("").display().to_string();
+    let edge = uplinks.edge(&format!(
+        "[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
+         backoff_longest_seconds = 1\n{ROUND_ROBIN}",
+        site.template(Family::V4),
+        folder.trim_end_matches('/'),
+    ));
+    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let ask = || {
+        let mut curl = site.chain.client.command("curl").unwrap();
+        let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":5}"#;
+        curl.args(["-sS", "-N", "--max-time", "30", "http://127.0.0.1:8100/v1/chat/completions", "--json", body]);
+        curl.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let mut asked: Vec<_> = (0..4).map(|_| ask()).collect();
+    wait_for("the engine to think", SOON, || (engine.counts()[0] == 4).then_some(())).unwrap();
+    uplinks.cut(true);
+    // Of these, too, some begin on the path that is silent.
+    asked.extend((0..4).map(|_| ask()));
+    for curl in asked {
+        let output = curl.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.trim_end().ends_with("data: [DONE]"), "{said}; the edge said:\n{}", edge.output());
+    }
+    assert_ne!(states(site)[1], "up");
+    assert!(engine.counts()[0] > 8, "requests were asked anew: {:?}", engine.counts());
 }
