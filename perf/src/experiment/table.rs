@@ -55,8 +55,10 @@ pub fn tables(plan: &Plan, rows: &[Row]) -> String {
 }
 
 /// What curves of tunnels are drawn of, and what it is.
-const CURVES: [(&str, &str); 13] = [
+const CURVES: [(&str, &str); 15] = [
     ("total_ms", "time from the first packet of an inner connection to the last byte of the last object"),
+    ("fairness", "Jain's index of what connections get while all of them send: 1 if all get the same"),
+    ("least_of_most_pct", "what the connection with the least gets of what the one with the most gets"),
     ("wire_kb", "bytes of frames on the link between client and relay, both directions"),
     ("wire_over_no_proxy_pct", "the same beyond those without a proxy"),
     ("server_packets", "packets that the server sent"),
@@ -94,7 +96,7 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
             row.network, row.congestion, row.repetitions, row.seed
         );
     }
-    for (metric, what) in CURVES {
+    for (metric, what) in CURVES.into_iter().filter(|(metric, _)| rows.iter().any(|row| row.metric == *metric)) {
         let names = modes.iter().map(|mode| mode.name().to_owned());
         let head: Vec<_> = std::iter::once("variant".to_owned()).chain(names).collect();
         let line = |variant: &&str| {
@@ -117,7 +119,29 @@ pub fn curves(plan: &Plan, rows: &[Row]) -> String {
         }
         _ = write!(text, "\n{metric}: {what}\n\n{}", markdown(&head, &lines));
     }
+    if plan.classes.len() > 1 {
+        text += &shares(plan, rows, &variants, &modes);
+    }
     text
+}
+
+/// What the connections of each class get while all of them send.
+fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> String {
+    let names = modes.iter().map(|mode| mode.name().to_owned());
+    let head: Vec<_> = ["variant".to_owned(), "class".to_owned()].into_iter().chain(names).collect();
+    let line = |variant: &str, class: &str| {
+        let find = |mode: &Scheduler| {
+            let metric = "shared_goodput_mbit";
+            let of = |row: &&Row| {
+                (row.variant.as_str(), row.class.as_str(), row.metric.as_str()) == (variant, class, metric)
+            };
+            cell(rows.iter().filter(|row| row.scheduler == *mode).find(of), 2)
+        };
+        [variant.to_owned(), class.to_owned()].into_iter().chain(modes.iter().map(find)).collect::<Vec<_>>()
+    };
+    let of_variant = |variant: &&str| plan.classes.iter().map(|class| line(variant, &class.name)).collect::<Vec<_>>();
+    let lines: Vec<_> = variants.iter().flat_map(of_variant).collect();
+    format!("\nshared_goodput_mbit: what connections get while all of them send\n\n{}", markdown(&head, &lines))
 }
 
 fn is_of_all(completion: Option<&Row>) -> bool {

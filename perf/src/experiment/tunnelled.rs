@@ -10,10 +10,14 @@
 mod inner;
 mod network;
 mod relay;
+mod shares;
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -28,6 +32,7 @@ use self::{
     inner::Watch,
     network::{Links, Machine, Machines, Wire},
     relay::{Connected, Seen},
+    shares::Shares,
 };
 use super::{Request, Run, requests};
 use crate::{
@@ -87,9 +92,10 @@ impl World {
         spawn(inner::serve(server));
         let requests = requests(plan, self.seed);
         let mut clients = Vec::new();
-        for _ in &requests {
+        for request in &requests {
             let client = ends.client(self.inner_io(handle)?)?;
-            machines.add(client.local_addr()?, Machine::Client);
+            let far_ns = (plan.classes[request.class].client_delay_ms * 1e6) as u64;
+            machines.add_far(client.local_addr()?, Machine::Client, far_ns);
             clients.push((client, address));
         }
         if *scheduler != Scheduler::NoProxy {
@@ -103,7 +109,8 @@ impl World {
                 let connected = tunnels.connect(&edge, &toward).await?;
                 let through = self.open(handle, &connected, &experience)?;
                 // It may fail, or take too long: then that is what was measured.
-                let download = inner::download(&client, through.local, plan.tunnel.earlier_bytes);
+                let came = AtomicU64::new(0);
+                let download = inner::download(&client, through.local, plan.tunnel.earlier_bytes, &came);
                 _ = lab::simulation::within(limit, download).await;
                 through.witness.tell((CLOCK.now_ns)());
                 connected.relay.http().close(Code::NoError);
@@ -119,18 +126,23 @@ impl World {
         watch.reset();
         seen.reset();
         let began_ns = (CLOCK.now_ns)();
-        let download = |(request, (client, through)): (&Request, &(s2n_quic::Client, _))| {
+        let elapsed = || Duration::from_nanos((CLOCK.now_ns)() - began_ns);
+        let shares = Shares::new(requests.iter().map(|request| request.class).collect());
+        let download = |(place, (request, (client, through))): (usize, (&Request, &(s2n_quic::Client, _)))| {
             let (bytes, through, client) = (plan.classes[request.class].bytes, *through, client.clone());
+            let (shares, elapsed) = (&shares, &elapsed);
             async move {
-                let download = inner::download(&client, through, bytes);
+                let download = inner::download(&client, through, bytes, shares.of(place));
                 // What fails or takes too long never came, which is a result.
-                lab::simulation::within(limit, download).await.and_then(Result::ok)?;
-                Some(Duration::from_nanos((CLOCK.now_ns)() - began_ns))
+                let came = lab::simulation::within(limit, download).await.and_then(Result::ok);
+                shares.ended(elapsed());
+                came.map(|()| elapsed())
             }
         };
-        let latencies = join_all(requests.iter().zip(&clients).map(download)).await;
-        let total = Duration::from_nanos((CLOCK.now_ns)() - began_ns);
-        let mut run = Run::new(plan, &requests, &latencies, total);
+        let latencies = join_all(requests.iter().zip(&clients).enumerate().map(download)).await;
+        let mut run = Run::new(plan, &requests, &latencies, elapsed());
+        run.class_figures = shares.of_classes(plan.classes.len());
+        run.figures.extend(shares.of_all());
         run.figures.extend(self.figures());
         let goodput_mbit = value(&run.figures, "goodput_mbit").unwrap_or_default();
         // Where nothing came, there is none.
@@ -146,7 +158,7 @@ impl World {
         let witness = Arc::new(Witness::new(experience.clone(), connected.path.clone()));
         let (chooses, packets, scheduler) = (witness.clone(), connected.packets.clone(), self.scheduler);
         let form = move || match scheduler {
-            Scheduler::Datagram => Some(Form::Datagram),
+            Scheduler::Datagram | Scheduler::DatagramFcfs => Some(Form::Datagram),
             Scheduler::Stream | Scheduler::StreamFcfs => Some(Form::Capsule),
             _ => form::of_auto(&packets, chooses.tell((CLOCK.now_ns)())),
         };
@@ -195,7 +207,9 @@ impl World {
         match self.scheduler {
             Scheduler::NoProxy => ensure!(datagrams + capsules == 0, "{name}: something went through a relay"),
             // Before the client's settings have come, the relay has no other way.
-            Scheduler::Datagram => ensure!(20 * capsules <= datagrams, "{name}: {capsules} payloads left in capsules"),
+            Scheduler::Datagram | Scheduler::DatagramFcfs => {
+                ensure!(20 * capsules <= datagrams, "{name}: {capsules} payloads left in capsules");
+            }
             Scheduler::Stream | Scheduler::StreamFcfs => {
                 ensure!(datagrams == 0, "{name}: {datagrams} payloads left in datagrams");
             }
@@ -239,6 +253,14 @@ mod tests {
         plan.tunnel.earlier_bytes = 10_000_000;
         let run = run(&plan, Scheduler::Auto, 1).unwrap();
         assert!(figure(&run, "datagram_payloads") > 1_000.0 && figure(&run, "capsule_payloads") < 100.0);
+    }
+
+    #[test]
+    fn tunnels_share_alike_whatever_their_round_trips_but_where_the_relay_serves_first_come_first_served() {
+        let plan = Plan::read("masque-rtt").unwrap().variant("outer-bbr").unwrap();
+        let least = |mode| figure(&run(&plan, mode, 1).unwrap(), "least_of_most_pct");
+        let [turns, fcfs] = [Scheduler::Datagram, Scheduler::DatagramFcfs].map(least);
+        assert!(turns > 80.0 && fcfs < 60.0, "{turns:.0} %, {fcfs:.0} %");
     }
 
     #[test]

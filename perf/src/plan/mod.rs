@@ -387,6 +387,10 @@ pub struct Class {
     pub flows: usize,
     /// Of marked classes: the distance of the departure times that their sockets ask for, if they do.
     pub gap_us: Option<u64>,
+    /// Where tunnelled: how long a packet travels between an inner client and the edge, in each direction, so that inner
+    /// connections have other round trips than the link alone gives them.
+    #[serde(default)]
+    pub client_delay_ms: f64,
 }
 
 fn unit_weight() -> u16 {

@@ -60,6 +60,8 @@ pub enum Scheduler {
     NoProxy,
     /// Connections in tunnels whose payloads travel in QUIC datagrams.
     Datagram,
+    /// The same, but the relay serves tunnels first come first served.
+    DatagramFcfs,
     /// Connections in tunnels whose payloads travel in capsules; the relay serves their streams as the product does by default.
     Stream,
     /// The same, but the relay serves them first come first served.
@@ -103,6 +105,7 @@ impl Scheduler {
             Self::Unguarded => "unguarded",
             Self::NoProxy => "no-proxy",
             Self::Datagram => "datagram",
+            Self::DatagramFcfs => "datagram-fcfs",
             Self::Stream => "stream",
             Self::StreamFcfs => "stream-fcfs",
             Self::Auto => "auto",
@@ -124,7 +127,8 @@ impl Scheduler {
         let discipline = match self {
             Self::Plain => return Some((Discipline::Rr, Binding::Early)),
             Self::Workers1 | Self::Workers2 | Self::Calm | Self::Guarded | Self::Unguarded => return None,
-            Self::NoProxy | Self::Datagram | Self::Stream | Self::StreamFcfs | Self::Auto => return None,
+            Self::NoProxy | Self::Datagram | Self::DatagramFcfs => return None,
+            Self::Stream | Self::StreamFcfs | Self::Auto => return None,
             Self::TlsN | Self::Tls1 => return None,
             Self::Rr => Discipline::Rr,
             Self::Fcfs => Discipline::Fcfs,

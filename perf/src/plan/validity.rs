@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::{
     Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel, Workload,
@@ -89,10 +89,17 @@ impl Plan {
         let Workload { requests, connections, one_way, backlog, .. } = self.workload;
         ensure!(requests == connections && !one_way && backlog == 0, "workload: an object for each connection");
         let known = |scheduler: &Scheduler| {
-            use Scheduler::{Auto, Datagram, NoProxy, Stream, StreamFcfs};
-            matches!(scheduler, NoProxy | Datagram | Stream | StreamFcfs | Auto)
+            use Scheduler::{Auto, Datagram, DatagramFcfs, NoProxy, Stream, StreamFcfs};
+            matches!(scheduler, NoProxy | Datagram | DatagramFcfs | Stream | StreamFcfs | Auto)
         };
-        ensure!(self.schedulers.iter().all(known), "schedulers: no-proxy, datagram, stream, stream-fcfs or auto");
+        ensure!(
+            self.schedulers.iter().all(known),
+            "schedulers: no-proxy, datagram or stream, either with -fcfs, or auto"
+        );
+        let far = self.classes.iter().find(|class| !(0.0..=60_000.0).contains(&class.client_delay_ms));
+        if let Some(Class { name, client_delay_ms, .. }) = far {
+            bail!("class {name}: `client_delay_ms` {client_delay_ms} is not within 0 to 60000");
+        }
         Ok(())
     }
 }
@@ -111,6 +118,9 @@ pub const METRICS: &[&str] = &[
     "overflowed_packets",
     "timeouts",
     "goodput_mbit",
+    "shared_goodput_mbit",
+    "fairness",
+    "least_of_most_pct",
     "train_le_1_pct",
     "train_le_2_pct",
     "train_le_5_pct",

@@ -94,20 +94,20 @@ impl Ends {
     }
 }
 
-/// Connects to `server`, or to what leads there, and asks it for `bytes`; returns once all have come.
+/// Connects to `server`, or to what leads there, and asks it for `bytes`; returns once all have come. `came` counts them.
 ///
 /// # Errors
 /// The connection ends, or others come.
-pub async fn download(client: &Client, server: SocketAddr, bytes: usize) -> Result<()> {
+pub async fn download(client: &Client, server: SocketAddr, bytes: usize, came: &AtomicU64) -> Result<()> {
     let mut connection = client.connect(Connect::new(server).with_server_name(NAME)).await?;
     let (mut receive, mut send) = connection.open_bidirectional_stream().await?.split();
     send.send(Bytes::copy_from_slice(&(bytes as u64).to_be_bytes())).await?;
     send.finish()?;
-    let mut received = 0;
     while let Some(chunk) = receive.receive().await? {
-        received += chunk.len();
+        came.fetch_add(chunk.len() as u64, Relaxed);
     }
-    ensure!(received == bytes, "{received} bytes came of {bytes}");
+    let received = came.load(Relaxed);
+    ensure!(received == bytes as u64, "{received} bytes came of {bytes}");
     Ok(())
 }
 

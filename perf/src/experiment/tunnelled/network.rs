@@ -27,17 +27,22 @@ pub enum Machine {
     Server,
 }
 
-/// Which machine has which address. Clones share it.
+/// Which machine has which address, and how far away it is from what it talks to. Clones share it.
 #[derive(Clone, Default)]
-pub struct Machines(Arc<Mutex<HashMap<SocketAddr, Machine>>>);
+pub struct Machines(Arc<Mutex<HashMap<SocketAddr, (Machine, u64)>>>);
 
 impl Machines {
     /// Notes an address.
     pub fn add(&self, address: SocketAddr, machine: Machine) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, machine);
+        self.add_far(address, machine, 0);
     }
 
-    fn of(&self, address: SocketAddr) -> Option<Machine> {
+    /// Notes an address from and to which packets travel for so much longer.
+    pub fn add_far(&self, address: SocketAddr, machine: Machine, far_ns: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, (machine, far_ns));
+    }
+
+    fn of(&self, address: SocketAddr) -> Option<(Machine, u64)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&address).copied()
     }
 }
@@ -109,10 +114,12 @@ impl Links {
     fn transmit(&mut self, mut packet: Packet, buffers: &Buffers) {
         let now_ns = (CLOCK.now_ns)();
         let [from, to] = [*packet.path.local_address, *packet.path.remote_address].map(SocketAddr::from);
-        let (Some(from), Some(to)) = (self.machines.of(from), self.machines.of(to)) else { return };
+        let (Some((from, far_ns)), Some((to, farther_ns))) = (self.machines.of(from), self.machines.of(to)) else {
+            return;
+        };
         let Some(at_ns) = self.arrives_ns(from, to, packet.payload.len(), now_ns) else { return };
         packet.switch();
-        deliver(packet, buffers, at_ns.saturating_sub(now_ns));
+        deliver(packet, buffers, at_ns.saturating_sub(now_ns) + far_ns + farther_ns);
     }
 }
 

@@ -138,7 +138,7 @@ impl Ends {
         // Headers of IPv4 and UDP.
         let mtu = plan.tunnel.packet_bytes + 28;
         let discipline = match scheduler {
-            Scheduler::StreamFcfs => Discipline::Fcfs,
+            Scheduler::StreamFcfs | Scheduler::DatagramFcfs => Discipline::Fcfs,
             _ => Discipline::Ml { low: Low::Rr },
         };
         let transport = Transport {
