@@ -287,10 +287,11 @@ impl Subscriber for Events {
         state.account.on_progress();
     }
 
-    fn on_recovery_metrics(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &RecoveryMetrics) {
+    fn on_recovery_metrics(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &RecoveryMetrics) {
         state.path.measured(event.smoothed_rtt, event.min_rtt);
         state.path.filled(event.congestion_window, event.bytes_in_flight);
-        state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt);
+        let now = meta.timestamp.duration_since_start();
+        state.account.on_recovery_metrics(event.congestion_window, event.bytes_in_flight, event.smoothed_rtt, now);
         if let Some(log) = state.tap.log() {
             log.recovery_metrics(event);
         }

@@ -38,6 +38,10 @@ pub struct Ledger {
     large_lost: AtomicU64,
     /// Whether most of the congestion window is in flight.
     window_used: AtomicBool,
+    /// Whether the window also grew fast in the last round trip.
+    window_opens: AtomicBool,
+    /// How many bursts of packets, or acknowledgements, there were.
+    bursts: AtomicU32,
     is_server: bool,
     /// Whether the driver waits for bytes to leave.
     hungry: AtomicBool,
@@ -66,6 +70,8 @@ impl Ledger {
             packet_bytes: AtomicU64::new(1_200),
             large_lost: AtomicU64::new(0),
             window_used: AtomicBool::new(false),
+            window_opens: AtomicBool::new(false),
+            bursts: AtomicU32::new(0),
             is_server,
             hungry: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -134,6 +140,19 @@ impl Ledger {
     #[must_use]
     pub fn uses_window(&self) -> bool {
         self.window_used.load(Relaxed)
+    }
+
+    /// Whether the window is also growing as fast as in slow start. A queue that overflows then loses every second packet of a
+    /// window, and by the time that this is known the window has left.
+    #[must_use]
+    pub fn opens_window(&self) -> bool {
+        self.window_opens.load(Relaxed)
+    }
+
+    /// A number that is another one for each burst of packets. Wraps around.
+    #[must_use]
+    pub fn burst(&self) -> u32 {
+        self.bursts.load(Relaxed)
     }
 
     /// Whether this end is the server.
@@ -263,8 +282,33 @@ pub struct Account {
     is_server: bool,
     limit_own: u64,
     limit_peers: u64,
+    growth: Growth,
     told: mpsc::Sender<u32>,
     listener: Option<mpsc::Receiver<u32>>,
+}
+
+/// How the congestion window grows.
+#[derive(Debug, Default)]
+struct Growth {
+    /// When the round trip began that is looked at, and with which window.
+    begun: Duration,
+    window: u32,
+    /// Whether the window grew fast in it, or in the one before.
+    is_fast: bool,
+}
+
+impl Growth {
+    /// Notes the window, and returns whether it grew by more than an eighth and two packets within a round trip: in slow start
+    /// it doubles, and in congestion avoidance it gains a packet or so.
+    fn note(&mut self, window: u32, smoothed_rtt: Duration, now: Duration) -> bool {
+        let grew = window > self.window.saturating_add(self.window / 8).saturating_add(2 * 1_500);
+        if now >= self.begun + smoothed_rtt {
+            *self = Self { begun: now, window, is_fast: grew };
+        } else {
+            self.is_fast |= grew;
+        }
+        self.is_fast
+    }
 }
 
 impl Account {
@@ -280,6 +324,7 @@ impl Account {
             is_server,
             limit_own: 0,
             limit_peers: 0,
+            growth: Growth::default(),
             told,
             listener: Some(listener),
         }
@@ -389,9 +434,20 @@ impl Account {
         self.ledger.driver.wake();
     }
 
-    /// The path's state after a burst.
-    pub fn on_recovery_metrics(&self, congestion_window: u32, bytes_in_flight: u32, smoothed_rtt: Duration) {
-        self.ledger.window_used.store(bytes_in_flight > congestion_window / 2, Relaxed);
+    /// The path's state after a burst of packets or an acknowledgement, at a time of any clock that does not go back.
+    pub fn on_recovery_metrics(
+        &mut self,
+        congestion_window: u32,
+        bytes_in_flight: u32,
+        smoothed_rtt: Duration,
+        now: Duration,
+    ) {
+        let is_used = bytes_in_flight > congestion_window / 2;
+        let grows = self.growth.note(congestion_window, smoothed_rtt, now);
+        self.ledger.window_used.store(is_used, Relaxed);
+        self.ledger.window_opens.store(is_used && grows, Relaxed);
+        // Only the connection's endpoint writes.
+        self.ledger.bursts.store(self.ledger.bursts.load(Relaxed).wrapping_add(1), Relaxed);
         self.ledger.congestion_window.store(congestion_window, Relaxed);
         self.ledger.smoothed_rtt_ns.store(u64::try_from(smoothed_rtt.as_nanos()).unwrap_or(u64::MAX), Relaxed);
         self.ledger.update_low_mark();

@@ -62,7 +62,7 @@ fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
     let mut account = Account::new(false);
     let (ledger, _) = account.join();
     let rtt = Duration::from_millis(100);
-    account.on_recovery_metrics(250_000, 0, rtt);
+    account.on_recovery_metrics(250_000, 0, rtt, rtt);
     let mark = || ledger.low_mark.load(Relaxed);
     assert_eq!(mark(), 12 * 1_200);
     let fixed = |packets| Binding::Late { floor_packets: Some(packets) };
@@ -72,7 +72,7 @@ fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
         ledger.bind(binding);
         assert_eq!((mark(), ledger.binding()), (expected, binding));
         assert_eq!(ledger.binds_late(), binding != Binding::Early);
-        account.on_recovery_metrics(250_000, 0, rtt);
+        account.on_recovery_metrics(250_000, 0, rtt, rtt);
         assert_eq!(mark(), expected, "{binding:?} stays");
     }
 }
@@ -90,4 +90,22 @@ fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given
     assert_eq!(ledger.room(), None);
     ledger.give_back(1 << 19);
     assert_eq!(ledger.room(), Some(quantum));
+}
+
+#[test]
+fn a_window_opens_while_it_is_used_and_grows_as_in_slow_start() {
+    let mut account = Account::new(false);
+    let (ledger, _) = account.join();
+    let rtt = Duration::from_millis(100);
+    let mut opens = |window: u32, in_flight: u32, at_ms: u64| {
+        account.on_recovery_metrics(window, in_flight, rtt, Duration::from_millis(at_ms));
+        ledger.opens_window()
+    };
+    assert!(opens(15_000, 12_000, 1_000));
+    assert_eq!([opens(20_000, 15_000, 1_050), opens(30_000, 25_000, 1_100)], [true; 2], "it doubles in a round trip");
+    assert!(!opens(38_000, 12_000, 1_150), "it is not used");
+    assert!(opens(38_000, 30_000, 1_200) && opens(39_500, 30_000, 1_250), "it has grown a moment ago");
+    assert!(!opens(39_500, 30_000, 1_310), "a packet in a round trip is no slow start");
+    assert!(!opens(18_000, 16_000, 1_400), "it shrinks");
+    assert!(!opens(22_000, 16_000, 1_450) && opens(28_000, 16_000, 1_460));
 }
