@@ -233,7 +233,11 @@ impl Subscriber for Events {
 
     fn on_packet_received(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketReceived) {
         state.heard.count_one();
-        if let PacketHeader::OneRtt { number, .. } = event.packet_header {
+        // Only an edge asks which packets are missing, by which it chooses a form for its tunnels.
+        if let (EndpointType::Client { .. }, PacketHeader::OneRtt { number, .. }) =
+            (&meta.endpoint_type, &event.packet_header)
+        {
+            let number = *number;
             state.path.arrived_packet(number, meta.timestamp.duration_since_start());
         }
         state.strays.forget();
