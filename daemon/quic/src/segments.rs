@@ -133,12 +133,14 @@ impl Segments {
             self.buffer.bytes.drain(..self.head);
             self.head = 0;
             if capacity > *KEPT_BYTES.start() && live + len <= capacity / 4 {
-                self.buffer.bytes.shrink_to(capacity / 2);
+                self.buffer.bytes.shrink_to((capacity / 2).max(*KEPT_BYTES.start()));
             }
         }
         if self.buffer.bytes.len() + len > self.buffer.bytes.capacity() {
             // With twice the limit, more bytes have left than wait whenever the buffer is full.
-            let wanted = (2 * capacity).clamp(LEAST_BYTES, (2 * self.limit).max(LEAST_BYTES));
+            // A new one is large enough to be kept: else each payload that comes alone would be allocated for.
+            let most = (2 * self.limit).max(LEAST_BYTES);
+            let wanted = (2 * capacity).clamp(most.min(*KEPT_BYTES.start()), most);
             self.buffer.bytes.reserve_exact(wanted.max(self.buffer.bytes.len() + len) - self.buffer.bytes.len());
         }
     }
@@ -295,6 +297,23 @@ mod tests {
         queues[0].push(b"x");
         drop(queues);
         assert_eq!(spare().0, before.0.max(1), "also by a queue that ends");
+    }
+
+    #[test]
+    fn payloads_that_come_alone_for_many_queues_are_not_allocated_for() {
+        let mut queues: Vec<_> = (0..100).map(|_| Segments::new(256 * 1024)).collect();
+        let mut memory = |_| {
+            queues.iter_mut().for_each(|queue| assert_eq!(queue.push(&[7; 1_200]), 0));
+            let at = |queue: &Segments| (queue.buffer.bytes.as_ptr(), queue.buffer.bytes.capacity());
+            let mut memory: Vec<_> = queues.iter().map(at).collect();
+            queues.iter_mut().for_each(|queue| assert!(queue.pop()));
+            memory.sort_unstable();
+            memory
+        };
+        let [first, second] = [0, 1].map(&mut memory);
+        assert_eq!(first, second);
+        drop(queues);
+        SPARE.with_borrow_mut(|spare| *spare = Spare { buffers: Vec::new(), bytes: 0 });
     }
 
     #[test]
