@@ -4,7 +4,7 @@
 //! Neither call carries what the other needs. So the queue lays out a label for its thread, the transport's parts write
 //! on it, and the queue picks it up: exact for every packet, however many connections share the socket.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use super::{class_key::ClassKey, qlog::Traced};
 
@@ -22,7 +22,7 @@ pub struct Label {
 }
 
 thread_local! {
-    static LABEL: Cell<Option<Label>> = const { Cell::new(None) };
+    static LABEL: RefCell<Option<Label>> = const { RefCell::new(None) };
 }
 
 /// Lays out a label, has `write` write the packet, and returns what was written on it.
@@ -35,12 +35,14 @@ pub(super) fn collect<T>(write: impl FnOnce() -> T) -> (T, Label) {
 /// Writes on the label of the packet that is being written; tells whether there is one. There is none under queues that
 /// cannot hold a packet until it departs.
 pub fn write(change: impl FnOnce(&mut Label)) -> bool {
-    let label = LABEL.get();
-    if let Some(mut label) = label {
-        change(&mut label);
-        LABEL.set(Some(label));
-    }
-    label.is_some()
+    LABEL.with(|label| match label.try_borrow_mut().as_deref_mut() {
+        Ok(Some(label)) => {
+            change(label);
+            true
+        }
+        // Nobody writes on a label while it is being written on.
+        Ok(None) | Err(_) => false,
+    })
 }
 
 /// Notes that the packet that is being written carries something of a class, with its mark. The first such thing decides.

@@ -91,6 +91,12 @@ impl Backlog {
         Some((self.payloads.front()?, *self.arrivals_ns.front()?))
     }
 
+    /// The oldest payload with its arrival, as [`Backlog::front`] has just found it.
+    #[must_use]
+    pub fn judged_front(&self) -> Option<(&[u8], u64)> {
+        Some((self.payloads.front()?, *self.arrivals_ns.front()?))
+    }
+
     fn waited_too_long(&mut self, now_ns: u64, sojourn_ns: u64, rule: DropRule) -> bool {
         match rule {
             DropRule::Oldest => false,

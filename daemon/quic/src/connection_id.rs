@@ -5,6 +5,7 @@
 //! connections are gone.
 
 use std::{
+    cell::Cell,
     fs,
     net::SocketAddr,
     path::Path,
@@ -165,7 +166,7 @@ impl Issuer {
         for generation in [generation.saturating_sub(1), generation, generation + 1] {
             keys[usize::from(config_of(generation))] = Some(Keys::new(&self.secret, generation));
         }
-        Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()? })
+        Ok(ConnectionIds { issuer: self.clone(), generation, keys, nonces: Nonces::new()?, last: Cell::new(None) })
     }
 
     /// The stateless reset tokens of the endpoint. The tokens of other listeners differ: a peer of one could otherwise
@@ -292,11 +293,20 @@ pub struct ConnectionIds {
     /// Should the clock be set, connections that live are still known.
     keys: [Option<Keys>; CONFIGS],
     nonces: Nonces,
+    /// The ID that was opened last, and its label: packets of one peer come in a row.
+    last: Cell<Option<([u8; LEN], IdLabel)>>,
 }
 
 impl ConnectionIds {
     fn open(&self, id: [u8; LEN]) -> Option<IdLabel> {
-        self.keys.get(usize::from(id[0] >> 5))?.as_ref()?.open(id)
+        if let Some((last, label)) = self.last.get()
+            && last == id
+        {
+            return Some(label);
+        }
+        let label = self.keys.get(usize::from(id[0] >> 5))?.as_ref()?.open(id)?;
+        self.last.set(Some((id, label)));
+        Some(label)
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 
 use arrayvec::ArrayVec;
 use bytes::Bytes;
+use foldhash::fast::RandomState;
 use s2n_quic_core::{
     event,
     inet::{ExplicitCongestionNotification, SocketAddress},
@@ -96,7 +97,7 @@ impl<O: Outlet> Tx<O> {
             is_blocked: false,
             is_recorded: false,
             now_ns: 0,
-            last: HashMap::new(),
+            last: HashMap::default(),
             device: devices.unknown(),
             path: None,
             devices,
@@ -240,8 +241,8 @@ pub struct Batch {
     /// Whether packets are recorded.
     is_recorded: bool,
     now_ns: u64,
-    /// The latest departure toward each peer, while it is to come.
-    last: HashMap<SocketAddress, u64>,
+    /// The latest departure toward each peer, while it is to come. Asked for each packet, of peers who do not know the seed.
+    last: HashMap<SocketAddress, u64, RandomState>,
     devices: Devices,
     /// The path of the last packet, and the device it leaves by.
     path: Option<Handle>,

@@ -193,7 +193,7 @@ impl Outbox {
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             }
-            let Some((payload, arrival_ns)) = queue.payloads.front(now_ns, &queue.terms, expiry) else { break };
+            let Some((payload, arrival_ns)) = queue.payloads.judged_front() else { break };
             let len = payload.len();
             let mut sent_bytes = 0;
             match packet.write_datagram_vectored(&[&queue.header, payload]) {
