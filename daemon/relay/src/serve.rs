@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     net::SocketAddr,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
@@ -20,7 +20,7 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{gate::Gate, limits::Gauge, tcp::TcpPump, tunnel::UdpTunnel};
+use role::{gate::Gate, limits::Gauge, tcp::TcpPump, traffic::Usage, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
@@ -165,11 +165,30 @@ impl Relay {
     }
 }
 
-async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) {
+async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, request: Request) {
+    // In a box, so that what it takes to open a tunnel is not kept for as long as the tunnel lives.
+    if let Some(open) = Box::pin(open(relay, caller, client, request)).await {
+        open.serve().await;
+    }
+}
+
+/// A tunnel that was opened.
+struct OpenTunnel {
+    relay: Arc<Relay>,
+    tunnel: Arc<Tunnel>,
+    protocol: TunnelProtocol,
+    places: HeldPlaces,
+    usage: Option<Arc<Usage>>,
+    expires: Option<SystemTime>,
+    /// Moves what goes through it, and completes with a word for its end.
+    pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,
+}
+
+/// Decides about a request, and opens its tunnel or answers it otherwise.
+async fn open(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) -> Option<OpenTunnel> {
     let rules = relay.rules();
     let waiting = request.waiting.take();
-    // In a box, so that what admission needs is not kept for as long as the tunnel lives.
-    let admitted = match Box::pin(admit(&relay, &rules, &caller, &mut request)).await {
+    let admitted = match admit(&relay, &rules, &caller, &mut request).await {
         Ok(Decision::Tunnel(admitted)) => *admitted,
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
@@ -177,12 +196,14 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
             // In a box, so that a tunnel does not have the size of a request for a model.
             let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
             relay.resources.access.served(served);
-            return drop(places);
+            drop(places);
+            return None;
         }
         Err(rejected) => {
             drop(waiting);
             caller.standing.note_refusal();
-            return turn_away(&client, request, rejected).await;
+            turn_away(&client, request, rejected).await;
+            return None;
         }
     };
     drop(waiting);
@@ -198,7 +219,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     request.set_terms(&terms);
     if let Err(error) = request.send.respond(&accepted(protocol, asked.next_hop, &rules.name)).await {
         tracing::debug!(%error, "client left before its tunnel was open");
-        return;
+        return None;
     }
     drop(rules);
     let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
@@ -211,45 +232,52 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
     tunnel.follow(&relay.classes());
     let account = places.seat.account.clone();
     let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
-    let gate = Gate::new(membership, account.clone(), next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
+    let gate = Gate::new(membership, account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
-    let pump = async {
-        match target {
-            ConnectedTarget::Udp(target) => {
-                let queue_bytes = limits.queue_bytes_per_tunnel as usize;
-                let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
-                let (idle, metrics) = (limits.tunnel_idle, metrics.clone());
-                UdpPump::new(udp, target, gate, traffic, queue_bytes, idle, metrics).run(&client).await
-            }
-            ConnectedTarget::Tcp(target) => {
-                let on_class = |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
-                    mark(&SockRef::from(socket), Some(before), class, &metrics);
-                };
-                TcpPump::new(request, target, gate, traffic).run(limits.tunnel_idle, on_class).await.label()
-            }
+    let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
+        ConnectedTarget::Udp(target) => {
+            let queue_bytes = limits.queue_bytes_per_tunnel as usize;
+            let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+            Box::pin(UdpPump::new(udp, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run(client))
+        }
+        ConnectedTarget::Tcp(target) => {
+            let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
+                mark(&SockRef::from(socket), Some(before), class, &metrics);
+            };
+            let pump = TcpPump::new(request, target, gate, traffic);
+            Box::pin(async move { pump.run(limits.tunnel_idle, on_class).await.label() })
         }
     };
-    let ended = async {
-        tokio::select! {
-            biased;
-            () = tunnel.closed() => "operator",
-            () = account.used_up() => "quota",
-            () = expiry(expires) => "expired",
+    Some(OpenTunnel { relay, tunnel, protocol, places, usage, expires, pump })
+}
+
+impl OpenTunnel {
+    /// Serves it until it ends.
+    async fn serve(self) {
+        let Self { relay, tunnel, protocol, places, usage, expires, pump } = self;
+        // In a box as well: it is there twice else, as an argument and as what is polled.
+        let ended = Box::pin(async {
+            tokio::select! {
+                biased;
+                () = tunnel.closed() => "operator",
+                () = places.seat.account.used_up() => "quota",
+                () = expiry(expires) => "expired",
+            }
+        });
+        let end = either(pump, ended).await;
+        relay.tunnels.remove(tunnel.id);
+        let metrics = &relay.resources.metrics;
+        if protocol == TunnelProtocol::Tcp {
+            let (up_bytes, down_bytes) = tunnel.traffic.bytes();
+            metrics.add_tcp(up_bytes, down_bytes);
         }
-    };
-    let end = either(pump, ended).await;
-    relay.tunnels.remove(tunnel.id);
-    if protocol == TunnelProtocol::Tcp {
-        let (up_bytes, down_bytes) = tunnel.traffic.bytes();
-        metrics.add_tcp(up_bytes, down_bytes);
+        metrics.closed(protocol, end, usage.as_deref());
+        let access = &relay.resources.access;
+        if access.is_wanted() {
+            let (request, ended) = tunnel.ended(end);
+            access.ended(request, ended);
+        }
     }
-    metrics.closed(protocol, end, usage.as_deref());
-    let access = &relay.resources.access;
-    if access.is_wanted() {
-        let (request, ended) = tunnel.ended(end);
-        access.ended(request, ended);
-    }
-    drop(places);
 }
 
 /// Completes at a moment; without one, never.

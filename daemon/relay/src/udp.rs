@@ -1,10 +1,10 @@
 //! The pump of one UDP tunnel: payloads from the client to the target and back, until either side ends.
 
 use std::{
-    future::{Future as _, poll_fn},
+    future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -114,8 +114,23 @@ impl UdpPump {
     }
 
     /// Relays until either side ends; returns a word for what ended the tunnel.
-    pub async fn run(mut self, client: &h3::Client) -> &'static str {
-        let end = poll_fn(|cx| self.poll(cx, client)).await;
+    ///
+    /// Not an `async fn`, whose state has room for its argument as well as for what becomes of it: each idle tunnel would take
+    /// twice the memory.
+    pub fn run(self, client: h3::Client) -> impl Future<Output = &'static str> + Send + 'static {
+        let mut running = Some(self);
+        poll_fn(move |cx| {
+            let end = match &mut running {
+                Some(pump) => ready!(pump.poll(cx, &client)),
+                None => return Poll::Pending,
+            };
+            // There was one.
+            running.take().map_or(Poll::Pending, |pump| Poll::Ready(pump.end(end)))
+        })
+    }
+
+    /// Ends both sides, for a reason; returns a word for it.
+    fn end(self, end: UdpEnd) -> &'static str {
         self.metrics.add_tunnel_losses(self.tunnel.ignored(), self.tunnel.dropped());
         tracing::debug!(reason = %end, "tunnel ended");
         match &end {
