@@ -204,7 +204,7 @@ mod tests {
         let (mut proof, mut lookout, mut bursts) = (Proof::default(), Lookout::default(), Vec::new());
         let (mut lost, mut added, mut counted) = (0, 0, 0);
         for number in 0..packets {
-            if number % burst == 0 {
+            if number.is_multiple_of(burst) {
                 bursts.push(Vec::new());
                 if let Some(end) = number.checked_sub(flight) {
                     let judged = lookout.judged;
@@ -262,7 +262,7 @@ mod tests {
                 }
             }
         }
-        let seen = course((1_200, 1_472), (10_000, 8, 100), |_| Moment::default(), |number| number % 5 == 0);
+        let seen = course((1_200, 1_472), (10_000, 8, 100), |_| Moment::default(), |number| number.is_multiple_of(5));
         assert!(seen.added_percent == 0.0 && !seen.bursts.iter().flatten().any(|full| *full), "never small ones");
     }
 
@@ -302,7 +302,7 @@ mod tests {
             assert!(!seen.is_fooled, "{sizes:?}, {loss} lost: {:.2} % more", seen.added_percent);
         }
         let slow_start = |number| Moment { uses_window: true, opens_window: number < 3_000, ..Moment::default() };
-        let half_a_window = |number: usize| (2_000..3_000).contains(&number) && number % 2 == 0;
+        let half_a_window = |number: usize| (2_000..3_000).contains(&number) && number.is_multiple_of(2);
         assert!(!course((1_240, 1_472), (20_000, 10, 1_000), slow_start, half_a_window).is_fooled);
         let nothing_known = |_| Moment::default();
         let without = course((1_240, 1_472), (20_000, 10, 1_000), nothing_known, half_a_window);
@@ -313,7 +313,7 @@ mod tests {
     fn the_more_is_lost_the_more_packets_are_filled_up() {
         let mut before = 0.0;
         for (gap, least) in [(5_000, 0.4), (100, 5.0), (40, 6.0), (10, 18.0)] {
-            let seen = course((1_240, 1_472), (50_000, 5, 50), |_| Moment::default(), |number| number % gap == 0);
+            let seen = course((1_240, 1_472), (50_000, 5, 50), |_| Moment::default(), |number| number.is_multiple_of(gap));
             assert!(seen.added_percent > least && seen.added_percent > before - 0.01, "{gap}: {}", seen.added_percent);
             assert!(!seen.is_fooled, "{gap}");
             before = seen.added_percent;
