@@ -313,7 +313,8 @@ mod tests {
     fn the_more_is_lost_the_more_packets_are_filled_up() {
         let mut before = 0.0;
         for (gap, least) in [(5_000, 0.4), (100, 5.0), (40, 6.0), (10, 18.0)] {
-            let seen = course((1_240, 1_472), (50_000, 5, 50), |_| Moment::default(), |number| number.is_multiple_of(gap));
+            let seen =
+                course((1_240, 1_472), (50_000, 5, 50), |_| Moment::default(), |number| number.is_multiple_of(gap));
             assert!(seen.added_percent > least && seen.added_percent > before - 0.01, "{gap}: {}", seen.added_percent);
             assert!(!seen.is_fooled, "{gap}");
             before = seen.added_percent;
