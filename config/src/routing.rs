@@ -10,6 +10,8 @@ pub enum Routing {
     /// The best model that is predicted in time, with a margin.
     #[default]
     Rule,
+    /// The engine whose answer is worth most, less what it takes from the requests that engines work on.
+    Considerate,
     /// The engine with the fewest requests.
     LeastLoaded,
     /// One engine after the other.
@@ -20,7 +22,9 @@ pub enum Routing {
 
 /// What is no way to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("neither \"rule\", \"least-loaded\" nor \"round-robin\", nor the path of a file, which begins with a slash")]
+#[error(
+    "neither \"rule\", \"considerate\", \"least-loaded\" nor \"round-robin\", nor the path of a file, which begins with a slash"
+)]
 pub struct NotARouting;
 
 impl FromStr for Routing {
@@ -29,6 +33,7 @@ impl FromStr for Routing {
     fn from_str(text: &str) -> Result<Self, NotARouting> {
         match text {
             "rule" => Ok(Self::Rule),
+            "considerate" => Ok(Self::Considerate),
             "least-loaded" => Ok(Self::LeastLoaded),
             "round-robin" => Ok(Self::RoundRobin),
             _ if text.starts_with('/') => Ok(Self::File(text.into())),
@@ -41,6 +46,7 @@ impl fmt::Display for Routing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule => f.write_str("rule"),
+            Self::Considerate => f.write_str("considerate"),
             Self::LeastLoaded => f.write_str("least-loaded"),
             Self::RoundRobin => f.write_str("round-robin"),
             Self::File(file) => file.display().fmt(f),
@@ -65,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_way_to_choose_is_a_word_or_the_path_of_a_file() {
-        for text in ["rule", "least-loaded", "round-robin", "/etc/paced/auto.toml"] {
+        for text in ["rule", "considerate", "least-loaded", "round-robin", "/etc/paced/auto.toml"] {
             assert_eq!(text.parse::<Routing>().map(|routing| routing.to_string()), Ok(text.to_owned()));
         }
         for text in ["", "rules", "auto.toml", "./auto.toml"] {

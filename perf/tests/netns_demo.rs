@@ -19,24 +19,37 @@ use perf::demo::{
     arrivals::{Class, arrivals},
     picture::picture,
     rows::report,
-    stage::Kind,
+    stage::{Choose, Kind},
 };
 
 /// How long what happens soon may take on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
-const DEMO: Demo =
-    Demo { engine: Kind::Emulated, loads: Vec::new(), seconds: 3.0, mbit: 1.0, seed: 5, json: None, plot: None };
+const SEED: u64 = 5;
+
+fn demo() -> Demo {
+    Demo {
+        engine: Kind::Emulated,
+        loads: vec![4.0],
+        seconds: 3.0,
+        mbit: 1.0,
+        seeds: vec![SEED],
+        policy: Choose::Considerate,
+        json: None,
+        decisions: None,
+        plot: None,
+    }
+}
 
 #[test]
 fn both_ways_get_the_same_requests_and_each_is_met_late_refused_or_failed() {
     lab::ring!(Netns);
-    let runs = demo::compare(&Demo { loads: vec![4.0], ..DEMO }).unwrap();
+    let runs = demo::compare(&demo()).unwrap();
     let [robin, paced] = &runs[..] else { panic!("{} runs", runs.len()) };
     assert_eq!([robin, paced].map(|run| run.contender), Contender::ALL.map(Contender::name));
     let large = robin.alone["large"];
     assert!(large.first_ms > 60.0 && large.token_ms > 18.0, "no engine is faster than its steps: {large:?}");
-    let expected = arrivals(DEMO.seed, 4.0 * large.per_second(), DEMO.seconds);
+    let expected = arrivals(SEED, 4.0 * large.per_second(), demo().seconds);
     assert!(!expected.is_empty());
     for run in [robin, paced] {
         for class in Class::ALL {

@@ -53,7 +53,7 @@
 //!     allowed: ModelSet::ALL,
 //! };
 //! let path = Path { smoothed_rtt_ns: 60 * MS, ..Path::default() };
-//! let choice = router.route(&request, &State { replicas: &replicas, path }, 0).expect("a usable replica");
+//! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], path }, 0).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (0, Reason::InTime));
 //!
 //! // The engine turns out to be slower, as tokens show that come 60 ms apart while it has a batch of 1.
@@ -61,7 +61,7 @@
 //!     replicas[0].curve.observe_step(1, 0.0, 60 * MS);
 //! }
 //! router.observe(&Observed { choice, actual_ns: 12_000 * MS, met: false });
-//! let choice = router.route(&request, &State { replicas: &replicas, path }, 500 * MS).expect("a usable replica");
+//! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], path }, 500 * MS).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));
 //! ```
 //!
@@ -71,7 +71,9 @@
 //! **Invariant:** all of it is a function of its arguments: loads, times and seeds come from the caller. Whatever the
 //! numbers are, nothing panics, and a guarded router never prefers a model that is predicted late to one in time.
 
+mod admitted;
 mod choice;
+mod considerate;
 mod curve;
 mod features;
 mod mlp;
@@ -87,11 +89,12 @@ mod survey;
 pub mod train;
 pub mod tune;
 
+pub use admitted::Commitment;
 pub use choice::{Cause, Choice, Reason};
 pub use curve::{Cost, Curve};
 pub use features::{Features, fingerprint};
 pub use mlp::{Activations, Mlp, Tensor};
-pub use policy::{Dqn, Measure, Policy, Thresholds};
+pub use policy::{DOUBT, Dqn, Measure, Policy, Thresholds};
 pub use random::Random;
 pub use request::{Model, ModelSet, Request, Slo};
 pub use router::{Counters, Observed, Router};

@@ -279,8 +279,7 @@ impl Value for UrlPath {
 }
 
 impl Value for Routing {
-    const EXPECTED: &'static str =
-        "\"rule\", \"least-loaded\", \"round-robin\", or the path of a file, which begins with a slash";
+    const EXPECTED: &'static str = "\"rule\", \"considerate\", \"least-loaded\", \"round-robin\", or the path of a file, which begins with a slash";
 
     fn read(value: &DeValue<'_>) -> Option<Self> {
         value.as_str()?.parse().ok()
@@ -291,7 +290,7 @@ impl Value for Routing {
     }
 
     fn schema() -> Json {
-        text("^(rule|least-loaded|round-robin|/.*)$")
+        text("^(rule|considerate|least-loaded|round-robin|/.*)$")
     }
 }
 

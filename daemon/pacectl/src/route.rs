@@ -17,7 +17,7 @@ use routing::{
     replay::{self, Replayed},
     scenario::{self, Scenario},
 };
-use sched::route::{Features, Policy, train::Training, tune::Search};
+use sched::route::{DOUBT, Features, Policy, train::Training, tune::Search};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -138,7 +138,7 @@ pub(crate) struct Eval {
 pub(crate) struct Replay {
     #[command(flatten)]
     records: Records,
-    /// The policy to ask: a file, or "rule", "least-loaded", "round-robin"
+    /// The policy to ask: a file, or "rule", "considerate", "least-loaded", "round-robin"
     #[arg(long, value_name = "POLICY")]
     policy: String,
 }
@@ -287,6 +287,7 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
             .push((file.display().to_string(), fitted.with_context(|| format!("failed to use {}", file.display()))?));
     }
     policies.push(("rule".to_owned(), Policy::Rule { margin: MARGIN }));
+    policies.push(("considerate".to_owned(), Policy::Considerate { doubt: DOUBT }));
     policies.extend(
         [("least-loaded", Policy::LeastLoaded), ("round-robin", Policy::RoundRobin)]
             .map(|(name, policy)| (name.to_owned(), policy)),
@@ -341,6 +342,7 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
     let without_file = |policy| PolicyFile { models: Vec::new(), classes: Vec::new(), policy };
     let file = match &policy[..] {
         "rule" => without_file(Policy::Rule { margin: MARGIN }),
+        "considerate" => without_file(Policy::Considerate { doubt: DOUBT }),
         "least-loaded" => without_file(Policy::LeastLoaded),
         "round-robin" => without_file(Policy::RoundRobin),
         file => read_policy(Path::new(file)).with_context(|| format!("failed to use {file}"))?,

@@ -102,6 +102,7 @@ pub const fn kind(policy: &Policy) -> &'static str {
         Policy::RoundRobin => "round_robin",
         Policy::LeastLoaded => "least_loaded",
         Policy::Rule { .. } => "rule",
+        Policy::Considerate { .. } => "considerate",
         Policy::Thresholds(_) => "thresholds",
         Policy::Dqn(_) => "dqn",
     }

@@ -77,7 +77,7 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
     let open = decision.models.iter().filter_map(|open| place(&open.name));
     let mut request = decision.request(class);
     request.allowed = open.fold(ModelSet::NONE, ModelSet::with);
-    router.route(&request, &State { replicas: &replicas, path: decision.path.path() }, decision.at_ns)
+    router.route(&request, &State { replicas: &replicas, admitted: &[], path: decision.path.path() }, decision.at_ns)
 }
 
 impl Replayed {

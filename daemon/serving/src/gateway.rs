@@ -288,7 +288,7 @@ impl Gateway {
         let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
         let (mut models, alias) = self.named(&ask.model)?;
         if let Some(seat) = &seat {
-            seat.reserve(self.routes.expected_tokens(&wanted))?;
+            seat.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
         }
         loop {
             let asked = Asked { models: &models, alias, class: &terms.class.policy().name };

@@ -9,17 +9,21 @@ use config::gateway::GatewaySettings;
 use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use routing::decision::Decision;
-use sched::route::{Choice, Cost, Curve, Load, ModelSet, Observed, Path, Replica, Request, Slo, State, share_groups};
+use sched::route::{
+    Choice, Commitment, Cost, Curve, Load, ModelSet, Observed, Path, Replica, Request, Slo, State, share_groups,
+};
 
 use crate::{openai::Ask, places::Engines};
 
 mod chooser;
+mod flights;
+mod lengths;
 mod lesson;
 mod record;
 #[cfg(test)]
 mod tests;
 
-use self::{chooser::Chooser, record::Recorder};
+use self::{chooser::Chooser, flights::Flights, lengths::Lengths, record::Recorder};
 pub use self::{
     chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
@@ -63,6 +67,12 @@ struct Known {
     replicas: Vec<Replica>,
     /// Where the engines of each model begin.
     first: Vec<usize>,
+    /// What engines work on.
+    flights: Flights,
+    /// Of which what a policy looks at is copied here.
+    admitted: Vec<Commitment>,
+    /// How long answers are, by class.
+    lengths: Lengths,
     answer_tokens: f64,
     bytes_per_token: f64,
     /// Whether anything was billed.
@@ -104,6 +114,12 @@ pub struct Route {
     /// How many tokens the answer is taken to have.
     expected_tokens: u32,
     prompt_tokens: u32,
+    /// How many tokens it may have, if its client says so.
+    max_tokens: Option<u32>,
+    /// The place of its class in what is known of lengths.
+    class: usize,
+    /// When the engine has to be done, by the gateway's clock; none without a limit.
+    until_ns: Option<u64>,
 }
 
 /// The policy that decided.
@@ -141,6 +157,20 @@ impl Wanted {
             budget_ns: limit("x-paced-budget-ms").or(class_ns).unwrap_or(Slo::NONE),
         };
         Self { slo, body_bytes, max_tokens: ask.max_tokens }
+    }
+
+    /// What is left of the limits when the request has come: they count from when it left its client or edge, half a round
+    /// trip before. No clock is shared, so nobody else could take that off.
+    fn at_the_gateway(&self, path: &Path) -> Slo {
+        let left = |limit_ns: u64| match limit_ns {
+            Slo::NONE => Slo::NONE,
+            _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
+        };
+        Slo {
+            first_token_ns: left(self.slo.first_token_ns),
+            per_token_ns: self.slo.per_token_ns,
+            budget_ns: left(self.slo.budget_ns),
+        }
     }
 
     /// Whether an answer that took so long met its budget; `None` if it had none.
@@ -216,6 +246,9 @@ impl Routes {
             aliases: policies.choosers(settings),
             replicas,
             first,
+            flights: Flights::default(),
+            admitted: Vec::new(),
+            lengths: Lengths::default(),
             answer_tokens: FIRST_TOKENS,
             bytes_per_token: FIRST_BYTES_PER_TOKEN,
             is_billed: false,
@@ -250,8 +283,11 @@ impl Routes {
 
     /// How many tokens a request is expected to use, prompt and answer.
     #[must_use]
-    pub fn expected_tokens(&self, wanted: &Wanted) -> u64 {
-        let (prompt, answer) = self.state.lock().expect(wanted);
+    pub fn expected_tokens(&self, wanted: &Wanted, class: &str) -> u64 {
+        let mut known = self.state.lock();
+        let class = known.lengths.class(class);
+        let (prompt, answer) = known.expect(wanted, class);
+        drop(known);
         u64::from(prompt) + u64::from(answer)
     }
 
@@ -262,19 +298,39 @@ impl Routes {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         known.look(&self.engines, now_ns);
-        let (prompt_tokens, expected_tokens) = known.expect(wanted);
+        let class = known.lengths.class(asked.class);
+        let (prompt_tokens, expected_tokens) = known.expect(wanted, class);
+        let slo = wanted.at_the_gateway(&path);
         let request = Request {
             class: 0,
             prompt_tokens,
             expected_tokens,
             max_tokens: wanted.max_tokens.unwrap_or_default(),
-            slo: wanted.slo,
+            slo,
             weight: 1.0,
             allowed: ModelSet::NONE,
         };
         let path = Path { bytes_per_token: BYTES_PER_TOKEN, ..path };
-        let Known { named, aliases, replicas, .. } = &mut *known;
-        let state = State { replicas, path };
+        let until_ns =
+            (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
+        let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
+        admitted.clear();
+        if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
+            admitted.extend(flights.admitted(now_ns));
+        }
+        let state = State { replicas, admitted, path };
+        let route = |model, reason, choice, by, decision| Route {
+            model,
+            reason,
+            choice,
+            by,
+            decision,
+            expected_tokens,
+            prompt_tokens,
+            max_tokens: wanted.max_tokens,
+            class,
+            until_ns,
+        };
         let mut chooser = asked.alias.and_then(|alias| Some((alias, aliases.get_mut(alias)?)));
         if let Some((alias, chooser)) =
             chooser.as_mut().filter(|(_, chooser)| wanted.is_limited() || chooser.takes_unlimited())
@@ -284,7 +340,7 @@ impl Routes {
             let record = |recorder: &Recorder| recorder.record((asked, &by), (&request, state), &choice, now_ns);
             let decision = self.recorder.as_ref().map(record);
             let (model, choice, by) = (choice.model, Some(choice), Some(by));
-            return Some(Route { model, reason, choice, by, decision, expected_tokens, prompt_tokens });
+            return Some(route(model, reason, choice, by, decision));
         }
         let (best, reason);
         let open = match asked.alias {
@@ -300,7 +356,7 @@ impl Routes {
         };
         let choice = named.route(request, (open, asked.class), state, now_ns)?;
         let (model, choice) = (choice.model, Some(choice));
-        Some(Route { model, reason, choice, by: None, decision: None, expected_tokens, prompt_tokens })
+        Some(route(model, reason, choice, None, None))
     }
 
     /// What the policy of each alias has decided so far.
@@ -369,9 +425,9 @@ impl Known {
     }
 
     /// How many tokens a request's prompt is taken to have, and its answer.
-    fn expect(&self, wanted: &Wanted) -> (u32, u32) {
+    fn expect(&self, wanted: &Wanted, class: usize) -> (u32, u32) {
         let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
-        (prompt, (self.answer_tokens as u32).min(wanted.max_tokens.unwrap_or(u32::MAX)).max(1))
+        (prompt, self.lengths.expect(class, wanted.max_tokens, self.answer_tokens))
     }
 
     fn replica(&mut self, model: usize, replica: usize) -> Option<&mut Replica> {

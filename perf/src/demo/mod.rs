@@ -38,7 +38,7 @@ use self::{
     client::{Asked, Client, Ended, Way},
     download::Download,
     rows::{Load, Run},
-    stage::{Kind, MODELS, Stage},
+    stage::{Choose, Kind, MODELS, Stage},
 };
 use crate::{origin::Origin, random::Random};
 
@@ -72,12 +72,18 @@ pub struct Demo {
     /// What the link carries each way, in Mbit/s.
     #[arg(long, default_value_t = 1.0)]
     pub mbit: f64,
-    /// Of what is random.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
+    /// Of what is random: each load is measured once for each of these, with the same deadlines and rates.
+    #[arg(long, alias = "seed", value_delimiter = ',', default_value = "1")]
+    pub seeds: Vec<u64>,
+    /// The policy by which the gateway chooses.
+    #[arg(long, value_enum, default_value = "considerate")]
+    pub policy: Choose,
     /// Where results are written, as lines of JSON; the last of several counts.
     #[arg(long, value_name = "FILE", overrides_with = "json")]
     pub json: Option<PathBuf>,
+    /// A folder for what the gateway decided, and what became of it: a file for each load and seed, for `pacectl route`.
+    #[arg(long, value_name = "FOLDER")]
+    pub decisions: Option<PathBuf>,
     /// Where a picture is written, as SVG; the last of several counts.
     #[arg(long, value_name = "FILE", overrides_with = "plot")]
     pub plot: Option<PathBuf>,
@@ -127,10 +133,14 @@ impl Demo {
     fn check(&self) -> Result<()> {
         ensure!(self.loads.iter().all(|load| (0.01..=100.0).contains(load)), "loads lie between 0.01 and 100");
         ensure!((1.0..=3_600.0).contains(&self.seconds), "requests arrive for 1 to 3,600 seconds");
+        ensure!(!self.loads.is_empty() && !self.seeds.is_empty(), "at least one load and one seed are needed");
         ensure!((0.05..=1_000.0).contains(&self.mbit), "the link has 0.05 to 1,000 Mbit/s");
         for path in [&self.json, &self.plot].into_iter().flatten() {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             ensure!(folder.is_none_or(Path::is_dir), "there is no folder for {}", path.display());
+        }
+        if let Some(folder) = &self.decisions {
+            ensure!(folder.is_dir(), "{} is no folder", folder.display());
         }
         Ok(())
     }
@@ -144,7 +154,7 @@ pub fn run(demo: &Demo) -> Result<()> {
     demo.check()?;
     demo.engine.look()?;
     println!("engines: {}", demo.engine.name());
-    println!("link: {} Mbit/s each way, which a download fills; seed {}", demo.mbit, demo.seed);
+    println!("link: {} Mbit/s each way, which a download fills; seeds {:?}", demo.mbit, demo.seeds);
     let runs = compare(demo)?;
     println!("\n{}", rows::report(&runs));
     if let Some(path) = &demo.json {
@@ -170,14 +180,21 @@ pub fn compare(demo: &Demo) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for load in &demo.loads {
         let per_second = large.per_second() * load;
-        let mix = arrivals(demo.seed, per_second, demo.seconds);
-        ensure!(!mix.is_empty(), "no request arrives within {} s: let it take longer", demo.seconds);
-        for contender in Contender::ALL {
-            eprintln!("{} requests in {} s: {}", mix.len(), demo.seconds, contender.name());
-            let stage = Stage::new(demo.engine, demo.mbit)?;
-            let seen = offer(&stage, contender, large, &mix)?;
-            let load = Load { times: *load, per_second, alone: &alone };
-            runs.push(Run::of(demo, contender, &load, &seen));
+        for seed in &demo.seeds {
+            let mix = arrivals(*seed, per_second, demo.seconds);
+            ensure!(!mix.is_empty(), "no request arrives within {} s: let it take longer", demo.seconds);
+            for contender in Contender::ALL {
+                eprintln!("seed {seed}, {} requests in {} s: {}", mix.len(), demo.seconds, contender.name());
+                let stage = Stage::new(demo.engine, demo.mbit, demo.policy)?;
+                let seen = offer(&stage, contender, large, &mix)?;
+                let of = Load { times: *load, per_second, alone: &alone, seed: *seed };
+                runs.push(Run::of(demo, contender, &of, &seen));
+                if let Some(folder) = demo.decisions.as_ref().filter(|_| contender == Contender::Paced) {
+                    let path = folder.join(format!("load-{load}-seed-{seed}.jsonl"));
+                    std::fs::write(&path, stage.decisions()?)
+                        .with_context(|| format!("failed to write {}", path.display()))?;
+                }
+            }
         }
     }
     Ok(runs)
@@ -185,7 +202,7 @@ pub fn compare(demo: &Demo) -> Result<Vec<Run>> {
 
 /// Asks each model alone, over the empty link, and returns what it takes, in the order of [`MODELS`].
 fn alone(kind: Kind, mbit: f64) -> Result<[Alone; MODELS.len()]> {
-    let stage = Stage::new(kind, mbit)?;
+    let stage = Stage::new(kind, mbit, Choose::Rule)?;
     stage.client(async || {
         let (client, mut random) = (Client::new(PATIENCE), Random::new(0, 0xa10e));
         let mut all = [Alone::default(); MODELS.len()];

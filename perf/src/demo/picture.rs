@@ -3,7 +3,7 @@
 use super::{
     Contender,
     arrivals::Class,
-    rows::{Run, loads},
+    rows::{Run, Together, together},
 };
 use crate::svg::{begin, line, rectangle, text};
 
@@ -21,19 +21,26 @@ const COLORS: [&str; 2] = ["#a0a0a0", "#4878a8"];
 #[must_use]
 pub fn picture(runs: &[Run]) -> String {
     let size = (10.0 + (Class::ALL.len() + 1) as f64 * (LEFT + WIDTH + GAP), TOP + HEIGHT + FOOT);
+    let all = together(runs);
     let conditions = runs.first().map_or_else(String::new, |run| {
-        let (engines, Run { link_mbit, seed, .. }) = (run.engine.name(), run);
-        format!("engines: {engines}; link: {link_mbit} Mbit/s, filled by a download; seed {seed}; the same requests for both")
+        let (engines, link_mbit) = (run.engine.name(), run.link_mbit);
+        let seeds = match all.first().map_or(1, |of| of.seeds.len()) {
+            1 => format!("seed {}", run.seed),
+            count => format!("{count} seeds together"),
+        };
+        format!(
+            "engines: {engines}; link: {link_mbit} Mbit/s, filled by a download; {seeds}; the same requests for both"
+        )
     });
     let mut svg = begin(size, "Three models behind a thin link", &conditions);
     for (at, class) in Class::ALL.iter().enumerate() {
-        panel(&mut svg, at, &format!("{} requests: deadlines met", class.name()), runs, |run| {
-            let of = run.classes.get(class)?;
-            Some((of.met_share(), format!("{}/{}", of.met, of.requests)))
+        panel(&mut svg, at, &format!("{} requests: deadlines met", class.name()), &all, |of| {
+            let (met, requests) = of.met.get(class)?;
+            Some((*met as f64 / (*requests).max(1) as f64, format!("{met}/{requests}")))
         });
     }
-    let score = |run: &Run| Some((run.score, format!("{:.2}", run.score)));
-    panel(&mut svg, Class::ALL.len(), "score of all requests", runs, score);
+    let score = |of: &Together| Some((of.score[0], format!("{:.2}", of.score[0])));
+    panel(&mut svg, Class::ALL.len(), "score of all requests", &all, score);
     let (mut x, y) = (12.0 + LEFT, size.1 - 11.0);
     for (contender, color) in Contender::ALL.iter().zip(COLORS) {
         rectangle(&mut svg, (x, y - 9.0), (12.0, 10.0), &format!("fill=\"{color}\""));
@@ -46,7 +53,7 @@ pub fn picture(runs: &[Run]) -> String {
 }
 
 /// Draws one panel: for each load a bar of each contender, of the height that `bar` gives, from 0 to 1, with its label.
-fn panel(svg: &mut String, at: usize, title: &str, runs: &[Run], bar: impl Fn(&Run) -> Option<(f64, String)>) {
+fn panel(svg: &mut String, at: usize, title: &str, all: &[Together], bar: impl Fn(&Together) -> Option<(f64, String)>) {
     let left = 10.0 + LEFT + (LEFT + WIDTH + GAP) * at as f64;
     let y = |share: f64| TOP + HEIGHT * (1.0 - share);
     text(svg, (left, TOP - 20.0), "start", "font-weight=\"bold\"", title);
@@ -54,19 +61,20 @@ fn panel(svg: &mut String, at: usize, title: &str, runs: &[Run], bar: impl Fn(&R
         line(svg, (left, y(share)), (left + WIDTH, y(share)), "stroke=\"#e4e4e4\"");
         text(svg, (left - 6.0, y(share) + 4.0), "end", "fill=\"#555\"", &share.to_string());
     }
-    let loads = loads(runs);
+    let mut loads: Vec<_> = all.iter().map(|of| of.load).collect();
+    loads.dedup();
     let pair = WIDTH / loads.len().max(1) as f64;
     let width = (pair * 0.4).min(44.0);
     for (place, load) in loads.iter().enumerate() {
         let middle = left + pair * (place as f64 + 0.5);
         for ((contender, color), side) in Contender::ALL.iter().zip(COLORS).zip([-1.0, 0.0]) {
-            let run = runs.iter().find(|run| run.load == *load && run.contender == contender.name());
-            let Some((share, label)) = run.and_then(&bar) else { continue };
+            let of = all.iter().find(|of| of.load == *load && of.contender == contender.name());
+            let Some((share, label)) = of.and_then(&bar) else { continue };
             let x = middle + side * width;
             rectangle(svg, (x, y(share)), (width, HEIGHT * share), &format!("fill=\"{color}\""));
             text(svg, (x + width / 2.0, y(share) - 4.0), "middle", "font-size=\"10\"", &label);
         }
-        let rate = runs.iter().find(|run| run.load == *load).map_or(0.0, |run| run.per_second);
+        let rate = all.iter().find(|of| of.load == *load).map_or(0.0, |of| of.per_second);
         text(svg, (middle, TOP + HEIGHT + 15.0), "middle", "fill=\"#555\"", &format!("{rate:.1}"));
     }
     text(svg, (left + WIDTH / 2.0, TOP + HEIGHT + 31.0), "middle", "fill=\"#555\"", "requests per second");

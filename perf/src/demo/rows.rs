@@ -11,7 +11,7 @@ use super::{
     arrivals::Class,
     calibration::Alone,
     client::{Asked, Ended},
-    stage::{Kind, MODELS},
+    stage::{Choose, Kind, MODELS},
 };
 use crate::{experiment::markdown, origin::Origin};
 
@@ -34,6 +34,8 @@ pub struct Run {
     pub alone: BTreeMap<&'static str, Alone>,
     /// Who decided which engine answered.
     pub contender: &'static str,
+    /// The gateway's policy; nothing where there is no gateway.
+    pub policy: Option<Choose>,
     /// The mean reward of all requests.
     pub score: f64,
     /// What the download got, in Mbit/s.
@@ -82,6 +84,8 @@ pub struct Load<'a> {
     pub per_second: f64,
     /// What each model takes alone.
     pub alone: &'a [Alone; MODELS.len()],
+    /// Of the arrivals.
+    pub seed: u64,
 }
 
 #[derive(Serialize)]
@@ -100,12 +104,13 @@ impl Run {
         Self {
             engine: demo.engine,
             link_mbit: demo.mbit,
-            seed: demo.seed,
+            seed: load.seed,
             seconds: demo.seconds,
             load: load.times,
             per_second: rounded(load.per_second),
             alone: MODELS.iter().map(|(model, _)| *model).zip(load.alone.iter().copied()).collect(),
             contender: contender.name(),
+            policy: (contender == Contender::Paced).then_some(demo.policy),
             score: OfClass::of(seen.asked.iter()).score,
             download_mbit: rounded(seen.download_mbit),
             cpu_s: rounded(seen.cpu_s),
@@ -189,6 +194,53 @@ pub fn loads(runs: &[Run]) -> Vec<f64> {
     loads
 }
 
+/// What a contender did under a load, over all seeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Together {
+    /// The load.
+    pub load: f64,
+    /// Requests per second on average.
+    pub per_second: f64,
+    /// Who decided which engine answered.
+    pub contender: &'static str,
+    /// The seeds, in their order.
+    pub seeds: Vec<u64>,
+    /// The mean of the seeds' scores, the least and the most.
+    pub score: [f64; 3],
+    /// By class: deadlines met, and requests.
+    pub met: BTreeMap<Class, (usize, usize)>,
+}
+
+/// Sums up runs of several seeds, load by load, contender by contender.
+#[must_use]
+pub fn together(runs: &[Run]) -> Vec<Together> {
+    let mut all: Vec<Together> = Vec::new();
+    for load in loads(runs) {
+        for contender in Contender::ALL.map(Contender::name) {
+            let of: Vec<_> = runs.iter().filter(|run| run.load == load && run.contender == contender).collect();
+            let Some(first) = of.first() else { continue };
+            let scores = || of.iter().map(|run| run.score);
+            let met = |class: Class| {
+                let classes = || of.iter().filter_map(|run| run.classes.get(&class));
+                (class, (classes().map(|of| of.met).sum(), classes().map(|of| of.requests).sum()))
+            };
+            all.push(Together {
+                load,
+                per_second: first.per_second,
+                contender,
+                seeds: of.iter().map(|run| run.seed).collect(),
+                score: [
+                    rounded(scores().sum::<f64>() / of.len() as f64),
+                    scores().fold(f64::INFINITY, f64::min),
+                    scores().fold(0.0, f64::max),
+                ],
+                met: Class::ALL.map(met).into(),
+            });
+        }
+    }
+    all
+}
+
 /// Renders lines of JSON.
 ///
 /// # Errors
@@ -230,10 +282,17 @@ pub fn report(runs: &[Run]) -> String {
     if let Some(run) = runs.first() {
         _ = writeln!(text, "engines: {}\n", run.engine.name());
     }
-    for load in loads(runs) {
-        let here: Vec<_> = runs.iter().filter(|run| run.load == load).collect();
+    let mut seeds: Vec<_> = runs.iter().map(|run| run.seed).collect();
+    seeds.sort_unstable();
+    seeds.dedup();
+    if seeds.len() > 1 {
+        text += &summary(runs);
+    }
+    for (load, seed) in loads(runs).into_iter().flat_map(|load| seeds.iter().map(move |seed| (load, *seed))) {
+        let here: Vec<_> = runs.iter().filter(|run| run.load == load && run.seed == seed).collect();
         let Some(first) = here.first() else { continue };
-        _ = writeln!(text, "load {load}: {} requests, {:.2} a second\n", first.requests(), first.per_second);
+        let (requests, per_second) = (first.requests(), first.per_second);
+        _ = writeln!(text, "load {load}: {requests} requests, {per_second:.2} a second, seed {seed}\n");
         let cells = here.iter().flat_map(|run| run.classes.iter().map(|(class, of)| cells(run, *class, of)));
         let head = [
             "served by",
@@ -266,6 +325,26 @@ pub fn report(runs: &[Run]) -> String {
         text.push('\n');
     }
     text + "score: 1 for an answer of the large model in time, 0.91 and 0.69 for one of the others, 0 for what is late\n"
+}
+
+/// A table over all seeds.
+fn summary(runs: &[Run]) -> String {
+    let head = ["load", "served by", "urgent in time", "batch in time", "score, mean", "least and most of a seed"];
+    let row = |of: &Together| {
+        let met = |class| of.met.get(&class).map_or_else(String::new, |(met, all)| format!("{met} of {all}"));
+        vec![
+            format!("{} ({:.1} requests/s)", of.load, of.per_second),
+            of.contender.to_owned(),
+            met(Class::Urgent),
+            met(Class::Batch),
+            format!("{:.3}", of.score[0]),
+            format!("{:.3} to {:.3}", of.score[1], of.score[2]),
+        ]
+    };
+    let together = together(runs);
+    let seeds = together.first().map_or(0, |of| of.seeds.len());
+    let rows: Vec<_> = together.iter().map(row).collect();
+    format!("{seeds} seeds together:\n\n{}\n", markdown(&head.map(str::to_owned), &rows))
 }
 
 fn cells(run: &Run, class: Class, of: &OfClass) -> Vec<String> {
@@ -325,7 +404,7 @@ pub(super) mod tests {
         let late = || vec![asked(Class::Batch, "large", 900, Ended::Whole)];
         let alone = [Alone { first_ms: 100.0, token_ms: 20.0 }; MODELS.len()];
         let make = |contender, times, asked| {
-            let load = Load { times, per_second: times * 2.0, alone: &alone };
+            let load = Load { times, per_second: times * 2.0, alone: &alone, seed: 7 };
             Run::of(&demo, contender, &load, &Offered { asked, download_mbit: 0.5, cpu_s: 1.5 })
         };
         vec![
@@ -363,8 +442,8 @@ pub(super) mod tests {
         let text = report(&some());
         for part in [
             "engines: emulated",
-            "load 0.5: 7 requests, 1.00 a second",
-            "load 2: 7 requests, 4.00 a second",
+            "load 0.5: 7 requests, 1.00 a second, seed 7",
+            "load 2: 7 requests, 4.00 a second, seed 7",
             "2 of 4, 50 %",
             "0 of 1, 0 %",
             "paced: score 0.000 over all requests; the download got 0.50 Mbit/s",
@@ -372,6 +451,25 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(part), "no {part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn runs_of_several_seeds_are_summed_up_by_load_and_contender() {
+        let mut runs = some();
+        runs.extend(some().into_iter().map(|run| Run { seed: 8, score: 0.0, ..run }));
+        runs.sort_by(|one, other| one.load.total_cmp(&other.load));
+        let all = together(&runs);
+        assert_eq!(all.len(), 4);
+        let first = &all[0];
+        assert_eq!((first.load, first.contender, &first.seeds[..]), (0.5, "round robin, HTTP", &[7, 8][..]));
+        assert_eq!((first.met[&Class::Urgent], first.met[&Class::Batch]), ((4, 8), (2, 6)));
+        let score = some()[0].score;
+        assert_eq!(first.score, [rounded(score / 2.0), 0.0, score]);
+        let text = report(&runs);
+        for part in ["2 seeds together", "4 of 8", "seed 7", "seed 8"] {
+            assert!(text.contains(part), "no {part} in\n{text}");
+        }
+        assert!(!report(&some()).contains("together"));
     }
 
     #[test]

@@ -37,8 +37,32 @@ const DOWNLOAD_AT_EDGE: &str = "127.0.0.1:9000";
 /// Requests that an engine works on at once; further ones wait, in the engine or before.
 pub const PLACES: u32 = 8;
 
+/// The gateway's policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Choose {
+    /// The largest model that is predicted in time, each request by itself.
+    Rule,
+    /// What the answer is worth, less what it takes from the requests that engines work on.
+    Considerate,
+}
+
+impl Choose {
+    /// The name in a configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rule => "rule",
+            Self::Considerate => "considerate",
+        }
+    }
+}
+
 /// How long a packet may wait in the queue in front of the link, in milliseconds.
 const QUEUE_MS: u32 = 200;
+
+/// Recorded decisions are on the disk after that.
+const DECISIONS_WRITTEN: Duration = Duration::from_secs(2);
 
 /// Which engines answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -102,7 +126,7 @@ impl Stage {
     ///
     /// # Errors
     /// Without root, or when something does not start.
-    pub fn new(kind: Kind, mbit: f64) -> Result<Self> {
+    pub fn new(kind: Kind, mbit: f64, policy: Choose) -> Result<Self> {
         let chain = Chain::new().context("the namespaces cannot be made; the demo needs root")?;
         let start = |(at, (model, _)): (usize, &(&'static str, u8))| {
             let port = PORT + at as u16;
@@ -123,7 +147,7 @@ impl Stage {
         chain.client.ip(&format!("route add 10.0.2.0/24 via {}", chain.access.far.v4))?;
         chain.target.ip(&format!("route add 10.0.1.0/24 via {}", chain.egress.near.v4))?;
         chain.relay.sysctl("net.ipv4.ip_forward", "1")?;
-        let (gateway, edge) = (gateway(&chain), edge(&chain));
+        let (gateway, edge) = (gateway(&chain, policy), edge(&chain));
         let models = Models::on(chain, &gateway, &edge).context("gateway and edge did not start")?;
         Ok(Self { models, _engines: engines, _server: server })
     }
@@ -150,6 +174,17 @@ impl Stage {
             return Ok(DOWNLOAD_AT_EDGE.parse()?);
         }
         Ok((self.models.site.chain.egress.far.v4, DOWNLOAD).into())
+    }
+
+    /// Returns what the gateway has decided so far, as it recorded it: a line of JSON for each decision.
+    ///
+    /// # Errors
+    /// Nothing was recorded.
+    pub fn decisions(&self) -> Result<String> {
+        let path = self.models.site.path("decisions.jsonl");
+        // What it records is written a moment later.
+        std::thread::sleep(DECISIONS_WRITTEN);
+        std::fs::read_to_string(&path).with_context(|| format!("there are no decisions in {}", path.display()))
     }
 
     /// Begins to measure what gateway and edge cost.
@@ -192,7 +227,7 @@ const BOTH: &str = r#"
     [class.download]
 "#;
 
-fn gateway(chain: &Chain) -> String {
+fn gateway(chain: &Chain, policy: Choose) -> String {
     let model = |(at, (name, quality)): (usize, &(&str, u8))| {
         let engine = format!("http://{}:{}", chain.egress.far.v4, PORT + at as u16);
         format!(
@@ -204,11 +239,12 @@ fn gateway(chain: &Chain) -> String {
     format!(
         r#"
         [gateway]
+        decisions_bytes = 10000000
         {models}
         [[gateway.alias]]
         name = "auto"
         models = {names:?}
-        policy = "rule"
+        policy = "{policy}"
         {BOTH}
         {rules}
         [[rule]]
@@ -216,6 +252,7 @@ fn gateway(chain: &Chain) -> String {
         ports = [{DOWNLOAD}]
         "#,
         names = MODELS.map(|(name, _)| name),
+        policy = policy.name(),
         rules = rules.concat(),
     )
 }

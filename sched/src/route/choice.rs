@@ -30,6 +30,8 @@ pub enum Reason {
     InTime,
     /// None was good enough: this one is the earliest and in time, or nothing is in time and it is the cheapest.
     NoneInTime,
+    /// Its answer is worth most after what it takes from others, and predicted in time.
+    Worth,
     /// It has the largest reward of those below their thresholds.
     Threshold,
     /// The rate of requests is too high for any but the cheapest.
@@ -93,6 +95,7 @@ impl Reason {
             Self::LeastLoaded => "least_loaded",
             Self::InTime => "in_time",
             Self::NoneInTime => "none_in_time",
+            Self::Worth => "worth",
             Self::Threshold => "threshold",
             Self::Overload => "overload",
             Self::Value => "value",

@@ -140,9 +140,9 @@ mod tests {
     }
 
     fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &Request) -> Vec<f32> {
-        let state = State { replicas, path: Path::default() };
+        let state = State { replicas, admitted: &[], path: Path::default() };
         let mut candidates = Vec::new();
-        let survey = survey(&mut candidates, models, request, &state, 4.0);
+        let survey = survey(&mut candidates, models, request, &state, (4.0, 0));
         let mut input = Vec::new();
         features.fill(&survey, 2, &mut input);
         input

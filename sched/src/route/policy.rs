@@ -1,6 +1,7 @@
 //! Policies: each is a rule that names a replica, or a cause why it cannot.
 
 use super::choice::{Cause, Choice, Reason};
+use super::considerate::Watch;
 use super::features::{self, Features};
 use super::mlp::{Activations, Mlp, Tensor};
 use super::request::Model;
@@ -20,6 +21,14 @@ pub enum Policy {
     Rule {
         /// At least 1; 1.1 is a good one while the curves are right. What is smaller or no number counts as 1.
         margin: f64,
+    },
+    /// The replica whose answer is worth most, times its chance to be in time, less what it takes from the chances of the
+    /// requests that engines [work on](super::State::admitted). Its predictions also count the prompts that interrupt an
+    /// answer; the paper has no such policy.
+    Considerate {
+        /// By which factor an answer may be earlier or later than predicted. At least 1; what is smaller or no number counts
+        /// as 1. With [`DOUBT`] the paper's simulated workloads had their best scores.
+        doubt: f64,
     },
     /// Limits by model and class, to be tuned for the workload.
     Thresholds(Thresholds),
@@ -73,11 +82,15 @@ pub struct Dqn {
 pub(super) struct Seat {
     policy: Policy,
     turn: usize,
+    watch: Watch,
     input: Vec<f32>,
     activations: Activations,
     /// Whether the network fits; found once, since models do not change.
     fits: bool,
 }
+
+/// A doubt for [`Policy::Considerate`] where nothing better is known.
+pub const DOUBT: f64 = 1.25;
 
 /// Pressures above are all the same.
 const PRESSURE_MOST: f64 = 4.0;
@@ -178,11 +191,26 @@ impl Dqn {
 impl Seat {
     pub fn new(policy: Policy, models: &[Model]) -> Self {
         let fits = !matches!(&policy, Policy::Dqn(dqn) if !dqn.fits(models));
-        Self { policy, turn: 0, input: Vec::new(), activations: Activations::default(), fits }
+        Self { policy, turn: 0, watch: Watch::default(), input: Vec::new(), activations: Activations::default(), fits }
+    }
+
+    /// Whether the policy looks at what engines work on.
+    pub const fn looks_at_admitted(&self) -> bool {
+        matches!(self.policy, Policy::Considerate { .. })
+    }
+
+    /// Notes where a request went, whoever decided that.
+    pub fn given(&mut self, choice: &Choice, survey: &Survey<'_>) {
+        if self.looks_at_admitted() {
+            self.watch.given(choice.replica, survey.request, survey.state.replicas);
+        }
     }
 
     /// Decides. `stale` says that the state is too old to be learned from.
     pub fn decide(&mut self, survey: &Survey<'_>, stale: bool) -> Result<Choice, Cause> {
+        if self.looks_at_admitted() {
+            self.watch.look(survey);
+        }
         match &self.policy {
             Policy::RoundRobin => self.next(survey),
             Policy::LeastLoaded if stale => Err(Cause::Stale),
@@ -194,6 +222,7 @@ impl Seat {
                 survey.of(*model).map(|fixed| fixed.choice(Reason::Fixed)).ok_or(Cause::Unavailable)
             }
             Policy::Rule { margin } => rule(survey, *margin).ok_or(Cause::Unavailable),
+            Policy::Considerate { doubt } => self.watch.choose(survey, *doubt).ok_or(Cause::Unavailable),
             Policy::Thresholds(_) | Policy::Dqn(_) if stale => Err(Cause::Stale),
             Policy::Thresholds(thresholds) => thresholds.decide(survey),
             Policy::Dqn(_) if !self.fits => Err(Cause::Fingerprint),
@@ -205,10 +234,10 @@ impl Seat {
     }
 
     fn next(&mut self, survey: &Survey<'_>) -> Result<Choice, Cause> {
-        let count = open(survey).count();
+        let count = survey::open(survey).count();
         let turn = self.turn.checked_rem(count).ok_or(Cause::Unavailable)?;
         self.turn = turn + 1;
-        open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(Cause::Unavailable)
+        survey::open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(Cause::Unavailable)
     }
 }
 
@@ -226,16 +255,9 @@ fn nearest(survey: &Survey<'_>) -> Option<Choice> {
     in_time.or_else(|| survey.cheapest()).map(|nearest| nearest.choice(Reason::NoneInTime))
 }
 
-fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate> {
-    let replicas = survey.state.replicas.iter().enumerate();
-    replicas
-        .filter(|(_, replica)| survey::is_open(survey.models, survey.request, replica))
-        .map(|(at, replica)| survey::candidate(survey.models, survey.request, survey.state, at, replica))
-}
-
 fn least_loaded(survey: &Survey<'_>) -> Result<Choice, Cause> {
     let load = |candidate: &Candidate| survey.replica(candidate).map_or(u32::MAX, |replica| replica.load.in_flight());
-    let least = open(survey).reduce(|best, candidate| {
+    let least = survey::open(survey).reduce(|best, candidate| {
         let lighter = load(&candidate) < load(&best);
         let better = load(&candidate) == load(&best) && candidate.reward > best.reward;
         if lighter || better { candidate } else { best }

@@ -10,7 +10,7 @@ use super::survey::{Candidate, Survey, survey};
 /// Chooses who answers each request.
 ///
 /// **Invariant:** a router that is guarded never chooses a model that is predicted late while another one that may answer
-/// is predicted in time. It is not more than the predictions are: a wrong curve misleads the guard like any rule.
+/// is predicted in time. [`Policy::Considerate`] predicts by more than the guard knows, and is left alone. The guard is not more than the predictions are: a wrong curve misleads the guard like any rule.
 ///
 /// Whenever the policy cannot decide, the [rule](Policy::Rule) does, and the cause is counted. The same calls give the same
 /// choices.
@@ -136,6 +136,12 @@ impl Router {
         &self.models
     }
 
+    /// Tells whether the policy, or its shadow, depends on [`State::admitted`].
+    #[must_use]
+    pub fn looks_at_admitted(&self) -> bool {
+        self.seat.looks_at_admitted() || self.shadow.as_ref().is_some_and(Seat::looks_at_admitted)
+    }
+
     /// Returns what happened so far.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
@@ -158,7 +164,7 @@ impl Router {
     /// that may answer it. Allocates nothing once it has seen as many models and the policy's network.
     pub fn route(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
         self.rate.arrived(now_ns);
-        let survey = survey(&mut self.candidates, &self.models, request, state, self.rate.per_sec());
+        let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
         if survey.candidates.is_empty() {
             self.counters.refused += 1;
             self.last_shadow = None;
@@ -175,13 +181,17 @@ impl Router {
                 Choice { reason: Reason::Fallback(cause), ..policy::rule(&survey, self.margin)? }
             }
         };
-        if let Some(better) = guard(&survey, choice, self.margin).filter(|_| self.guarded) {
+        if let Some(better) =
+            guard(&survey, choice, self.margin).filter(|_| self.guarded && !self.seat.looks_at_admitted())
+        {
             self.counters.guarded += 1;
             choice = better;
         }
         self.counters.chosen += 1;
+        self.seat.given(&choice, &survey);
         if let Some(shadow) = &mut self.shadow {
             self.last_shadow = shadow.decide(&survey, stale).ok();
+            shadow.given(&choice, &survey);
             match self.last_shadow {
                 Some(other) if other.model == choice.model => self.counters.shadow_same += 1,
                 _ => self.counters.shadow_other += 1,

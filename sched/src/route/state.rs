@@ -1,6 +1,7 @@
 //! How things stand when a request comes: replicas and their load, and the way back to the client; and what is predicted
 //! from that.
 
+use super::admitted::Commitment;
 use super::curve::Curve;
 use super::request::{Request, Slo};
 
@@ -9,6 +10,9 @@ use super::request::{Request, Slo};
 pub struct State<'a> {
     /// Every replica of every model. A [`Choice`](super::Choice) names one by its place here.
     pub replicas: &'a [Replica],
+    /// The requests that these replicas work on. Only [`Policy::Considerate`](super::Policy::Considerate) looks at them; where
+    /// they are left out, it knows of nobody whom it could harm.
+    pub admitted: &'a [Commitment],
     /// The way back to the client that asks.
     pub path: Path,
 }

@@ -36,6 +36,7 @@ pub(super) struct Survey<'a> {
     pub state: &'a State<'a>,
     /// The rate of requests, smoothed.
     pub requests_per_sec: f64,
+    pub now_ns: u64,
     pub candidates: &'a [Candidate],
 }
 
@@ -51,7 +52,7 @@ pub(super) fn survey<'a>(
     models: &'a [Model],
     request: &'a Request,
     state: &'a State<'a>,
-    requests_per_sec: f64,
+    (requests_per_sec, now_ns): (f64, u64),
 ) -> Survey<'a> {
     candidates.clear();
     for (at, replica) in state.replicas.iter().enumerate() {
@@ -66,16 +67,18 @@ pub(super) fn survey<'a>(
         }
     }
     candidates.sort_unstable_by_key(|candidate| candidate.model);
-    Survey { models, request, state, requests_per_sec, candidates }
+    Survey { models, request, state, requests_per_sec, now_ns, candidates }
 }
 
-pub(super) fn candidate(
-    models: &[Model],
-    request: &Request,
-    state: &State<'_>,
-    at: usize,
-    replica: &Replica,
-) -> Candidate {
+/// Returns every replica that may answer, each as a candidate of its own.
+pub(super) fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate> {
+    let replicas = survey.state.replicas.iter().enumerate();
+    replicas
+        .filter(|(_, replica)| is_open(survey.models, survey.request, replica))
+        .map(|(at, replica)| candidate(survey.models, survey.request, survey.state, at, replica))
+}
+
+fn candidate(models: &[Model], request: &Request, state: &State<'_>, at: usize, replica: &Replica) -> Candidate {
     let prediction = Prediction::of(request, replica, &state.path);
     let reward = models.get(replica.model).map_or(0.0, |model| model.reward(request.class));
     let tightness = prediction.tightness(&request.slo);

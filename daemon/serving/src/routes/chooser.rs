@@ -8,7 +8,7 @@ use config::{
     routing::Routing,
 };
 use routing::policy::{self, PolicyFile};
-use sched::route::{Choice, Model, ModelSet, Observed, Policy, Replica, Request, Router, State};
+use sched::route::{Choice, DOUBT, Model, ModelSet, Observed, Policy, Replica, Request, Router, State};
 
 use super::{Decided, Shadow};
 
@@ -97,6 +97,7 @@ impl AliasPolicies {
 fn read(routing: &Routing, alias: &Alias, settings: &GatewaySettings) -> Result<PolicyFile> {
     let policy = match routing {
         Routing::Rule => Policy::Rule { margin: margin(settings) },
+        Routing::Considerate => Policy::Considerate { doubt: DOUBT },
         Routing::LeastLoaded => Policy::LeastLoaded,
         Routing::RoundRobin => Policy::RoundRobin,
         Routing::File(path) => return read_policy(path, alias),
@@ -136,6 +137,12 @@ impl Chooser {
     /// Whether the policy also places requests without limits: it balances engines, and needs no prediction for that.
     pub(super) const fn takes_unlimited(&self) -> bool {
         self.policy.balances
+    }
+
+    /// Whether the policy, or its shadow, looks at what engines work on.
+    pub(super) fn looks_at_admitted(&self) -> bool {
+        self.policy.router.looks_at_admitted()
+            || self.shadow.as_ref().is_some_and(|shadow| shadow.router.looks_at_admitted())
     }
 
     /// Decides about a request to one of the models `open`, of the class with this name. The choice names model and engine by
@@ -217,7 +224,7 @@ impl Seat {
             allowed: open.iter().filter_map(|model| member(*model)).fold(ModelSet::NONE, ModelSet::with),
             ..request
         };
-        let choice = router.route(&request, &State { replicas, path: state.path }, now_ns)?;
+        let choice = router.route(&request, &State { replicas, admitted: state.admitted, path: state.path }, now_ns)?;
         Some(Choice { model: *members.get(choice.model)?, ..choice })
     }
 }

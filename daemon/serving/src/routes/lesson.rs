@@ -1,6 +1,6 @@
 //! What an engine's answer teaches of its costs.
 
-use super::{Route, Routes};
+use super::{Route, Routes, flights::Flight};
 use crate::sse::Usage;
 
 /// How much of an average the newest answer is.
@@ -15,6 +15,11 @@ pub struct Lesson<'a> {
     prompt_tokens: u32,
     /// Tokens that the engine is still taken to owe.
     owed: u64,
+    /// How many the answer may have, and the place of its class.
+    max_tokens: Option<u32>,
+    class: usize,
+    /// Its place among what engines work on.
+    flight: usize,
     began_ns: u64,
     /// Whether the engine had nothing else to do when it began.
     is_alone: bool,
@@ -36,12 +41,23 @@ impl Routes {
         if let Some(replica) = known.replica(route.model, replica) {
             replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
         }
+        let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
+        let flight = known.flights.begin(Flight {
+            replica: at,
+            left_tokens: route.expected_tokens,
+            unread_tokens: route.prompt_tokens.max(1),
+            until_ns: route.until_ns,
+            reward: self.worth(route.model),
+        });
         Lesson {
             routes: self,
             replica,
             model: route.model,
             prompt_tokens: route.prompt_tokens,
             owed,
+            max_tokens: route.max_tokens,
+            class: route.class,
+            flight,
             began_ns: now_ns,
             is_alone,
             first_ns: None,
@@ -60,9 +76,11 @@ impl Lesson<'_> {
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         self.batches +=
             self.routes.engines.get(self.model).map_or(1, |engines| u64::from(engines.in_flight(self.replica)));
+        let mut known = self.routes.state.lock();
+        known.flights.token(self.flight);
         if self.owed > 1 {
             self.owed -= 1;
-            if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
+            if let Some(replica) = known.replica(self.model, self.replica) {
                 replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(1);
             }
         }
@@ -80,6 +98,7 @@ impl Lesson<'_> {
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);
             known.is_billed = true;
+            known.lengths.learn(self.class, self.max_tokens, usage.completion_tokens);
             known.answer_tokens = average(known.answer_tokens, usage.completion_tokens as f64).max(1.0);
             if usage.prompt_tokens > 0 {
                 let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
@@ -103,7 +122,9 @@ impl Lesson<'_> {
 
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
-        if let Some(replica) = self.routes.state.lock().replica(self.model, self.replica) {
+        let mut known = self.routes.state.lock();
+        known.flights.end(self.flight);
+        if let Some(replica) = known.replica(self.model, self.replica) {
             replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_sub(self.owed);
         }
     }

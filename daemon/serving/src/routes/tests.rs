@@ -109,8 +109,28 @@ fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     assert_eq!(choose(500).model, 1, "the large one would take 810 ms");
     assert_eq!(choose(10).reason, "none_in_time");
     let far = Path { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..Path::default() };
-    assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(2_900)), far).unwrap().model, 1, "the way back takes 2 s");
+    let there_and_back = "the way here took 2 s, which nobody could take off the budget, and the way back takes 2 s";
+    assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(4_700)), far).unwrap().model, 1, "{there_and_back}");
+    assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(5_500)), far).unwrap().model, 0);
     assert_eq!(routes.route(named(&[0]), &wanted(Some(10)), far).unwrap().model, 0, "a name is a name");
+}
+
+#[test]
+fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_by_it() {
+    let (routes, engines) = routes_of(&settings(Routing::Considerate, None), 8);
+    for _ in 0..30 {
+        answer(&routes, &engines, 0, (400, 20));
+        answer(&routes, &engines, 1, (10, 5));
+    }
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
+    let urgent = choose(1_200);
+    assert_eq!((urgent.model, urgent.reason), (0, "worth"));
+    let place = take(&engines[0]);
+    let lesson = routes.begin(&urgent, place.replica);
+    pass(350);
+    assert_eq!(choose(60_000).model, 1, "the urgent one has 850 ms for 780, and a prompt takes 400");
+    drop(lesson);
+    assert_eq!(choose(60_000).model, 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn request() -> Request {
 }
 
 fn route(router: &mut Router, request: &Request, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
-    let choice = router.route(request, &State { replicas, path: Path::default() }, 0)?;
+    let choice = router.route(request, &State { replicas, admitted: &[], path: Path::default() }, 0)?;
     Some((choice.model, choice.replica, choice.reason))
 }
 
@@ -162,7 +162,7 @@ fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
     assert_eq!(route(&mut router, &of_class(9), &idle), Some((0, 0, Reason::Threshold)), "as the last class");
     thresholds.slopes[0] = 2.0;
     let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
-    let state = State { replicas: &idle, path: Path::default() };
+    let state = State { replicas: &idle, admitted: &[], path: Path::default() };
     let chosen = [0, 100 * SEC].map(|now_ns| router.route(&of_class(1), &state, now_ns).map(|choice| choice.model));
     assert_eq!(chosen, [Some(1), Some(0)], "one request per second at first, then one in 16");
 }
@@ -172,7 +172,7 @@ fn too_many_requests_go_to_the_cheapest_model() {
     let last = |prefill_ns: f64, per_sec: u64| {
         let mut replicas = [replica(0, 0), replica(1, 0), replica(2, 0)];
         replicas[2].curve = Curve::new(Cost { prefill_ns, ..replicas[2].curve.cost() });
-        let state = State { replicas: &replicas, path: Path::default() };
+        let state = State { replicas: &replicas, admitted: &[], path: Path::default() };
         let thresholds = Thresholds { overload: 1.0, ..Thresholds::uniform(Measure::Predicted, 3, 2, 0.95) };
         let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
         let choices = (0..100).map(|at| router.route(&request(), &state, at * SEC / per_sec));
@@ -218,7 +218,7 @@ fn what_is_no_number_is_replaced_by_the_rule() {
 fn old_loads_are_for_the_rule_only() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut router = Router::new(models(), Policy::Dqn(dqn(1, Features::Batches(2))));
-    let state = State { replicas: &idle, path: Path::default() };
+    let state = State { replicas: &idle, admitted: &[], path: Path::default() };
     let mut reason = |now_ns| router.route(&request(), &state, now_ns).map(|choice| choice.reason);
     assert_eq!(reason(SEC), Some(Reason::Value));
     assert_eq!(reason(SEC + 1), Some(Reason::Fallback(Cause::Stale)));
@@ -306,7 +306,7 @@ proptest! {
             let request = Request {
                 class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, allowed, ..request()
             };
-            let state = State { replicas: &replicas, path };
+            let state = State { replicas: &replicas, admitted: &[], path };
             let open = |replica: &&Replica| replica.usable && replica.model < 3 && allowed.contains(replica.model);
             let in_time = replicas.iter().filter(open).any(|replica| {
                 crate::route::state::Prediction::of(&request, replica, &path).tightness(&request.slo) <= 1.0

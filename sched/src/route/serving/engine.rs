@@ -89,6 +89,12 @@ impl Fluid {
         Some(number)
     }
 
+    /// Returns the sequences in the batch, each with how many tokens it still has to come, and then those that wait.
+    pub fn sequences(&self) -> impl Iterator<Item = (usize, Option<f64>)> {
+        let left = |Reverse((end, number)): &Reverse<(u64, usize)>| (*number, Some(f64::from_bits(*end) - self.tokens));
+        self.running.iter().map(left).chain(self.waiting.iter().map(|number| (*number, None)))
+    }
+
     pub fn enqueue(&mut self, number: usize) {
         self.waiting.push_back(number);
     }

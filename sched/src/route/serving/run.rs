@@ -4,9 +4,10 @@ use super::engine::Fluid;
 use super::score::{Fate, Outcome};
 use super::workload::Arrival;
 use super::{Engine, Setup};
+use crate::route::admitted::Commitment;
 use crate::route::choice::Choice;
 use crate::route::curve::Curve;
-use crate::route::request::Request;
+use crate::route::request::{Request, Slo};
 use crate::route::router::{Observed, Router};
 use crate::route::state::{Replica, State};
 
@@ -15,6 +16,11 @@ pub trait Decide {
     /// Decides about a request that the gateway got at `now_ns`. With nothing, or with a replica that is not there, the
     /// request is discarded.
     fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice>;
+
+    /// Tells whether decisions depend on [`State::admitted`], which takes time to fill in.
+    fn looks_at_admitted(&self) -> bool {
+        false
+    }
 
     /// Learns what became of a request, when it has ended. Decisions are numbered from 0.
     fn ended(&mut self, outcome: &Outcome) {
@@ -25,6 +31,10 @@ pub trait Decide {
 impl Decide for Router {
     fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
         self.route(request, state, now_ns)
+    }
+
+    fn looks_at_admitted(&self) -> bool {
+        Self::looks_at_admitted(self)
     }
 
     fn ended(&mut self, outcome: &Outcome) {
@@ -70,6 +80,7 @@ struct Run<'a, D> {
     groups: Vec<Vec<usize>>,
     flights: Vec<Flight>,
     outcomes: Vec<Outcome>,
+    admitted: Vec<Commitment>,
 }
 
 /// A request that was decided about.
@@ -97,13 +108,17 @@ impl<'a, D: Decide> Run<'a, D> {
             groups: setup.engines.iter().map(on_gpu).collect(),
             flights: Vec::with_capacity(arrivals.len()),
             outcomes: Vec::with_capacity(arrivals.len()),
+            admitted: Vec::new(),
         }
     }
 
     fn arrive(&mut self, number: usize, now_s: f64) {
         let Some(arrival) = self.arrivals.get(number) else { return };
         self.replicas.iter_mut().for_each(|replica| replica.load.updated_ns = arrival.arrived_ns);
-        let state = State { replicas: &self.replicas, path: arrival.path };
+        if self.decide.looks_at_admitted() {
+            self.look_at_admitted(now_s);
+        }
+        let state = State { replicas: &self.replicas, admitted: &self.admitted, path: arrival.path };
         let choice = self.decide.decide(&arrival.request, &state, arrival.arrived_ns);
         let choice = choice.filter(|choice| choice.replica < self.fluids.len());
         self.flights.push(Flight { choice, first_s: 0.0, undisturbed: false });
@@ -131,6 +146,32 @@ impl<'a, D: Decide> Run<'a, D> {
             self.admit(at, now_s);
         }
         self.refresh(at);
+    }
+
+    /// Fills in what a gateway knows of the requests that engines work on: which tokens have come, and not how many will.
+    fn look_at_admitted(&mut self, now_s: f64) {
+        self.admitted.clear();
+        for (at, fluid) in self.fluids.iter_mut().enumerate() {
+            fluid.advance(now_s);
+            for (number, left) in fluid.sequences() {
+                let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else {
+                    continue;
+                };
+                let Arrival { request, path, arrived_ns, .. } = arrival;
+                let come = left.map_or(0.0, |left| (f64::from(arrival.output_tokens) - left).max(0.0)) as u32;
+                let is_read = left.is_some() && flight.first_s <= now_s;
+                let end_ns = arrived_ns.saturating_add(request.slo.budget_ns).saturating_sub(path.return_ns());
+                let is_limited = request.slo.budget_ns != Slo::NONE;
+                let model = flight.choice.and_then(|choice| self.setup.models.get(choice.model));
+                self.admitted.push(Commitment {
+                    replica: at,
+                    left_tokens: request.tokens().saturating_sub(come).max(1),
+                    unread_tokens: if is_read { 0 } else { request.prompt_tokens.max(1) },
+                    left_ns: if is_limited { end_ns.saturating_sub((now_s * 1e9) as u64) } else { Slo::NONE },
+                    reward: model.map_or(0.0, |model| model.reward(request.class)),
+                });
+            }
+        }
     }
 
     fn admit(&mut self, at: usize, now_s: f64) {

@@ -160,7 +160,7 @@ impl<'a> Learner<'a> {
 impl Decide for Learner<'_> {
     fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
         self.rate.arrived(now_ns);
-        let survey = survey(&mut self.candidates, &self.models, request, state, self.rate.per_sec());
+        let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
         let mut input = Vec::new();
         self.training.features.fill(&survey, self.classes, &mut input);
         let action = if self.explores() {

@@ -101,7 +101,10 @@ fn recorded_decisions_make_a_policy_that_is_scored_replayed_and_put_in_force() {
     route(&["tune", "--scenario", &scenario, "-o", &tuned, "--generations", "2", "--candidates", "6"]);
     let scored = route(&["eval", "--scenario", &scenario, "--policy", &tuned, "--seeds", "2"]);
     let names: Vec<_> = scored.as_array().unwrap().iter().map(|of| of["policy"].as_str().unwrap()).collect();
-    assert_eq!(names, [&tuned[..], "rule", "least-loaded", "round-robin", "only large", "only opt-125m"]);
+    assert_eq!(
+        names,
+        [&tuned[..], "rule", "considerate", "least-loaded", "round-robin", "only large", "only opt-125m"]
+    );
     let replayed = route(&["replay", "--alias", "auto", "--decisions", &decisions, "--policy", &tuned]);
     assert_eq!((&replayed["asked"], &replayed["other_models"]), (&json!(ASKED), &json!(0)), "{replayed}");
     let (code, said) = desk.site.pacectl(&["reload"], "").unwrap();

@@ -1,0 +1,91 @@
+//! The requests that engines work on, for policies that count what one more costs them.
+
+use sched::route::{Commitment, Slo};
+
+/// A request at an engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    /// The engine, by its place among those of all models.
+    pub replica: usize,
+    /// Tokens that its answer is still expected to have.
+    pub left_tokens: u32,
+    /// The tokens of its prompt until its first token has come.
+    pub unread_tokens: u32,
+    /// When the engine has to be done; none without a limit.
+    pub until_ns: Option<u64>,
+    /// What its answer is worth.
+    pub reward: f32,
+}
+
+/// All of them. There are no more than engines have places, which is what bounds this.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    all: Vec<Option<Flight>>,
+    /// Places of `all` that are free.
+    free: Vec<usize>,
+}
+
+impl Flights {
+    /// Enters a request, and returns its place.
+    pub fn begin(&mut self, flight: Flight) -> usize {
+        if let Some(at) = self.free.pop()
+            && let Some(place) = self.all.get_mut(at)
+        {
+            *place = Some(flight);
+            return at;
+        }
+        self.all.push(Some(flight));
+        self.all.len() - 1
+    }
+
+    /// Notes that a token of its answer came. An answer that is longer than expected may end with each further token.
+    pub fn token(&mut self, at: usize) {
+        if let Some(Some(flight)) = self.all.get_mut(at) {
+            flight.left_tokens = flight.left_tokens.saturating_sub(1).max(1);
+            flight.unread_tokens = 0;
+        }
+    }
+
+    /// Removes a request.
+    pub fn end(&mut self, at: usize) {
+        if self.all.get_mut(at).and_then(Option::take).is_some() {
+            self.free.push(at);
+        }
+    }
+
+    /// Returns them as a policy sees them at `now_ns`.
+    pub fn admitted(&self, now_ns: u64) -> impl Iterator<Item = Commitment> {
+        self.all.iter().flatten().map(move |flight| Commitment {
+            replica: flight.replica,
+            left_tokens: flight.left_tokens,
+            unread_tokens: flight.unread_tokens,
+            left_ns: flight.until_ns.map_or(Slo::NONE, |until_ns| until_ns.saturating_sub(now_ns)),
+            reward: flight.reward,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_seen_from_its_begin_to_its_end_and_its_place_is_used_again() {
+        let flight = |replica, until_ns| Flight { replica, left_tokens: 2, unread_tokens: 9, until_ns, reward: 1.0 };
+        let mut flights = Flights::default();
+        let [one, two] = [flights.begin(flight(3, Some(70))), flights.begin(flight(4, None))];
+        flights.token(one);
+        let seen: Vec<_> = flights.admitted(50).collect();
+        assert_eq!(
+            seen.iter().map(|of| (of.replica, of.left_tokens, of.unread_tokens)).collect::<Vec<_>>(),
+            [(3, 1, 0), (4, 2, 9)]
+        );
+        assert_eq!((seen[0].left_ns, seen[1].left_ns), (20, Slo::NONE));
+        flights.token(one);
+        assert_eq!(flights.admitted(90).next().map(|of| (of.left_tokens, of.left_ns)), Some((1, 0)));
+        flights.end(one);
+        flights.end(one);
+        assert_eq!(flights.begin(flight(5, None)), one);
+        assert_eq!((flights.begin(flight(6, None)), two), (2, 1));
+    }
+}

@@ -1,0 +1,30 @@
+//! Requests that engines are working on: what one more costs them.
+
+use super::request::Slo;
+
+/// A request that an engine works on, and whose answer has not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Commitment {
+    /// Its engine: a place in [`State::replicas`](super::State::replicas).
+    pub replica: usize,
+    /// How many tokens its answer is still expected to have.
+    pub left_tokens: u32,
+    /// The tokens of its prompt as long as its first token has not come, then 0.
+    pub unread_tokens: u32,
+    /// How long the engine may still take for it, from now; [`Slo::NONE`] if it has no limit.
+    pub left_ns: u64,
+    /// What its answer is worth if it is in time. What is not finite, or below 0, counts as 0.
+    pub reward: f32,
+}
+
+impl Commitment {
+    /// Returns the worth of the answer, from what is a number.
+    pub(super) const fn sound_reward(&self) -> f64 {
+        if self.reward.is_finite() && self.reward > 0.0 { self.reward as f64 } else { 0.0 }
+    }
+
+    /// Whether it can be late.
+    pub(super) const fn has_limit(&self) -> bool {
+        self.left_ns != Slo::NONE
+    }
+}

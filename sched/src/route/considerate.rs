@@ -1,0 +1,197 @@
+//! A policy that counts what a request costs the requests that engines work on already.
+//!
+//! The [rule](super::Policy::Rule) judges each request alone, and is wrong in two ways where engines have more to do than
+//! one request. It predicts too early, since it knows nothing of the prompts that interrupt an answer: those that the engine
+//! has not read yet, and those that come while it answers. And each request has others pay for it, those in its batch by
+//! longer steps and by the reading of its prompt, those on engines of the same processor by what it takes of that.
+//!
+//! Here each model is worth what its answer is worth, times the chance that it is in time, less what that takes from the
+//! chances of the admitted requests. As nothing is compared with it but worth, no model is spared while nobody needs it.
+
+use super::admitted::Commitment;
+use super::choice::{Choice, Reason};
+use super::request::{Request, Slo};
+use super::state::Replica;
+use super::survey::{self, Candidate, Survey};
+
+/// What the policy remembers: how busy engines were of late.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    engines: Vec<Engine>,
+    last_ns: u64,
+}
+
+/// An engine, of late and now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Engine {
+    /// For which part of the time it was given prompts to read.
+    reading: f64,
+    /// How many requests it had on average when one came, and what others used of its processor.
+    in_flight: f64,
+    others: f64,
+    /// How long it needs for the prompts that it has not read.
+    unread_ns: f64,
+    /// How many times as long steps take as [`Prediction`](super::Prediction) thinks: prompts come meanwhile, and a batch
+    /// that is small now will be as large as usual.
+    stretch: f64,
+    /// A step with the batch that it has, stretched.
+    step_ns: f64,
+}
+
+/// Over which time it is averaged what engines read.
+const READING_NS: f64 = 10e9;
+
+/// An engine that reads all the time has some left for steps; else predictions would be without an end.
+const READING_MOST: f64 = 0.9;
+
+/// How much of an average the newest request is. Those of a Poisson process see averages over time (Wolff: "Poisson arrivals
+/// see time averages", 1982).
+const NEWEST: f64 = 0.05;
+
+impl Watch {
+    /// Lets time pass, and looks at how busy engines are when a request comes.
+    pub fn look(&mut self, survey: &Survey<'_>) {
+        let replicas = survey.state.replicas;
+        let gap_ns = survey.now_ns.saturating_sub(self.last_ns) as f64;
+        self.last_ns = self.last_ns.max(survey.now_ns);
+        self.engines.resize(replicas.len(), Engine::default());
+        for (engine, replica) in self.engines.iter_mut().zip(replicas) {
+            let load = &replica.load;
+            let others = if load.others_utilisation.is_finite() { load.others_utilisation.max(0.0) } else { 0.0 };
+            engine.reading *= (-gap_ns / READING_NS).exp();
+            engine.in_flight += NEWEST * (f64::from(load.in_flight()) - engine.in_flight);
+            engine.others += NEWEST * (others - engine.others);
+            engine.unread_ns = 0.0;
+        }
+        for admitted in survey.state.admitted.iter().filter(|admitted| admitted.unread_tokens > 0) {
+            if let (Some(engine), Some(replica)) =
+                (self.engines.get_mut(admitted.replica), replicas.get(admitted.replica))
+            {
+                engine.unread_ns += replica.curve.prefill_ns(admitted.unread_tokens);
+            }
+        }
+        for (at, replica) in replicas.iter().enumerate() {
+            let reading = self.reading(replicas, at).min(READING_MOST);
+            let Some(engine) = self.engines.get_mut(at) else { continue };
+            let (load, curve) = (&replica.load, &replica.curve);
+            let batch = batch(replica);
+            let now_ns = curve.step_ns(batch, load.others_utilisation);
+            let usual = batch.max((engine.in_flight as u32).min(replica.most_running.max(1)));
+            let usual_ns = curve.step_ns(usual, load.others_utilisation.max(engine.others));
+            engine.stretch = if now_ns > 0.0 { (usual_ns / now_ns).max(1.0) } else { 1.0 } / (1.0 - reading);
+            engine.step_ns = engine.stretch * now_ns;
+        }
+    }
+
+    /// Notes that a request was given to an engine.
+    pub fn given(&mut self, at: usize, request: &Request, replicas: &[Replica]) {
+        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
+            // No sum of prompts takes more than all time for long.
+            engine.reading = (engine.reading + replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).min(4.0);
+        }
+    }
+
+    /// Returns the choice that is worth most; nothing without a replica. `doubt` is by which factor a prediction may be wrong.
+    pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<Choice> {
+        let worth = |candidate: Candidate| {
+            let engine = self.engines.get(candidate.replica).copied().unwrap_or_default();
+            let candidate = candidate.later(engine.unread_ns, engine.stretch, &survey.request.slo);
+            let chance = chance(candidate.tightness, doubt);
+            let worth = f64::from(candidate.reward).mul_add(chance, -self.harm(survey, candidate.replica, doubt));
+            (worth, candidate)
+        };
+        let better = |one: &(f64, Candidate), other: &(f64, Candidate)| {
+            (one.0, -one.1.tightness) > (other.0, -other.1.tightness)
+        };
+        let all = survey::open(survey).map(worth);
+        let (_, best) = all.reduce(|best, next| if better(&next, &best) { next } else { best })?;
+        if best.tightness <= 1.0 {
+            return Some(best.choice(Reason::Worth));
+        }
+        // What is late anyway should make as few others late as it can.
+        let cheapest = survey.cheapest().copied().map(worth);
+        cheapest.map(|(_, cheapest)| cheapest.choice(Reason::NoneInTime))
+    }
+
+    /// For which part of the time others interrupt an engine: by prompts there, and by those on the same processor.
+    fn reading(&self, replicas: &[Replica], at: usize) -> f64 {
+        let Some(replica) = replicas.get(at) else { return 0.0 };
+        let sharing = replica.curve.cost().sharing.min(1.0);
+        let part = |(other, (engine, of)): (usize, (&Engine, &Replica))| match other == at {
+            true => engine.reading,
+            false if of.group == replica.group => sharing * engine.reading,
+            false => 0.0,
+        };
+        self.engines.iter().zip(replicas).enumerate().map(part).sum()
+    }
+
+    /// Returns how much the answers that engines work on are worth less if the request goes to the engine `at`. A request that
+    /// finds no place in the batch waits behind all others and costs them nothing.
+    fn harm(&self, survey: &Survey<'_>, at: usize, doubt: f64) -> f64 {
+        let replicas = survey.state.replicas;
+        let Some(replica) = replicas.get(at) else { return 0.0 };
+        if replica.load.in_flight() >= replica.most_running.max(1) {
+            return 0.0;
+        }
+        let curve = &replica.curve;
+        let running = replica.load.running;
+        let reading_ns = curve.prefill_ns(survey.request.prompt_tokens);
+        let tokens = f64::from(survey.request.tokens());
+        let more = (curve.utilisation(running.saturating_add(1)) - curve.utilisation(running)).max(0.0);
+        let lost = |admitted: &Commitment| {
+            let (Some(of), Some(engine)) = (replicas.get(admitted.replica), self.engines.get(admitted.replica)) else {
+                return 0.0;
+            };
+            if of.group != replica.group || !admitted.has_limit() {
+                return 0.0;
+            }
+            let left = f64::from(admitted.left_tokens);
+            let before_ns = left.mul_add(engine.step_ns, engine.unread_ns);
+            let others = of.load.others_utilisation;
+            let (then_ns, interrupted_ns) = match admitted.replica == at {
+                true => (of.curve.step_ns(batch(of).saturating_add(1), others), reading_ns),
+                false => (of.curve.step_ns(batch(of), others + more), of.curve.cost().sharing.min(1.0) * reading_ns),
+            };
+            let longer_ns = engine.stretch.mul_add(then_ns, -engine.step_ns).max(0.0);
+            let after_ns = left.min(tokens).mul_add(longer_ns, before_ns + interrupted_ns);
+            let used = |time_ns: f64| time_ns / (admitted.left_ns as f64).max(1.0);
+            let taken = chance(used(before_ns), doubt) - chance(used(after_ns), doubt);
+            taken.max(0.0) * admitted.sound_reward()
+        };
+        survey.state.admitted.iter().map(lost).sum()
+    }
+}
+
+/// How large the batch of an engine is, at least 1.
+fn batch(replica: &Replica) -> u32 {
+    replica.load.in_flight().clamp(1, replica.most_running.max(1))
+}
+
+/// Returns the chance that an answer is in time which is predicted to use such a part of its limit, if the prediction is wrong
+/// by a factor between 1 / `doubt` and `doubt`, evenly on a scale of logarithms.
+fn chance(tightness: f64, doubt: f64) -> f64 {
+    if tightness.is_nan() {
+        return 0.0;
+    }
+    // Without any doubt, the logarithm would be 0.
+    let spread = doubt.max(1.001).ln();
+    (0.5 - tightness.ln() / (2.0 * spread)).clamp(0.0, 1.0)
+}
+
+impl Candidate {
+    /// Returns the same where the engine does something else first for so long, and then takes `stretch` times as long for
+    /// each step.
+    fn later(mut self, by_ns: f64, stretch: f64, slo: &Slo) -> Self {
+        let steps_ns = self.prediction.finish_ns.saturating_sub(self.prediction.first_ns) as f64;
+        let more_ns = (steps_ns * (stretch - 1.0).max(0.0)) as u64;
+        let prediction = &mut self.prediction;
+        prediction.first_ns = prediction.first_ns.saturating_add(by_ns as u64);
+        prediction.finish_ns = prediction.finish_ns.saturating_add(by_ns as u64).saturating_add(more_ns);
+        prediction.per_token_ns = (prediction.per_token_ns as f64 * stretch.max(1.0)) as u64;
+        self.tightness = self.prediction.tightness(slo);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;
