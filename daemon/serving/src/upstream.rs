@@ -1,6 +1,11 @@
 //! Connections to the engines of a model: plain or by TLS 1.3, by HTTP/1.1 or, where TLS negotiates it (ALPN), by HTTP/2.
+//!
+//! An engine may end a connection that it has kept open just when the next request is sent on it. That says nothing about the
+//! engine, so such a request is tried once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 leave that to a client
+//! that knows its requests to be idempotent, whatever their method: a POST for tokens changes nothing at an engine, and what may
+//! be lost is the work on tokens that nobody has seen. On a connection that had not answered yet, the engine itself failed.
 
-use std::{error::Error as _, fmt::Write as _, time::Duration};
+use std::{collections::HashSet, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -9,9 +14,13 @@ use http_body_util::Full;
 use hyper::{Request, Response, Uri, body::Incoming};
 use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
+    client::legacy::{
+        Client,
+        connect::{HttpConnector, HttpInfo},
+    },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use parking_lot::Mutex;
 use quic::tls::{self, Trust};
 use tokio::net::TcpStream;
 use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
@@ -38,7 +47,19 @@ type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, 
 
 /// The engines of a model, as an HTTP client knows them. Connections are shared by all requests.
 #[derive(Clone, Debug)]
-pub struct Upstream(Client<Connector, Full<Bytes>>);
+pub struct Upstream {
+    pooled: Client<Connector, Full<Bytes>>,
+    /// Keeps no connection, so that each is new.
+    fresh: Client<Connector, Full<Bytes>>,
+    answered: Arc<Mutex<Answered>>,
+}
+
+/// The local addresses of connections that have answered a request: what is sent on them next finds them used.
+#[derive(Debug, Default)]
+struct Answered(HashSet<SocketAddr>);
+
+/// An address is forgotten when its connection fails, not when it ends well, so there would be one for each port at last.
+const MOST_ANSWERED: usize = 4_096;
 
 /// Why there is no answer, with the cause in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +100,9 @@ impl Upstream {
         // else that client would keep other clients' tokens from coming over the same connection.
         let connection_window =
             STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
-        let client = Client::builder(TokioExecutor::new())
+        let connector = Connector::new(Timeout::new(connector, connect_timeout));
+        let mut client = Client::builder(TokioExecutor::new());
+        client
             .pool_idle_timeout(IDLE_TIMEOUT)
             .timer(TokioTimer::new())
             .http1_max_buf_size(HEAD_BYTES as usize)
@@ -87,21 +110,72 @@ impl Upstream {
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(connection_window)
             .http2_keep_alive_interval(KEEP_ALIVE.0)
-            .http2_keep_alive_timeout(KEEP_ALIVE.1)
-            .build(Connector::new(Timeout::new(connector, connect_timeout)));
-        Ok(Self(client))
+            .http2_keep_alive_timeout(KEEP_ALIVE.1);
+        let pooled = client.build(connector.clone());
+        let fresh = client.pool_max_idle_per_host(0).build(connector);
+        Ok(Self { pooled, fresh, answered: Arc::default() })
     }
 
-    /// Sends a request and waits for the head of the answer, for as long as that takes. Dropped, it cancels the request.
+    /// Sends a request and waits for the head of the answer, for as long as that takes. Dropped, it cancels the request. It
+    /// may be sent twice, if a connection that has answered before ends without any answer.
     ///
     /// # Errors
     /// There is no answer.
     pub async fn ask(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Unanswered> {
-        self.0.request(request).await.map_err(|error| {
-            let why = causes(&error);
-            if error.is_connect() { Unanswered::OutOfReach(why) } else { Unanswered::Closed(why) }
-        })
+        // The body is counted, not copied.
+        let error = match self.pooled.request(request.clone()).await {
+            Ok(answer) => {
+                if let Some(info) = answer.extensions().get::<HttpInfo>() {
+                    self.answered.lock().note(info.local_addr());
+                }
+                return Ok(answer);
+            }
+            Err(error) => error,
+        };
+        let was_used = local_address(&error).is_some_and(|address| self.answered.lock().0.remove(&address));
+        if !was_used || !has_ended(&error) {
+            return Err(unanswered(&error));
+        }
+        self.fresh.request(request).await.map_err(|error| unanswered(&error))
     }
+}
+
+impl Answered {
+    fn note(&mut self, address: SocketAddr) {
+        if self.0.len() >= MOST_ANSWERED {
+            // What is forgotten costs a request its second try, at worst.
+            self.0.clear();
+        }
+        self.0.insert(address);
+    }
+}
+
+/// The local address of the connection that an error is about; none if there was no connection.
+fn local_address(error: &hyper_util::client::legacy::Error) -> Option<SocketAddr> {
+    let mut extras = hyper::http::Extensions::new();
+    error.connect_info()?.get_extras(&mut extras);
+    extras.get::<HttpInfo>().map(HttpInfo::local_addr)
+}
+
+/// Whether the connection ended before the head of the answer was whole.
+fn has_ended(error: &hyper_util::client::legacy::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message) {
+            return true;
+        }
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn unanswered(error: &hyper_util::client::legacy::Error) -> Unanswered {
+    let why = causes(error);
+    if error.is_connect() { Unanswered::OutOfReach(why) } else { Unanswered::Closed(why) }
 }
 
 impl Unanswered {
@@ -241,6 +315,49 @@ mod tests {
         let upstream = Upstream::with_timeout(&model(&url, Some(file.clone())), Duration::from_millis(20)).unwrap();
         assert!(matches!(ask(&upstream, &url).await, Err(Unanswered::OutOfReach(_))));
         std::fs::remove_file(file).unwrap();
+    }
+
+    /// An engine whose connections each read so many requests and answer all but the last, on which they end. Returns how many
+    /// requests it has read as well.
+    async fn forgetful(requests: &'static [usize]) -> (String, Arc<std::sync::atomic::AtomicUsize>) {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let read = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = read.clone();
+        tokio::spawn(async move {
+            for requests in requests {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut buffer = [0; 4096];
+                for left in (0..*requests).rev() {
+                    if stream.read(&mut buffer).await.unwrap() == 0 {
+                        break;
+                    }
+                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    if left > 0 {
+                        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+                    }
+                }
+            }
+        });
+        (url, read)
+    }
+
+    #[tokio::test]
+    async fn a_request_on_a_kept_connection_that_ends_without_an_answer_is_asked_once_more_on_a_new_one() {
+        let (url, read) = forgetful(&[2, 2, 1]).await;
+        let upstream = Upstream::new(&model(&url, None)).unwrap();
+        for requests in [1, 3] {
+            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
+            // The pool has the connection back a moment after the answer.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), requests);
+        }
+        assert!(
+            matches!(ask(&upstream, &url).await, Err(Unanswered::Closed(_))),
+            "a new connection that ends is the engine's"
+        );
+        assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), 4, "and nothing is asked twice for that");
     }
 
     #[test]
