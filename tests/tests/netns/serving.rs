@@ -12,6 +12,7 @@ mod engines;
 mod failures;
 mod front;
 mod gateways;
+mod hops;
 mod operators;
 mod policies;
 mod tenants;
