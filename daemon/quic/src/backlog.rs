@@ -88,10 +88,11 @@ impl Backlog {
             self.losses.stale.fetch_add(1, Relaxed);
             self.pop();
         }
-        Some((self.payloads.front()?, *self.arrivals_ns.front()?))
+        self.judged_front()
     }
 
-    /// The oldest payload with its arrival, as [`Backlog::front`] has just found it.
+    /// The oldest payload with its arrival, without a look at the drop rule: for a caller that has just asked
+    /// [`front`](Self::front).
     #[must_use]
     pub fn judged_front(&self) -> Option<(&[u8], u64)> {
         Some((self.payloads.front()?, *self.arrivals_ns.front()?))
