@@ -123,6 +123,38 @@ impl Site {
         Ok(())
     }
 
+    /// Starts another relay beside the first, at port 444 of its IPv4 address and with its certificate, and waits until it listens.
+    /// `keys` are added to its `[relay]`, and `sections` to the end of its configuration.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start_beside(&self, keys: &str, sections: &str) -> Result<Process> {
+        // An address of its own host has to be named, or the first relay is no target.
+        let own = self.chain.access.far.v4;
+        let at = format!("{own}:444");
+        let folder = self.path("").display().to_string();
+        let folder = folder.trim_end_matches('/');
+        let text = format!(
+            r#"
+            state_dir = "{folder}/beside"
+            [control]
+            socket = "{folder}/beside.sock"
+            [relay]
+            listen = ["{at}"]
+            certificate = "{folder}/relay.pem"
+            private_key = "{folder}/relay.key"
+            templates = ["https://{at}/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
+            {keys}
+            [relay.targets]
+            allow = [{{ to = "10.0.0.0/8", ports = ["1-65535"] }}, {{ to = "{own}/32", ports = ["443"] }}]
+            {sections}"#
+        );
+        let file = self.write("beside.toml", &text)?;
+        let relay = self.chain.relay.start(crate::program("paced")?, ["run".into(), "--config".into(), file])?;
+        relay.wait_for_line(&at, SOON)?;
+        Ok(relay)
+    }
+
     /// Issues another certificate for the relay's addresses.
     ///
     /// # Errors

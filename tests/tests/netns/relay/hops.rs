@@ -14,7 +14,7 @@ use lab::process::{Process, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
 use super::forward::{application, ask, assert_carries, echoes};
-use super::paths::{longest_gap, second_relay};
+use super::paths::longest_gap;
 
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
@@ -131,7 +131,7 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     let hops = Hops::new();
     let _echo = hops.end.echo(7).unwrap();
     let keys = "auth = \"token\"\ndrain_seconds = 5";
-    let mut beside = second_relay(&hops.site, keys, &format!("[log]\n{}", sections(&hops.token_digest)));
+    let mut beside = hops.site.start_beside(keys, &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
     let template = hops.site.template(Family::V4);
     let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
     assert_ne!(other, template);

@@ -58,6 +58,17 @@ impl Uplinks {
         edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
     }
 
+    /// Starts an edge with three tunnels on each link, and returns it with the applications that use them.
+    fn spread(&self) -> (Process, Vec<UdpSocket>) {
+        let (site, edge) = (&self.site, self.edge(ROUND_ROBIN));
+        wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+        let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
+        sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+        let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
+        assert_eq!(tunnels, [3, 3], "each in its turn");
+        (edge, sockets)
+    }
+
     /// Takes the second link's device down.
     fn take_down(&self) {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
@@ -143,12 +154,7 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
-    let edge = uplinks.edge(ROUND_ROBIN);
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-    let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
-    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-    let spread: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
-    assert_eq!(spread, [3, 3], "each in its turn");
+    let (edge, sockets) = uplinks.spread();
 
     let gap = longest_gap(&sockets, Duration::from_secs(4), || uplinks.cut(true));
     assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
@@ -196,11 +202,7 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
     let uplinks = Uplinks::new();
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
-    let edge = uplinks.edge(ROUND_ROBIN);
-    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
-    let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
-    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-    assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
+    let (edge, sockets) = uplinks.spread();
 
     // What three tunnels ask for is several times as much as this link takes now, with a queue of seconds before it.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
@@ -228,29 +230,12 @@ fn tunnels_leave_an_uplink_that_has_become_slow_and_new_ones_take_it_when_it_is_
 
 const ENDS_IN_FIVE_SECONDS: &str = "auth = \"none\"\ndrain_seconds = 5";
 
-/// Starts a second relay beside the first, on port 444, with this at the end of its `[relay]` and of everything.
-pub fn second_relay(site: &Site, keys: &str, sections: &str) -> Process {
-    let folder = site.path("").display().to_string();
-    let folder = folder.trim_end_matches('/');
-    let text = format!(
-        "state_dir = \"{folder}/beside\"\n[control]\nsocket = \"{folder}/beside.sock\"\n[relay]\nlisten = [\"10.0.1.2:444\"]\n\
-         certificate = \"{folder}/relay.pem\"\nprivate_key = \"{folder}/relay.key\"\n{keys}\n\
-         templates = [\"https://10.0.1.2:444/.well-known/masque/udp/{{target_host}}/{{target_port}}/\"]\n\
-         [relay.targets]\nallow = [{{ to = \"10.0.0.0/8\", ports = [\"1-65535\"] }}]\n{sections}"
-    );
-    let file = site.write("beside.toml", &text).unwrap();
-    let relay =
-        site.chain.relay.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
-    relay.wait_for_line("10.0.1.2:444", SOON).unwrap();
-    relay
-}
-
 #[test]
 fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     lab::ring!(Netns);
     let site = Site::new(Terms { relay: ENDS_IN_FIVE_SECONDS, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let mut second = second_relay(&site, ENDS_IN_FIVE_SECONDS, "");
+    let mut second = site.start_beside(ENDS_IN_FIVE_SECONDS, "").unwrap();
     let template = site.template(Family::V4);
     let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
     assert_ne!(other, template);

@@ -5,31 +5,12 @@ use super::*;
 /// A second gateway beside the first, with a model "large" whose engine is the small one, and an edge that uses both.
 fn with_two() -> (Desk, Process) {
     let mut desk = Desk::new(1, "", "");
-    let text = format!(
-        r#"
-        state_dir = "$FOLDER/second"
-        [relay]
-        listen = ["10.0.1.2:4443"]
-        certificate = "$FOLDER/relay.pem"
-        private_key = "$FOLDER/relay.key"
-        templates = ["https://10.0.1.2:4443/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
-        {}
-        [gateway]
-        [[gateway.model]]
-        name = "large"
-        engines = ["http://10.0.2.2:8010"]
-        [control]
-        enabled = false
-        "#,
-        desk.relay
-    );
-    let text = text.replace("$FOLDER", &desk.site.path("").display().to_string());
-    let file = desk.site.write("second.toml", &text).unwrap().display().to_string();
-    let second = desk.site.chain.relay.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
+    let model = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8010\"]\n";
+    let second = desk.site.start_beside("", &format!("{}\n{model}", desk.relay)).unwrap();
     desk.edge.signal(libc::SIGTERM).unwrap();
     desk.edge.wait(SOON).unwrap();
     let to = |port: u16| format!("https://10.0.1.2:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/");
-    desk.edge = start_edge_to(&desk.site, &format!("[\"{}\", \"{}\"]", to(443), to(4443)));
+    desk.edge = start_edge_to(&desk.site, &format!("[\"{}\", \"{}\"]", to(443), to(444)));
     (desk, second)
 }
 

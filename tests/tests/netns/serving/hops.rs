@@ -2,29 +2,9 @@
 
 use super::*;
 
-/// A relay in front of the gateway, on the same host, that leads there and nowhere else.
+/// Starts a relay in front of the gateway, on the same host, with the same users.
 fn start_hop(desk: &Desk) -> Process {
-    let text = format!(
-        r#"
-        state_dir = "$FOLDER/hop"
-        [relay]
-        listen = ["10.0.1.2:4443"]
-        certificate = "$FOLDER/relay.pem"
-        private_key = "$FOLDER/relay.key"
-        templates = ["https://10.0.1.2:4443/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
-        {}
-        [relay.targets]
-        allow = [{{ to = "10.0.1.2/32", ports = ["443"] }}]
-        [control]
-        enabled = false
-        "#,
-        desk.relay
-    );
-    let text = text.replace("$FOLDER", &desk.site.path("").display().to_string());
-    let file = desk.site.write("hop.toml", &text).unwrap().display().to_string();
-    let hop = desk.site.chain.relay.start(lab::program("paced").unwrap(), ["run", "--config", &file]).unwrap();
-    hop.wait_for_line("10.0.1.2:4443", SOON).unwrap();
-    hop
+    desk.site.start_beside("", &desk.relay).unwrap()
 }
 
 /// A gateway that its edge reaches through another relay, and that relay.
@@ -40,7 +20,7 @@ fn behind_a_hop() -> (Desk, Process) {
         "{}\nvia = \"first\"\nca = \"{folder}/authority.pem\"\ntoken_file = \"{folder}/edge.token\"\n\
          backoff_longest_seconds = 1\n[hop.first]\nbackoff_longest_seconds = 1\nrelay = {}",
         to(443),
-        to(4443)
+        to(444)
     );
     desk.edge = start_edge_to(&desk.site, &keys);
     (desk, hop)
