@@ -9,8 +9,8 @@ PROFILE ?= release
 programs := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 share := $(programs)/share
 tools := $(CARGO_TARGET_DIR)/tools
-# Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo. It runs once or
-# twice, so little is optimised; its warnings are none of ours.
+# Installs a program from crates.io for use by this file. Arguments: its name; its version and flags for cargo. Each
+# program runs once or twice, so it is hardly optimised. It is built without our lints.
 tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_RELEASE_LTO=off \
 	CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 	cargo install --quiet --locked --root $(tools) --target-dir $(tools) $(2)

@@ -67,11 +67,11 @@ struct Known {
     replicas: Vec<Replica>,
     /// Where the engines of each model begin.
     first: Vec<usize>,
-    /// What engines work on.
+    /// The requests at engines.
     flights: Flights,
-    /// Of which what a policy looks at is copied here.
+    /// A copy of them for the policy that decides.
     admitted: Vec<Commitment>,
-    /// How long answers are, by class.
+    /// The lengths of answers, by class.
     lengths: Lengths,
     answer_tokens: f64,
     bytes_per_token: f64,
@@ -159,8 +159,8 @@ impl Wanted {
         Self { slo, body_bytes, max_tokens: ask.max_tokens }
     }
 
-    /// What is left of the limits when the request has come: they count from when it left its client or edge, half a round
-    /// trip before. No clock is shared, so nobody else could take that off.
+    /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
+    /// trip ago. Without a shared clock only the gateway can subtract that.
     fn at_the_gateway(&self, path: &Path) -> Slo {
         let left = |limit_ns: u64| match limit_ns {
             Slo::NONE => Slo::NONE,

@@ -1,9 +1,9 @@
 //! Connections to the engines of a model: plain or by TLS 1.3, by HTTP/1.1 or, where TLS negotiates it (ALPN), by HTTP/2.
 //!
-//! An engine may end a connection that it has kept open just when the next request is sent on it. That says nothing about the
-//! engine, so such a request is tried once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 leave that to a client
-//! that knows its requests to be idempotent, whatever their method: a POST for tokens changes nothing at an engine, and what may
-//! be lost is the work on tokens that nobody has seen. On a connection that had not answered yet, the engine itself failed.
+//! An engine may close an idle connection just when the gateway sends the next request on it. That is no failure of the engine, so
+//! the gateway tries the request once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 allow this to a client that knows
+//! its request to be idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are
+//! lost. A connection that closes before its first answer counts as a failure of the engine.
 
 use std::{collections::HashSet, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -49,7 +49,7 @@ type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, 
 #[derive(Clone, Debug)]
 pub struct Upstream {
     pooled: Client<Connector, Full<Bytes>>,
-    /// Keeps no connection, so that each is new.
+    /// Makes a new connection for each request.
     fresh: Client<Connector, Full<Bytes>>,
     answered: Arc<Mutex<Answered>>,
 }

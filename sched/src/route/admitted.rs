@@ -1,4 +1,4 @@
-//! Requests that engines are working on: what one more costs them.
+//! Requests that engines work on, which pay for each further request.
 
 use super::request::Slo;
 
@@ -13,12 +13,12 @@ pub struct Commitment {
     pub unread_tokens: u32,
     /// How long the engine may still take for it, from now; [`Slo::NONE`] if it has no limit.
     pub left_ns: u64,
-    /// What its answer is worth if it is in time. What is not finite, or below 0, counts as 0.
+    /// The worth of its answer if it is in time. A value below 0, or not finite, counts as 0.
     pub reward: f32,
 }
 
 impl Commitment {
-    /// Returns the worth of the answer, from what is a number.
+    /// Returns the worth of the answer as a finite number of at least 0.
     pub(super) const fn sound_reward(&self) -> f64 {
         if self.reward.is_finite() && self.reward > 0.0 { self.reward as f64 } else { 0.0 }
     }

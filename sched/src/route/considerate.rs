@@ -1,12 +1,13 @@
 //! A policy that counts what a request costs the requests that engines work on already.
 //!
-//! The [rule](super::Policy::Rule) judges each request alone, and is wrong in two ways where engines have more to do than
-//! one request. It predicts too early, since it knows nothing of the prompts that interrupt an answer: those that the engine
-//! has not read yet, and those that come while it answers. And each request has others pay for it, those in its batch by
-//! longer steps and by the reading of its prompt, those on engines of the same processor by what it takes of that.
+//! The [rule](super::Policy::Rule) judges each request alone. On busy engines it is wrong in two ways:
 //!
-//! Here each model is worth what its answer is worth, times the chance that it is in time, less what that takes from the
-//! chances of the admitted requests. As nothing is compared with it but worth, no model is spared while nobody needs it.
+//! - Its predictions are too early. Waiting prompts and prompts that arrive later interrupt an answer, and the rule counts neither.
+//! - It ignores costs to others. A request makes the steps of its batch longer, its prompt stops the batch, and it takes time from
+//!   other engines on the same processor.
+//!
+//! This policy gives each engine a worth: the quality of its answer, times the chance that the answer is in time, less the chances
+//! that admitted requests lose. The highest worth wins, so a large model answers as long as nobody pays for it.
 
 use super::admitted::Commitment;
 use super::choice::{Choice, Reason};
@@ -24,27 +25,27 @@ pub(super) struct Watch {
 /// An engine, of late and now.
 #[derive(Clone, Copy, Debug, Default)]
 struct Engine {
-    /// For which part of the time it was given prompts to read.
+    /// The share of time that its new prompts take to read.
     reading: f64,
-    /// How many requests it had on average when one came, and what others used of its processor.
+    /// The mean number of its requests, and the mean use of its processor by others, both at arrivals.
     in_flight: f64,
     others: f64,
-    /// How long it needs for the prompts that it has not read.
+    /// Time to read the prompts that wait.
     unread_ns: f64,
-    /// How many times as long steps take as [`Prediction`](super::Prediction) thinks: prompts come meanwhile, and a batch
-    /// that is small now will be as large as usual.
+    /// Steps take so many times as long as [`Prediction`](super::Prediction) says, because prompts interrupt them and a small
+    /// batch grows to its usual size.
     stretch: f64,
     /// A step with the batch that it has, stretched.
     step_ns: f64,
 }
 
-/// Over which time it is averaged what engines read.
+/// The time constant for the average of reading.
 const READING_NS: f64 = 10e9;
 
-/// An engine that reads all the time has some left for steps; else predictions would be without an end.
+/// The largest share of time for reading. With all of it, predictions would be infinite.
 const READING_MOST: f64 = 0.9;
 
-/// How much of an average the newest request is. Those of a Poisson process see averages over time (Wolff: "Poisson arrivals
+/// The weight of the newest request in an average. Poisson arrivals see averages over time (Wolff: "Poisson arrivals
 /// see time averages", 1982).
 const NEWEST: f64 = 0.05;
 
@@ -83,7 +84,7 @@ impl Watch {
         }
     }
 
-    /// Notes that a request was given to an engine.
+    /// Notes the engine of a request.
     pub fn given(&mut self, at: usize, request: &Request, replicas: &[Replica]) {
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
             // No sum of prompts takes more than all time for long.
@@ -108,12 +109,12 @@ impl Watch {
         if best.tightness <= 1.0 {
             return Some(best.choice(Reason::Worth));
         }
-        // What is late anyway should make as few others late as it can.
+        // A request that is late anyway goes to the cheapest engine, where it delays others least.
         let cheapest = survey.cheapest().copied().map(worth);
         cheapest.map(|(_, cheapest)| cheapest.choice(Reason::NoneInTime))
     }
 
-    /// For which part of the time others interrupt an engine: by prompts there, and by those on the same processor.
+    /// The share of time in which prompts interrupt an engine: its own prompts, and prompts of engines on the same processor.
     fn reading(&self, replicas: &[Replica], at: usize) -> f64 {
         let Some(replica) = replicas.get(at) else { return 0.0 };
         let sharing = replica.curve.cost().sharing.min(1.0);
@@ -179,8 +180,7 @@ fn chance(tightness: f64, doubt: f64) -> f64 {
 }
 
 impl Candidate {
-    /// Returns the same where the engine does something else first for so long, and then takes `stretch` times as long for
-    /// each step.
+    /// Returns the candidate with a first token that is `by_ns` later, and with steps that take `stretch` times as long.
     fn later(mut self, by_ns: f64, stretch: f64, slo: &Slo) -> Self {
         let steps_ns = self.prediction.finish_ns.saturating_sub(self.prediction.first_ns) as f64;
         let more_ns = (steps_ns * (stretch - 1.0).max(0.0)) as u64;

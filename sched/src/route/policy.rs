@@ -199,7 +199,7 @@ impl Seat {
         matches!(self.policy, Policy::Considerate { .. })
     }
 
-    /// Notes where a request went, whoever decided that.
+    /// Notes the engine of a request, also where the guard or a fallback chose it.
     pub fn given(&mut self, choice: &Choice, survey: &Survey<'_>) {
         if self.looks_at_admitted() {
             self.watch.given(choice.replica, survey.request, survey.state.replicas);

@@ -10,7 +10,8 @@ use super::survey::{Candidate, Survey, survey};
 /// Chooses who answers each request.
 ///
 /// **Invariant:** a router that is guarded never chooses a model that is predicted late while another one that may answer
-/// is predicted in time. [`Policy::Considerate`] predicts by more than the guard knows, and is left alone. The guard is not more than the predictions are: a wrong curve misleads the guard like any rule.
+/// is predicted in time. [`Policy::Considerate`] makes better predictions than the guard and is not guarded. A wrong curve misleads
+/// the guard like any rule.
 ///
 /// Whenever the policy cannot decide, the [rule](Policy::Rule) does, and the cause is counted. The same calls give the same
 /// choices.
@@ -72,17 +73,17 @@ const MARGIN: f64 = 1.1;
 const STALE_NS: u64 = 1_000_000_000;
 
 impl Router {
-    /// Creates a router that is guarded, without a shadow. Its rule for fallbacks has a margin of 1.1, and loads older than
-    /// a second are stale.
+    /// Creates a router without a shadow, guarded unless its policy is [`Policy::Considerate`]. Its rule for fallbacks has a margin
+    /// of 1.1, and loads older than a second are stale.
     #[must_use]
     pub fn new(models: Vec<Model>, policy: Policy) -> Self {
         let seat = Seat::new(policy, &models);
         Self {
             models,
+            guarded: !seat.looks_at_admitted(),
             seat,
             shadow: None,
             last_shadow: None,
-            guarded: true,
             margin: MARGIN,
             stale_ns: STALE_NS,
             rate: Rate::default(),
@@ -181,9 +182,7 @@ impl Router {
                 Choice { reason: Reason::Fallback(cause), ..policy::rule(&survey, self.margin)? }
             }
         };
-        if let Some(better) =
-            guard(&survey, choice, self.margin).filter(|_| self.guarded && !self.seat.looks_at_admitted())
-        {
+        if let Some(better) = guard(&survey, choice, self.margin).filter(|_| self.guarded) {
             self.counters.guarded += 1;
             choice = better;
         }

@@ -10,8 +10,8 @@ use super::request::{Request, Slo};
 pub struct State<'a> {
     /// Every replica of every model. A [`Choice`](super::Choice) names one by its place here.
     pub replicas: &'a [Replica],
-    /// The requests that these replicas work on. Only [`Policy::Considerate`](super::Policy::Considerate) looks at them; where
-    /// they are left out, it knows of nobody whom it could harm.
+    /// The requests that these replicas work on. Only [`Policy::Considerate`](super::Policy::Considerate) reads them. Without
+    /// them, it counts no cost to others.
     pub admitted: &'a [Commitment],
     /// The way back to the client that asks.
     pub path: Path,

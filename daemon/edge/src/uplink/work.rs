@@ -37,8 +37,8 @@ use crate::{
 /// can connect again.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// How often a slow path is asked for a round trip. The smoothed one takes in an eighth of each (RFC 9002 §5.3), so that one that
-/// was seconds long is short again after about thirty.
+/// The time between two pings on a slow path. Each round trip changes the smoothed one by an eighth (RFC 9002 §5.3), so it takes
+/// about thirty of them to get from seconds to milliseconds.
 const ASK_SLOW: Duration = Duration::from_millis(250);
 
 /// What to do next.

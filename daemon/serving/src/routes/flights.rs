@@ -1,4 +1,4 @@
-//! The requests that engines work on, for policies that count what one more costs them.
+//! The requests that engines work on, for policies that count the cost of one more request.
 
 use sched::route::{Commitment, Slo};
 
@@ -9,15 +9,15 @@ pub(super) struct Flight {
     pub replica: usize,
     /// Tokens that its answer is still expected to have.
     pub left_tokens: u32,
-    /// The tokens of its prompt until its first token has come.
+    /// The tokens of its prompt; 0 after its first token.
     pub unread_tokens: u32,
     /// When the engine has to be done; none without a limit.
     pub until_ns: Option<u64>,
-    /// What its answer is worth.
+    /// The worth of its answer.
     pub reward: f32,
 }
 
-/// All of them. There are no more than engines have places, which is what bounds this.
+/// All requests at engines. The places of engines bound their number.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     all: Vec<Option<Flight>>,
@@ -38,7 +38,7 @@ impl Flights {
         self.all.len() - 1
     }
 
-    /// Notes that a token of its answer came. An answer that is longer than expected may end with each further token.
+    /// Notes a token of its answer. An answer beyond its expected length has one token left.
     pub fn token(&mut self, at: usize) {
         if let Some(Some(flight)) = self.all.get_mut(at) {
             flight.left_tokens = flight.left_tokens.saturating_sub(1).max(1);

@@ -1,13 +1,12 @@
 //! How long answers are, by class.
 //!
-//! A class is short questions, another one long reports; what all are on average is neither. Where clients say how many tokens
-//! an answer may have at most, the part of that which answers of the class use says more than an average: it follows what this
-//! request asks for.
+//! One class may hold short questions and another long reports, so a mean over all classes fits neither. If clients set `max_tokens`,
+//! the used part of it predicts better than a mean, because it depends on the request.
 
-/// How much of an average the newest answer is.
+/// The weight of the newest answer in an average.
 const NEWEST: f64 = 0.05;
 
-/// What is known of the answers of each class. Their names are those of a policy, and few.
+/// The lengths of answers by class. The policy names the classes, which keeps them few.
 #[derive(Debug, Default)]
 pub(super) struct Lengths(Vec<OfClass>);
 
@@ -21,7 +20,7 @@ struct OfClass {
 }
 
 impl Lengths {
-    /// Returns the place of a class, which is entered with its first request.
+    /// Returns the place of a class, and adds the class at its first request.
     pub fn class(&mut self, name: &str) -> usize {
         self.0.iter().position(|class| class.name == name).unwrap_or_else(|| {
             self.0.push(OfClass { name: name.to_owned(), ..OfClass::default() });
@@ -29,7 +28,7 @@ impl Lengths {
         })
     }
 
-    /// Returns how many tokens to count on, at least 1; `usual` of a class of which nothing is known.
+    /// Returns the expected number of tokens, at least 1. An unknown class has the `usual` number.
     pub fn expect(&self, class: usize, max_tokens: Option<u32>, usual: f64) -> u32 {
         let of = self.0.get(class);
         let most = max_tokens.unwrap_or(u32::MAX).max(1);

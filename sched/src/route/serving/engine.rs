@@ -89,7 +89,8 @@ impl Fluid {
         Some(number)
     }
 
-    /// Returns the sequences in the batch, each with how many tokens it still has to come, and then those that wait.
+    /// Returns all sequences of the engine: first the batch, each with its number of missing tokens, then the waiting ones, which
+    /// have no number.
     pub fn sequences(&self) -> impl Iterator<Item = (usize, Option<f64>)> {
         let left = |Reverse((end, number)): &Reverse<(u64, usize)>| (*number, Some(f64::from_bits(*end) - self.tokens));
         self.running.iter().map(left).chain(self.waiting.iter().map(|number| (*number, None)))

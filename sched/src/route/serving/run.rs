@@ -148,7 +148,7 @@ impl<'a, D: Decide> Run<'a, D> {
         self.refresh(at);
     }
 
-    /// Fills in what a gateway knows of the requests that engines work on: which tokens have come, and not how many will.
+    /// Fills in the admitted requests as a gateway sees them: it knows the number of tokens so far, and not the final number.
     fn look_at_admitted(&mut self, now_s: f64) {
         self.admitted.clear();
         for (at, fluid) in self.fluids.iter_mut().enumerate() {
