@@ -77,7 +77,7 @@ pub struct PathState {
     pub unqueued_episodes: u64,
     /// Round trips without a queue in which packets did not arrive in order, because some were lost, late, or never sent.
     pub unqueued_gaps: u64,
-    /// Packets that arrived, those of the handshake excepted. Clients count them, and what is missing; servers do not.
+    /// Packets that arrived after the handshake. Only clients count arrived and missing packets.
     pub arrived_packets: u64,
     /// Packet numbers below the largest of them that have not arrived: packets that were lost, or are late, and numbers that the
     /// peer left out.

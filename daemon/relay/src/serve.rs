@@ -166,7 +166,7 @@ impl Relay {
 }
 
 async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, request: Request) {
-    // In a box, so that what it takes to open a tunnel is not kept for as long as the tunnel lives.
+    // A box holds the state of opening, so that its memory is free while the tunnel lives.
     if let Some(open) = Box::pin(open(relay, caller, client, request)).await {
         open.serve().await;
     }
@@ -255,7 +255,7 @@ impl OpenTunnel {
     /// Serves it until it ends.
     async fn serve(self) {
         let Self { relay, tunnel, protocol, places, usage, expires, pump } = self;
-        // In a box as well: it is there twice else, as an argument and as what is polled.
+        // Without a box the future would hold this state twice: as an argument and as a local variable.
         let ended = Box::pin(async {
             tokio::select! {
                 biased;

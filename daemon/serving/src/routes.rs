@@ -116,7 +116,7 @@ pub struct Route {
     prompt_tokens: u32,
     /// How many tokens it may have, if its client says so.
     max_tokens: Option<u32>,
-    /// The place of its class in what is known of lengths.
+    /// The place of its class among the known lengths.
     class: usize,
     /// When the engine has to be done, by the gateway's clock; none without a limit.
     until_ns: Option<u64>,

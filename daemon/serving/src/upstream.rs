@@ -54,7 +54,7 @@ pub struct Upstream {
     answered: Arc<Mutex<Answered>>,
 }
 
-/// The local addresses of connections that have answered a request: what is sent on them next finds them used.
+/// The local addresses of connections that have answered a request. The next request on such a connection gets a second try.
 #[derive(Debug, Default)]
 struct Answered(HashSet<SocketAddr>);
 
@@ -143,7 +143,7 @@ impl Upstream {
 impl Answered {
     fn note(&mut self, address: SocketAddr) {
         if self.0.len() >= MOST_ANSWERED {
-            // What is forgotten costs a request its second try, at worst.
+            // A request on a forgotten connection gets no second try.
             self.0.clear();
         }
         self.0.insert(address);

@@ -72,7 +72,7 @@ pub struct Demo {
     /// What the link carries each way, in Mbit/s.
     #[arg(long, default_value_t = 1.0)]
     pub mbit: f64,
-    /// Of what is random: each load is measured once for each of these, with the same deadlines and rates.
+    /// Seeds of arrivals and prompts. Each load runs once for each seed, with the same deadlines and rates.
     #[arg(long, alias = "seed", value_delimiter = ',', default_value = "1")]
     pub seeds: Vec<u64>,
     /// The policy by which the gateway chooses.

@@ -178,8 +178,7 @@ impl Namespace {
         Ok(Echo { stop, thread: Some(thread) })
     }
 
-    /// Answers each TCP connection at a port of every address of the namespace with what it says, until it says no more; goes on to
-    /// the end of the process.
+    /// Echoes TCP connections at a port of all addresses of the namespace, until the process ends.
     ///
     /// # Errors
     /// When the port is taken.

@@ -61,7 +61,7 @@ impl Default for Proof {
     }
 }
 
-/// What is known of the path when a packet is about to leave.
+/// The state of the path when a packet is about to leave.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moment {
     /// Packets above the base size that were lost so far.

@@ -27,7 +27,7 @@ pub enum Machine {
     Server,
 }
 
-/// Which machine has which address, and how far away it is from what it talks to. Clones share it.
+/// The machine of each address, and the further delay of its packets. Clones share it.
 #[derive(Clone, Default)]
 pub struct Machines(Arc<Mutex<HashMap<SocketAddr, (Machine, u64)>>>);
 
@@ -37,7 +37,7 @@ impl Machines {
         self.add_far(address, machine, 0);
     }
 
-    /// Notes an address from and to which packets travel for so much longer.
+    /// Notes an address whose packets travel `far_ns` longer in each direction.
     pub fn add_far(&self, address: SocketAddr, machine: Machine, far_ns: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, (machine, far_ns));
     }

@@ -37,7 +37,7 @@ fn a_request_for_a_model_passes_a_relay_on_the_way_and_is_served_again_when_that
     let asked = desk.large[0].counts()[0];
     hop.signal(libc::SIGKILL).unwrap();
     hop.wait(SOON).unwrap();
-    // Nothing else leads to the gateway. What is asked before the edge has found out waits for the way to come back.
+    // There is no other way to the gateway, so the request waits until the relay is back.
     let mut curl =
         desk.begin(&["--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", "--json", &chat("large", "x", true)]);
     curl.wait().unwrap();
