@@ -1,6 +1,8 @@
 //! Congestion controllers: one type for all of them, so that the transport is compiled once, and around them what turns
 //! their rates into departure times.
 
+use std::cell::Cell;
+
 use num_rational::Ratio;
 use pacing::{
     label, monotonic,
@@ -24,6 +26,18 @@ pub mod fixed;
 type CubicController = <Cubic as Endpoint>::CongestionController;
 type BbrController = <Bbr as Endpoint>::CongestionController;
 type BbrPacket = <BbrController as CongestionController>::PacketInfo;
+
+thread_local! {
+    /// Whether streams wait for turns on the connection whose packet is being written.
+    static HELD_BACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes, while a packet is being written, whether streams of its connection wait for turns. The transport sees only what was
+/// handed to it, and takes a connection without more of that for limited by its application. BBR then ignores what it measures:
+/// on a thin link it may stay in Startup, which sends 2.77 times as fast as the link, for as long as the connection.
+pub fn note_held_back(is_held_back: bool) {
+    HELD_BACK.set(is_held_back);
+}
 
 /// The congestion controller of an endpoint's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,6 +130,8 @@ impl CongestionController for Controller {
         rtt: &RttEstimator,
         publisher: &mut P,
     ) -> Self::PacketInfo {
+        let is_held_back = HELD_BACK.take();
+        let app_limited = app_limited.map(|is_limited| is_limited && !is_held_back);
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
         let packet = match &mut self.algorithm {
             Algorithm::Cubic(cubic) => {
@@ -246,5 +262,63 @@ impl<P: Publisher> Publisher for RateListener<'_, P> {
 
     fn on_bbr_state_changed(&mut self, state: BbrState) {
         self.publisher.on_bbr_state_changed(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use s2n_quic_core::{inet::SocketAddress, path::mtu::Config};
+
+    use super::*;
+
+    /// Notes whether BBR left Startup.
+    #[derive(Default)]
+    struct States(bool);
+
+    impl Publisher for States {
+        fn on_slow_start_exited(&mut self, _: SlowStartExitCause, _: u32) {}
+        fn on_delivery_rate_sampled(&mut self, _: RateSample) {}
+        fn on_pacing_rate_updated(&mut self, _: Bandwidth, _: u32, _: Ratio<u64>) {}
+
+        fn on_bbr_state_changed(&mut self, _: BbrState) {
+            self.0 = true;
+        }
+    }
+
+    struct Zeros;
+
+    impl RandomGenerator for Zeros {
+        fn public_random_fill(&mut self, dest: &mut [u8]) {
+            dest.fill(0);
+        }
+
+        fn private_random_fill(&mut self, dest: &mut [u8]) {
+            dest.fill(0);
+        }
+    }
+
+    /// Whether BBR leaves Startup within twenty round trips. In each, four packets are sent, and the transport has no more.
+    fn leaves_startup(is_held_back: bool) -> bool {
+        let (config, address) = (Config::default(), SocketAddress::default());
+        let mut controller = Congestion::Bbr.new_congestion_controller(PathInfo::new(&config, &address));
+        let (rtt, mut states) = (RttEstimator::new(Duration::from_millis(50)), States::default());
+        for round in 1..=20_u64 {
+            let [sent, acknowledged] = [0, 50].map(|ms| monotonic::timestamp((round * 60 + ms) * 1_000_000));
+            let packets = [(); 4].map(|()| {
+                note_held_back(is_held_back);
+                controller.on_packet_sent(sent, 1_200, Some(true), &rtt, &mut states)
+            });
+            for packet in packets {
+                controller.on_ack(sent, 1_200, packet, &rtt, &mut Zeros, acknowledged, &mut states);
+            }
+        }
+        states.0
+    }
+
+    #[test]
+    fn bbr_leaves_startup_while_streams_wait_for_turns_and_not_for_an_idle_application() {
+        assert_eq!([true, false].map(leaves_startup), [true, false]);
     }
 }

@@ -284,12 +284,16 @@ impl Driver {
         let mut capped = false;
         loop {
             let Some(quantum) = ledger.room() else {
+                ledger.set_holds_back(hub.lock().has_turns());
                 ledger.wait_for_room();
                 return capped;
             };
             let mut state = hub.lock();
             let mut turn = match state.begin_turn(quantum, now_ns) {
-                None => return capped,
+                None => {
+                    ledger.set_holds_back(false);
+                    return capped;
+                }
                 Some(Begun::Turn(turn)) => turn,
                 Some(Begun::Capped) => {
                     capped = true;

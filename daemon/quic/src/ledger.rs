@@ -19,7 +19,7 @@ use futures::task::AtomicWaker;
 use pacing::{class_key::ClassKey, label};
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
-use super::{binding::Binding, class::Class};
+use super::{binding::Binding, class::Class, congestion};
 
 /// The books of one connection. All values only grow, but for the low mark.
 #[derive(Debug)]
@@ -45,6 +45,8 @@ pub struct Ledger {
     is_server: bool,
     /// Whether the driver waits for bytes to leave.
     hungry: AtomicBool,
+    /// Whether streams wait for turns while enough is handed over.
+    holds_back: AtomicBool,
     closed: AtomicBool,
     driver: AtomicWaker,
 }
@@ -74,6 +76,7 @@ impl Ledger {
             bursts: AtomicU32::new(0),
             is_server,
             hungry: AtomicBool::new(false),
+            holds_back: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             driver: AtomicWaker::new(),
         };
@@ -188,6 +191,17 @@ impl Ledger {
     /// Asks to be woken when so many bytes have left that half of the low mark is free.
     pub fn wait_for_room(&self) {
         self.hungry.store(true, Relaxed);
+    }
+
+    /// Whether streams wait for turns while enough is handed over.
+    #[must_use]
+    pub fn holds_back(&self) -> bool {
+        self.holds_back.load(Relaxed)
+    }
+
+    /// Notes it.
+    pub fn set_holds_back(&self, holds_back: bool) {
+        self.holds_back.store(holds_back, Relaxed);
     }
 
     /// Whether only what is about to leave is handed over.
@@ -379,6 +393,7 @@ impl Account {
 
     /// A frame was put into the packet that is being written.
     pub fn on_frame_sent(&mut self, frame: &Frame) {
+        congestion::note_held_back(self.ledger.holds_back());
         let &Frame::Stream { id, offset, len, .. } = frame else { return };
         let Some(stream) = self.streams.get(&id) else { return };
         let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));

@@ -248,8 +248,11 @@ fn streams_that_the_peer_does_not_read_hold_up_no_others() {
                 drop(send);
             });
         }
-        time::delay(Duration::from_secs(5)).await;
+        time::delay(Duration::from_millis(60)).await;
+        assert!(end.dispatcher.ledger().holds_back(), "the streams wait for turns");
+        time::delay(Duration::from_millis(4_940)).await;
         assert_eq!(end.dispatcher.ledger().unsent_bytes(), 0, "what cannot leave was not handed over");
+        assert!(!end.dispatcher.ledger().holds_back(), "the peer holds them back, not their turns");
         let (recv, send) = open(&mut end, low()).await;
         send_all(send, 10_000);
         assert_eq!(answer(recv).await, Some(8));

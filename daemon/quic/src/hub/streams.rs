@@ -211,6 +211,11 @@ impl State {
         self.streams.capped.next_ns()
     }
 
+    /// Whether a stream waits for a turn.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.turns.turn(TurnKind::Stream).is_some()
+    }
+
     /// Begins the next turn, of up to `quantum` bytes; `None` if no stream waits for one.
     pub(crate) fn begin_turn(&mut self, quantum: u64, now_ns: u64) -> Option<Begun> {
         loop {
