@@ -3,6 +3,8 @@
   memory       connections that put a byte into each 4 KiB of all their streams' windows, until the relay ends them
   places       connections that ask for nothing
   datagrams    a request that never ends, and DATAGRAM frames for it, while a user of another connection has an echo
+  resets       streams that are opened and reset in the same packet, by a stranger and by a client with a tunnel, while a
+               user of another connection has an echo
 
 Prints one line of JSON for each. Memory is the resident set of the relay's process, highest while it was attacked.
 """
@@ -12,8 +14,12 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+
+from aioquic.h3.connection import ErrorCode
+from aioquic.quic.packet import QuicFrameType
 
 import wire
 from hostile import HostileClient, Relay, origin
@@ -143,7 +149,92 @@ async def datagrams(server: RelayOptions, options: argparse.Namespace) -> dict[s
         }
 
 
-KINDS = {"memory": memory, "places": places, "datagrams": datagrams}
+IN_FLIGHT = 16
+"""Packets of resets that may be unacknowledged: few enough for the queue of the relay's socket."""
+
+RESETS_IN_A_PACKET = 70
+
+
+def open_and_reset(stream: int) -> bytes:
+    """Frames that open a stream with the beginning of a request, and reset it (RFC 9000 §19.4)."""
+    begun = b"\x01\x40"
+    code = varint(ErrorCode.H3_REQUEST_CANCELLED)
+    return wire.stream_frame(stream, 0, begun) + b"\x04" + varint(stream) + code + varint(len(begun))
+
+
+def ignore_answers(client: HostileClient) -> None:
+    """Has the client take what the relay says of streams that it opened by hand; else that is an error."""
+
+    def skipping(numbers: int):
+        def skip(_context, _kind, buffer) -> None:
+            for _ in range(numbers):
+                buffer.pull_uint_var()
+
+        return skip
+
+    handlers = client._quic._QuicConnection__frame_handlers
+    for kind, numbers in ((QuicFrameType.RESET_STREAM, 3), (QuicFrameType.STOP_SENDING, 2)):
+        handlers[kind] = (skipping(numbers), handlers[kind][1])
+
+
+async def reset_streams(client: HostileClient, first: int, seconds: float) -> int:
+    """Opens and resets streams as fast as the relay lets it; returns how many."""
+    ignore_answers(client)
+    number, packets, acknowledged = first, 0, len(client.acknowledged)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not client.terminated:
+        room = min(client._quic._remote_max_streams_bidi - number, RESETS_IN_A_PACKET)
+        if room > 0 and packets < len(client.acknowledged) - acknowledged + IN_FLIGHT:
+            client.packet(b"".join(open_and_reset(4 * (number + at)) for at in range(room)))
+            number, packets = number + room, packets + 1
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(0.0005)
+    return number - first
+
+
+async def ask_echo(client: HostileClient, tunnel: int, counts: Counter[str]) -> None:
+    """Sends a payload each 10 ms."""
+    while True:
+        client.datagram(varint(tunnel // 4) + wire.udp_payload(b"payload"))
+        counts["asked"] += 1
+        await asyncio.sleep(0.01)
+
+
+async def resets(server: RelayOptions, options: argparse.Namespace) -> dict[str, object]:
+    """How many streams are opened and reset, and what that costs the relay and a neighbour."""
+    relay = Relay(options.pid)
+    async with AsyncExitStack() as stack:
+        host, port = await stack.enter_async_context(udp_echo())
+        clients = [await stack.enter_async_context(HostileClient.open(server, True)) for _ in range(3)]
+        for client in clients:
+            client.relay, client.path = server, server.path(host, port)
+            client.start()
+        neighbour, user, stranger = clients
+        tunnel, counts = await neighbour.tunnel(), Counter()
+        await user.tunnel()
+        echoes = asyncio.create_task(ask_echo(neighbour, tunnel, counts))
+        by_stranger = await reset_streams(stranger, 0, options.seconds)
+        cpu_ns, began = relay.cpu_ns(), time.monotonic()
+        by_user = await reset_streams(user, 1, options.seconds)
+        seconds, cpu_s = time.monotonic() - began, (relay.cpu_ns() - cpu_ns) / 1e9
+        echoes.cancel()
+        await asyncio.sleep(0.5)
+        return {
+            "streams_of_stranger": by_stranger,
+            "stranger_ended_by": str(stranger._lost()),
+            "streams_of_user": by_user,
+            "user_ended_by": str(user._lost()),
+            "seconds": round(seconds, 1),
+            "streams_of_user_per_s": round(by_user / seconds),
+            "relay_cpu_percent": round(100 * cpu_s / seconds, 1),
+            "relay_cpu_us_per_stream": round(1e6 * cpu_s / max(by_user, 1), 2),
+            "echoes_asked": counts["asked"],
+            "echoes_back": len(neighbour.received[tunnel].payloads),
+        }
+
+
+KINDS = {"memory": memory, "places": places, "datagrams": datagrams, "resets": resets}
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -162,7 +253,7 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="which; without any, all")
     parser.add_argument("--pid", type=int, required=True, help="the relay's process")
     parser.add_argument("--connections", type=int, default=400, help="attempts to connect")
-    parser.add_argument("--seconds", type=float, default=10, help="how long datagrams are sent")
+    parser.add_argument("--seconds", type=float, default=10, help="how long datagrams or resets are sent")
     options = parser.parse_args()
     options.clock, options.seed = "wall", None
     return asyncio.run(run(options))
