@@ -146,6 +146,18 @@ mod tests {
     }
 
     #[test]
+    fn without_a_file_the_services_configuration_is_checked_and_shown() {
+        let file = |arguments: &[&str]| match Arguments::parse_from(["paced"].iter().chain(arguments)).command {
+            super::Command::Check { file } | super::Command::Config(ConfigCommand::Show { file, .. }) => file,
+            _ => panic!("{arguments:?} is another command"),
+        };
+        for arguments in [&["check"][..], &["config", "show"]] {
+            assert_eq!(file(arguments), Path::new(DEFAULT_FILE));
+            assert_eq!(file(&[arguments, &["other.toml"]].concat()), Path::new("other.toml"));
+        }
+    }
+
+    #[test]
     fn the_manual_page_is_whole_and_names_no_page_that_does_not_exist() {
         let page = rendered();
         for part in [
