@@ -69,6 +69,9 @@ mod tests {
     /// Says how many inputs a target gets instead, for a long search that no coverage leads.
     const INPUTS: &str = "PACED_FUZZ_INPUTS";
 
+    /// After how many inputs a long search says how far it is.
+    const TOLD: u64 = 10_000_000;
+
     /// How many inputs a target gets that are made from its corpus.
     const MADE: u64 = 100_000;
 
@@ -144,10 +147,13 @@ mod tests {
         assert!(!corpus.is_empty(), "{name} has no corpus");
         corpus.iter().for_each(|input| (target.read)(input));
         let mut numbers = Numbers(0x9298_2022_0829_0001);
-        for _ in 0..count {
+        for number in 1..=count {
             let input = made(&corpus, &mut numbers);
             let outcome = std::panic::catch_unwind(|| (target.read)(&input));
             assert!(outcome.is_ok(), "{name} breaks a rule with {}", input.escape_ascii());
+            if number.is_multiple_of(TOLD) && number < count {
+                println!("{name}: {number} inputs so far, in {:.0} s", began.elapsed().as_secs_f64());
+            }
         }
         println!("{name}: {count} inputs in {:.0} s, no rule broken", began.elapsed().as_secs_f64());
     }

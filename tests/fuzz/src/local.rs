@@ -1,10 +1,11 @@
 //! What reaches the daemon from its own host: requests for its pages, and what the monitor says.
 
 use std::{
+    fs::File,
     future::Future as _,
     io::IoSlice,
     mem::MaybeUninit,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     pin::pin,
     sync::{Arc, LazyLock},
     task::{Context, Poll, Waker},
@@ -58,26 +59,40 @@ pub fn page_request(mut input: &[u8]) {
     assert!(head.starts_with("HTTP/1.") && (is_bare || len == Some(&body.len().to_string())), "{answer}");
 }
 
-/// A message is read with exactly the descriptors that came with it, and as the same when it is sent on.
-pub fn monitor_message(mut input: &[u8]) {
-    let count = usize::from(choice(&mut input, 24));
-    let pair = || {
+/// Sockets that are kept from one input to the next, since making them would take most of the time; and a file to send. It is
+/// no socket: the kernel would look for sockets that nobody can reach any more, among those of all processes, at each close.
+struct Channel {
+    near: OwnedFd,
+    far: OwnedFd,
+    file: File,
+}
+
+thread_local! {
+    static CHANNEL: Channel = {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        pair.unwrap_or_else(|error| panic!("{error}"))
+        let (near, far) = pair.unwrap_or_else(|error| panic!("{error}"));
+        Channel { near, far, file: File::open("/dev/null").unwrap_or_else(|error| panic!("{error}")) }
     };
-    let (near, far) = pair();
-    let fds = vec![near.as_fd(); count];
+}
+
+/// A message is read with exactly the descriptors that came with it, and as the same when it is sent on.
+pub fn monitor_message(input: &[u8]) {
+    CHANNEL.with(|channel| read_monitor_message(channel, input));
+}
+
+fn read_monitor_message(Channel { near, far, file }: &Channel, mut input: &[u8]) {
+    let count = usize::from(choice(&mut input, 24));
+    let fds = vec![file.as_fd(); count];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(24))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&fds)), "there is room");
-    let sent = sendmsg(&near, &[IoSlice::new(input)], &mut control, SendFlags::DONTWAIT);
+    let sent = sendmsg(near, &[IoSlice::new(input)], &mut control, SendFlags::DONTWAIT);
     sent.unwrap_or_else(|error| panic!("{error}"));
-    let Ok(Some((notice, given))) = message::receive::<MonitorNotice>(&far) else { return };
+    let Ok(Some((notice, given))) = message::receive::<MonitorNotice>(far) else { return };
     assert!(given.len() == count && count <= MOST_FDS, "{} descriptors of {count}", given.len());
-    let (near, far) = pair();
     // What was escaped may be longer when it is written.
-    if message::send(&near, &notice, &[]).is_ok()
-        && let Ok(Some((again, given))) = message::receive::<MonitorNotice>(&far)
+    if message::send(near, &notice, &[]).is_ok()
+        && let Ok(Some((again, given))) = message::receive::<MonitorNotice>(far)
     {
         assert_eq!((format!("{again:?}"), given.len()), (format!("{notice:?}"), 0));
     }
