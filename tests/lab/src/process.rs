@@ -28,6 +28,31 @@ pub fn limit_descriptors(pid: u32, most: u64) -> Result<u64> {
     prlimit(pid, Resource::Nofile, limit)?.current.context("there was no limit")
 }
 
+/// How long a process has had the CPU so far.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuTime {
+    /// The process itself, all of its threads.
+    pub own: Duration,
+    /// The processes that it started and has waited for.
+    pub of_children: Duration,
+}
+
+impl CpuTime {
+    /// Asks the kernel (`proc_pid_stat(5)`, in hundredths of a second).
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn of(pid: u32) -> Result<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name, in brackets, may have spaces and brackets of its own. Behind it, field 3 comes first.
+        let (_, fields) = stat.rsplit_once(')').context("a name in brackets")?;
+        let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(4).map(str::parse).collect::<Result<_, _>>()?;
+        let [user, system, ref of_children @ ..] = ticks[..] else { bail!("{stat} has too few fields") };
+        let time = |ticks: u64| Duration::from_millis(ticks * 10);
+        Ok(Self { own: time(user + system), of_children: time(of_children.iter().sum()) })
+    }
+}
+
 /// Polls every 10 ms until `poll` gives something, and returns it.
 ///
 /// # Errors

@@ -340,6 +340,7 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
     let folder = folder.0.display();
     // On a busy machine, clients of a test may take long to ask for anything.
     let patience = if limits.contains("stranger_seconds") { "" } else { "stranger_seconds = 600" };
+    let log = if sections.contains("[log]") { "" } else { "[log]\nlevel = \"debug\"" };
     format!(
         r#"
         state_dir = "{folder}"
@@ -358,8 +359,7 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
         {control}
         [metrics]
         listen = "{METRICS}"
-        [log]
-        level = "debug"
+        {log}
         {sections}
         "#
     )
