@@ -56,7 +56,7 @@ endif
 bench: ## Measures paced and its peer on this machine, in less than six minutes. ARGS=--quick: one short round.
 	@tests/setup bench
 	cargo build --release -p paced -p pacectl -p perf
-	@perf/peers/quic-go-relay/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
+	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
 bench-diff: ## What a payload costs here and at the commit BASE, in instructions, in three minutes once built. ARGS="--rounds 3".
@@ -72,6 +72,7 @@ bench-models: ## Measures the gateway for models, and nginx if it is installed, 
 papers: ## All experiments of the papers; goes on where it was. ARGS="--budget MINUTES", "--no-lab", or names of plans.
 	@tests/setup build netns vm
 	cargo build --release -p paced -p pacectl -p perf
+	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf papers $(ARGS)
 
 programs:

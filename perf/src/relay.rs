@@ -134,17 +134,31 @@ impl Drop for Started {
     }
 }
 
-/// Returns the program of a relay, as far as it was built: paced beside this program, the peer in `peers` above it.
+/// Returns the program of a relay, as far as it was built: paced beside this program, or the [`peer`].
 ///
 /// # Errors
 /// It is not there; says how to build it.
 pub fn program(kind: Kind) -> Result<PathBuf> {
-    let folder = std::env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default();
-    let (path, built_by) = match kind {
-        Kind::Paced => (folder.join("paced"), "cargo build --release -p paced -p pacectl"),
-        Kind::QuicGo => (folder.join("../peers/quic-go-relay"), "perf/peers/quic-go-relay/build.sh"),
-    };
-    ensure!(path.exists(), "{} is missing: {built_by} makes it", path.display());
+    match kind {
+        Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
+        Kind::QuicGo => peer("quic-go-relay"),
+    }
+}
+
+/// Returns a program of `perf/peers`, as far as it was built: in `peers`, beside this program's folder.
+///
+/// # Errors
+/// It is not there; says how to build it.
+pub fn peer(name: &str) -> Result<PathBuf> {
+    built(own_folder()?.join("../peers").join(name), "perf/peers/build.sh")
+}
+
+fn own_folder() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn built(path: PathBuf, by: &str) -> Result<PathBuf> {
+    ensure!(path.exists(), "{} is missing: {by} makes it", path.display());
     Ok(path)
 }
 

@@ -6,19 +6,14 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -28,6 +23,8 @@ import (
 
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
+
+	"paced.example/perf/peers/internal/certificate"
 )
 
 const (
@@ -52,7 +49,7 @@ func main() {
 
 // serve relays until a signal ends it.
 func serve(listen, certFile, keyFile string) error {
-	certificate, err := loadCertificate(certFile, keyFile)
+	identity, err := loadCertificate(certFile, keyFile)
 	if err != nil {
 		return fmt.Errorf("certificate: %w", err)
 	}
@@ -64,7 +61,7 @@ func serve(listen, certFile, keyFile string) error {
 
 	server := &http3.Server{
 		Handler:         http.HandlerFunc(relay),
-		TLSConfig:       &tls.Config{Certificates: []tls.Certificate{certificate}},
+		TLSConfig:       &tls.Config{Certificates: []tls.Certificate{identity}},
 		EnableDatagrams: true,
 		QUICConfig: &quic.Config{
 			InitialPacketSize:  initialPacketBytes,
@@ -79,7 +76,7 @@ func serve(listen, certFile, keyFile string) error {
 		server.Close()
 	}()
 
-	fingerprint := sha256.Sum256(certificate.Certificate[0])
+	fingerprint := sha256.Sum256(identity.Certificate[0])
 	ready := map[string]any{
 		"listen":             socket.LocalAddr().String(),
 		"pid":                os.Getpid(),
@@ -99,22 +96,5 @@ func loadCertificate(certFile, keyFile string) (tls.Certificate, error) {
 	if certFile != "" || keyFile != "" {
 		return tls.LoadX509KeyPair(certFile, keyFile)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		DNSNames:     []string{"localhost"},
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
-		NotBefore:    now.Add(-time.Hour),
-		NotAfter:     now.Add(7 * 24 * time.Hour),
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+	return certificate.SelfSigned()
 }

@@ -1,4 +1,4 @@
-module paced.example/perf/peers/quic-go-relay
+module paced.example/perf/peers
 
 go 1.26.0
 
