@@ -5,7 +5,7 @@
 #
 # Writes PREFIX.json and PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
 # ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
-# `cargo build` made, but then the CPU is several times slower.
+# `cargo build` made, but then the CPU is several times slower. Rows of quic-go need its peers: `perf/peers/build.sh`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -14,8 +14,9 @@ profile=${PACED_PROFILE:-release}
 
 if [[ ${1-} == --guest ]]; then
   # From memory: waiting for a file of the host would let the clock jump.
-  mkdir -p /tmp/run
+  mkdir -p /tmp/run /tmp/peers
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
+  cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run says what it leaves out.
   for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr; do modprobe "$module"; done
   PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.

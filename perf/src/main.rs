@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
     demo::{self, Demo},
-    experiment::{self, paths, serving as routing},
+    experiment::{self, paths, peer, serving as routing},
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -287,9 +287,10 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
     for variant in variants {
         let mut plan = plan.variant(variant)?;
         plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions_on(clock));
-        if !experiment.scheduler.is_empty() {
-            plan.schedulers.clone_from(&experiment.scheduler);
-        }
+        plan.schedulers = match experiment.scheduler.as_slice() {
+            [] => present(&plan, clock),
+            chosen => chosen.to_vec(),
+        };
         let outcomes = experiment::compare(&plan, &plan.schedulers, clock)?;
         let mut of_variant: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
         println!("{}", experiment::table(&plan, &of_variant));
@@ -310,6 +311,18 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
         fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// What of a plan can be compared on a clock as this program was built; says what cannot, and why.
+fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
+    let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("{} ({}): {} is left out: {error:#}", plan.name, plan.variant, scheduler.name());
+            false
+        }
+    };
+    plan.schedulers_on(clock).into_iter().filter(is_present).collect()
 }
 
 /// A line of results.

@@ -12,6 +12,7 @@ mod manage;
 pub mod masque;
 mod outcome;
 pub mod paths;
+pub mod peer;
 mod plot;
 mod reader;
 mod row;
@@ -107,10 +108,12 @@ pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result
         (Topology::Direct, Clock::Lab) => match scheduler {
             Scheduler::TlsN => tls::run(plan, tls::Connections::PerRequest, seed),
             Scheduler::Tls1 => tls::run(plan, tls::Connections::One, seed),
+            _ if scheduler.is_of_quic_go() => peer::run(plan, scheduler, seed),
             _ => emulated::run(plan, scheduler, seed),
         },
         (Topology::Marked, Clock::Lab) => caps::run(plan),
         (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),
+        (Topology::Masque, Clock::Lab) if scheduler.is_of_quic_go() => peer::run(plan, scheduler, seed),
         (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
         (Topology::Tunnelled, Clock::VirtualNetwork) => tunnelled::run(plan, scheduler, seed),
         (Topology::Tunnelled, Clock::Lab) => bail!("tunnels of this kind are simulated"),

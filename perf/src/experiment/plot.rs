@@ -144,7 +144,7 @@ fn seconds(ms: f64) -> String {
 impl Scheduler {
     /// Whether it is only there to be compared with.
     fn is_baseline(self) -> bool {
-        matches!(self, Self::Plain | Self::TlsN | Self::Tls1)
+        matches!(self, Self::Plain | Self::TlsN | Self::Tls1) || self.is_of_quic_go()
     }
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use super::peer;
 use crate::{
     origin::Origin,
     plan::{Plan, Scheduler},
@@ -71,7 +72,11 @@ impl Row {
             seed: plan.seed,
             repetitions: 0,
             network: plan.links(origin.is_native()),
-            congestion: plan.congestion.to_string(),
+            congestion: if scheduler.is_of_quic_go() {
+                peer::CONGESTION.to_owned()
+            } else {
+                plan.congestion.to_string()
+            },
             fingerprint: plan.fingerprint(),
             origin: origin.clone(),
         }

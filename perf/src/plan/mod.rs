@@ -165,6 +165,9 @@ pub struct Plan {
     pub lab_repetitions: Option<u64>,
     /// What is compared.
     pub schedulers: Vec<Scheduler>,
+    /// What is compared with it in the lab only, because it needs a kernel.
+    #[serde(default)]
+    pub lab_schedulers: Vec<Scheduler>,
     /// The link between the client and the next machine.
     pub network: Network,
     /// With a relay: how tunnels are.
@@ -509,8 +512,9 @@ impl Plan {
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let mut table = self.table.clone();
-        for words in ["title", "source", "published", "repetitions", "lab_repetitions", "schedulers", "verdicts"] {
-            table.remove(words);
+        let words = ["title", "source", "published", "repetitions", "lab_repetitions", "verdicts"];
+        for key in words.into_iter().chain(["schedulers", "lab_schedulers"]) {
+            table.remove(key);
         }
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
@@ -521,6 +525,13 @@ impl Plan {
     #[must_use]
     pub fn repetitions_on(&self, clock: Clock) -> u64 {
         self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
+    }
+
+    /// What is compared on a clock.
+    #[must_use]
+    pub fn schedulers_on(&self, clock: Clock) -> Vec<Scheduler> {
+        let lab = self.lab_schedulers.iter().filter(|_| clock == Clock::Lab);
+        self.schedulers.iter().chain(lab).copied().collect()
     }
 
     /// The published value of a metric, where there is one.

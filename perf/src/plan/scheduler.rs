@@ -68,6 +68,15 @@ pub enum Scheduler {
     StreamFcfs,
     /// Connections in tunnels whose form the edge chooses, by what it measured of the path.
     Auto,
+    /// quic-go as it is, which serves streams in turns.
+    QuicGo,
+    /// quic-go as it is, told to serve streams in the order in which they were opened.
+    QuicGoFcfs,
+    /// The same by the priority of their classes, in the order in which they were opened among equals.
+    QuicGoAbs,
+    /// The same in two levels: the high one in the order in which streams were opened, which is by deadline where all there have
+    /// the same; the low one in turns.
+    QuicGoMlRr,
     /// TLS over TCP, a connection for each request.
     TlsN,
     /// TLS over TCP, one connection for all requests.
@@ -109,6 +118,10 @@ impl Scheduler {
             Self::Stream => "stream",
             Self::StreamFcfs => "stream-fcfs",
             Self::Auto => "auto",
+            Self::QuicGo => "quic-go",
+            Self::QuicGoFcfs => "quic-go-fcfs",
+            Self::QuicGoAbs => "quic-go-abs",
+            Self::QuicGoMlRr => "quic-go-ml-rr",
             Self::TlsN => "tls-n",
             Self::Tls1 => "tls-1",
         }
@@ -120,7 +133,13 @@ impl Scheduler {
         matches!(self, Self::Stock | Self::Paced | Self::Unpaced | Self::ActiveWait | Self::PassiveWait)
     }
 
-    /// How it orders the streams of a connection, and how late it decides; `None` for what is not QUIC, and for what
+    /// Whether its transport is quic-go.
+    #[must_use]
+    pub fn is_of_quic_go(self) -> bool {
+        matches!(self, Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr)
+    }
+
+    /// How it orders the streams of a connection, and how late it decides; `None` for other transports, and for what
     /// compares relays or tunnels.
     #[must_use]
     pub fn of_streams(self) -> Option<(Discipline, Binding)> {
@@ -129,6 +148,7 @@ impl Scheduler {
             Self::Workers1 | Self::Workers2 | Self::Calm | Self::Guarded | Self::Unguarded => return None,
             Self::NoProxy | Self::Datagram | Self::DatagramFcfs => return None,
             Self::Stream | Self::StreamFcfs | Self::Auto => return None,
+            Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr => return None,
             Self::TlsN | Self::Tls1 => return None,
             Self::Rr => Discipline::Rr,
             Self::Fcfs => Discipline::Fcfs,

@@ -63,6 +63,10 @@ impl Plan {
         ensure!(self.repetitions > 0 && self.lab_repetitions != Some(0), "repetitions: at least one");
         ensure!(!self.clocks.is_empty(), "clocks: at least one");
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        let lab = self.clocks.contains(&Clock::Lab);
+        ensure!(lab || self.lab_schedulers.is_empty(), "lab_schedulers: the plan does not run in the lab");
+        let twice = self.lab_schedulers.iter().find(|scheduler| self.schedulers.contains(scheduler));
+        ensure!(twice.is_none(), "lab_schedulers: what is in `schedulers` runs in the lab as well");
         ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
         let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
         ensure!(names.len() == self.classes.len(), "classes: two have the same name");
