@@ -45,6 +45,8 @@ pub struct EdgeMetrics {
     bytes_down: Family<Labels<2>, Counter>,
     dropped_waiting: Family<Labels<2>, Counter>,
     dropped_down: Family<Labels<2>, Counter>,
+    /// QUIC packets for relays behind hops that were larger than the smallest, while capsules stood in for datagrams.
+    pub hop_withheld: Counter,
     /// What became of datagrams inside the connections to relays.
     pub datagrams: Arc<DatagramCounters>,
     /// What became of those connections when this host's addresses changed.
@@ -130,6 +132,8 @@ impl EdgeMetrics {
                 ([("direction", "down"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
             ],
         );
+        let help = "QUIC packets of more than 1200 bytes for relays behind hops, dropped while capsules stood in for datagrams";
+        registry.register("edge_hop_withheld_packets", help, self.hop_withheld.clone());
         registry.register("edge_tunnels", "Open tunnels of local applications", self.open.clone());
         registry.register_collector(Box::new(Uplinks(self.roster.clone())));
         registry.register_collector(Box::new(PathGauges(self.roster.clone())));

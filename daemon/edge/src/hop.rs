@@ -8,9 +8,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use config::forward::TunnelMode;
+use config::{forward::TunnelMode, targets::Protocol};
 use futures::{FutureExt as _, future::BoxFuture};
 use masque::{target::Target, tunnel::Form};
+use prometheus_client::metrics::counter::Counter;
 use quic::{carried::Carrier, segments::Segments};
 use role::tunnel::UdpTunnel;
 use tokio::{sync::oneshot, time::timeout};
@@ -22,6 +23,7 @@ use super::{
     },
     form::USABLE_PAYLOAD_BYTES,
     link::Link,
+    roster::{Entry, Roster, TunnelOwner},
     uplink::{CONNECTIONS, Uplink},
 };
 
@@ -32,13 +34,16 @@ const SMALLEST_PACKET_BYTES: usize = 1_200;
 pub struct HopTunnels {
     name: String,
     uplink: Arc<Uplink>,
+    roster: Arc<Roster>,
+    withheld: Counter,
 }
 
 impl HopTunnels {
-    /// Opens tunnels over the connections of `uplink`.
+    /// Opens tunnels over the connections of `uplink`, which are listed in `roster`. `withheld` counts packets that makeshift
+    /// capsules do not carry.
     #[must_use]
-    pub fn new(name: &str, uplink: Arc<Uplink>) -> Self {
-        Self { name: name.to_owned(), uplink }
+    pub fn new(name: &str, uplink: Arc<Uplink>, roster: Arc<Roster>, withheld: Counter) -> Self {
+        Self { name: name.to_owned(), uplink, roster, withheld }
     }
 
     async fn tunnel(&self, relay: &Target) -> Result<(Link, Opened), String> {
@@ -81,12 +86,22 @@ impl Via for HopTunnels {
             })?;
             let (used, ended) = oneshot::channel();
             let line = link.line().clone();
+            let owner = TunnelOwner::Hop { name: self.name.clone() };
+            let entry = self.roster.enter(owner, (Protocol::Udp, relay), (&link, tunnel.stream_id()));
+            let listed = entry.tunnel();
             let fate = PassageEnd {
-                // Nothing is ever sent: the other end is dropped.
-                ended: ended.map(drop).boxed(),
+                ended: async move {
+                    tokio::select! {
+                        // Nothing is ever sent: the other end is dropped.
+                        _ = ended => {}
+                        () = listed.closed() => {}
+                    }
+                }
+                .boxed(),
                 left: async move { line.left().await }.boxed(),
             };
-            let carrier = Box::new(Tunnelled(Some(Tunnel { tunnel, link, _used: used })));
+            let withheld = self.withheld.clone();
+            let carrier = Box::new(Tunnelled(Some(Tunnel { tunnel, link, entry, withheld, _used: used })));
             Ok(Passage { carrier, address: next_hop, fate })
         }
         .boxed()
@@ -100,30 +115,42 @@ struct Tunnel {
     tunnel: UdpTunnel,
     /// Its place on the connection to the hop's relay.
     link: Link,
+    /// Its place in the list of tunnels.
+    entry: Entry,
+    withheld: Counter,
     /// Told of the end by being dropped.
     _used: oneshot::Sender<()>,
 }
 
 impl Carrier for Tunnelled {
     fn send(&mut self, packets: &Segments) {
-        let Some(Tunnel { tunnel, link, .. }) = &mut self.0 else { return };
+        let Some(Tunnel { tunnel, link, entry, withheld, .. }) = &mut self.0 else { return };
         let form = link.form(TunnelMode::Auto);
         // Capsules carry packets of any size. While they stand in for datagrams that are still too small, only the smallest packets
         // pass: the transport would take larger ones for possible, and lose them once datagrams fit.
         let is_makeshift = form == Some(Form::Capsule) && !link.carries(USABLE_PAYLOAD_BYTES);
         let passes = |packet: &&[u8]| !is_makeshift || packet.len() <= SMALLEST_PACKET_BYTES;
         let mut batch = tunnel.batch(form);
-        packets.iter().filter(passes).for_each(|packet| batch.push(packet));
+        let (mut count, mut bytes) = (0, 0);
+        for packet in packets.iter().filter(passes) {
+            batch.push(packet);
+            (count, bytes) = (count + 1, bytes + packet.len() as u64);
+        }
+        entry.traffic.add_up(bytes, count);
+        withheld.inc_by(packets.len() as u64 - count);
     }
 
     fn poll_receive(&mut self, cx: &mut Context<'_>, packets: &mut Segments) -> Poll<()> {
-        let Some(Tunnel { tunnel, .. }) = &mut self.0 else { return Poll::Pending };
+        let Some(Tunnel { tunnel, entry, .. }) = &mut self.0 else { return Poll::Pending };
         let is_over = match tunnel.poll_recv(cx, packets) {
             Poll::Ready(Ok(true)) if packets.is_empty() => {
                 cx.waker().wake_by_ref();
                 false
             }
-            Poll::Ready(Ok(true)) => return Poll::Ready(()),
+            Poll::Ready(Ok(true)) => {
+                entry.traffic.add_down(packets.bytes() as u64, packets.len() as u64);
+                return Poll::Ready(());
+            }
             Poll::Ready(Ok(false) | Err(_)) => true,
             Poll::Pending => tunnel.poll_stopped(cx).is_err(),
         };

@@ -411,7 +411,10 @@ impl Edge {
             let via = match way.before(path) {
                 None => None,
                 Some((name, before)) => {
-                    Some(Arc::new(HopTunnels::new(name, self.uplink(before, listen, made)?)) as Arc<dyn Via>)
+                    let uplink = self.uplink(before, listen, made)?;
+                    let EdgeMetrics { roster, hop_withheld, .. } = &*self.metrics;
+                    let tunnels = HopTunnels::new(name, uplink, roster.clone(), hop_withheld.clone());
+                    Some(Arc::new(tunnels) as Arc<dyn Via>)
                 }
             };
             let leaving = |relay: Endpoint| match &via {

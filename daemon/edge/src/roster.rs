@@ -72,6 +72,28 @@ impl Roster {
         living(&self.uplinks)
     }
 
+    /// Enters a tunnel to `target` that goes over `link`, as the stream of an ID.
+    #[must_use]
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        owner: TunnelOwner,
+        (protocol, target): (Protocol, &Target),
+        (link, stream_id): (&Link, u64),
+    ) -> Entry {
+        let tunnel = self.tunnels.insert(|id| Tunnel {
+            id,
+            connection: link.connection(),
+            stream_id,
+            owner,
+            protocol,
+            target: target.clone(),
+            since: SystemTime::now(),
+            traffic: Arc::default(),
+            closed: Notify::new(),
+        });
+        Entry { tunnel, roster: self.clone(), open: None }
+    }
+
     /// The open connections with an ID above `after`, by ID, each with its relay.
     #[must_use]
     pub fn connections(&self, after: u64) -> Vec<(Arc<Uplink>, Arc<Line>)> {
@@ -82,7 +104,25 @@ impl Roster {
     }
 }
 
-/// A tunnel of something that entered at a local address.
+/// Whose a tunnel is.
+pub enum TunnelOwner {
+    /// Something that entered at a local address.
+    Application {
+        /// The local address.
+        listen: String,
+        /// Where it came from.
+        sender: SocketAddr,
+        /// The class that it is of.
+        membership: Membership,
+    },
+    /// A hop: the tunnel carries a connection to the relay behind it, and by that the tunnels of applications. It has no class.
+    Hop {
+        /// The hop's name.
+        name: String,
+    },
+}
+
+/// A tunnel through a relay.
 pub struct Tunnel {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
@@ -90,10 +130,8 @@ pub struct Tunnel {
     pub connection: u64,
     /// The ID of its request's stream there.
     pub stream_id: u64,
-    /// The local address where it entered.
-    pub listen: String,
-    /// Where it came from.
-    pub sender: SocketAddr,
+    /// Whose it is.
+    pub owner: TunnelOwner,
     /// What it carries.
     pub protocol: Protocol,
     /// Where it leads.
@@ -102,15 +140,17 @@ pub struct Tunnel {
     pub since: SystemTime,
     /// What went through it.
     pub traffic: Arc<Traffic>,
-    membership: Membership,
     closed: Notify,
 }
 
 impl Tunnel {
-    /// The class that it is of now.
+    /// The class that it is of now; `None` of a hop.
     #[must_use]
-    pub fn class(&self) -> Arc<Class> {
-        self.membership.get()
+    pub fn class(&self) -> Option<Arc<Class>> {
+        match &self.owner {
+            TunnelOwner::Application { membership, .. } => Some(membership.get()),
+            TunnelOwner::Hop { .. } => None,
+        }
     }
 
     /// Ends it.
@@ -128,7 +168,16 @@ impl Tunnel {
 pub struct Entry {
     tunnel: Arc<Tunnel>,
     roster: Arc<Roster>,
-    open: Gauge,
+    /// What counts it, if it is an application's.
+    open: Option<Gauge>,
+}
+
+impl Entry {
+    /// The tunnel, for what outlives its place.
+    #[must_use]
+    pub fn tunnel(&self) -> Arc<Tunnel> {
+        self.tunnel.clone()
+    }
 }
 
 impl Deref for Entry {
@@ -142,7 +191,9 @@ impl Deref for Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         self.roster.tunnels.remove(self.tunnel.id);
-        self.open.dec();
+        if let Some(open) = &self.open {
+            open.dec();
+        }
     }
 }
 
@@ -157,23 +208,13 @@ impl Counters {
         (link, stream_id): (&Link, u64),
         membership: &Membership,
     ) -> Entry {
-        let make = |id| Tunnel {
-            id,
-            connection: link.connection(),
-            stream_id,
-            listen: self.listen().to_owned(),
-            sender,
-            protocol,
-            target: target.clone(),
-            since: SystemTime::now(),
-            traffic: Arc::default(),
-            membership: membership.clone(),
-            closed: Notify::new(),
-        };
+        let owner =
+            TunnelOwner::Application { listen: self.listen().to_owned(), sender, membership: membership.clone() };
+        let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id));
         self.open.inc();
-        let tunnel = self.roster.tunnels.insert(make);
-        link.carries_traffic(tunnel.traffic.clone(), &membership.get());
-        Entry { tunnel, roster: self.roster.clone(), open: self.open.clone() }
+        entry.open = Some(self.open.clone());
+        link.carries_traffic(entry.traffic.clone(), &membership.get());
+        entry
     }
 
     /// Adds what a tunnel has moved since `counted`, which is brought up to date.

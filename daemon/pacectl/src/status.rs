@@ -217,7 +217,7 @@ fn tunnel(of: v1::Tunnel) -> [String; 9] {
         of.id.to_string(),
         of.connection.to_string(),
         sender(&of),
-        if of.pinned { format!("{} (set)", of.class) } else { of.class },
+        if of.pinned { format!("{} (set)", of.class) } else { or_dash(&of.class) },
         of.protocol,
         or_dash(&of.target),
         age(of.since.as_ref()),

@@ -85,6 +85,9 @@ pub(crate) fn or_dash(text: &str) -> String {
 
 /// Shows who sends into a tunnel: at a relay the user, at an edge the application's address.
 pub(crate) fn sender(tunnel: &v1::Tunnel) -> String {
+    if !tunnel.hop.is_empty() {
+        return format!("[hop.{}]", tunnel.hop);
+    }
     or_dash(if tunnel.role == "edge" { &tunnel.sender } else { &tunnel.user })
 }
 

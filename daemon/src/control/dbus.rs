@@ -77,7 +77,8 @@ impl From<Error> for Denial {
     }
 }
 
-/// A tunnel: ID, connection, user, class, protocol, target (empty for readers), and bytes to it and from it.
+/// A tunnel: ID, connection, user (`[hop.NAME]` of the tunnel by which an edge reaches a relay through another), class, protocol,
+/// target (empty for readers), and bytes to it and from it.
 type Row = (u64, u64, String, String, String, String, u64, u64);
 
 /// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
@@ -516,5 +517,38 @@ fn row(found: TunnelView) -> Row {
         PolicyRole::Edge => found.target,
     };
     let (up_bytes, down_bytes) = (found.up_bytes, found.down_bytes);
-    (found.id, found.connection, found.user, found.class, found.protocol, target, up_bytes, down_bytes)
+    let user = if found.hop.is_empty() { found.user } else { format!("[hop.{}]", found.hop) };
+    (found.id, found.connection, user, found.class, found.protocol, target, up_bytes, down_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_tunnel_of_a_hop_is_marked_where_others_have_their_user() {
+        let mut view = TunnelView {
+            id: 7,
+            role: PolicyRole::Edge,
+            connection: 3,
+            user: String::new(),
+            class: String::new(),
+            is_pinned: false,
+            protocol: "udp".to_owned(),
+            target: "second.example:443".to_owned(),
+            next_hop: String::new(),
+            since: SystemTime::UNIX_EPOCH,
+            up_bytes: 1,
+            down_bytes: 2,
+            listen: String::new(),
+            sender: String::new(),
+            hop: "first".to_owned(),
+        };
+        let (_, _, user, class, _, target, ..) = row(view.clone());
+        assert_eq!([user.as_str(), &class, &target], ["[hop.first]", "", "second.example:443"]);
+        (view.hop, view.user) = (String::new(), "alice".to_owned());
+        assert_eq!(row(view).2, "alice");
+    }
 }

@@ -69,9 +69,12 @@ impl Control {
                 && user.as_ref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
                 && is_of(tunnel.class().policy())
         };
-        // At an edge there are no users.
-        let opened =
-            |tunnel: &roster::Tunnel| user.is_none() && is_over(tunnel.connection) && is_of(tunnel.class().policy());
+        // At an edge there are no users, and hops have no class.
+        let opened = |tunnel: &roster::Tunnel| {
+            user.is_none()
+                && is_over(tunnel.connection)
+                && tunnel.class().map_or(class.is_none(), |class| is_of(class.policy()))
+        };
         let relay = self.relay.as_ref();
         let accepted = relay.map(|relay| relay.tunnels.page(after, limit, accepted)).unwrap_or_default();
         (accepted, self.edge().tunnels.page(after, limit, opened))
@@ -234,8 +237,8 @@ impl Control {
         for tunnel in self.relay.iter().flat_map(|relay| relay.tunnels.all()) {
             *tunnels.entry((PolicyRole::Relay, tunnel.class().policy().name.clone())).or_default() += 1;
         }
-        for tunnel in self.edge().tunnels.all() {
-            *tunnels.entry((PolicyRole::Edge, tunnel.class().policy().name.clone())).or_default() += 1;
+        for class in self.edge().tunnels.all().iter().filter_map(|tunnel| tunnel.class()) {
+            *tunnels.entry((PolicyRole::Edge, class.policy().name.clone())).or_default() += 1;
         }
         let roles = [
             self.relay.is_some().then_some(PolicyRole::Relay),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use edge::{
     client::endpoint::SOMEWHERE,
     link::Line,
-    roster,
+    roster::{self, TunnelOwner},
     uplink::{Attempts, Standpoint, Uplink},
 };
 use pacing::path::PathState;
@@ -54,7 +54,7 @@ pub struct TunnelView {
     pub connection: u64,
     /// The user; empty at an edge, and where anybody may come.
     pub user: String,
-    /// The name of its class.
+    /// The name of its class; empty of a hop.
     pub class: String,
     /// Whether an operator gave it that class.
     pub is_pinned: bool,
@@ -74,6 +74,8 @@ pub struct TunnelView {
     pub listen: String,
     /// Where it came from; empty at a relay, and for readers.
     pub sender: String,
+    /// The name of the hop that uses it to reach the relay behind; empty of all other tunnels.
+    pub hop: String,
 }
 
 impl TunnelView {
@@ -98,17 +100,24 @@ impl TunnelView {
             down_bytes,
             listen: String::new(),
             sender: String::new(),
+            hop: String::new(),
         }
     }
 
     pub(super) fn of_edge(found: &roster::Tunnel, caller: &Caller) -> Self {
         let (up_bytes, down_bytes) = found.traffic.bytes();
+        let (listen, sender, hop) = match &found.owner {
+            TunnelOwner::Application { listen, sender, .. } => {
+                (listen.clone(), caller.shown(|| sender.to_string()), String::new())
+            }
+            TunnelOwner::Hop { name } => (String::new(), String::new(), name.clone()),
+        };
         Self {
             id: found.id,
             role: PolicyRole::Edge,
             connection: found.connection,
             user: String::new(),
-            class: found.class().policy().name.clone(),
+            class: found.class().map(|class| class.policy().name.clone()).unwrap_or_default(),
             is_pinned: false,
             protocol: found.protocol.to_string(),
             target: caller.shown(|| found.target.to_string()),
@@ -116,8 +125,9 @@ impl TunnelView {
             since: found.since,
             up_bytes,
             down_bytes,
-            listen: found.listen.clone(),
-            sender: caller.shown(|| found.sender.to_string()),
+            listen,
+            sender,
+            hop,
         }
     }
 }

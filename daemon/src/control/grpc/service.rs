@@ -402,6 +402,7 @@ fn tunnel(found: TunnelView) -> v1::Tunnel {
         role: found.role.as_str().to_owned(),
         listen: found.listen,
         sender: found.sender,
+        hop: found.hop,
     }
 }
 

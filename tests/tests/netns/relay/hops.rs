@@ -19,6 +19,7 @@ use super::paths::longest_gap;
 const LISTEN: &str = "127.0.0.1:5000";
 const TCP_LISTEN: &str = "127.0.0.1:5001";
 const PROXY: &str = "127.0.0.1:5002";
+const METRICS: &str = "127.0.0.1:9433";
 
 /// What both relays log.
 const LOG: &str = "access = \"json\"\naccess_addresses = true\n";
@@ -72,9 +73,10 @@ impl Hops {
         let second = "relay = \"https://10.0.3.2:444/.well-known/masque/udp/{target_host}/{target_port}/\"\n\
                       token_file = \"$FOLDER/second.token\"\nca = \"$FOLDER/second-authority.pem\"\nvia = \"first\"\n\
                       backoff_longest_seconds = 1\n";
-        let mut text = "state_dir = \"$FOLDER/edge\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n[transport]\n\
-                        keep_alive_seconds = 1\n"
-            .to_owned();
+        let mut text = format!(
+            "state_dir = \"$FOLDER/edge\"\n[control]\nsocket = \"$FOLDER/edge.sock\"\n[transport]\n\
+             keep_alive_seconds = 1\n[metrics]\nlisten = \"{METRICS}\"\n"
+        );
         for (listen, protocol, port) in [(LISTEN, "udp", 7), (TCP_LISTEN, "tcp", 80)] {
             _ = write!(
                 text,
@@ -106,6 +108,26 @@ impl Hops {
         let mut command = self.site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
         let output = command.arg("--socket").arg(self.site.path("edge.sock")).args(arguments).output().unwrap();
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    }
+
+    /// The words of the line of `pacectl tunnels` about the tunnel of the hop, once there is one.
+    fn hop_tunnel(&self) -> Vec<String> {
+        let found = wait_for("the tunnel of the hop in the list", SOON, || {
+            let said = self.pacectl(&["tunnels"]);
+            let line = said.lines().find(|line| line.contains("[hop.first]"))?;
+            Some(line.split_whitespace().map(str::to_owned).collect())
+        });
+        found.unwrap()
+    }
+
+    /// What a metric of the edge without labels is.
+    fn metric(&self, name: &str) -> Option<f64> {
+        let mut stream = self.connect(METRICS);
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n").unwrap();
+        let mut page = Vec::new();
+        stream.read_to_end(&mut page).unwrap();
+        let page = String::from_utf8_lossy(&page).into_owned();
+        page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
     }
 
     fn connect(&self, to: &str) -> TcpStream {
@@ -188,6 +210,14 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
     assert!(status.contains("10.0.1.2:443: connected"), "{status}");
     assert!(connections.contains("to 10.0.3.2:444 via first"), "{connections}");
 
+    // The tunnel that carries all of these is listed as what it is, and has no class.
+    let tunnel = hops.hop_tunnel();
+    let [id, _, owner, class, protocol, target] = &tunnel[..6] else { panic!("{tunnel:?}") };
+    assert_eq!([owner, class, protocol, target], ["[hop.first]", "-", "udp", "10.0.3.2:444"]);
+    assert_eq!(tunnel.iter().filter(|word| *word == "KiB").count(), 2, "bytes both ways: {tunnel:?}");
+    assert!(!hops.pacectl(&["tunnels", "--class", "default"]).contains("[hop.first]"));
+    assert_eq!(hops.metric("paced_edge_hop_withheld_packets_total"), Some(0.0));
+
     // What is added by a reload leads the same way, and what was there goes on.
     let counts = hops.site.counts().unwrap();
     assert_eq!((counts.of("connections"), counts.udp_tunnels()), (1, 1), "one tunnel, to the second relay");
@@ -216,6 +246,15 @@ fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_o
         .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
     assert_tcp_carries(&mut hops.connect(TCP_LISTEN));
 
+    // An operator who closes it has all go on in another one.
+    let before = hops.hop_tunnel();
+    assert_ne!(before[0], *id, "the one through the relay that was killed has gone");
+    hops.pacectl(&["close", &before[0]]);
+    wait_for("an echo through another tunnel", SOON, || {
+        (echoes(&socket, b"again") && hops.hop_tunnel()[0] != before[0]).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+
     edge.signal(libc::SIGTERM).unwrap();
     edge.wait(SOON).unwrap();
     let first = wait_for("the record of its tunnel", SOON, || {
@@ -240,6 +279,10 @@ fn a_path_to_the_first_relay_that_is_too_narrow_for_a_handshake_in_datagrams_car
         assert_carries(&hops.site, &application(&hops.site, LISTEN), 1_200);
         let is_narrow = edge.output().contains("too narrow for payloads of 1200 bytes");
         assert!(is_narrow, "{family:?}: {}", edge.output());
+        // The inner connection tries whether larger packets pass.
+        let withheld = || hops.metric("paced_edge_hop_withheld_packets_total").filter(|count| *count > 0.0);
+        let count = wait_for("packets that capsules do not carry", SOON, withheld).unwrap();
+        println!("{family:?}: {count} packets were withheld");
     }
 }
 
