@@ -22,7 +22,8 @@ pub fn fstream_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
 ///
 /// Until a stream of `s` bytes and weight `w` has ended, another of `b` bytes and weight `v` has sent `v·s/w`, or all of its `b`
 /// if that is less. So the path has to carry `backlog + s + Σ min(b, v·s/w)`, from
-/// `lead` on. Exact if nothing is placed there later.
+/// `lead` on, and idles meanwhile while its window is smaller than what it carries in a round trip (`pauses_ns`). Exact if nothing is
+/// placed there later and nothing is lost.
 #[must_use]
 pub fn finish_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
     let turns = bytes as f64 / f64::from(weight.max(1));
@@ -39,8 +40,24 @@ pub fn fair_ns(path: &Path, bytes: u64) -> f64 {
 
 /// When so many bytes behind the backlog have arrived.
 fn ends_ns(path: &Path, bytes: f64) -> f64 {
-    let carried = (path.backlog_bytes as f64 + bytes) / rate(path);
-    path.lead_ns as f64 + carried + path.smoothed_rtt_ns as f64 / 2.0
+    let carried = path.backlog_bytes as f64 + bytes;
+    path.lead_ns as f64 + carried / rate(path) + pauses_ns(path, carried) + path.smoothed_rtt_ns as f64 / 2.0
+}
+
+/// How long a path idles in slow start (RFC 9002 §7.3.1) before it has carried so many bytes: each round trip carries a window and
+/// idles for the rest, and the next window is twice as large. The round trip is the shortest one, if that is known: what waits in the
+/// path's queue is no reason to idle.
+fn pauses_ns(path: &Path, bytes: f64) -> f64 {
+    let rtt_ns = if path.min_rtt_ns > 0 { path.min_rtt_ns } else { path.smoothed_rtt_ns } as f64;
+    let (mut window_ns, mut left_ns) = (path.window_bytes as f64 / rate(path), bytes / rate(path));
+    let mut pauses = 0.0;
+    // At most as often as a byte can be doubled until it is more than any path carries.
+    while window_ns > 0.0 && window_ns < rtt_ns && left_ns > window_ns {
+        pauses += rtt_ns - window_ns;
+        left_ns -= window_ns;
+        window_ns *= 2.0;
+    }
+    pauses
 }
 
 /// Bytes per nanosecond.

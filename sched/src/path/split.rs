@@ -2,9 +2,9 @@
 
 use super::{Path, Request, estimate};
 
-/// What several paths have to gain over one, as a part of the time that it takes there: slow start and errors of estimates cost
-/// about as much.
-pub const LEAST_GAIN: f64 = 0.125;
+/// What several paths have to gain over one, as a part of the time that it takes there: errors of estimates, and losses, cost about
+/// as much.
+pub const LEAST_GAIN: f64 = 0.1;
 
 /// Fewer bytes are not worth a request of their own.
 pub const LEAST_BYTES: u64 = 32 * 1024;

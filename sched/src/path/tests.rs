@@ -31,6 +31,7 @@ fn arbitrary_paths() -> impl Strategy<Value = Vec<Path>> {
             min_rtt_ns: smoothed_rtt_ns,
             bytes_per_sec,
             backlog_bytes,
+            window_bytes: 0,
             lead_ns: smoothed_rtt_ns / 2,
             placed,
             cost_ns: 0,
@@ -131,6 +132,25 @@ fn ranges_use_both_paths_where_one_stream_could_not() {
 }
 
 #[test]
+fn a_window_that_has_to_grow_is_counted() {
+    // 10 Mbit/s and 20 ms beside 50 Mbit/s and 100 ms, on which 150 KB take three windows, of 42, 84 and 24 KB.
+    let far = Path { window_bytes: 42_000, lead_ns: 50 * MS, ..path(50, 100) };
+    let near = Path { window_bytes: 42_000, lead_ns: 10 * MS, ..path(10, 20) };
+    let script = Request { bytes: 150_000, ..A };
+    assert!((finish_ns(&near, script.bytes, 1) / 1e6 - 140.0).abs() < 0.01);
+    assert!((finish_ns(&far, script.bytes, 1) / 1e6 - (124.0 + 93.28 + 86.56)).abs() < 0.01);
+    assert_eq!(place(Placement::Paced, &script, &[near.clone(), far.clone()], 0), Some(Choice::One(0)));
+    // With a window that fills it, or where nobody knows, the faster path is the better one.
+    for window_bytes in [625_000, 0] {
+        let grown = Path { window_bytes, ..far.clone() };
+        assert_eq!(place(Placement::Paced, &script, &[near.clone(), grown], 0), Some(Choice::One(1)));
+    }
+    // A queue before the path makes round trips longer, and does not make it idle.
+    let queued = Path { smoothed_rtt_ns: 900 * MS, window_bytes: 625_000, ..far };
+    assert!((finish_ns(&queued, 3_000_000, 1) / 1e6 - (50.0 + 480.0 + 450.0)).abs() < 0.01);
+}
+
+#[test]
 fn a_costly_path_is_taken_only_for_what_it_gains() {
     let costly = |mbit| Path { cost_ns: 1_000 * MS, ..path(mbit, 1) };
     for (placement, request) in [(Placement::Paced, A), (Placement::FStream, A)] {
@@ -182,6 +202,22 @@ proptest! {
             let expected = ends.last().unwrap() + path.smoothed_rtt_ns as f64 / 2.0;
             let finish = finish_ns(path, request.bytes, request.weight);
             prop_assert!((finish / expected - 1.0).abs() < 1e-6, "{finish} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_window_and_more_bytes_are_never_earlier(
+        paths in arbitrary_paths(), request in arbitrary_request(), windows in [1..2_000_000_u64, 1..2_000_000_u64],
+        more in 0..1_000_000_u64,
+    ) {
+        for path in &paths {
+            let end = |window_bytes: u64, bytes| {
+                finish_ns(&Path { window_bytes, ..path.clone() }, bytes, request.weight)
+            };
+            let [small, large] = [windows[0].min(windows[1]), windows[0].max(windows[1])];
+            let known = end(large, request.bytes);
+            prop_assert!(known >= end(0, request.bytes) && known <= end(small, request.bytes) * (1.0 + 1e-9));
+            prop_assert!(known <= end(large, request.bytes + more) * (1.0 + 1e-9));
         }
     }
 
@@ -257,7 +293,7 @@ proptest! {
         rtt in prop::sample::select(vec![0, u64::MAX]), weight in prop::sample::select(vec![0, u32::MAX]),
     ) {
         let placed = vec![Placed { bytes, weight }; 2];
-        let path = Path { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
+        let path = Path { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, window_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
         let request = Request { bytes, weight, is_urgent: true, is_idempotent: true, is_divisible: true };
         for placement in Placement::ALL {
             prop_assert!(place(placement, &request, &[path.clone(), path.clone()], u64::MAX).is_some());
