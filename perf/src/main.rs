@@ -13,7 +13,11 @@ use clap::{Parser, Subcommand};
 use perf::{
     bench::{self, Bench},
     demo::{self, Demo},
-    experiment::{self, paths, peer, serving as routing},
+    experiment::{
+        self,
+        paths::{self, trees},
+        peer, serving as routing,
+    },
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -22,7 +26,7 @@ use perf::{
     },
     origin::{Origin, Trees},
     papers::{self, results::Provenance},
-    plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, paths::Scheduler as PathScheduler},
+    plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, TreesPlan, paths::Scheduler as PathScheduler},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
     serving::{self, Serving},
@@ -96,7 +100,7 @@ enum Command {
     Report,
     /// Says of which commits results are, and what of the product has changed since; fails if some are of a changed tree.
     Provenance,
-    /// Prints the tables of results that a plan of model serving or of paths has left.
+    /// Prints the tables of results that a plan of model serving, of paths or of pages has left.
     Show {
         /// Lines of JSON, as `run` writes them.
         results: PathBuf,
@@ -259,6 +263,7 @@ fn list() -> Result<()> {
             plan::Any::Network(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Serving(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Paths(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
+            plan::Any::Trees(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
         };
         println!("{name:24} {title} ({source}); variants: {variants}");
     }
@@ -274,6 +279,7 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
         plan::Any::Network(plan) => *plan,
         plan::Any::Serving(plan) => return run_serving(experiment, &plan),
         plan::Any::Paths(plan) => return run_paths(experiment, &plan),
+        plan::Any::Trees(plan) => return run_trees(experiment, *plan),
     };
     ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
@@ -391,6 +397,26 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
     show_paths(&rows, experiment.plot.as_deref())
 }
 
+fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty()
+        || experiment.clock.is_some()
+        || !experiment.policy.is_empty()
+        || !experiment.path_scheduler.is_empty();
+    ensure!(!misplaced, "--scheduler, --path-scheduler, --clock and --policy are for other plans");
+    ensure!(["all", BASE].contains(&&*experiment.variant), "plans of pages have no variants");
+    let origin = Origin::of_this_run("simulated")?;
+    plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+    ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
+    let rows = trees::run(&plan)?;
+    if let Some(path) = &experiment.json {
+        let line = |row| serde_json::to_string(&Line { row, origin: &origin }).map(|line| line + "\n");
+        let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
+        fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    println!("{}", trees::tables(&rows));
+    Ok(())
+}
+
 /// Prints tables of rows, and draws a picture of the first variant.
 fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
     println!("{}", paths::tables(rows));
@@ -419,6 +445,10 @@ fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
     if let Ok(rows) = paths::Row::parse_all(&text) {
         return show_paths(&rows, plot);
+    }
+    if let Ok(rows) = trees::Row::parse_all(&text) {
+        println!("{}", trees::tables(&rows));
+        return Ok(());
     }
     let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
     show_serving(&rows, plot)

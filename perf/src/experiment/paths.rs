@@ -6,27 +6,31 @@
 
 mod closed;
 mod link;
+mod order;
 mod picture;
 mod row;
+mod signal;
 mod simulator;
 mod strategy;
 mod stream;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub mod trees;
 
 use anyhow::{Context as _, Result};
 use sched::path::{self as placement, Choice, Placement, Request};
 
 use self::{
     link::Link,
+    signal::Signal,
     simulator::Ended,
-    strategy::{Rule, Strategy},
+    strategy::{Order, Rule, Strategy},
     stream::Stream,
 };
 pub use self::{picture::picture, row::Row, tables::tables};
 use crate::{
-    plan::paths::{Cell, Path, PathsPlan, Scheduler},
+    plan::paths::{Cell, Links, Path, PathsPlan, Scheduler},
     random::Random,
 };
 
@@ -73,6 +77,7 @@ struct Of<'a> {
 struct Way {
     streams: Vec<Stream>,
     rule: Rule,
+    order: Order,
     /// By stream of the plan.
     closed_ms: Vec<f64>,
 }
@@ -83,7 +88,7 @@ impl Of<'_> {
             return self.send(self.way(scheduler));
         }
         let ways = assignments(self.plan.streams.len(), self.cell.paths.len()).into_iter();
-        let runs = ways.map(|paths| self.send(self.pinned(&paths, false))).collect::<Result<Vec<_>>>()?;
+        let runs = ways.map(|paths| self.send(self.pinned(&paths, Order::Priority))).collect::<Result<Vec<_>>>()?;
         let best = |at: usize| {
             let shown = runs.iter().map(|run| run[at]);
             shown.min_by(|a, b| a.completion_ms.total_cmp(&b.completion_ms)).context("there is a way")
@@ -93,14 +98,9 @@ impl Of<'_> {
 
     fn send(&self, way: Way) -> Result<Vec<Shown>> {
         let mut random = Random::new(self.seed, PURPOSE);
-        let error = self.plan.links.rtt_error;
-        let links = self.cell.paths.iter().map(|path| {
-            let known_ns = path.rtt_ms * 1e6 * (1.0 + error * (2.0 * random.share() - 1.0));
-            Link::new(self.packet_ns(path), (path.rtt_ms * 1e6) as u64, known_ns, &self.plan.links)
-        });
-        let links = links.collect();
-        let strategy = Strategy::new(way.rule, way.streams.len());
-        let ended = simulator::run(links, &way.streams, strategy, &mut random).context("streams do not end")?;
+        let links = links(self.cell, &self.plan.links, &mut random);
+        let mut strategy = Strategy::new(way.rule, way.order);
+        let ended = simulator::run(links, &way.streams, &mut strategy, &mut random).context("streams do not end")?;
         Ok((0..self.plan.streams.len()).map(|at| self.shown(at, &way.streams, &ended, way.closed_ms[at])).collect())
     }
 
@@ -120,14 +120,14 @@ impl Of<'_> {
 
     fn way(&self, scheduler: Scheduler) -> Way {
         match scheduler {
-            Scheduler::MpquicLowestRtt => self.packets_by(Rule::LowestRtt, false),
-            Scheduler::MpquicSaEcf => self.packets_by(Rule::SaEcf { by_priority: true }, true),
-            Scheduler::MpquicSaEcfTurns => self.packets_by(Rule::SaEcf { by_priority: false }, false),
+            Scheduler::MpquicLowestRtt => self.packets_by(Rule::LowestRtt, Order::Turns),
+            Scheduler::MpquicSaEcf => self.packets_by(Rule::SaEcf, Order::Priority),
+            Scheduler::MpquicSaEcfTurns => self.packets_by(Rule::SaEcf, Order::Turns),
             Scheduler::Fstream => {
                 let paths: Vec<_> = self.place(Placement::FStream, false).iter().map(Choice::path).collect();
                 // Its streams are placed where they are sent from.
                 let request_ns = self.first_request_ns();
-                let mut way = self.pinned(&paths, true);
+                let mut way = self.pinned(&paths, Order::Lottery);
                 way.streams.iter_mut().for_each(|stream| stream.begins_ns = request_ns);
                 let leads = vec![request_ns; self.cell.paths.len()];
                 way.closed_ms = closed::pinned_ms(&self.views(&leads), &self.shares(&way.streams, &paths), self.plan);
@@ -135,32 +135,34 @@ impl Of<'_> {
             }
             Scheduler::Paced | Scheduler::BestPerStream => {
                 let paths: Vec<_> = self.place(Placement::Paced, false).iter().map(Choice::path).collect();
-                self.pinned(&paths, false)
+                self.pinned(&paths, Order::Priority)
             }
             Scheduler::PacedRanges => self.parted(&self.place(Placement::Paced, true)),
         }
     }
 
     /// Every packet by itself. The request takes the path with the shortest round trip.
-    fn packets_by(&self, rule: Rule, by_priority: bool) -> Way {
+    fn packets_by(&self, rule: Rule, order: Order) -> Way {
         let begins_ns = self.first_request_ns();
         let streams = self.plan.streams.iter().enumerate().map(|(of, stream)| Stream {
             of,
             packets: self.packets(stream.bytes),
             weight: stream.priority,
             begins_ns,
+            path: None,
+            signal: BY_WEIGHT,
         });
         let streams: Vec<_> = streams.collect();
+        let by_priority = order == Order::Priority;
         let closed_ms =
             closed::pooled_ms(&self.views(&vec![begins_ns; self.cell.paths.len()]), &streams, by_priority, self.plan);
-        Way { streams, rule, closed_ms }
+        Way { streams, rule, order, closed_ms }
     }
 
     /// Each stream on one path, over which it is asked for.
-    fn pinned(&self, paths: &[usize], by_lottery: bool) -> Way {
+    fn pinned(&self, paths: &[usize], order: Order) -> Way {
         let choices: Vec<_> = paths.iter().map(|path| Choice::One(*path)).collect();
-        let Way { streams, closed_ms, .. } = self.parted(&choices);
-        Way { streams, closed_ms, rule: Rule::Pinned { paths: paths.to_vec(), by_lottery } }
+        Way { order, ..self.parted(&choices) }
     }
 
     /// Streams where they were placed, parts of them included. Each is asked for over its path.
@@ -173,13 +175,20 @@ impl Of<'_> {
             };
             for (path, bytes) in parts {
                 let begins_ns = (self.cell.paths[path].rtt_ms * 1e6) as u64 / 2;
-                streams.push(Stream { of, packets: self.packets(bytes), weight: stream.priority, begins_ns });
+                streams.push(Stream {
+                    of,
+                    packets: self.packets(bytes),
+                    weight: stream.priority,
+                    begins_ns,
+                    path: Some(path),
+                    signal: BY_WEIGHT,
+                });
                 paths.push(path);
             }
         }
         let leads: Vec<_> = self.cell.paths.iter().map(|path| (path.rtt_ms * 1e6) as u64 / 2).collect();
         let closed_ms = closed::pinned_ms(&self.views(&leads), &self.shares(&streams, &paths), self.plan);
-        Way { streams, rule: Rule::Pinned { paths, by_lottery: false }, closed_ms }
+        Way { streams, rule: Rule::Pinned, order: Order::Priority, closed_ms }
     }
 
     /// Places all streams by what is known of the paths: rates and round trips, as the paper has it.
@@ -202,7 +211,8 @@ impl Of<'_> {
         let view = |(path, lead_ns): (&Path, &u64)| placement::Path {
             smoothed_rtt_ns: (path.rtt_ms * 1e6) as u64,
             min_rtt_ns: (path.rtt_ms * 1e6) as u64,
-            bytes_per_sec: (path.rate_mbit * 125e3 * links.payload_bytes as f64 / links.packet_bytes as f64) as u64,
+            bytes_per_sec: stream_bytes_per_sec(path, links),
+            window_bytes: u64::from(links.initial_window) * links.payload_bytes,
             lead_ns: *lead_ns,
             ..placement::Path::default()
         };
@@ -232,10 +242,24 @@ impl Of<'_> {
     fn wire_bytes(&self, packets: usize) -> u64 {
         packets as u64 * self.plan.links.packet_bytes
     }
+}
 
-    fn packet_ns(&self, path: &Path) -> u64 {
-        (self.plan.links.packet_bytes as f64 * 8e3 / path.rate_mbit) as u64
-    }
+/// What streams of these plans say: nothing.
+const BY_WEIGHT: Signal = Signal { urgency: 0, is_incremental: true, group: None, weight: 1 };
+
+/// The paths of a cell, of whose round trips the sender knows something.
+fn links(cell: &Cell, links: &Links, random: &mut Random) -> Vec<Link> {
+    let of = |path: &Path| {
+        let known_ns = path.rtt_ms * 1e6 * (1.0 + links.rtt_error * (2.0 * random.share() - 1.0));
+        let packet_ns = (links.packet_bytes as f64 * 8e3 / path.rate_mbit) as u64;
+        Link::new(packet_ns, (path.rtt_ms * 1e6) as u64, known_ns, links)
+    };
+    cell.paths.iter().map(of).collect()
+}
+
+/// What the senders of a path have it deliver, in bytes of streams per second.
+fn stream_bytes_per_sec(path: &Path, links: &Links) -> u64 {
+    (path.rate_mbit * 125e3 * links.payload_bytes as f64 / links.packet_bytes as f64) as u64
 }
 
 /// All ways to give each of so many streams one of so many paths.

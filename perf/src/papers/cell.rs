@@ -73,6 +73,13 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                 });
             }
         }
+        Any::Trees(plan) => cells.push(Cell {
+            plan: plan.name.clone(),
+            variant: BASE.to_owned(),
+            clock: SIMULATED.to_owned(),
+            fingerprint: None,
+            repetitions: plan.repetitions,
+        }),
         Any::Paths(plan) => {
             for variant in plan.variants() {
                 cells.push(Cell {

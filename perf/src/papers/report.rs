@@ -44,6 +44,12 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 _ = write!(text, "\n{}", serving::tables(&rows));
                 text += &pictures(&plan.name, folder)?;
             }
+            Any::Trees(plan) => {
+                let lines = results.lines(&plan.name, false);
+                let rows = paths::trees::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+                text += &origins(&lines, "simulated paths")?;
+                _ = write!(text, "\n{}", paths::trees::tables(&rows));
+            }
             Any::Paths(plan) => {
                 let lines = results.lines(&plan.name, false);
                 let rows = paths::Row::parse_all(&lines).with_context(|| plan.name.clone())?;

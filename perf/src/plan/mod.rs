@@ -9,6 +9,7 @@ mod scheduler;
 pub mod serving;
 #[cfg(test)]
 mod tests;
+pub mod trees;
 mod validity;
 mod verdict;
 
@@ -28,6 +29,7 @@ pub use self::{
     paths::PathsPlan,
     scheduler::Scheduler,
     serving::ServingPlan,
+    trees::TreesPlan,
     validity::METRICS,
     verdict::{Judgement, Verdict},
 };
@@ -66,6 +68,8 @@ pub enum Any {
     Serving(Box<ServingPlan>),
     /// Streams over several paths.
     Paths(Box<PathsPlan>),
+    /// Pages over several paths.
+    Trees(Box<TreesPlan>),
 }
 
 impl Any {
@@ -93,6 +97,7 @@ impl Any {
         Ok(match table.get("kind").map(|kind| kind.as_str()) {
             None => Self::Network(Box::new(Plan::from_toml(text)?)),
             Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
+            Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
             Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
         })
     }
@@ -104,6 +109,7 @@ impl Any {
             Self::Network(plan) => &plan.name,
             Self::Serving(plan) => &plan.name,
             Self::Paths(plan) => &plan.name,
+            Self::Trees(plan) => &plan.name,
         }
     }
 
@@ -114,6 +120,7 @@ impl Any {
             Self::Network(plan) => &plan.title,
             Self::Serving(plan) => &plan.title,
             Self::Paths(plan) => &plan.title,
+            Self::Trees(plan) => &plan.title,
         }
     }
 
@@ -124,6 +131,7 @@ impl Any {
             Self::Network(plan) => &plan.source,
             Self::Serving(plan) => &plan.source,
             Self::Paths(plan) => &plan.source,
+            Self::Trees(plan) => &plan.source,
         }
     }
 
@@ -134,6 +142,7 @@ impl Any {
             Self::Network(plan) => &plan.verdicts,
             Self::Serving(plan) => &plan.verdicts,
             Self::Paths(plan) => &plan.verdicts,
+            Self::Trees(plan) => &plan.verdicts,
         }
     }
 }
@@ -456,7 +465,9 @@ impl Plan {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
             Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
-            Any::Paths(_) => bail!("plan {name} is about several paths, and has no network of this kind"),
+            Any::Paths(_) | Any::Trees(_) => {
+                bail!("plan {name} is about several paths, and has no network of this kind")
+            }
         }
     }
 

@@ -198,14 +198,27 @@ impl PathsPlan {
         }
         let distinct = names(&mut self.cells.iter().map(|cell| cell.name.as_str()));
         ensure!(distinct == self.cells.len() && distinct > 0, "cells: at least one, with names that differ");
-        for cell in &self.cells {
-            ensure!((1..=4).contains(&cell.paths.len()), "cell {}: between 1 and 4 paths", cell.name);
-            for path in &cell.paths {
-                let sound = (0.01..=10_000.0).contains(&path.rate_mbit) && (0.01..=10_000.0).contains(&path.rtt_ms);
-                ensure!(sound, "cell {}: rate_mbit and rtt_ms between 0.01 and 10000", cell.name);
-            }
+        self.cells.iter().try_for_each(Cell::check)?;
+        self.links.check()
+    }
+}
+
+impl Cell {
+    /// Whether its paths are within bounds.
+    pub(super) fn check(&self) -> Result<()> {
+        ensure!((1..=4).contains(&self.paths.len()), "cell {}: between 1 and 4 paths", self.name);
+        for path in &self.paths {
+            let sound = (0.01..=10_000.0).contains(&path.rate_mbit) && (0.01..=10_000.0).contains(&path.rtt_ms);
+            ensure!(sound, "cell {}: rate_mbit and rtt_ms between 0.01 and 10000", self.name);
         }
-        let Links { payload_bytes, packet_bytes, buffer_packets, initial_window, jitter_ms, rtt_error } = self.links;
+        Ok(())
+    }
+}
+
+impl Links {
+    /// Whether its values are within bounds.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { payload_bytes, packet_bytes, buffer_packets, initial_window, jitter_ms, rtt_error } = *self;
         ensure!(payload_bytes > 0 && payload_bytes <= packet_bytes, "links: payload_bytes within packet_bytes");
         ensure!(packet_bytes <= 65_535, "links.packet_bytes: 65535 at most");
         ensure!((2..=100_000).contains(&buffer_packets), "links.buffer_packets: between 2 and 100000");

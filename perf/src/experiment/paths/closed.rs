@@ -21,9 +21,7 @@ pub(super) fn pinned_ms(paths: &[Path], shares: &[Share], plan: &PathsPlan) -> V
         let mut path = paths[share.path].clone();
         let others = shares.iter().enumerate().filter(|(other, it)| *other != at && it.path == share.path);
         others.for_each(|(_, it)| path.add(it.bytes, it.weight));
-        let whole = estimate::finish_ns(&path, share.bytes, share.weight) / 1e6;
-        let carried = whole - (path.lead_ns as f64 + path.smoothed_rtt_ns as f64 / 2.0) / 1e6;
-        whole + pauses_ms(&path, carried, plan)
+        estimate::finish_ns(&path, share.bytes, share.weight) / 1e6
     };
     let ends: Vec<_> = shares.iter().enumerate().map(|(at, share)| (share.of, end(share, at))).collect();
     let of = |stream| ends.iter().filter(|(of, _)| *of == stream).map(|(_, end)| *end).fold(0.0, f64::max);
@@ -47,19 +45,4 @@ pub(super) fn pooled_ms(paths: &[Path], streams: &[Stream], by_priority: bool, p
         estimate::finish_ns(&all, bytes(&streams[at]), weight(&streams[at])) / 1e6
     };
     (0..streams.len()).map(end).collect()
-}
-
-/// How long a path idles while its window is smaller than what it carries in a round trip, before it has carried what takes so
-/// long: each round trip sends a window, twice as large as the last.
-fn pauses_ms(path: &Path, carried_ms: f64, plan: &PathsPlan) -> f64 {
-    let rtt_ms = path.smoothed_rtt_ns as f64 / 1e6;
-    let rate = path.bytes_per_sec.max(1) as f64 / 1e3;
-    let mut window_ms = f64::from(plan.links.initial_window) * plan.links.payload_bytes as f64 / rate;
-    let (mut left_ms, mut pauses) = (carried_ms, 0.0);
-    while left_ms > window_ms && window_ms < rtt_ms {
-        pauses += rtt_ms - window_ms;
-        left_ms -= window_ms;
-        window_ms *= 2.0;
-    }
-    pauses
 }

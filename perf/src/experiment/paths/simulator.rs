@@ -1,16 +1,12 @@
 //! Packets of several streams over several paths, event by event.
 //!
 //! One simulator runs packet schedulers and placements of whole streams, so that what is compared has the same links, windows
-//! and losses; only [`Strategy`] differs. Nothing here knows the time: a run is a function of its arguments and its seed.
+//! and losses; only the [`Sender`] differs. Nothing here knows the time: a run is a function of its arguments and its seed.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::{
     link::Link,
-    strategy::Strategy,
     stream::{Piece, Sending, Stream},
 };
 use crate::random::Random;
@@ -21,6 +17,19 @@ enum Event {
     Arrived { path: usize, stream: usize, number: usize },
     Acknowledged { path: usize, number: u64 },
     Probe { path: usize },
+}
+
+/// What decides of a simulation: the order of packets, their paths, and what is asked for meanwhile.
+pub(super) trait Sender {
+    /// The stream and the path of the next packet; `None` if nothing can or may be sent now.
+    fn next(&mut self, now_ns: u64, streams: &[Sending], links: &[Link], random: &mut Random)
+    -> Option<(usize, usize)>;
+
+    /// The streams that are asked for because so much has arrived of this one. They get the next places in the list.
+    fn progressed(&mut self, now_ns: u64, stream: usize, streams: &[Sending], links: &[Link]) -> Vec<Stream> {
+        let _ = (now_ns, stream, streams, links);
+        Vec::new()
+    }
 }
 
 /// What became of the streams.
@@ -41,21 +50,10 @@ const LONGEST_NS: u64 = 3_600 * 1_000_000_000;
 pub(super) fn run(
     mut links: Vec<Link>,
     streams: &[Stream],
-    mut strategy: Strategy,
+    sender: &mut impl Sender,
     random: &mut Random,
 ) -> Option<Ended> {
-    let sending = |stream: &Stream| Sending {
-        weight: stream.weight,
-        begins_ns: stream.begins_ns,
-        packets: stream.packets,
-        unsent: 0,
-        again: VecDeque::new(),
-        arrived: vec![false; stream.packets],
-        missing: stream.packets,
-        ended_ns: None,
-        sent: vec![0; links.len()],
-    };
-    let mut sending: Vec<_> = streams.iter().map(sending).collect();
+    let mut sending: Vec<_> = streams.iter().map(|stream| Sending::new(stream, links.len())).collect();
     let mut events: BinaryHeap<Reverse<(u64, Event)>> =
         streams.iter().map(|stream| Reverse((stream.begins_ns, Event::Begin))).collect();
     // When the next probe timeout of each path was put among the events.
@@ -68,11 +66,10 @@ pub(super) fn run(
         match event {
             Event::Begin => {}
             Event::Arrived { stream, number, .. } => {
-                let stream = &mut sending[stream];
-                if !std::mem::replace(&mut stream.arrived[number], true) {
-                    stream.missing -= 1;
-                    if stream.missing == 0 {
-                        stream.ended_ns = Some(now_ns);
+                if sending[stream].arrive(now_ns, number) {
+                    for asked in sender.progressed(now_ns, stream, &sending, &links) {
+                        events.push(Reverse((asked.begins_ns, Event::Begin)));
+                        sending.push(Sending::new(&asked, links.len()));
                     }
                 }
             }
@@ -89,7 +86,7 @@ pub(super) fn run(
             break;
         }
         if !matches!(event, Event::Arrived { .. }) {
-            while let Some((stream, path)) = strategy.next(now_ns, &sending, &links, random) {
+            while let Some((stream, path)) = sender.next(now_ns, &sending, &links, random) {
                 let Some(number) = sending[stream].next() else { break };
                 sending[stream].sent[path] += 1;
                 let departure = links[path].send(now_ns, Piece { stream, number }, random);

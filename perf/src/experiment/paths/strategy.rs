@@ -1,45 +1,56 @@
 //! Which stream the next packet is of, and which path it takes.
 
-use super::{link::Link, stream::Sending};
+use super::{link::Link, order::Signals, simulator::Sender, stream::Sending};
 use crate::random::Random;
 
 /// What decides.
 pub(super) struct Strategy {
     rule: Rule,
-    /// By stream: its turns so far, each divided by its share. The least has the next turn.
-    turns: Vec<f64>,
+    order: Order,
+    /// By stream: its turns so far, each divided by its share. The least has the next turn. A stream that comes later begins with
+    /// the turns of the one that had the fewest.
+    turns: Vec<Option<f64>>,
     /// By stream: whether SA-ECF waits for the fast path.
     waits: Vec<bool>,
+    /// By path; the first one where packets are placed one by one.
+    signals: Vec<Signals>,
 }
 
-/// How it is decided.
-#[derive(Clone, Debug)]
+/// How paths are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     /// MPQUIC's packet scheduler ("Multipath QUIC: Design and Evaluation", 2017, §3): the path with the lowest smoothed RTT
-    /// whose window has room; streams take turns, packet by packet.
+    /// whose window has room.
     LowestRtt,
     /// SA-ECF ("A Stream-Aware Multipath QUIC Scheduler for Heterogeneous Paths", 2018) as far as its abstract and FStream's
-    /// section III C describe it, with the inequalities of ECF (2017) that it is named after: see [`waits`].
-    SaEcf {
-        /// Whether streams share by priority, or take turns.
-        by_priority: bool,
-    },
-    /// Each stream on the path of its place.
-    Pinned {
-        /// By stream: its path.
-        paths: Vec<usize>,
-        /// Whether those of a path share it by lottery, as FStream's do, or in the order of weighted fair queueing.
-        by_lottery: bool,
-    },
+    /// section III C describe it, with the inequalities of ECF (2017) that it is named after: see [`waits`]. Streams share by
+    /// [`Order::Priority`] or [`Order::Turns`].
+    SaEcf,
+    /// Each stream on its own path.
+    Pinned,
+}
+
+/// Which stream is next, of those that may be sent over a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Packet by packet in turns, as in MPQUIC.
+    Turns,
+    /// By weight, in the order of weighted fair queueing.
+    Priority,
+    /// By weight and by lottery, as FStream's.
+    Lottery,
+    /// As requests say.
+    Signals,
 }
 
 impl Strategy {
-    pub(super) fn new(rule: Rule, streams: usize) -> Self {
-        Self { rule, turns: vec![0.0; streams], waits: vec![false; streams] }
+    pub(super) fn new(rule: Rule, order: Order) -> Self {
+        Self { rule, order, turns: Vec::new(), waits: Vec::new(), signals: Vec::new() }
     }
+}
 
-    /// The stream and the path of the next packet; `None` if nothing can or may be sent now.
-    pub(super) fn next(
+impl Sender for Strategy {
+    fn next(
         &mut self,
         now_ns: u64,
         streams: &[Sending],
@@ -47,34 +58,63 @@ impl Strategy {
         random: &mut Random,
     ) -> Option<(usize, usize)> {
         let ready: Vec<usize> = (0..streams.len()).filter(|at| streams[*at].has_data(now_ns)).collect();
-        let (stream, path) = match &self.rule {
-            Rule::LowestRtt => (self.least(&ready)?, fastest(links, Link::has_window)?),
-            Rule::SaEcf { .. } => self.sa_ecf(ready, streams, links)?,
-            Rule::Pinned { paths, by_lottery } => {
-                (0..links.len()).filter(|path| links[*path].has_window()).find_map(|path| {
-                    let here: Vec<usize> = ready.iter().copied().filter(|at| paths[*at] == path).collect();
-                    let stream = if *by_lottery { drawn(&here, streams, random) } else { self.least(&here) };
-                    Some((stream?, path))
-                })?
+        self.admit(&ready, streams, links.len());
+        let (stream, path) = match self.rule {
+            Rule::LowestRtt => {
+                let path = fastest(links, Link::has_window)?;
+                (self.choose(0, &ready, streams, random)?, path)
             }
+            Rule::SaEcf => self.sa_ecf(ready, streams, links)?,
+            Rule::Pinned => (0..links.len()).filter(|path| links[*path].has_window()).find_map(|path| {
+                let here: Vec<usize> = ready.iter().copied().filter(|at| streams[*at].path == Some(path)).collect();
+                Some((self.choose(path, &here, streams, random)?, path))
+            })?,
         };
-        let share = match self.rule {
-            Rule::LowestRtt | Rule::SaEcf { by_priority: false } => 1.0,
-            Rule::SaEcf { by_priority: true } | Rule::Pinned { .. } => f64::from(streams[stream].weight),
+        let share = match self.order {
+            Order::Turns => 1.0,
+            Order::Priority | Order::Lottery | Order::Signals => f64::from(streams[stream].weight),
         };
-        self.turns[stream] += 1.0 / share;
+        self.turns[stream] = Some(self.had(stream) + 1.0 / share);
         Some((stream, path))
+    }
+}
+
+impl Strategy {
+    /// Takes in streams that have data for the first time.
+    fn admit(&mut self, ready: &[usize], streams: &[Sending], paths: usize) {
+        self.turns.resize(streams.len(), None);
+        self.waits.resize(streams.len(), false);
+        self.signals.resize(paths, Signals::default());
+        for new in ready {
+            if self.turns[*new].is_none() {
+                let beside = ready.iter().filter(|at| streams[**at].path == streams[*new].path);
+                let least = beside.filter_map(|at| self.turns[*at]).reduce(f64::min);
+                self.turns[*new] = Some(least.unwrap_or_default());
+            }
+        }
+    }
+
+    fn choose(&mut self, path: usize, ready: &[usize], streams: &[Sending], random: &mut Random) -> Option<usize> {
+        match self.order {
+            Order::Turns | Order::Priority => self.least(ready),
+            Order::Lottery => drawn(ready, streams, random),
+            Order::Signals => self.signals[path].next(ready, streams),
+        }
+    }
+
+    fn had(&self, stream: usize) -> f64 {
+        self.turns[stream].unwrap_or_default()
     }
 
     fn least(&self, ready: &[usize]) -> Option<usize> {
-        ready.iter().copied().min_by(|a, b| self.turns[*a].total_cmp(&self.turns[*b]))
+        ready.iter().copied().min_by(|a, b| self.had(*a).total_cmp(&self.had(*b)))
     }
 
     fn sa_ecf(&mut self, mut ready: Vec<usize>, streams: &[Sending], links: &[Link]) -> Option<(usize, usize)> {
         let fast = fastest(links, |_| true)?;
         let free = fastest(links, Link::has_window)?;
-        let Rule::SaEcf { by_priority } = self.rule else { return None };
-        ready.sort_by(|a, b| self.turns[*a].total_cmp(&self.turns[*b]));
+        let by_priority = self.order == Order::Priority;
+        ready.sort_by(|a, b| self.had(*a).total_cmp(&self.had(*b)));
         let sum: f64 = ready.iter().map(|at| f64::from(streams[*at].weight)).sum();
         for at in &ready {
             let share = if by_priority { f64::from(streams[*at].weight) / sum } else { 1.0 / ready.len() as f64 };

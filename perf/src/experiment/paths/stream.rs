@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use super::signal::Signal;
+
 /// One packet's worth of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
@@ -19,24 +21,64 @@ pub(super) struct Stream {
     pub(super) weight: u32,
     /// When the request for it has arrived.
     pub(super) begins_ns: u64,
+    /// The path that it stays on; `None` where packets are placed one by one.
+    pub(super) path: Option<usize>,
+    /// What its request says of the order of streams.
+    pub(super) signal: Signal,
 }
 
 /// A stream on its way.
 pub(super) struct Sending {
     pub(super) weight: u32,
     pub(super) begins_ns: u64,
+    pub(super) path: Option<usize>,
+    pub(super) signal: Signal,
     pub(super) packets: usize,
     pub(super) unsent: usize,
     /// Pieces that were lost.
     pub(super) again: VecDeque<usize>,
     pub(super) arrived: Vec<bool>,
     pub(super) missing: usize,
+    /// How many packets have arrived without a gap from the first one on.
+    pub(super) in_order: usize,
     pub(super) ended_ns: Option<u64>,
     /// By path: how many of its packets were sent.
     pub(super) sent: Vec<u64>,
 }
 
 impl Sending {
+    pub(super) fn new(stream: &Stream, paths: usize) -> Self {
+        Self {
+            weight: stream.weight,
+            begins_ns: stream.begins_ns,
+            path: stream.path,
+            signal: stream.signal,
+            packets: stream.packets,
+            unsent: 0,
+            again: VecDeque::new(),
+            arrived: vec![false; stream.packets],
+            missing: stream.packets,
+            in_order: 0,
+            ended_ns: None,
+            sent: vec![0; paths],
+        }
+    }
+
+    /// Notes a packet that arrives; returns whether it was missing.
+    pub(super) fn arrive(&mut self, now_ns: u64, number: usize) -> bool {
+        if std::mem::replace(&mut self.arrived[number], true) {
+            return false;
+        }
+        self.missing -= 1;
+        while self.arrived.get(self.in_order) == Some(&true) {
+            self.in_order += 1;
+        }
+        if self.missing == 0 {
+            self.ended_ns = Some(now_ns);
+        }
+        true
+    }
+
     pub(super) fn has_data(&self, now_ns: u64) -> bool {
         now_ns >= self.begins_ns && (self.unsent < self.packets || !self.again.is_empty())
     }

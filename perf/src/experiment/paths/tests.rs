@@ -63,8 +63,8 @@ fn lost_packets_are_sent_again_until_all_have_arrived() {
     let of = Of { plan: &plan, cell: &plan.cells[0], seed: 1 };
     let way = of.way(Scheduler::Paced);
     let links = vec![Link::new(11_024_000, 50_000_000, 5e7, &plan.links)];
-    let strategy = Strategy::new(way.rule, way.streams.len());
-    let ended = simulator::run(links, &way.streams, strategy, &mut Random::new(1, 1)).unwrap();
+    let mut strategy = Strategy::new(way.rule, way.order);
+    let ended = simulator::run(links, &way.streams, &mut strategy, &mut Random::new(1, 1)).unwrap();
     assert!(ended.dropped > 20, "{}", ended.dropped);
     let sent: u64 = ended.sent.iter().flatten().sum();
     let packets: usize = way.streams.iter().map(|stream| stream.packets).sum();
