@@ -72,8 +72,8 @@ pub struct Path {
     pub bytes_per_sec: u64,
     /// Bytes in front of everything that is placed: in flight, or of no stream in `placed`.
     pub backlog_bytes: u64,
-    /// How much the sender may have in flight there, in bytes: its congestion window. In a window's worth of every round trip the path
-    /// idles until that has doubled often enough to fill it. 0 if it is not known: then it is taken to be enough.
+    /// How many bytes the sender may have in flight there: its congestion window. A path that carries more than that in a round trip
+    /// idles for the rest of it, until slow start has doubled the window often enough. 0 if it is not known, and taken for enough.
     pub window_bytes: u64,
     /// How long it takes until a stream can begin there: where the placing end asks and the other end sends, the way of the
     /// request. FStream's equations, whose placing end sends, do not count it.
