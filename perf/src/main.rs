@@ -319,7 +319,7 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
     Ok(())
 }
 
-/// What of a plan can be compared on a clock as this program was built; says what cannot, and why.
+/// Returns the schedulers of a plan that can run on a clock here, and prints which ones are left out and why.
 fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
     let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
         Ok(()) => true,

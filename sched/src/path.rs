@@ -132,6 +132,13 @@ impl Choice {
 }
 
 impl Path {
+    /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one where the shortest is not
+    /// known.
+    #[must_use]
+    pub const fn shortest_rtt_ns(&self) -> u64 {
+        if self.min_rtt_ns > 0 { self.min_rtt_ns } else { self.smoothed_rtt_ns }
+    }
+
     /// Whether its window has room: less waits and is in flight than it delivers in a smoothed round trip, the window that a
     /// sender needs to use it fully.
     #[must_use]

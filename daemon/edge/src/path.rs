@@ -102,20 +102,20 @@ impl View {
         let window = u128::from(sum(|path| path.window_bytes)) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
         let window = if smoothed_rtt_ns == 0 { 0 } else { u64::try_from(window).unwrap_or(u64::MAX) };
         let measured = self.estimate.bytes_per_sec().max(window).max(UNKNOWN_BYTES_PER_SEC);
-        let rtt_ns = if min_rtt_ns > 0 { min_rtt_ns } else { smoothed_rtt_ns };
-        let window_bytes = (u128::from(measured) * u128::from(rtt_ns)).div_ceil(1_000_000_000);
         self.path = path::Path {
             smoothed_rtt_ns,
             min_rtt_ns,
             bytes_per_sec: of.rate.unwrap_or(measured),
-            // The relay's own window is not known here: it has let through what was seen, and is as large as ours at first. Only where
-            // a rate is configured is the path taken to be faster than that.
-            window_bytes: u64::try_from(window_bytes).unwrap_or(u64::MAX),
+            window_bytes: 0,
             backlog_bytes: sum(|path| path.in_flight_bytes),
             // What enters at an edge asks for something.
             lead_ns: smoothed_rtt_ns / 2,
             placed: lines.iter().flat_map(|line| line.placed(since)).collect(),
             cost_ns: ns(of.cost),
         };
+        // The relay's own window is not known here. It carried what was measured, and is as large as the edge's at first. So it is taken
+        // for smaller than the path only where a rate is configured.
+        let window_bytes = (u128::from(measured) * u128::from(self.path.shortest_rtt_ns())).div_ceil(1_000_000_000);
+        self.path.window_bytes = u64::try_from(window_bytes).unwrap_or(u64::MAX);
     }
 }

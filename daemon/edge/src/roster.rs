@@ -104,18 +104,18 @@ impl Roster {
     }
 }
 
-/// Whose a tunnel is.
+/// The owner of a tunnel.
 pub enum TunnelOwner {
-    /// Something that entered at a local address.
+    /// An application that entered at a local address.
     Application {
         /// The local address.
         listen: String,
-        /// Where it came from.
+        /// The application's address.
         sender: SocketAddr,
-        /// The class that it is of.
+        /// The tunnel's class.
         membership: Membership,
     },
-    /// A hop: the tunnel carries a connection to the relay behind it, and by that the tunnels of applications. It has no class.
+    /// A hop: the tunnel carries the connection to the relay behind the hop, with the tunnels of applications in it. It has no class.
     Hop {
         /// The hop's name.
         name: String,
@@ -130,7 +130,7 @@ pub struct Tunnel {
     pub connection: u64,
     /// The ID of its request's stream there.
     pub stream_id: u64,
-    /// Whose it is.
+    /// Its owner.
     pub owner: TunnelOwner,
     /// What it carries.
     pub protocol: Protocol,
@@ -168,12 +168,12 @@ impl Tunnel {
 pub struct Entry {
     tunnel: Arc<Tunnel>,
     roster: Arc<Roster>,
-    /// What counts it, if it is an application's.
+    /// The gauge of open tunnels, for an application's tunnel.
     open: Option<Gauge>,
 }
 
 impl Entry {
-    /// The tunnel, for what outlives its place.
+    /// Returns the tunnel, which may outlive its place in the list.
     #[must_use]
     pub fn tunnel(&self) -> Arc<Tunnel> {
         self.tunnel.clone()

@@ -32,9 +32,9 @@ thread_local! {
     static HELD_BACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes, while a packet is being written, whether streams of its connection wait for turns. The transport sees only what was
-/// handed to it, and takes a connection without more of that for limited by its application. BBR then ignores what it measures:
-/// on a thin link it may stay in Startup, which sends 2.77 times as fast as the link, for as long as the connection.
+/// Notes, while a packet is being written, whether streams of its connection wait for turns. The transport sees only the bytes that
+/// were handed to it, and takes a connection that has sent all of them for limited by its application. BBR then ignores its bandwidth
+/// samples: on a thin link it may stay in Startup, which sends 2.77 times as fast as the link, until the connection ends.
 pub fn note_held_back(is_held_back: bool) {
     HELD_BACK.set(is_held_back);
 }

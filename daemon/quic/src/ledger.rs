@@ -199,7 +199,7 @@ impl Ledger {
         self.holds_back.load(Relaxed)
     }
 
-    /// Notes it.
+    /// Notes whether streams wait for turns while enough is handed over.
     pub fn set_holds_back(&self, holds_back: bool) {
         self.holds_back.store(holds_back, Relaxed);
     }

@@ -54,7 +54,7 @@ pub struct TunnelView {
     pub connection: u64,
     /// The user; empty at an edge, and where anybody may come.
     pub user: String,
-    /// The name of its class; empty of a hop.
+    /// The name of its class; empty for a hop.
     pub class: String,
     /// Whether an operator gave it that class.
     pub is_pinned: bool,
@@ -74,7 +74,7 @@ pub struct TunnelView {
     pub listen: String,
     /// Where it came from; empty at a relay, and for readers.
     pub sender: String,
-    /// The name of the hop that uses it to reach the relay behind; empty of all other tunnels.
+    /// The name of the hop that owns it; empty for all other tunnels.
     pub hop: String,
 }
 

@@ -244,10 +244,10 @@ impl Of<'_> {
     }
 }
 
-/// What streams of these plans say: nothing.
+/// The priority of streams in these plans, which set weights only.
 const BY_WEIGHT: Signal = Signal { urgency: 0, is_incremental: true, group: None, weight: 1 };
 
-/// The paths of a cell, of whose round trips the sender knows something.
+/// Makes the links of a cell. The sender knows each round trip with an error.
 fn links(cell: &Cell, links: &Links, random: &mut Random) -> Vec<Link> {
     let of = |path: &Path| {
         let known_ns = path.rtt_ms * 1e6 * (1.0 + links.rtt_error * (2.0 * random.share() - 1.0));
@@ -257,7 +257,7 @@ fn links(cell: &Cell, links: &Links, random: &mut Random) -> Vec<Link> {
     cell.paths.iter().map(of).collect()
 }
 
-/// What the senders of a path have it deliver, in bytes of streams per second.
+/// Returns the goodput of a path, in bytes of streams per second.
 fn stream_bytes_per_sec(path: &Path, links: &Links) -> u64 {
     (path.rate_mbit * 125e3 * links.payload_bytes as f64 / links.packet_bytes as f64) as u64
 }

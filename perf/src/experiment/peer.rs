@@ -1,8 +1,8 @@
-//! What the thesis compared its schedulers with: quic-go, here as it is. The client, the server and the relay are the
-//! program in `perf/peers/quic-go-streams`, each a process of its own; they get the requests that other schedulers get.
+//! Unmodified quic-go as a baseline, since the thesis built its schedulers into quic-go. The client, the server and the relay are
+//! processes of the program in `perf/peers/quic-go-streams`, and make the same requests as other schedulers.
 //!
-//! quic-go serves streams in turns unless an application gives them priorities (RFC 9218). By these it can also do what
-//! the thesis added to it as FCFS, ABS and ML, but not EDF: there are eight urgencies and no deadlines.
+//! quic-go serves streams in turns unless an application sets priorities (RFC 9218). With priorities it also does FCFS, ABS and ML as
+//! the thesis has them, but not EDF: it has eight urgencies and no deadlines.
 
 use std::{
     collections::BTreeSet,
@@ -12,8 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lab::netns::Namespace;
-use lab::process::Process;
+use lab::{netns::Namespace, process::Process};
 use serde::{Deserialize, Serialize};
 
 use super::{Request, Run, emulated::Emulated, requests};
@@ -22,7 +21,7 @@ use crate::{
     relay::{self, scratch_folder},
 };
 
-/// The congestion controller of quic-go, which has no other: New Reno, beginning with 32 packets.
+/// The only congestion controller of quic-go: New Reno with an initial window of 32 packets.
 pub const CONGESTION: &str = "reno (quic-go's own)";
 
 /// The program.
@@ -31,21 +30,21 @@ const PROGRAM: &str = "quic-go-streams";
 /// Where servers and relays listen.
 const PORT: u16 = 443;
 
-/// How long a process may take to start, or for what it does beside requests.
+/// How long a process may take to start, or to end after the time limit of its requests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// RFC 9218 has eight urgencies.
 const URGENCIES: usize = 8;
 
-/// The urgency of streams that nobody has said anything of.
+/// The urgency of streams without a priority (RFC 9218 §4.1).
 const DEFAULT_URGENCY: u8 = 3;
 
-/// How quic-go is told to order a stream.
+/// A stream's priority (RFC 9218).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Order {
-    /// The least goes first.
+    /// 0 to 7; 0 is sent first.
     urgency: u8,
-    /// Whether it takes turns with its equals; otherwise they go by their IDs.
+    /// Whether the stream takes turns with others of its urgency. Otherwise they are sent in the order of their IDs.
     incremental: bool,
 }
 
@@ -65,10 +64,10 @@ enum Line {
     All { protocol: String, total_ns: u64 },
 }
 
-/// Says whether quic-go can do what a scheduler of its own asks for in a plan; true of all others.
+/// Checks that a scheduler of quic-go can run a plan. Other schedulers always pass.
 ///
 /// # Errors
-/// Why not: the program was not built, or quic-go has nothing like it.
+/// The program was not built, or quic-go cannot run the plan.
 pub fn check(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     if scheduler.is_of_quic_go() {
         suits(plan, scheduler)?;
@@ -118,8 +117,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
 /// Runs one repetition in the lab, directly or through a relay.
 ///
 /// # Errors
-/// The lab is not there, what [`check`] says, a process fails, or a request without a relay fails for another reason than the
-/// time that is up.
+/// As [`check`]; also without the lab, when a process fails, or when a request without a relay fails before the time limit.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     suits(plan, scheduler)?;
     let program = relay::peer(PROGRAM)?;
@@ -163,7 +161,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What stays behind does no harm.
+        // A folder that stays behind does no harm.
         _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -183,8 +181,8 @@ fn told(plan: &Plan, requests: &[Request], orders: &[Option<Order>]) -> Vec<Told
     requests.iter().map(told).collect()
 }
 
-/// Reads what the client printed: how long each request took, and all together. `lenient` takes requests that failed for
-/// such that never came back.
+/// Reads the client's output: the latency of each request, and the total time. With `lenient`, a failed request counts as one without
+/// an answer.
 fn read(said: &str, requests: usize, lenient: bool) -> Result<(Vec<Option<Duration>>, Duration)> {
     let (mut latencies, mut all) = (vec![None; requests], None);
     let mut seen = 0;
@@ -208,7 +206,7 @@ fn read(said: &str, requests: usize, lenient: bool) -> Result<(Vec<Option<Durati
     Ok((latencies, total))
 }
 
-/// What both ends say that they are, if they were built by this `go.mod`.
+/// Returns the ALPN protocol of a program that was built with this `go.mod`.
 fn protocol_of(go_mod: &str) -> Option<String> {
     let mut words = go_mod.split_whitespace().skip_while(|word| *word != "github.com/quic-go/quic-go");
     words.nth(1).map(|version| format!("quic-go/{version}"))

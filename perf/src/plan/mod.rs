@@ -174,7 +174,7 @@ pub struct Plan {
     pub lab_repetitions: Option<u64>,
     /// What is compared.
     pub schedulers: Vec<Scheduler>,
-    /// What is compared with it in the lab only, because it needs a kernel.
+    /// Schedulers that are compared in the lab only, because they need a kernel.
     #[serde(default)]
     pub lab_schedulers: Vec<Scheduler>,
     /// The link between the client and the next machine.
@@ -538,7 +538,7 @@ impl Plan {
         self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
     }
 
-    /// What is compared on a clock.
+    /// Returns the schedulers that are compared on a clock.
     #[must_use]
     pub fn schedulers_on(&self, clock: Clock) -> Vec<Scheduler> {
         let lab = self.lab_schedulers.iter().filter(|_| clock == Clock::Lab);

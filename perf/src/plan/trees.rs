@@ -1,4 +1,4 @@
-//! Plans of pages over several paths: a browser asks for resources as it finds them, and says what goes first.
+//! Plans of pages over several paths: a browser requests resources as it finds them, with priorities.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ pub struct TreesPlan {
     pub kind: Kind,
     /// What it is, in a sentence.
     pub title: String,
-    /// What it takes up.
+    /// The publication that it follows.
     pub source: String,
     /// What changes from cell to cell, for tables.
     pub axis: String,
@@ -31,16 +31,16 @@ pub struct TreesPlan {
     pub seed: u64,
     /// How often each scheduler loads each page in each cell.
     pub repetitions: u64,
-    /// By how much the size of a resource differs from the page's, at most and at random, as a part of it. Who places a request
-    /// before the answer has begun knows only the page's.
+    /// The largest random deviation of a resource's size from `bytes`, as a part of it. Before an answer begins, the client knows only
+    /// `bytes`.
     pub size_spread: f64,
-    /// Whose signals are sent.
+    /// The browsers whose priorities are sent.
     pub browsers: Vec<Browser>,
-    /// What is compared.
+    /// The schedulers that are compared.
     pub schedulers: Vec<TreesScheduler>,
     /// What all links have in common.
     pub links: Links,
-    /// What is loaded.
+    /// The pages that are loaded.
     pub pages: Vec<Page>,
     /// The settings of the paths, one after the other.
     pub cells: Vec<Cell>,
@@ -57,7 +57,7 @@ pub enum Kind {
     Trees,
 }
 
-/// What a browser says of its requests.
+/// A browser, by the priorities of its requests.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Browser {
@@ -84,7 +84,7 @@ impl Browser {
     }
 }
 
-/// What decides over which path a packet goes, and which stream it is of.
+/// A scheduler, which chooses the path and the stream of each packet.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum TreesScheduler {
@@ -131,7 +131,7 @@ impl TreesScheduler {
 pub struct Page {
     /// Its name in results.
     pub name: String,
-    /// What it is made of; the first is the document.
+    /// Its resources; the first is the document.
     pub resources: Vec<Resource>,
 }
 
@@ -141,14 +141,14 @@ pub struct Page {
 pub struct Resource {
     /// Its name, which others name in `after`.
     pub name: String,
-    /// What it is, which is what browsers go by.
+    /// Its kind, by which browsers choose the priority.
     pub kind: ResourceKind,
-    /// How much is sent, of each.
+    /// The size of each, in bytes.
     pub bytes: u64,
     /// How many there are.
     #[serde(default = "one")]
     pub count: u32,
-    /// In which resource the browser finds it; empty for the document.
+    /// The resource that names it; empty for the document.
     #[serde(default)]
     pub after: String,
     /// How much of that has to have arrived, in percent.
@@ -157,7 +157,7 @@ pub struct Resource {
     /// Where the last of several is found, in percent; they are spread evenly. As `at_pct` by default.
     #[serde(default)]
     pub to_pct: Option<f64>,
-    /// Whether nothing is shown before it has arrived.
+    /// Whether the browser waits for it before it renders the page.
     #[serde(default)]
     pub blocks_render: bool,
     /// Whether it can be asked for in ranges.

@@ -48,10 +48,10 @@ fn ends_ns(path: &Path, bytes: f64) -> f64 {
 /// idles for the rest, and the next window is twice as large. The round trip is the shortest one, if that is known: what waits in the
 /// path's queue is no reason to idle.
 fn pauses_ns(path: &Path, bytes: f64) -> f64 {
-    let rtt_ns = if path.min_rtt_ns > 0 { path.min_rtt_ns } else { path.smoothed_rtt_ns } as f64;
+    let rtt_ns = path.shortest_rtt_ns() as f64;
     let (mut window_ns, mut left_ns) = (path.window_bytes as f64 / rate(path), bytes / rate(path));
     let mut pauses = 0.0;
-    // At most as often as a byte can be doubled until it is more than any path carries.
+    // The window doubles each time, so there are few rounds.
     while window_ns > 0.0 && window_ns < rtt_ns && left_ns > window_ns {
         pauses += rtt_ns - window_ns;
         left_ns -= window_ns;

@@ -2,8 +2,7 @@
 
 use super::{Path, Request, estimate};
 
-/// What several paths have to gain over one, as a part of the time that it takes there: errors of estimates, and losses, cost about
-/// as much.
+/// The least gain of several paths over one, as a part of the time on one path. Errors of estimates and losses cost about as much.
 pub const LEAST_GAIN: f64 = 0.1;
 
 /// Fewer bytes are not worth a request of their own.

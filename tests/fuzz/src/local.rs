@@ -59,8 +59,8 @@ pub fn page_request(mut input: &[u8]) {
     assert!(head.starts_with("HTTP/1.") && (is_bare || len == Some(&body.len().to_string())), "{answer}");
 }
 
-/// Sockets that are kept from one input to the next, since making them would take most of the time; and a file to send. It is
-/// no socket: the kernel would look for sockets that nobody can reach any more, among those of all processes, at each close.
+/// A pair of sockets that all inputs share, because making a pair takes longer than an input; and a file to send. A socket in its place
+/// would make the kernel collect unreachable sockets at each close (`net/unix/garbage.c`).
 struct Channel {
     near: OwnedFd,
     far: OwnedFd,

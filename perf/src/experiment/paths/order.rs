@@ -1,4 +1,4 @@
-//! The order of streams that follows from what their requests say.
+//! The order in which streams are sent, by the priorities that their requests carry.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,21 @@ enum Node {
     Stream(usize),
 }
 
-/// The order of one connection's streams. Those that share are in the order of start-time fair queueing (Goyal, Vin, Cheng, 1996),
-/// node by node: a stream that comes later has no claim to what others got before it.
+/// The order of one connection's streams. At each node of the tree, start-time fair queueing (Goyal, Vin, Cheng, 1996) shares the
+/// connection among the children by weight. A stream that begins later does not catch up with the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Signals {
-    /// When the next turn of a node begins, in packets per weight.
+    /// The start tag of each node's next turn, in packets per weight.
     starts: BTreeMap<Node, f64>,
-    /// When the last turn below a node began; that of the root has no group.
+    /// The virtual time of each group: the start tag of its last turn. `None` is the root.
     virtual_times: BTreeMap<Option<Group>, f64>,
 }
 
 impl Signals {
-    /// The stream of the next packet among those that have data.
+    /// Chooses the stream of the next packet. `ready` lists the streams with data, in the order of their requests.
     pub(super) fn next(&mut self, ready: &[usize], streams: &[Sending]) -> Option<usize> {
         let urgency = ready.iter().map(|at| streams[*at].signal.urgency).min()?;
         let urgent: Vec<_> = ready.iter().copied().filter(|at| streams[*at].signal.urgency == urgency).collect();
-        // Streams are in the order of their requests.
         if let Some(first) = urgent.iter().find(|at| !streams[**at].signal.is_incremental) {
             return Some(*first);
         }
@@ -39,7 +38,7 @@ impl Signals {
         }
     }
 
-    /// Gives the child of a node that has the next turn.
+    /// Chooses the child of a node that has the next turn, and charges it one packet.
     fn turn(&mut self, parent: Option<Group>, ready: &[usize], streams: &[Sending]) -> Option<Node> {
         let mut children: BTreeMap<Node, u32> = BTreeMap::new();
         for at in ready {

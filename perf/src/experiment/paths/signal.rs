@@ -1,19 +1,20 @@
-//! What requests say of the order in which answers are sent.
+//! The priorities that requests carry.
 
-/// What one request says. Streams of lower urgency wait (RFC 9218 §4.1); of equals, those that are not incremental come one after
-/// the other, and before the others (§4.2, §10); the others share by weight, within their groups (RFC 7540 §5.3).
+/// The priority of one request. A stream waits for all streams that are more urgent (RFC 9218 §4.1). Among streams of the same urgency,
+/// non-incremental ones are sent first, one by one in the order of their requests (§4.2, §10). Incremental ones share the connection by
+/// weight, within their groups (RFC 7540 §5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Signal {
-    /// 0 first.
+    /// 0 to 7; 0 is the most urgent.
     pub(super) urgency: u8,
     pub(super) is_incremental: bool,
-    /// The idle stream that it depends on; `None` for the root.
+    /// The idle stream that the request depends on; `None` for the root.
     pub(super) group: Option<Group>,
     /// 1 to 256.
     pub(super) weight: u32,
 }
 
-/// Idle streams that others depend on: Firefox's.
+/// The idle streams that Firefox opens, so that requests can depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
     /// Depends on the root.

@@ -19,13 +19,13 @@ enum Event {
     Probe { path: usize },
 }
 
-/// What decides of a simulation: the order of packets, their paths, and what is asked for meanwhile.
+/// The decisions of a simulation: the order of packets, their paths, and further requests.
 pub(super) trait Sender {
-    /// The stream and the path of the next packet; `None` if nothing can or may be sent now.
+    /// Chooses the stream and the path of the next packet; `None` if no packet can be sent now.
     fn next(&mut self, now_ns: u64, streams: &[Sending], links: &[Link], random: &mut Random)
     -> Option<(usize, usize)>;
 
-    /// The streams that are asked for because so much has arrived of this one. They get the next places in the list.
+    /// Returns the streams that are requested because more of this one has arrived. They are appended to the list.
     fn progressed(&mut self, now_ns: u64, stream: usize, streams: &[Sending], links: &[Link]) -> Vec<Stream> {
         let _ = (now_ns, stream, streams, links);
         Vec::new()

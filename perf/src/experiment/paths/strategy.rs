@@ -30,16 +30,16 @@ pub(super) enum Rule {
     Pinned,
 }
 
-/// Which stream is next, of those that may be sent over a path.
+/// The order in which the streams of a path are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Packet by packet in turns, as in MPQUIC.
     Turns,
     /// By weight, in the order of weighted fair queueing.
     Priority,
-    /// By weight and by lottery, as FStream's.
+    /// By lottery with weights, as in FStream.
     Lottery,
-    /// As requests say.
+    /// By the priorities of requests ([`Signal`](super::signal::Signal)).
     Signals,
 }
 
@@ -80,7 +80,7 @@ impl Sender for Strategy {
 }
 
 impl Strategy {
-    /// Takes in streams that have data for the first time.
+    /// Enters streams that have data for the first time.
     fn admit(&mut self, ready: &[usize], streams: &[Sending], paths: usize) {
         self.turns.resize(streams.len(), None);
         self.waits.resize(streams.len(), false);

@@ -21,9 +21,9 @@ pub(super) struct Stream {
     pub(super) weight: u32,
     /// When the request for it has arrived.
     pub(super) begins_ns: u64,
-    /// The path that it stays on; `None` where packets are placed one by one.
+    /// The path of all its packets; `None` if each packet is placed by itself.
     pub(super) path: Option<usize>,
-    /// What its request says of the order of streams.
+    /// The priority of its request.
     pub(super) signal: Signal,
 }
 

@@ -1,8 +1,8 @@
 //! Runs [plans of pages](crate::plan::trees) over several paths.
 //!
 //! For each page, browser, setting of paths and seed, every scheduler loads the same page: resources of the same sizes, found in the
-//! same places. Figures are the ones that users feel: when the last resource that blocks rendering has arrived, and when all
-//! have.
+//! same places. Two times are measured, since users notice both: when the last resource that blocks rendering has arrived, and when
+//! the whole page has.
 
 mod browser;
 mod page;
@@ -46,12 +46,12 @@ pub fn run(plan: &TreesPlan) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// When one page was there.
+/// The loading times of one page, in milliseconds from the first request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Loaded {
-    /// The last resource that blocks rendering.
+    /// Until the last resource that blocks rendering has arrived.
     render_ms: f64,
-    /// Everything.
+    /// Until the whole page has arrived.
     load_ms: f64,
 }
 
@@ -94,7 +94,7 @@ impl Setting<'_> {
         self.place(&items, placing, seed)
     }
 
-    /// The best of all ways to give what blocks rendering one path and all else one, for each figure.
+    /// Tries each way to give one path to the resources that block rendering and one to the others. Returns the best value of each time.
     fn best(&self, items: &[Item], seed: u64) -> Result<Loaded> {
         let ways = assignments(2, self.cell.paths.len()).into_iter();
         let loads = ways.map(|paths| self.place(items, Placing::ByGroup([paths[0], paths[1]]), seed));

@@ -1,4 +1,4 @@
-//! What browsers say of their requests, by what these ask for.
+//! The priorities that browsers give to requests, by the kind of resource.
 //!
 //! | | Safari | Firefox | Chromium |
 //! |---|--:|---|---|
@@ -18,11 +18,11 @@
 use super::super::signal::{Group, Signal};
 use crate::plan::trees::{Browser, ResourceKind};
 
-/// Each level of urgency has so many times the weight of the next one where only weights can be said: so many that the next one
-/// gets next to nothing.
+/// How many times the weight of a level is that of the next lower level, where an estimate knows weights only. The lower level then
+/// gets almost nothing.
 const LEVEL: u32 = 64;
 
-/// What a request says.
+/// Returns the priority that a browser sends with a request.
 pub(super) fn signal(browser: Browser, kind: ResourceKind) -> Signal {
     let shared = |group, weight| Signal { urgency: 0, is_incremental: true, group, weight };
     match browser {
@@ -36,7 +36,7 @@ pub(super) fn signal(browser: Browser, kind: ResourceKind) -> Signal {
     }
 }
 
-/// The priority that goes with it in HTTP/2, 1 to 255, which is what FStream and SA-ECF go by.
+/// Returns the weight of a request in HTTP/2, 1 to 255. FStream and SA-ECF use it.
 pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
     match browser {
         Browser::Safari => match kind {
@@ -60,8 +60,8 @@ pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
     }
 }
 
-/// What the same is as a share of a path, for estimates that know of weights only. Of Firefox's images and fonts, it is the share beside one
-/// leader.
+/// Returns a weight with about the same effect as the browser's priority, for estimates that know weights only. For Firefox's images and
+/// fonts it is their share beside one leader.
 pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
     match browser {
         Browser::Safari => priority(browser, kind),
@@ -73,7 +73,7 @@ pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
     }
 }
 
-/// The share of a stream as a later one of this kind sees it: one that has to be sent first is as good as more urgent.
+/// Returns the weight of an earlier stream in the estimate for a later one. An earlier stream that is sent first counts as more urgent.
 pub(super) fn share_before(browser: Browser, earlier: ResourceKind, kind: ResourceKind) -> u32 {
     let share = share(browser, earlier);
     let goes_first = !signal(browser, earlier).is_incremental && urgency(earlier) == urgency(kind);

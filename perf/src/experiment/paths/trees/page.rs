@@ -1,4 +1,4 @@
-//! A page while it is loaded: which resources were found, where each was placed, and what has arrived.
+//! A page while it loads: the resources found so far, their paths, and the bytes that have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     plan::{
-        paths::Links,
+        paths::{Links, Path},
         trees::{Page, ResourceKind},
     },
     random::Random,
@@ -26,10 +26,10 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     kind: ResourceKind,
-    /// What resources like it have, which is what is known before the answer begins.
+    /// The usual size of such a resource. The client knows only this before the answer begins.
     expected_bytes: u64,
     bytes: u64,
-    /// In which resource it is found, and how much of that has to have arrived, from 0 to 1.
+    /// The resource that names it, and the part of that resource that has to arrive first, from 0 to 1.
     found: Option<(usize, f64)>,
     blocks_render: bool,
     is_divisible: bool,
@@ -65,12 +65,12 @@ pub(super) fn items(page: &Page, spread: f64, random: &mut Random) -> Vec<Item> 
     items
 }
 
-/// How paths are chosen, and in which order streams go.
+/// How paths are chosen, and in which order streams are sent.
 #[derive(Clone, Debug)]
 pub(super) enum Placing {
     /// Packet by packet, as MPQUIC.
     LowestRtt {
-        /// Whether streams go as requests say, or take turns.
+        /// Whether streams are sent by the priorities of requests, or take turns.
         by_signals: bool,
     },
     /// Packet by packet, as SA-ECF.
@@ -82,14 +82,14 @@ pub(super) enum Placing {
     FStream,
     /// Stream by stream by the client.
     Paced {
-        /// Whether what can be divided may be.
+        /// Whether divisible resources may be requested in ranges.
         in_ranges: bool,
     },
-    /// The document and what blocks rendering over one path, and all else over another or the same.
+    /// The document and the resources that block rendering over the first path, the others over the second, which may be the same.
     ByGroup([usize; 2]),
 }
 
-/// What a client sees of a sender's congestion window: what arrives within a round trip.
+/// A client's estimate of a sender's congestion window: the packets that arrive within a round trip.
 #[derive(Clone, Debug, Default)]
 struct Window {
     lately_ns: VecDeque<u64>,
@@ -105,7 +105,7 @@ impl Window {
         self.most = self.most.max(self.lately_ns.len());
     }
 
-    /// What the next round trip may carry: twice as much in slow start, and at first what all begin with.
+    /// Estimates how many packets the next round trip may carry: twice as many in slow start, and at least the initial window.
     fn packets(&self, links: &Links) -> u64 {
         (2 * self.most as u64).max(links.initial_window.into())
     }
@@ -117,9 +117,9 @@ pub(super) struct Loader<'a> {
     items: &'a [Item],
     placing: Placing,
     strategy: Strategy,
-    /// By stream: the resource that it is all or a part of, and how many bytes are expected of it.
+    /// By stream: its resource, and how many bytes of it the stream is expected to have.
     parts: Vec<(usize, u64)>,
-    /// By path: what has been seen of its sender's window.
+    /// By path: the estimate of its sender's window.
     windows: Vec<Window>,
     /// By resource: its streams; none before it is asked for.
     streams: Vec<Vec<usize>>,
@@ -141,7 +141,7 @@ impl<'a> Loader<'a> {
         Self { setting, items, placing, strategy, parts: Vec::new(), windows, streams, ended_ns }
     }
 
-    /// When it was there, if it is.
+    /// Returns the loading times, or `None` while a resource is missing.
     pub(super) fn loaded(&self) -> Option<Loaded> {
         let ends: Vec<(u64, bool)> = self
             .items
@@ -156,7 +156,7 @@ impl<'a> Loader<'a> {
         Some(Loaded { render_ms: last(true), load_ms: last(false) })
     }
 
-    /// Asks for resources at the same time, and returns their streams.
+    /// Requests resources at the same time, and returns their streams.
     pub(super) fn ask(&mut self, now_ns: u64, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Stream> {
         let choices = self.choices(found, streams, links);
         let mut asked = Vec::new();
@@ -184,7 +184,7 @@ impl<'a> Loader<'a> {
         asked
     }
 
-    /// Where each goes; `None` where packets are placed one by one.
+    /// Chooses a path for each resource; `None` if each packet is placed by itself.
     fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<Choice>> {
         let (placement, in_ranges) = match &self.placing {
             Placing::LowestRtt { .. } | Placing::SaEcf { .. } => return vec![None; found.len()],
@@ -195,7 +195,7 @@ impl<'a> Loader<'a> {
             Placing::FStream => (Placement::FStream, false),
             Placing::Paced { in_ranges } => (Placement::Paced, *in_ranges),
         };
-        // The most urgent chooses first; what it chose is seen by the next one as that sees it.
+        // The most urgent resource chooses first. Each later one counts the earlier choices by its own view of their weights.
         let mut order: Vec<usize> = (0..found.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(self.weight(placement, self.items[found[*at]].kind)));
         let mut choices = vec![None; found.len()];
@@ -226,7 +226,7 @@ impl<'a> Loader<'a> {
         choices
     }
 
-    /// The paths as who places a resource of this kind sees them: what was asked for and has not arrived.
+    /// Describes the paths for placing a resource of this kind, with the bytes that were requested and have not arrived.
     fn views(
         &self,
         placement: Placement,
@@ -235,13 +235,13 @@ impl<'a> Loader<'a> {
         links: &[Link],
     ) -> Vec<placement::Path> {
         let plan = self.setting.plan;
-        let view = |(place, (path, link)): (usize, (&crate::plan::paths::Path, &Link))| {
+        let view = |(place, (path, link)): (usize, (&Path, &Link))| {
             let mut view = placement::Path {
                 smoothed_rtt_ns: link.smoothed_ns() as u64,
                 min_rtt_ns: (path.rtt_ms * 1e6) as u64,
                 bytes_per_sec: stream_bytes_per_sec(path, &plan.links),
                 window_bytes: self.windows[place].packets(&plan.links) * plan.links.payload_bytes,
-                // As the edge has it (`edge::path`).
+                // The edge estimates it in the same way (`edge::path`).
                 lead_ns: link.smoothed_ns() as u64 / 2,
                 ..placement::Path::default()
             };
@@ -272,7 +272,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Parts of a resource by ranges that were made for its expected size: the last part has what that was wrong by.
+    /// Divides a resource by ranges that were made for its expected size. The last range takes the difference to the real size.
     fn ranges(&self, item: usize, ranges: &[placement::split::Range]) -> Vec<(Option<usize>, u64, u64)> {
         let bytes = self.items[item].bytes;
         let last = ranges.len().saturating_sub(1);
@@ -286,7 +286,7 @@ impl<'a> Loader<'a> {
     /// How long a request takes: over its stream's path where the client has placed it, else over the shortest.
     fn request_ns(&self, path: Option<usize>) -> u64 {
         let paths = &self.setting.cell.paths;
-        let way_ns = |path: &crate::plan::paths::Path| (path.rtt_ms * 1e6) as u64 / 2;
+        let way_ns = |path: &Path| (path.rtt_ms * 1e6) as u64 / 2;
         match (&self.placing, path) {
             (Placing::Paced { .. } | Placing::ByGroup(_), Some(path)) => way_ns(&paths[path]),
             _ => paths.iter().map(way_ns).min().unwrap_or_default(),
@@ -315,7 +315,7 @@ impl Sender for Loader<'_> {
         if is_whole {
             self.ended_ns[item] = Some(now_ns);
         }
-        // What is read of a document is what has arrived without a gap.
+        // A browser reads a document up to the first gap.
         let read = match self.streams[item][..] {
             _ if is_whole => 1.0,
             [only] => streams[only].in_order as f64 / streams[only].packets as f64,

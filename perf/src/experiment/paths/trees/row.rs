@@ -51,10 +51,10 @@ pub struct Row {
 }
 
 impl Row {
-    /// Reads lines of JSON; what a line says of its origin is left out.
+    /// Reads lines of JSON, and leaves out the origin of each.
     ///
     /// # Errors
-    /// A line is no row; its number is said.
+    /// A line is no row; the error names its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let parse = |line| serde_json::from_str::<Self>(line);
@@ -97,7 +97,7 @@ pub(super) fn of(setting: &Setting, loads: &[(TreesScheduler, Vec<Loaded>)]) -> 
     loads.iter().map(row).collect()
 }
 
-/// The mean, and half of its interval, to a microsecond: what lies beyond differs by how numbers are added up.
+/// Returns the mean and half of its 95 % interval, rounded to a microsecond, so that the order of additions makes no difference.
 fn of_values(values: impl Iterator<Item = f64>) -> [f64; 2] {
     let interval = Interval::of(&values.collect::<Vec<_>>());
     [interval.mean, (interval.high - interval.low) / 2.0].map(|ms| (ms * 1e3).round() / 1e3)

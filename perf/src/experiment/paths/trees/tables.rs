@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{super::tables::distinct, row::Row};
 use crate::plan::trees::TreesScheduler;
 
-/// How much later than another a page has to be, as a part of the other's time, for it to be named: less is what nobody feels.
+/// The least delay that is reported, as a part of the faster time. Users do not notice less.
 const FELT: f64 = 0.02;
 
 /// Renders rows as Markdown: how schedulers compare with `paced` over all cells, where `paced` is behind, and for each page a table of
@@ -69,8 +69,8 @@ fn summary(rows: &[Row], schedulers: &[TreesScheduler]) -> String {
     text + "\n"
 }
 
-/// Where `paced` is behind a scheduler that does not know the outcome, by more than chance and so much that it is felt: for each page
-/// and setting of paths, each scheduler by as much as it is ahead at most.
+/// Lists where `paced` is slower than a scheduler that does not know the outcome, by more than chance and by more than users miss: for
+/// each page and setting of paths, each such scheduler with its largest lead.
 fn behind(rows: &[Row]) -> String {
     let (mut text, all) = (String::new(), distinct(rows.iter().map(|row| row.browser)).len());
     for (figure, of) in [
