@@ -63,7 +63,7 @@ impl UdpTarget {
                     self.drain_errors()?;
                     readiness.clear_ready();
                 }
-                Err(error) => self.judge(error)?,
+                Err(error) => drop(self.judge(error)?),
             }
         }
     }

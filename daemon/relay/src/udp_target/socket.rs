@@ -35,6 +35,17 @@ pub struct SocketBuffers {
     pub receive_bytes: Option<usize>,
 }
 
+/// What the kernel's error queue says about an error of a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Explanation {
+    /// Nothing.
+    Missing,
+    /// An ICMP message came in: the error is about a packet that left before, or about none that did.
+    Network,
+    /// This host refuses what it was just given, because no packet of the device can hold it.
+    Host,
+}
+
 /// One tunnel's UDP socket, connected to the target that was checked. See the [module](super) for what it promises.
 #[derive(Debug)]
 pub struct UdpTarget {
@@ -150,10 +161,10 @@ impl UdpTarget {
     ///
     /// Returns `Ok` if the tunnel survives: a packet that was too large for a link, a time exceeded on the way, a packet
     /// that this host had no room for or did not let out, a target that is not given up yet ([`Reachability`]).
-    pub(super) fn judge(&self, error: io::Error) -> Result<(), TargetError> {
-        let explained = self.drain_errors()?;
+    pub(super) fn judge(&self, error: io::Error) -> Result<Explanation, TargetError> {
+        let explanation = self.drain_errors()?;
         match error.raw_os_error() {
-            _ if explained => Ok(()),
+            _ if explanation != Explanation::Missing => Ok(()),
             Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM | libc::EPERM) => Ok(()),
             // What else ICMP can say of a packet (net/ipv4/icmp.c, net/ipv6/icmp.c). The kernel queues the explanation
             // before it sets the socket's error, so another CPU may have read the one without the other.
@@ -163,26 +174,30 @@ impl UdpTarget {
                 self.heed(TargetError::Unreachable)
             }
             _ => self.heed(error.into()),
-        }
+        }?;
+        Ok(explanation)
     }
 
-    /// Empties the socket's error queue; returns whether anything was in it.
-    pub(super) fn drain_errors(&self) -> Result<bool, TargetError> {
+    /// Empties the socket's error queue; returns what was in it.
+    pub(super) fn drain_errors(&self) -> Result<Explanation, TargetError> {
         let socket = self.fd.get_ref();
         super::receive::with_socket_state(|state: &UdpSocketState| {
-            for drained in 0..MAX_ERRORS_PER_DRAIN {
-                match state.recv_transport_error(UdpSockRef::from(socket))? {
-                    None => return Ok(drained > 0),
-                    Some(error) if matches!(error.payload, TransportErrorPayload::Unreachable) => {
-                        self.heed(match error.raw_errno {
-                            libc::ECONNREFUSED => TargetError::Refused,
-                            _ => TargetError::Unreachable,
-                        })?;
-                    }
-                    Some(_) => {}
+            let mut explanation = Explanation::Missing;
+            for _ in 0..MAX_ERRORS_PER_DRAIN {
+                let Some(error) = state.recv_transport_error(UdpSockRef::from(socket))? else { break };
+                // Only ICMP names the host that sent it (net/ipv4/ip_sockglue.c, net/ipv6/datagram.c).
+                let by_host = error.addr.is_none() && error.raw_errno == libc::EMSGSIZE;
+                if by_host || explanation == Explanation::Missing {
+                    explanation = if by_host { Explanation::Host } else { Explanation::Network };
+                }
+                if matches!(error.payload, TransportErrorPayload::Unreachable) {
+                    self.heed(match error.raw_errno {
+                        libc::ECONNREFUSED => TargetError::Refused,
+                        _ => TargetError::Unreachable,
+                    })?;
                 }
             }
-            Ok(true)
+            Ok(explanation)
         })
     }
 

@@ -6,7 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use pacing::io::MAX_SEGMENTS;
 use quic::segments::Segments;
 
+use super::socket::Explanation;
 use super::{TargetError, UdpTarget};
+
+/// Failures after which the packet at the head of a queue is given up, if each of them was about another packet.
+///
+/// Forged ICMP at 110 thousand messages a second fails about one send in four. A full receive buffer holds some 400
+/// messages, of which each failure reads 32.
+const MOST_FAILURES: u32 = 64;
 
 /// What flushes did, in UDP payloads unless the name says otherwise. One value may serve many tunnels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,7 +51,7 @@ impl UdpTarget {
     /// # Errors
     /// [`TargetError`] if the tunnel has to end; what still waits is then pointless.
     pub fn flush(&self, queue: &mut Segments, counters: &mut UplinkCounters) -> Result<Flush, TargetError> {
-        let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, again: false };
+        let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, failures: 0 };
         while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments()) {
             match self.try_send(bytes, segment_bytes) {
                 Ok(()) => flushing.sent(bytes.len(), count),
@@ -77,8 +84,8 @@ struct Flushing<'a> {
     singly: usize,
     /// Whether that was GSO's fault, unless one of them proves too big.
     suspected: bool,
-    /// Whether what is at the head has failed once.
-    again: bool,
+    /// How often what is at the head has failed; see [`MOST_FAILURES`].
+    failures: u32,
 }
 
 impl Flushing<'_> {
@@ -100,19 +107,26 @@ impl Flushing<'_> {
             (self.singly, self.suspected) = (count, true);
             return Ok(Next::Retry);
         }
-        self.target.judge(error)?;
+        let explanation = self.target.judge(error)?;
         if matches!(errno, Some(libc::ENOBUFS | libc::ENOMEM | libc::EPERM)) {
             self.counters.dropped_by_host += count as u64;
             return Ok(Next::Drop);
         }
         let is_too_big = errno == Some(libc::EMSGSIZE);
-        if is_too_big && count > 1 {
-            self.singly = count;
+        // The error may have been waiting since an earlier packet, and another CPU may set it after its explanation was
+        // read. Four times without one, it is about the packet at the head. The segments of a run need no such proof,
+        // because they are sent again, singly.
+        let is_run = is_too_big && count > 1;
+        self.failures += match explanation {
+            Explanation::Network => 1,
+            Explanation::Missing if !is_run => MOST_FAILURES / 4,
+            Explanation::Missing | Explanation::Host => MOST_FAILURES,
+        };
+        if self.failures < MOST_FAILURES {
             return Ok(Next::Retry);
         }
-        if !self.again {
-            // The error may have been waiting since an earlier packet: only a second one is about what is at the head.
-            self.again = true;
+        if is_run {
+            (self.singly, self.failures) = (count, 0);
             return Ok(Next::Retry);
         }
         if is_too_big {
@@ -127,7 +141,7 @@ impl Flushing<'_> {
     /// Goes past `count` payloads at the head, sent or dropped.
     fn leave(&mut self, count: usize) {
         self.singly = self.singly.saturating_sub(count);
-        self.again = false;
+        self.failures = 0;
         if self.suspected && self.singly == 0 {
             self.suspected = false;
             self.target.segmentation.store(false, Relaxed);

@@ -1,6 +1,8 @@
-//! An attacker that is on no path, and only guesses ports, can do nothing with ICMP.
+//! An attacker that is on no path can do nothing with ICMP, whether it guesses the ports of tunnels or knows them.
 
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
 
 use lab::client::{Client, Tunnel};
 use lab::frame::{Frame, Undeliverable};
@@ -8,7 +10,7 @@ use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// A target that answers when it is told to, and says of the relay's packets what is not true.
 struct Target {
@@ -31,12 +33,6 @@ impl Target {
         Self { socket: UdpSocket::from_std(socket).unwrap(), icmp }
     }
 
-    /// Says of what `relay` sends to `target` that it cannot be delivered.
-    fn forge(&self, relay: SocketAddr, target: SocketAddr, what: Undeliverable) {
-        let message = what.bytes(&Frame::between(relay, target, b""));
-        self.icmp.send_to(&message, &SocketAddr::new(relay.ip(), 0).into()).unwrap();
-    }
-
     /// Sends a payload up and back through a tunnel.
     async fn assert_carries(&self, tunnel: &mut Tunnel, form: Form, payload: &[u8]) -> SocketAddr {
         tunnel.send(form, payload).await.unwrap();
@@ -51,6 +47,12 @@ impl Target {
     }
 }
 
+/// Says of what `relay` sends to `target` that it cannot be delivered.
+fn forge(icmp: &Socket, relay: SocketAddr, target: SocketAddr, what: Undeliverable) {
+    let message = what.bytes(&Frame::between(relay, target, b""));
+    icmp.send_to(&message, &SocketAddr::new(relay.ip(), 0).into()).unwrap();
+}
+
 #[test]
 fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
     lab::ring!(Netns);
@@ -62,11 +64,16 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
             let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
             let mut tunnel = client.open(address).await.unwrap();
             let relay = target.assert_carries(&mut tunnel, Form::Datagram, b"first").await;
-            // Off the path, a forger tries every port that the relay's socket may have.
-            for port in (32_768..=60_999).chain([relay.port()]) {
-                target.forge(SocketAddr::new(relay.ip(), port), address, Undeliverable::TooBig(mtu));
+            // Off the path, a forger tries every port that the relay's socket may have: fewer at once than fill a queue of
+            // the kernel (net.core.netdev_max_backlog), which would lose the payload behind them.
+            let ports: Vec<u16> = (32_768..=60_999).chain([relay.port()]).collect();
+            for some in ports.chunks(200) {
+                for port in some {
+                    let guess = SocketAddr::new(relay.ip(), *port);
+                    forge(&target.icmp, guess, address, Undeliverable::TooBig(mtu));
+                }
+                target.assert_carries(&mut tunnel, Form::Datagram, b"beside it").await;
             }
-            target.assert_carries(&mut tunnel, Form::Datagram, b"second").await;
             let mut later = client.open(address).await.unwrap();
             for tunnel in [&mut tunnel, &mut later] {
                 target.assert_carries(tunnel, Form::Datagram, &[1; 1100]).await;
@@ -76,6 +83,50 @@ fn a_forged_path_mtu_takes_no_payload_from_any_tunnel() {
         .unwrap();
     }
     assert_eq!(site.counts().unwrap().dropped("up", "too_big"), 0);
+}
+
+#[test]
+fn a_flood_of_forged_messages_at_a_tunnels_own_port_takes_no_payload() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let mut sent = 0;
+    for (family, what) in [
+        (Family::V4, Undeliverable::TooBig(576)),
+        (Family::V6, Undeliverable::TooBig(1280)),
+        (Family::V4, Undeliverable::Unreachable(3)),
+        (Family::V6, Undeliverable::Unreachable(4)),
+    ] {
+        let address = site.target(family, 7);
+        let before = sent;
+        site.client(async || {
+            let target = Target::new(&site, family);
+            let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+            let mut tunnel = client.open(address).await.unwrap();
+            let relay = target.assert_carries(&mut tunnel, Form::Capsule, b"first").await;
+            let icmp = target.icmp.try_clone().unwrap();
+            let forger = thread::spawn(move || (0..50_000).for_each(|_| forge(&icmp, relay, address, what)));
+            // In capsules, because the client's own datagrams may be lost in a flood.
+            while !forger.is_finished() {
+                tunnel.send(Form::Capsule, b"beside it").await.unwrap();
+                sent += 1;
+                sleep(Duration::from_millis(1)).await;
+                while let Ok((_, relay)) = target.socket.try_recv_from(&mut [0; 16]) {
+                    target.socket.send_to(b"and back", relay).await.unwrap();
+                }
+            }
+            tunnel.send(Form::Capsule, b"last").await.unwrap();
+            let mut got = [0; 16];
+            while timeout(SOON, target.socket.recv(&mut got)).await.expect("the last payload comes soon").unwrap() != 4
+            {
+            }
+            sent += 2; // the first and the last
+        })
+        .unwrap();
+        assert!(sent > before + 50, "the flood lasted {} payloads only", sent - before);
+    }
+    let counts = site.counts().unwrap();
+    assert_eq!(counts.dropped("up", "too_big") + counts.dropped("up", "refused_by_host"), 0);
+    assert_eq!(counts.packets("up"), sent);
 }
 
 #[test]
@@ -91,7 +142,7 @@ fn forged_unreachables_end_no_tunnel_that_is_answered() {
             let relay = target.assert_carries(&mut tunnel, Form::Datagram, b"first").await;
             for code in codes {
                 for _ in 0..100 {
-                    target.forge(relay, address, Undeliverable::Unreachable(code));
+                    forge(&target.icmp, relay, address, Undeliverable::Unreachable(code));
                 }
                 target.assert_carries(&mut tunnel, Form::Datagram, b"still here").await;
                 target.assert_carries(&mut tunnel, Form::Capsule, b"and here").await;
