@@ -30,10 +30,14 @@ use s2n_quic::provider::event::events::{
 };
 
 pub use self::event::Traced;
-use self::event::{Acked, Closed, Departure, Event, Frame, Payload, Received, Sent, StreamTurn, ms};
+use self::{
+    event::{Closed, Departure, Event, Payload, Received, Sent, StreamTurn, ms},
+    frame::{Acked, Frame},
+};
 use super::{class_key::ClassKey, monotonic, path::PacketSize};
 
 mod event;
+mod frame;
 pub mod sequence;
 
 /// Connections that are listened to at once, at most.
