@@ -4,18 +4,11 @@
 //! The bus bounds what a caller may send and what waits for one that reads slowly (dbus-daemon(1), `<limit>`), and
 //! identifies the caller. Polkit(8) may let further callers write.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::control::Bus;
-use edge::uplink::PathState;
-use quic::class::PolicyRole;
 use relay::access::record::{AccessRecord, Value};
-use serving::view::{EngineView, RequestView};
 use zbus::{
     Connection, DBusError, OwnedVariant, connection,
     fdo::{DBusProxy, RequestNameFlags},
@@ -25,11 +18,14 @@ use zbus::{
 };
 use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
-use super::{
-    Caller, ConnectionView, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, TunnelView, UplinkView,
-    Writers,
+use self::rows::{
+    ConnectionRow, EngineRow, PathRow, RequestRow, TunnelRow, connection_row, engine_row, micros, path_row,
+    request_row, tunnel_row,
 };
+use super::{Caller, Control, Error, ErrorKind, Filter, Happening, PAGE, PartView, UplinkView, Writers};
 use crate::policy::Submission;
+
+mod rows;
 
 const NAME: &str = "org.paced.Paced1";
 const PATH: &str = "/org/paced/Paced1";
@@ -76,25 +72,6 @@ impl From<Error> for Denial {
         }
     }
 }
-
-/// A tunnel: ID, connection, user (`[hop.NAME]` of the tunnel by which an edge reaches a relay through another), class, protocol,
-/// target (empty for readers), and bytes to it and from it.
-type Row = (u64, u64, String, String, String, String, u64, u64);
-
-/// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
-/// lost.
-type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
-
-/// A path: as `list_paths` says.
-type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
-
-/// An engine: model, URL, state, requests in flight and how many may be, those of others, those that wait, answered, failed,
-/// and what went wrong last.
-type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
-
-/// A request for a model: ID, user, class, model, stage, since when in microseconds since 1970, its budget in milliseconds, and
-/// tokens in all and a second.
-type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
 
 /// Keeps the door open on a bus; never returns. If there is no such bus, or the bus does not let this process have the
 /// name, it logs that once, and tries again.
@@ -269,10 +246,10 @@ impl Door {
         after: u64,
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
-    ) -> Result<Vec<Row>, Denial> {
+    ) -> Result<Vec<TunnelRow>, Denial> {
         let caller = self.caller(&header, connection).await?;
         let tunnels = self.control.tunnels(&caller, &Filter::default(), after, PAGE).rows;
-        Ok(tunnels.into_iter().map(row).collect())
+        Ok(tunnels.into_iter().map(tunnel_row).collect())
     }
 
     /// Lists the relays that the edge uses: host and port, open connections, connections made, attempts that failed, and how
@@ -449,106 +426,4 @@ fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
         Value::Text(text) => text.into_owned().into(),
     };
     record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
-}
-
-/// A time in microseconds since 1970, as D-Bus interfaces have it.
-fn micros(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn path_row(found: PathState) -> PathRow {
-    (
-        found.name,
-        found.via,
-        found.condition.as_str().to_owned(),
-        u64::try_from(found.smoothed_rtt.as_micros()).unwrap_or(u64::MAX),
-        found.bytes_per_sec,
-        found.used_bytes_per_sec,
-        found.sent_packets,
-        found.lost_packets,
-        found.tunnels as u64,
-        found.moved,
-    )
-}
-
-fn connection_row(found: ConnectionView) -> ConnectionRow {
-    let path = found.path;
-    let rtt_us = path.smoothed_rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX));
-    (
-        found.id,
-        found.user,
-        found.client,
-        found.listener,
-        found.tunnels,
-        rtt_us,
-        path.sent_bytes,
-        path.received_bytes,
-        path.sent_packets,
-        path.lost_packets,
-    )
-}
-
-fn engine_row(found: EngineView) -> EngineRow {
-    (
-        found.model,
-        found.engine,
-        found.verdict.name().to_owned(),
-        found.in_flight.0,
-        found.in_flight.1,
-        found.others.running.saturating_add(found.others.waiting),
-        found.waiting as u64,
-        found.answered,
-        found.failed,
-        found.trouble.unwrap_or_default(),
-    )
-}
-
-fn request_row(found: RequestView) -> RequestRow {
-    let budget_ms = found.budget.map_or(0, |budget| u64::try_from(budget.as_millis()).unwrap_or(u64::MAX));
-    let since_us = micros(found.since);
-    let stage = found.stage.name().to_owned();
-    (found.id, found.user, found.class, found.model, stage, since_us, budget_ms, found.tokens, found.tokens_per_sec)
-}
-
-fn row(found: TunnelView) -> Row {
-    let target = match found.role {
-        PolicyRole::Relay => found.next_hop,
-        PolicyRole::Edge => found.target,
-    };
-    let (up_bytes, down_bytes) = (found.up_bytes, found.down_bytes);
-    let user = if found.hop.is_empty() { found.user } else { format!("[hop.{}]", found.hop) };
-    (found.id, found.connection, user, found.class, found.protocol, target, up_bytes, down_bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::*;
-
-    #[test]
-    fn a_tunnel_of_a_hop_is_marked_where_others_have_their_user() {
-        let mut view = TunnelView {
-            id: 7,
-            role: PolicyRole::Edge,
-            connection: 3,
-            user: String::new(),
-            class: String::new(),
-            is_pinned: false,
-            protocol: "udp".to_owned(),
-            target: "second.example:443".to_owned(),
-            next_hop: String::new(),
-            since: SystemTime::UNIX_EPOCH,
-            up_bytes: 1,
-            down_bytes: 2,
-            listen: String::new(),
-            sender: String::new(),
-            hop: "first".to_owned(),
-        };
-        let (_, _, user, class, _, target, ..) = row(view.clone());
-        assert_eq!([user.as_str(), &class, &target], ["[hop.first]", "", "second.example:443"]);
-        (view.hop, view.user) = (String::new(), "alice".to_owned());
-        assert_eq!(row(view).2, "alice");
-    }
 }

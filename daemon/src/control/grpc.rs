@@ -24,6 +24,7 @@ use super::Control;
 
 mod events;
 mod listener;
+mod messages;
 mod service;
 
 /// Requests at once over one connection.

@@ -1,0 +1,128 @@
+//! Views of the control plane as rows of D-Bus types.
+
+use std::time::SystemTime;
+
+use edge::uplink::PathState;
+use quic::class::PolicyRole;
+use serving::view::{EngineView, RequestView};
+
+use super::super::{ConnectionView, TunnelView};
+
+/// A tunnel: ID, connection, user (`[hop.NAME]` of the tunnel by which an edge reaches a relay through another), class, protocol,
+/// target (empty for readers), and bytes to it and from it.
+pub(super) type TunnelRow = (u64, u64, String, String, String, String, u64, u64);
+
+/// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
+/// lost.
+pub(super) type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
+
+/// A path: as `list_paths` says.
+pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
+
+/// An engine: model, URL, state, requests in flight and how many may be, those of others, those that wait, answered, failed,
+/// and what went wrong last.
+pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
+
+/// A request for a model: ID, user, class, model, stage, since when in microseconds since 1970, its budget in milliseconds, and
+/// tokens in all and a second.
+pub(super) type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
+
+/// A time in microseconds since 1970, as D-Bus interfaces have it.
+pub(super) fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn path_row(found: PathState) -> PathRow {
+    (
+        found.name,
+        found.via,
+        found.condition.as_str().to_owned(),
+        u64::try_from(found.smoothed_rtt.as_micros()).unwrap_or(u64::MAX),
+        found.bytes_per_sec,
+        found.used_bytes_per_sec,
+        found.sent_packets,
+        found.lost_packets,
+        found.tunnels as u64,
+        found.moved,
+    )
+}
+
+pub(super) fn connection_row(found: ConnectionView) -> ConnectionRow {
+    let path = found.path;
+    let rtt_us = path.smoothed_rtt.map_or(0, |rtt| u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX));
+    (
+        found.id,
+        found.user,
+        found.client,
+        found.listener,
+        found.tunnels,
+        rtt_us,
+        path.sent_bytes,
+        path.received_bytes,
+        path.sent_packets,
+        path.lost_packets,
+    )
+}
+
+pub(super) fn engine_row(found: EngineView) -> EngineRow {
+    (
+        found.model,
+        found.engine,
+        found.verdict.name().to_owned(),
+        found.in_flight.0,
+        found.in_flight.1,
+        found.others.running.saturating_add(found.others.waiting),
+        found.waiting as u64,
+        found.answered,
+        found.failed,
+        found.trouble.unwrap_or_default(),
+    )
+}
+
+pub(super) fn request_row(found: RequestView) -> RequestRow {
+    let budget_ms = found.budget.map_or(0, |budget| u64::try_from(budget.as_millis()).unwrap_or(u64::MAX));
+    let since_us = micros(found.since);
+    let stage = found.stage.name().to_owned();
+    (found.id, found.user, found.class, found.model, stage, since_us, budget_ms, found.tokens, found.tokens_per_sec)
+}
+
+pub(super) fn tunnel_row(found: TunnelView) -> TunnelRow {
+    let target = match found.role {
+        PolicyRole::Relay => found.next_hop,
+        PolicyRole::Edge => found.target,
+    };
+    let (up_bytes, down_bytes) = (found.up_bytes, found.down_bytes);
+    let user = if found.hop.is_empty() { found.user } else { format!("[hop.{}]", found.hop) };
+    (found.id, found.connection, user, found.class, found.protocol, target, up_bytes, down_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tunnel_of_a_hop_is_marked_where_others_have_their_user() {
+        let mut view = TunnelView {
+            id: 7,
+            role: PolicyRole::Edge,
+            connection: 3,
+            user: String::new(),
+            class: String::new(),
+            is_pinned: false,
+            protocol: "udp".to_owned(),
+            target: "second.example:443".to_owned(),
+            next_hop: String::new(),
+            since: SystemTime::UNIX_EPOCH,
+            up_bytes: 1,
+            down_bytes: 2,
+            listen: String::new(),
+            sender: String::new(),
+            hop: "first".to_owned(),
+        };
+        let (_, _, user, class, _, target, ..) = tunnel_row(view.clone());
+        assert_eq!([user.as_str(), &class, &target], ["[hop.first]", "", "second.example:443"]);
+        (view.hop, view.user) = (String::new(), "alice".to_owned());
+        assert_eq!(tunnel_row(view).2, "alice");
+    }
+}
