@@ -1,0 +1,156 @@
+//! What a configuration wants at local addresses, and the ways to relays that it takes.
+
+use std::{net::SocketAddr, time::Duration};
+
+use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Protocol, uplink::UplinkSettings};
+use masque::template::Template;
+use sha2::{Digest as _, Sha256};
+
+use crate::client::endpoint::Access;
+
+/// What a configuration wants at a local address.
+#[derive(Clone, PartialEq)]
+pub(super) enum Wanted {
+    Forward(Forward),
+    Proxy(Proxy),
+    Serve(Serve),
+}
+
+impl Wanted {
+    pub(super) fn all(config: &Config) -> impl Iterator<Item = Self> {
+        let forwards = config.forwards.iter().cloned().map(Self::Forward);
+        let proxies = config.proxies.iter().cloned().map(Self::Proxy);
+        forwards.chain(proxies).chain(config.serves.iter().cloned().map(Self::Serve))
+    }
+
+    pub(super) fn listen(&self) -> SocketAddr {
+        match self {
+            Self::Forward(forward) => forward.listen,
+            Self::Proxy(proxy) => proxy.listen,
+            Self::Serve(serve) => serve.listen,
+        }
+    }
+
+    pub(super) fn protocol(&self) -> Protocol {
+        match self {
+            Self::Forward(forward) => forward.protocol,
+            Self::Proxy(_) | Self::Serve(_) => Protocol::Tcp,
+        }
+    }
+
+    /// What it is called in metrics and messages.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Forward(forward) => forward.protocol.as_str(),
+            Self::Proxy(_) => "proxy",
+            Self::Serve(_) => "serve",
+        }
+    }
+
+    pub(super) fn uplink(&self) -> &UplinkSettings {
+        match self {
+            Self::Forward(forward) => &forward.uplink,
+            Self::Proxy(proxy) => &proxy.uplink,
+            Self::Serve(serve) => &serve.uplink,
+        }
+    }
+
+    pub(super) fn class(&self) -> Option<&str> {
+        match self {
+            Self::Forward(forward) => forward.class.as_deref(),
+            Self::Proxy(proxy) => proxy.class.as_deref(),
+            Self::Serve(serve) => serve.class.as_deref(),
+        }
+    }
+
+    /// The SHA-256 of what its own files have in them.
+    pub(super) fn contents(&self) -> [u8; 32] {
+        match self {
+            Self::Forward(_) | Self::Serve(_) => [0; 32],
+            Self::Proxy(proxy) => {
+                let users = proxy.users_file.as_ref().and_then(|file| std::fs::read(file).ok());
+                Sha256::digest(users.unwrap_or_default()).into()
+            }
+        }
+    }
+
+    /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
+    pub(super) fn ways(&self, config: &Config) -> Vec<Way> {
+        let uplink = self.uplink();
+        match self {
+            Self::Serve(serve) if serve.balance && uplink.relays.len() > 1 => {
+                let to = |relay: &Template| UplinkSettings { relays: vec![relay.clone()], ..uplink.clone() };
+                uplink.relays.iter().map(|relay| Way::of(&to(relay), config)).collect()
+            }
+            _ => vec![Way::of(uplink, config)],
+        }
+    }
+
+    pub(super) fn is_at(&self, other: &Self) -> bool {
+        (self.listen(), self.protocol()) == (other.listen(), other.protocol())
+    }
+}
+
+/// What two local addresses have to have in common to share a connection.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) uplink: UplinkSettings,
+    /// The paths, if there are any.
+    pub(super) paths: Vec<config::path::Path>,
+    /// The hops that it leads through.
+    pub(super) hops: Vec<config::hop::Hop>,
+    /// Of the files that all of these name.
+    contents: Vec<[u8; 32]>,
+}
+
+impl Way {
+    fn of(uplink: &UplinkSettings, config: &Config) -> Self {
+        Self::over(uplink, &config.paths, &config.hops)
+    }
+
+    fn over(uplink: &UplinkSettings, paths: &[config::path::Path], all: &[config::hop::Hop]) -> Self {
+        let hops: Vec<_> = config::hop::passed(all, uplink, paths).into_iter().cloned().collect();
+        let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
+        let contents = uplinks.map(|uplink| Access::of(uplink).first().map(Access::contents).unwrap_or_default());
+        let contents = contents.collect();
+        Self { uplink: uplink.clone(), paths: paths.to_vec(), hops, contents }
+    }
+
+    /// The hop that a path leads through, or the way if it has no paths, and the way to that: packets leave for it as they do by
+    /// the path.
+    pub(super) fn before<'a>(&'a self, path: Option<&'a config::path::Path>) -> Option<(&'a str, Self)> {
+        let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
+        let hop = self.hops.iter().find(|hop| hop.name == name)?;
+        let exit = path.filter(|path| path.interface.is_some() || path.address.is_some());
+        let exit = exit.map(|path| config::path::Path {
+            name: String::new(),
+            relay: None,
+            via: None,
+            cost: Duration::ZERO,
+            rate: None,
+            ..path.clone()
+        });
+        Some((name, Self::over(&hop.uplink, exit.as_slice(), &self.hops)))
+    }
+
+    /// The ways to all hops that it leads through.
+    pub(super) fn all_before(&self) -> Vec<Self> {
+        let paths = self.paths.iter().map(Some).chain(self.paths.is_empty().then_some(None));
+        let mut all = Vec::new();
+        for (_, way) in paths.filter_map(|path| self.before(path)) {
+            all.extend(way.all_before());
+            all.push(way);
+        }
+        all
+    }
+
+    /// The relays of a path, with what it takes to use them.
+    pub(super) fn accesses(&self, path: &config::path::Path) -> Vec<Access> {
+        let mut accesses = Access::of(&self.uplink);
+        if let Some(relay) = &path.relay {
+            accesses.truncate(1);
+            accesses.iter_mut().for_each(|access| access.template = relay.clone());
+        }
+        accesses
+    }
+}
