@@ -63,7 +63,9 @@ impl UdpTarget {
                     self.drain_errors()?;
                     readiness.clear_ready();
                 }
-                Err(error) => drop(self.judge(error)?),
+                Err(error) => {
+                    self.judge(error)?;
+                }
             }
         }
     }

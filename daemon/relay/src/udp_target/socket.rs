@@ -35,14 +35,14 @@ pub struct SocketBuffers {
     pub receive_bytes: Option<usize>,
 }
 
-/// What the kernel's error queue says about an error of a system call.
+/// How the kernel's error queue explains an error of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Explanation {
     /// Nothing.
     Missing,
-    /// An ICMP message came in: the error is about a packet that left before, or about none that did.
+    /// An ICMP message came in. It is about an earlier packet, or forged.
     Network,
-    /// This host refuses what it was just given, because no packet of the device can hold it.
+    /// The payload of this call is too large for a packet of the device.
     Host,
 }
 
@@ -178,7 +178,7 @@ impl UdpTarget {
         Ok(explanation)
     }
 
-    /// Empties the socket's error queue; returns what was in it.
+    /// Reads the socket's error queue, up to [`MAX_ERRORS_PER_DRAIN`] entries, and returns how they explain an error.
     pub(super) fn drain_errors(&self) -> Result<Explanation, TargetError> {
         let socket = self.fd.get_ref();
         super::receive::with_socket_state(|state: &UdpSocketState| {

@@ -9,7 +9,8 @@ use quic::segments::Segments;
 use super::socket::Explanation;
 use super::{TargetError, UdpTarget};
 
-/// Failures after which the packet at the head of a queue is given up, if each of them was about another packet.
+/// Failures after which the packet at the head of a queue is given up, if ICMP about other packets explains each of them.
+/// A failure that nothing explains weighs more, and a verdict of this host weighs as much as all.
 ///
 /// Forged ICMP at 110 thousand messages a second fails about one send in four. A full receive buffer holds some 400
 /// messages, of which each failure reads 32.
@@ -84,7 +85,7 @@ struct Flushing<'a> {
     singly: usize,
     /// Whether that was GSO's fault, unless one of them proves too big.
     suspected: bool,
-    /// How often what is at the head has failed; see [`MOST_FAILURES`].
+    /// The failures of the packet at the head, by weight: see [`MOST_FAILURES`].
     failures: u32,
 }
 
@@ -113,9 +114,8 @@ impl Flushing<'_> {
             return Ok(Next::Drop);
         }
         let is_too_big = errno == Some(libc::EMSGSIZE);
-        // The error may have been waiting since an earlier packet, and another CPU may set it after its explanation was
-        // read. Four times without one, it is about the packet at the head. The segments of a run need no such proof,
-        // because they are sent again, singly.
+        // An ICMP message about an earlier packet fails this send. Another CPU may set that error after its explanation was
+        // read, so one failure without an explanation proves nothing; four do. A run is sent again singly after the first.
         let is_run = is_too_big && count > 1;
         self.failures += match explanation {
             Explanation::Network => 1,
