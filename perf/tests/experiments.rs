@@ -89,8 +89,8 @@ fn hard_deadlines_give_up_what_is_late_and_soft_ones_nothing() {
 fn weights_share_the_path_among_classes_of_equal_requests() {
     let mut plan = plan();
     plan.classes.truncate(2);
-    // Runs of the same seeds differ, because the transport draws random numbers of its own. Over 3 repetitions, the ratio of
-    // wfq's medians is 1.19 to 1.33; over 20, it is 1.31 to 1.38.
+    // Runs of the same seed differ (`lab::simulation` says why). In 30 runs, the ratio of the medians under wfq was 1.19 to 1.33
+    // over 3 repetitions, and 1.31 to 1.38 over 20.
     plan.repetitions = 20;
     for scheduler in [Scheduler::Wfq, Scheduler::Lottery] {
         let outcome = outcome(&plan, scheduler);

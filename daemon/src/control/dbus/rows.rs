@@ -8,23 +8,20 @@ use serving::view::{EngineView, RequestView};
 
 use super::super::{ConnectionView, TunnelView};
 
-/// A tunnel: ID, connection, user (`[hop.NAME]` of the tunnel by which an edge reaches a relay through another), class, protocol,
-/// target (empty for readers), and bytes to it and from it.
+/// A tunnel: its ID, connection, user, class and protocol, its target (empty for readers), and bytes to the target and from it. In place
+/// of the user, the tunnel by which an edge reaches a relay through another has `[hop.NAME]`.
 pub(super) type TunnelRow = (u64, u64, String, String, String, String, u64, u64);
 
-/// A connection: ID, user, client, listener, tunnels, round trip in microseconds, bytes sent and received, packets sent and
-/// lost.
+/// A connection, as `list_connections` describes it.
 pub(super) type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64, u64, u64);
 
-/// A path: as `list_paths` says.
+/// A path, as `list_paths` describes it.
 pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64);
 
-/// An engine: model, URL, state, requests in flight and how many may be, those of others, those that wait, answered, failed,
-/// and what went wrong last.
+/// An engine, as `list_engines` describes it.
 pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
 
-/// A request for a model: ID, user, class, model, stage, since when in microseconds since 1970, its budget in milliseconds, and
-/// tokens in all and a second.
+/// A request for a model, as `list_requests` describes it.
 pub(super) type RequestRow = (u64, String, String, String, String, u64, u64, u64, f64);
 
 /// A time in microseconds since 1970, as D-Bus interfaces have it.
