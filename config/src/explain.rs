@@ -146,8 +146,13 @@ fn limits(limits: &Limits) -> [String; 6] {
     let strangers = &limits.strangers;
     [
         format!(
-            "  limits: {} connections, {} handshakes at once before Retry, {} tunnels a connection, {} a user",
-            limits.connections, limits.handshakes_in_flight, limits.tunnels_per_connection, limits.tunnels_per_user
+            "  limits: {} connections, {} handshakes at once before Retry, {} tunnels a connection; of a user {} tunnels, \
+             {} requests a second",
+            limits.connections,
+            limits.handshakes_in_flight,
+            limits.tunnels_per_connection,
+            limits.tunnels_per_user,
+            limits.requests_per_second
         ),
         format!(
             "  strangers: {} of the connections, {} from one /24 or /56",

@@ -165,6 +165,9 @@ pub struct Limits {
     pub tunnels_per_connection: u32,
     /// Tunnels at once of one user over all connections; of one network, where clients need not authenticate.
     pub tunnels_per_user: u32,
+    /// Requests a second of one user over all connections, after as many at once; of one network, as for tunnels. Further ones
+    /// wait.
+    pub requests_per_second: u32,
     /// Bytes that may wait toward the client for one tunnel.
     pub queue_bytes_per_tunnel: u32,
     /// Bytes that may wait toward the client for all tunnels of one connection.
@@ -237,6 +240,7 @@ impl Default for Limits {
             handshakes_in_flight: 1_000,
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,
+            requests_per_second: 5_000,
             queue_bytes_per_tunnel: 256 << 10,
             queue_bytes_per_connection: 4 << 20,
             tunnel_idle: Duration::from_secs(120),

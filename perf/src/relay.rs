@@ -110,18 +110,18 @@ impl Started {
     pub fn start(kind: Kind) -> Result<Self> {
         let program = program(kind)?;
         match kind {
-            Kind::Paced => Self::paced(&program),
+            Kind::Paced => on_relay_core(|| start_paced(&program, UNLIMITED_REQUESTS)),
             Kind::QuicGo => on_relay_core(|| start_quic_go(&program)),
         }
         .with_context(|| format!("failed to start {}", kind.name()))
     }
 
-    /// Starts a build of paced in the same way.
+    /// Starts an older build of paced in the same way, which knows only keys that have always been there.
     ///
     /// # Errors
     /// As [`Started::start`].
     pub fn paced(program: &Path) -> Result<Self> {
-        on_relay_core(|| start_paced(program))
+        on_relay_core(|| start_paced(program, ""))
     }
 }
 
@@ -170,13 +170,13 @@ fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
     started
 }
 
-fn start_paced(program: &Path) -> Result<Started> {
+fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     let folder = scratch_folder()?;
     let identity = tls::development_identity(&folder)?;
     let fingerprint = identity.chain.first().map(tls::fingerprint).context("no certificate")?;
     let address = free_address()?;
     let config = folder.join("paced.toml");
-    fs::write(&config, configuration(address, &folder))?;
+    fs::write(&config, configuration(address, &folder, unlimited))?;
     let ready = folder.join("ready");
     let readiness = UnixDatagram::bind(&ready)?;
     readiness.set_read_timeout(Some(PATIENCE))?;
@@ -189,8 +189,11 @@ fn start_paced(program: &Path) -> Result<Started> {
     Ok(started)
 }
 
+/// Has `load setup` open as many tunnels a second as it can.
+const UNLIMITED_REQUESTS: &str = "requests_per_second = 1000000";
+
 /// Nothing is asked of clients, only loopback is reached, and no limit is in the way of a benchmark.
-fn configuration(address: SocketAddr, folder: &Path) -> String {
+fn configuration(address: SocketAddr, folder: &Path, unlimited: &str) -> String {
     let folder = folder.display();
     format!(
         r#"state_dir = "{folder}"
@@ -209,6 +212,7 @@ strangers_per_prefix = 100000
 stranger_seconds = 600
 tunnels_per_connection = 20000
 tunnels_per_user = 100000
+{unlimited}
 [log]
 level = "error"
 "#,
@@ -271,7 +275,8 @@ mod tests {
     #[test]
     fn the_configuration_of_the_relay_is_valid() {
         let address = "127.0.0.1:4433".parse().unwrap();
-        let config = config::Config::from_toml(&configuration(address, Path::new("/run/x"))).unwrap();
+        let config =
+            config::Config::from_toml(&configuration(address, Path::new("/run/x"), UNLIMITED_REQUESTS)).unwrap();
         assert_eq!(config.relay.unwrap().listeners[0].address, address);
     }
 

@@ -92,6 +92,12 @@ impl Accounts {
         Ok(Seat { account, _place: place })
     }
 
+    /// Returns the account, of which nothing is taken.
+    #[must_use]
+    pub fn of(&self, holder: &Holder) -> Arc<UserAccount> {
+        self.state().account(holder)
+    }
+
     /// Returns what has been used in the month of `now`.
     #[must_use]
     pub fn used(&self, now: SystemTime) -> Used {

@@ -15,6 +15,7 @@ use masque::{
 };
 use quic::{
     class::{Class, Membership, Since},
+    clock::Clock,
     datagrams::Sender,
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
@@ -29,6 +30,7 @@ use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use crate::{
     Caller, Phase, Relay, Resources, Rules,
     access::record::{self, RefusedRequest},
+    holder::Holder,
     request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
     tunnels::Tunnel,
     udp::UdpPump,
@@ -36,6 +38,9 @@ use crate::{
 
 /// How long a client may take to send the head of a request it has begun.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a request may wait until its user may make another one.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a client may take to take the answer to a request that was refused. Without credit for it, it never would.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -166,10 +171,34 @@ impl Relay {
 }
 
 async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, request: Request) {
-    // A box holds the state of opening, so that its memory is free while the tunnel lives.
+    // Boxes hold the state of what comes before the tunnel, so that its memory is free while the tunnel lives.
+    if wait_for_turn(&relay, &caller).await.is_err() {
+        return Box::pin(turn_away(&client, request, Rejected::Unanswered(Code::RequestRejected))).await;
+    }
     if let Some(open) = Box::pin(open(relay, caller, client, request)).await {
         open.serve().await;
     }
+}
+
+/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this one,
+/// so that streams which are reset as soon as they are opened come no faster either.
+///
+/// # Errors
+/// The turn would be too far away; that is found out late, so that the client gains nothing by it.
+async fn wait_for_turn(relay: &Relay, caller: &Caller) -> Result<(), ()> {
+    if !caller.standing.is_known() {
+        // A stranger has a budget of its own.
+        return Ok(());
+    }
+    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(caller.user(), caller.address)));
+    let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
+    let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
+    let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
+    if until_ns > now_ns {
+        relay.resources.metrics.limit_hit("requests_per_second");
+        (clock.sleep_until)(until_ns).await;
+    }
+    turn_ns.map(|_| ()).ok_or(())
 }
 
 /// A tunnel that was opened.

@@ -9,6 +9,7 @@ use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
 use quic::class::Cap;
+use sched::pace::Pace;
 use tokio::sync::Notify;
 
 use crate::limits::Gauge;
@@ -28,7 +29,12 @@ pub struct UserAccount {
     /// Bytes that were used this month.
     pub used_bytes: AtomicU64,
     used_up: Notify,
+    /// Of one "byte" a request.
+    requests: Mutex<Pace>,
 }
+
+/// How much time's worth of requests has its turn at once after a silence.
+const REQUEST_BURST_NS: u64 = 1_000_000_000;
 
 impl Default for UserAccount {
     /// One without limits.
@@ -41,6 +47,7 @@ impl Default for UserAccount {
             monthly_bytes: AtomicU64::new(UNLIMITED),
             used_bytes: AtomicU64::new(0),
             used_up: Notify::new(),
+            requests: Mutex::new(Pace::new(0, REQUEST_BURST_NS)),
         }
     }
 }
@@ -83,6 +90,19 @@ impl UserAccount {
         self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }
 
+    /// Returns when a request that came at `now_ns` has its turn, of which there are `per_sec` a second, and takes the turn;
+    /// `None`, and none is taken, if that is more than `longest_wait_ns` away.
+    pub fn take_turn(&self, now_ns: u64, per_sec: u32, longest_wait_ns: u64) -> Option<u64> {
+        let mut requests = self.requests.lock();
+        // The limit may have changed since.
+        requests.set(per_sec.into(), REQUEST_BURST_NS);
+        let at_ns = requests.ready_at(now_ns);
+        (at_ns - now_ns <= longest_wait_ns).then(|| {
+            requests.sent(at_ns, 1);
+            at_ns
+        })
+    }
+
     /// Counts bytes of the month if the user has a quota; wakes the tasks that wait for its end once it is used up.
     pub fn use_up(&self, bytes: u64) {
         let monthly_bytes = self.monthly_bytes.load(Relaxed);
@@ -110,5 +130,37 @@ impl UserAccount {
             }
             notified.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// How many of 1,000 requests that come at once have their turn within a second.
+    fn served_of_a_thousand(account: &UserAccount, now_ns: u64, per_sec: u32) -> usize {
+        (0..1_000).filter(|_| account.take_turn(now_ns, per_sec, SECOND_NS).is_some()).count()
+    }
+
+    #[test]
+    fn requests_have_a_burst_and_then_their_rate_whatever_was_refused() {
+        let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
+        let turns: Vec<_> = (0..30).filter_map(|_| account.take_turn(now_ns, 10, SECOND_NS)).collect();
+        // Ten and one at once, and the others by the rate until the wait is too long.
+        assert_eq!(turns.iter().filter(|at_ns| **at_ns == now_ns).count(), 11);
+        assert_eq!(
+            turns[11..].iter().map(|at_ns| (at_ns - now_ns) * 10 / SECOND_NS).collect::<Vec<_>>(),
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+        );
+        assert_eq!(account.take_turn(now_ns + SECOND_NS, 10, SECOND_NS), Some(now_ns + SECOND_NS + SECOND_NS / 10));
+    }
+
+    #[test]
+    fn another_limit_holds_for_the_next_request() {
+        let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
+        assert_eq!(served_of_a_thousand(&account, now_ns, 10), 21);
+        assert_eq!(served_of_a_thousand(&account, now_ns + 3 * SECOND_NS, 100), 201);
     }
 }

@@ -173,6 +173,7 @@ templates = ["https://localhost:{port}/.well-known/masque/udp/{{target_host}}/{{
 [relay.limits]
 tunnels_per_connection = {requests}
 tunnels_per_user = 100000
+requests_per_second = 1000000
 [gateway]
 [[gateway.model]]
 name = "large"

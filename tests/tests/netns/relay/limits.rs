@@ -1,16 +1,18 @@
 //! Every limit of `[relay.limits]`, reached once, and the counter that says so.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
 use api::token::generate_token;
 use config::hash::hex;
 use lab::client::{Client, Tunnel, refusal};
 use lab::netns::{Chain, Namespace};
 use lab::site::{Counts, Family, SOON, Site, Terms};
-use masque::h3::{self, Part};
+use masque::h3::{self, Code, Part};
 use masque::proxy_status::ErrorType;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
+use quic::endpoint::Transport;
 use tokio::time::timeout;
 
 const TOO_MANY: (u16, ErrorType) = (429, ErrorType::HttpRequestDenied);
@@ -86,6 +88,47 @@ fn a_user_has_so_many_tunnels_over_all_connections() {
     })
     .unwrap();
     assert_eq!(limit_hits(&site.counts().unwrap(), "tunnels_per_user"), 2);
+}
+
+/// Opens streams that carry nothing and resets each at once, for a while; returns how many there was credit for.
+async fn abandon_streams(client: &Client, during: Duration) -> u64 {
+    let mut handle = client.relay.http().handle().clone();
+    let mut opened = 0;
+    let endless = async {
+        while let Ok(mut stream) = handle.open_bidirectional_stream().await {
+            stream.reset(Code::RequestCancelled.value().try_into().unwrap()).unwrap();
+            stream.stop_sending(Code::RequestCancelled.value().try_into().unwrap()).unwrap();
+            opened += 1;
+        }
+    };
+    timeout(during, endless).await.expect_err("the connection goes on");
+    opened
+}
+
+#[test]
+fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
+    lab::ring!(Netns);
+    const PER_SECOND: f64 = 50.0;
+    let limits = "requests_per_second = 50\ntunnels_per_connection = 100";
+    let site = Site::new(Terms { limits, ..Terms::default() }).unwrap();
+    site.client(async || {
+        let target = site.target(Family::V4, 7);
+        let _echo = site.chain.target.echo(7).unwrap();
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut tunnel = client.open(target).await.unwrap();
+        let since = Instant::now();
+        let opened = abandon_streams(&client, Duration::from_secs(2)).await;
+        // There is credit for so many, and for another one when one is over, of which a burst is over at once.
+        let credit = Transport::requests_for(100) as f64;
+        let most = credit + PER_SECOND * (1.0 + since.elapsed().as_secs_f64()) + 1.0;
+        assert!(opened as f64 > credit && opened as f64 <= most, "{opened} streams, of {most}");
+        assert_eq!(tunnel.echo(None, b"goes on").await, b"goes on");
+        // The client's other network is another user.
+        let other = Client::connect(site.access(Family::V6).unwrap()).await.unwrap();
+        timeout(SOON, other.open(site.target(Family::V6, 7))).await.unwrap().unwrap();
+    })
+    .unwrap();
+    assert!(limit_hits(&site.counts().unwrap(), "requests_per_second") > 0);
 }
 
 #[test]
