@@ -17,10 +17,10 @@ tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE
 
 .PHONY: run demo demo-llm test lint deny bench bench-diff bench-models papers programs documents install deb
 
-run: ## Runs the relay. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
+run: ## Runs the relay, built quickly rather than for the last percents of speed. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
 	@tests/setup build
-	cargo build --release --bins
-	$(CARGO_TARGET_DIR)/release/paced run $(ARGS)
+	cargo build --profile quick --bins
+	$(CARGO_TARGET_DIR)/quick/paced run $(ARGS)
 
 demo: ## Shows three classes of requests on a slow link, without and with scheduling, in virtual time; needs no root.
 	@tests/setup build

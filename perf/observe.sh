@@ -10,7 +10,7 @@ tests/setup perf >&2
 # pacectl says what it cannot do without.
 [[ -d /sys/kernel/tracing/events ]] || "${sudo[@]}" mount -t tracefs none /sys/kernel/tracing || true
 
-for pacectl in "${PACECTL:-}" "$target/release/pacectl" "$target/debug/pacectl" "$(command -v pacectl)"; do
+for pacectl in "${PACECTL:-}" "$target/release/pacectl" "$target/quick/pacectl" "$target/debug/pacectl" "$(command -v pacectl)"; do
   [[ -x $pacectl ]] && exec "${sudo[@]}" "$pacectl" "$@"
 done
 echo "perf/observe.sh: there is no pacectl; cargo build --release --bins" >&2
