@@ -240,7 +240,7 @@ impl Default for Limits {
             handshakes_in_flight: 1_000,
             tunnels_per_connection: 1_024,
             tunnels_per_user: 4_096,
-            requests_per_second: 5_000,
+            requests_per_second: 2_000,
             queue_bytes_per_tunnel: 256 << 10,
             queue_bytes_per_connection: 4 << 20,
             tunnel_idle: Duration::from_secs(120),
