@@ -42,6 +42,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request may wait until its user may make another one.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// Requests that wait go on together, this long after those before them: what each wakes, and the packets that it causes, cost
+/// more than itself.
+const WAIT_NS: u64 = 20_000_000;
+
 /// How long a client may take to take the answer to a request that was refused. Without credit for it, it never would.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -196,7 +200,7 @@ async fn wait_for_turn(relay: &Relay, caller: &Caller) -> Result<(), ()> {
     let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
     if until_ns > now_ns {
         relay.resources.metrics.limit_hit("requests_per_second");
-        (clock.sleep_until)(until_ns).await;
+        (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
     }
     turn_ns.map(|_| ()).ok_or(())
 }
