@@ -63,11 +63,16 @@ bench-diff: ## What a payload costs here and at the commit BASE, in instructions
 	@tests/setup vm
 	@perf/bench-diff.sh $(BASE) $(ARGS)
 
-# This does not install nginx: Debian's package starts a server on port 80.
-bench-models: ## Measures the gateway for models, and nginx if it is installed, in five minutes. ARGS="whole": another load.
-	@tests/setup build
+# This does not install nginx: Debian's package starts a server on port 80. litellm bears a twentieth of the load, so that it
+# has a table of its own.
+bench-models: ## Measures the gateway for models, litellm, and nginx if it is installed, in seven minutes. ARGS="whole": another load.
+	@tests/setup build demo
 	cargo build --release -p paced -p perf
+	@perf/peers/litellm.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf serving $(or $(ARGS),tokens)
+ifndef ARGS
+	$(CARGO_TARGET_DIR)/release/paced-perf serving --peers direct,paced,nginx,nginx-twice-tls,litellm tokens --streams 50
+endif
 
 papers: ## All experiments of the papers; goes on where it was. ARGS="--budget MINUTES", "--no-lab", or names of plans.
 	@tests/setup build netns vm

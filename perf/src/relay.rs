@@ -141,16 +141,19 @@ impl Drop for Started {
 pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
         Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
-        Kind::QuicGo => peer("quic-go-relay"),
+        Kind::QuicGo => peer("quic-go-relay", QUIC_GO_BUILD),
     }
 }
 
-/// Returns a program of `perf/peers`, as far as it was built: in `peers`, beside this program's folder.
+/// What builds the peers on quic-go.
+pub const QUIC_GO_BUILD: &str = "perf/peers/build.sh";
+
+/// Returns a program of `perf/peers`, as far as it was built by a script: in `peers`, beside this program's folder.
 ///
 /// # Errors
 /// It is not there; says how to build it.
-pub fn peer(name: &str) -> Result<PathBuf> {
-    built(own_folder()?.join("../peers").join(name), "perf/peers/build.sh")
+pub fn peer(name: &str, by: &str) -> Result<PathBuf> {
+    built(own_folder()?.join("../peers").join(name), by)
 }
 
 fn own_folder() -> Result<PathBuf> {

@@ -71,7 +71,7 @@ enum Line {
 pub fn check(plan: &Plan, scheduler: Scheduler) -> Result<()> {
     if scheduler.is_of_quic_go() {
         suits(plan, scheduler)?;
-        relay::peer(PROGRAM)?;
+        relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ fn orders(plan: &Plan, scheduler: Scheduler) -> Result<Vec<Option<Order>>> {
 /// As [`check`]; also without the lab, when a process fails, or when a request without a relay fails before the time limit.
 pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     suits(plan, scheduler)?;
-    let program = relay::peer(PROGRAM)?;
+    let program = relay::peer(PROGRAM, relay::QUIC_GO_BUILD)?;
     let network = Emulated::verified(&plan.network)?;
     let chain = &network.chain;
     let requests = requests(plan, seed);

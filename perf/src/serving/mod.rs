@@ -48,7 +48,7 @@ const REQUESTS: u32 = 20_000;
 /// What is measured, and how often.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serving {
-    /// The peers to measure [default: all that the load is for, except `paced-before`].
+    /// The peers to measure [default: all, except `paced-before`, and `litellm`, which bears little load].
     #[arg(long, value_delimiter = ',')]
     peers: Vec<Peer>,
     /// Another build of paced, for the peer `paced-before`.

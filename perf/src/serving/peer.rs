@@ -22,6 +22,9 @@ use crate::{
 /// How long a process may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long litellm may take, which is large.
+const LITELLM_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Who passes requests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
@@ -37,6 +40,8 @@ pub enum Peer {
     NginxTwice,
     /// The same, with TLS between the two.
     NginxTwiceTls,
+    /// litellm's proxy, which reads every event and writes it anew.
+    Litellm,
 }
 
 impl Peer {
@@ -50,6 +55,7 @@ impl Peer {
             Self::Nginx => "nginx",
             Self::NginxTwice => "nginx twice",
             Self::NginxTwiceTls => "nginx twice, TLS between",
+            Self::Litellm => "litellm",
         }
     }
 
@@ -67,6 +73,7 @@ impl Peer {
                 ensure!(path.exists(), "{} is missing: Debian's nginx-light has it", path.display());
                 Ok(Some(path))
             }
+            Self::Litellm => relay::peer("litellm/bin/litellm", "perf/peers/litellm.sh").map(Some),
         }
     }
 }
@@ -102,6 +109,7 @@ impl Running {
         process::bind_to_core(RELAY_CORE)?;
         let started = match peer {
             Peer::Paced | Peer::PacedBefore => paced(&program, wanted),
+            Peer::Litellm => litellm(&program, wanted),
             Peer::Nginx => nginx(&program, wanted, &["nginx"], false),
             _ => nginx(&program, wanted, &["front", "back"], peer == Peer::NginxTwiceTls),
         };
@@ -223,9 +231,36 @@ fn nginx(program: &Path, wanted: Wanted, names: &[&'static str], is_tls: bool) -
         let mut command = Command::new(program);
         command.arg("-p").arg(&folder).arg("-c").arg(&config).stderr(Stdio::null());
         running.add(name, command.spawn()?);
-        wait_for(*listen)?;
+        wait_for(*listen, PATIENCE)?;
     }
     Ok(running)
+}
+
+/// Starts litellm's proxy in its default form: one process, and no database. As with the others, nothing is asked of clients.
+fn litellm(program: &Path, wanted: Wanted) -> Result<Running> {
+    let (folder, listen) = (relay::scratch_folder()?, free_address()?);
+    let mut running =
+        Running { address: listen, processes: Vec::new(), children: Vec::new(), folder: Some(folder.clone()) };
+    let config = folder.join("litellm.yaml");
+    fs::write(&config, litellm_configuration(wanted))?;
+    let mut command = Command::new(program);
+    command.arg("--config").arg(&config).args(["--host", "127.0.0.1", "--port", &listen.port().to_string()]);
+    // It asks the network for prices otherwise.
+    command.env("LITELLM_LOCAL_MODEL_COST_MAP", "True").env("LITELLM_LOG", "ERROR").current_dir(&folder);
+    running.add("litellm", command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    wait_for(listen, LITELLM_PATIENCE)?;
+    Ok(running)
+}
+
+fn litellm_configuration(Wanted { engine, .. }: Wanted) -> String {
+    format!(
+        r#"model_list:
+  - model_name: large
+    litellm_params: {{ model: openai/large, api_base: "http://{engine}/v1", api_key: sk-none }}
+litellm_settings: {{ telemetry: false }}
+general_settings: {{ dangerously_permit_weak_or_unset_master_key: true }}
+"#
+    )
 }
 
 /// Where an nginx speaks TLS.
@@ -262,8 +297,8 @@ http {{
     )
 }
 
-fn wait_for(address: SocketAddr) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
+fn wait_for(address: SocketAddr, patience: Duration) -> Result<()> {
+    let until = Instant::now() + patience;
     while Instant::now() < until {
         if TcpStream::connect(address).is_ok() {
             return Ok(());

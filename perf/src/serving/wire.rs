@@ -2,8 +2,8 @@
 
 use std::io::Write as _;
 
-/// The text in front of a token's stamp.
-const BEFORE: &[u8] = b"\"delta\":{\"content\":\"";
+/// The text in front of a token's stamp, also where somebody in between writes the event anew.
+const BEFORE: &[u8] = b"\"content\":\"";
 
 /// Digits of the stamp's three numbers: which token it is, when it was written, and how long the engine made it wait.
 const DIGITS: [usize; 3] = [6, 20, 13];
