@@ -36,8 +36,10 @@ while [[ ${1-} == --kernel || ${1-} == --timeout ]]; do options+=("$1" "$2"); sh
 "$project/tests/interop/run.sh" hostile --help >/dev/null
 PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
-"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-hostile.sh" --guest "$@" |
-  awk -v to="$here/results/hostile-lab.json" '
-    BEGIN { printf "" >to }
-    /^\{/ { print >to; next }
-    { print; fflush() }'
+out=$here/results/hostile-lab.json
+# A run that fails leaves the rows that were there.
+"$project/tests/vm/run" --icount "${options[@]}" "$here/vm-hostile.sh" --guest "$@" | awk -v to="$out.new" '
+  BEGIN { printf "" >to }
+  /^\{/ { print >to; next }
+  { print; fflush() }'
+mv "$out.new" "$out"

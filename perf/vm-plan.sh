@@ -38,10 +38,12 @@ plan=${1:?a plan}; shift
 out=${out:-$here/results/$plan-lab}
 PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
-rm -f "$out.json"
+# A run that fails leaves the rows that were there.
+rm -f "$out.json.new"
 "$project/tests/vm/run" --icount "${options[@]}" "$here/vm-plan.sh" --guest "$plan" "$@" | awk -v to="$out" '
   /^=== / { picture = to $2; printf "" >picture; next }
   /^===$/ { picture = ""; next }
   picture { print >picture; next }
-  /^\{/ { print >(to ".json"); next }
+  /^\{/ { print >(to ".json.new"); next }
   { print; fflush() }'
+mv "$out.json.new" "$out.json"

@@ -3,6 +3,7 @@
 
 mod arrows;
 mod dispatch;
+mod documents;
 mod edt_pace;
 mod names;
 mod soak;

@@ -1,0 +1,105 @@
+//! What the documents say of this repository: files and headings that links lead to, and programs that commands name.
+
+#![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The project's folder.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// All documents, by their paths from the project's folder.
+fn documents() -> Vec<PathBuf> {
+    let markdown = |folder: &str| {
+        let entries = fs::read_dir(project().join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.map(|name| Path::new(folder).join(name)).collect::<Vec<_>>()
+    };
+    let all = ["", "docs", "perf"].into_iter().flat_map(markdown);
+    all.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+fn text(document: &Path) -> String {
+    fs::read_to_string(project().join(document)).unwrap()
+}
+
+/// The lines of a document outside of its blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// Where the links of a line lead.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(to, _)| to)
+}
+
+/// The anchors of a document's headings: lower case, a hyphen for each space, and no other punctuation.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let kept = |character: char| match character {
+            ' ' => Some('-'),
+            '-' | '_' => Some(character),
+            _ => character.is_alphanumeric().then(|| character.to_ascii_lowercase()),
+        };
+        heading.trim_start_matches('#').trim().chars().filter_map(kept).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_link_of_a_document_leads_somewhere() {
+    let (mut dead, mut seen) = (Vec::new(), 0);
+    for document in documents() {
+        let text = text(&document);
+        for to in prose(&text).flat_map(links).filter(|to| !to.contains("://")) {
+            seen += 1;
+            let (file, anchor) = to.split_once('#').unwrap_or((to, ""));
+            let file = if file.is_empty() { document.clone() } else { document.parent().unwrap().join(file) };
+            let is_there =
+                project().join(&file).exists() && (anchor.is_empty() || anchors(&self::text(&file)).contains(anchor));
+            if !is_there {
+                dead.push(format!("{}: {to}", document.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "dead links: {dead:#?}");
+    assert!(seen > 100, "only {seen} links were found");
+}
+
+/// The folder of each profile that the Makefile builds, below `target`.
+fn folders(makefile: &str) -> BTreeSet<&str> {
+    let named = makefile.split("--profile ").skip(1).filter_map(|rest| rest.split_whitespace().next());
+    let release = makefile.contains("cargo build --release").then_some("release");
+    named.filter(|name| !name.contains('$')).chain(release).collect()
+}
+
+#[test]
+fn programs_lie_where_the_documents_say() {
+    let makefile = fs::read_to_string(project().join("Makefile")).unwrap();
+    let run = makefile.split("\nrun:").nth(1).unwrap().split("\n\n").next().unwrap();
+    let (all, quick_start) = (folders(&makefile), folders(run));
+    let mut seen = 0;
+    for document in documents() {
+        let text = text(&document);
+        for path in text.split("target/").skip(1).filter_map(|rest| rest.split_whitespace().next()) {
+            let Some((folder, program)) = path.split_once('/').filter(|(_, program)| {
+                ["paced", "pacectl", "paced.deb"].contains(&program.trim_matches(['`', ',', '.', ')']))
+            }) else {
+                continue;
+            };
+            seen += 1;
+            let expected = if document == Path::new("README.md") { &quick_start } else { &all };
+            let document = document.display();
+            assert!(expected.contains(folder), "{document} names {program} in {folder}, where nothing of it is built");
+        }
+    }
+    assert!(seen > 3, "only {seen} programs were found");
+}
