@@ -20,8 +20,9 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
     let mut text = String::from(
         "# Results\n\nMade by `paced-perf report` of the rows in [results](results) and of the verdicts in [plans](plans); a test holds it against\n\
          them. [README.md](README.md) says how everything was measured. ± is half of the 95 % interval of the mean over repetitions\n\
-         (Student's t); a cell without it was measured once, or by a commit before intervals. `never` is a quantile that too few requests\n\
-         reached. What the paper gives stands in brackets. `make papers` makes all rows again.\n\n\
+         (Student's t); a cell without it was measured once, or by a commit before intervals. Quantiles are of the requests of all repetitions\n\
+         together, and ± of the quantiles of each: where repetitions differ, a high quantile lies above their mean by more than ±. `never`\n\
+         is a quantile that too few requests reached. What the paper gives stands in brackets. `make papers` makes all rows again.\n\n\
          ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
     );
     for plan in &plans {
