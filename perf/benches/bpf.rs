@@ -13,8 +13,8 @@ use bpf::{
     mark::{Direction, Mark, Tag},
     trial::SocketBuffer,
 };
+use instruments::origin::Origin;
 use lab::frame::Frame;
-use perf::origin::Origin;
 use quic::connection_id::{IdLabel, Keys};
 
 const RUNS: usize = 9;

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, measurement::WallTime};
-use perf::{
+use instruments::{
     origin::Origin,
     queue_baselines::{Heap, HeapInPlace, Queue, SortedList, manage_streams},
     random::Random,

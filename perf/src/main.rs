@@ -10,14 +10,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
-use perf::{
-    bench::{self, Bench},
-    demo::{self, Demo},
-    experiment::{
-        self,
-        paths::{self, trees},
-        peer, serving as routing,
-    },
+use experiment::{
+    self,
+    paths::{self, trees},
+    peer, serving as routing,
+};
+use instruments::{
     load::{
         self, Figure, Tunnels,
         echo::Echo,
@@ -25,12 +23,16 @@ use perf::{
         setup::Setup,
     },
     origin::{Origin, Trees},
-    papers::{self, results::Provenance},
-    plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, TreesPlan, paths::Scheduler as PathScheduler},
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
+};
+use perf::{
+    bench::{self, Bench},
+    demo::{self, Demo},
+    papers::{self, results::Provenance},
     serving::{self, Serving},
 };
+use plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, TreesPlan, paths::Scheduler as PathScheduler};
 
 /// Where results lie, from the project's folder.
 const RESULTS: &str = "perf/results";

@@ -4,10 +4,8 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
-use perf::{
-    experiment::{self, Outcome, serving},
-    plan::{Any, Clock, Plan, Scheduler, ServingPlan},
-};
+use experiment::{self, Outcome, serving};
+use plan::{Any, Clock, Plan, Scheduler, ServingPlan};
 
 const REALTIME: usize = 0;
 const FREETIER: usize = 1;

@@ -1,8 +1,7 @@
 //! Plans that load a relay natively, cut short: what they count, whatever the machine has time for.
 
-use perf::experiment;
-use perf::load::{Figure, value};
-use perf::plan::{BASE, Clock, Plan, Scheduler};
+use instruments::load::{Figure, value};
+use plan::{BASE, Clock, Plan, Scheduler};
 
 /// What a second of a plan gives.
 fn figures(plan: &str, variant: &str, scheduler: Scheduler) -> anyhow::Result<Vec<Figure>> {

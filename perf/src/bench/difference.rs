@@ -4,12 +4,12 @@
 use std::{fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-
-use super::{Step, over_one_connection};
-use crate::{
+use instruments::{
     load::{echo::Echo, one_way::Direction, value},
     relay::{Kind, Started, program},
 };
+
+use super::{Step, over_one_connection};
 
 /// Payloads per second of the steps with a rate: four in each tick of the generator.
 const RATE: f64 = 16e3;

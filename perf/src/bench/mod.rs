@@ -6,9 +6,7 @@ mod results;
 use std::path::Path;
 
 use anyhow::Result;
-
-use self::results::Results;
-use crate::{
+use instruments::{
     load::{
         self, Figure, Tunnels,
         echo::{self, Echo},
@@ -18,6 +16,8 @@ use crate::{
     origin::Origin,
     relay::{Kind, Relay, Started, program},
 };
+
+use self::results::Results;
 
 /// What is measured, how long and how often.
 pub struct Bench {

@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use instruments::{load::Figure, origin::Origin, relay::Kind};
 use serde::Serialize;
-
-use crate::{load::Figure, origin::Origin, relay::Kind};
 
 /// All samples of a run, in the order in which their metrics first appeared.
 #[derive(Default)]

@@ -1,8 +1,7 @@
 //! The times and the contents of requests. A seed decides both, so every contender gets the same requests, however fast it is.
 
+use instruments::random::Random;
 use serde::Serialize;
-
-use crate::random::Random;
 
 /// How many of a hundred requests are urgent.
 const URGENT_PERCENT: f64 = 60.0;

@@ -31,6 +31,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
+use instruments::{origin::Origin, random::Random};
 
 use self::{
     arrivals::{Arrival, Class, arrivals, request},
@@ -40,7 +41,6 @@ use self::{
     rows::{Load, Run},
     stage::{Choose, Kind, MODELS, Stage},
 };
-use crate::{origin::Origin, random::Random};
 
 /// A request is given up after so many times the time that it had.
 const PATIENCE: u32 = 3;

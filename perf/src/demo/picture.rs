@@ -1,11 +1,12 @@
 //! A picture of runs, as SVG: for each load the share of each class that met its deadline, and the score.
 
+use instruments::svg::{begin, line, rectangle, text};
+
 use super::{
     Contender,
     arrivals::Class,
     rows::{Run, Together, together},
 };
-use crate::svg::{begin, line, rectangle, text};
 
 const WIDTH: f64 = 250.0;
 const HEIGHT: f64 = 180.0;

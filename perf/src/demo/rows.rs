@@ -3,6 +3,8 @@
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use anyhow::Result;
+use experiment::markdown;
+use instruments::origin::Origin;
 use sched::route::serving::Fate;
 use serde::Serialize;
 
@@ -13,7 +15,6 @@ use super::{
     client::{Asked, Ended},
     stage::{Choose, Kind, MODELS},
 };
-use crate::{experiment::markdown, origin::Origin};
 
 /// A load by a contender.
 #[derive(Clone, Debug, PartialEq, Serialize)]

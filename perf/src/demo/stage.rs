@@ -10,6 +10,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
+use instruments::process::{Meter, Process};
 use lab::{
     engine::{self, Speed},
     llama::{self, LlamaServer},
@@ -19,7 +20,6 @@ use lab::{
 use serde::Serialize;
 
 use super::{arrivals::Class, client::Way, download::Server};
-use crate::process::{Meter, Process};
 
 /// The models, the best first, with what an answer in time is worth in percent: the means of the four tasks in table 1 of Jha,
 /// Chuppala ("Quality-of-Service Aware LLM Serving"), for models whose weights are random here.

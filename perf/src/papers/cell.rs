@@ -3,8 +3,7 @@
 use std::fmt;
 
 use anyhow::Result;
-
-use crate::plan::{self, Any, BASE};
+use plan::{self, Any, BASE};
 
 /// The clock of plans without a network: nothing takes time but what the plan says.
 pub const SIMULATED: &str = "simulated";

@@ -19,9 +19,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use instruments::origin::Trees;
+use plan::BASE;
 
 pub use self::{cell::Cell, report::report, results::Results};
-use crate::{origin::Trees, plan::BASE};
 
 /// Where durations of earlier runs are kept, beside the results.
 const DURATIONS: &str = "durations.toml";

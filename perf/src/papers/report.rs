@@ -4,12 +4,10 @@
 use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, Result};
+use experiment::{self, Row, paths, serving};
+use plan::{self, Any, BASE, Plan, Topology, Verdict};
 
 use super::Results;
-use crate::{
-    experiment::{self, Row, paths, serving},
-    plan::{self, Any, BASE, Plan, Topology, Verdict},
-};
 
 /// Renders the report. Pictures that lie beside the rows in `folder` are shown.
 ///

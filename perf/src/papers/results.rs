@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use instruments::origin::Trees;
 use serde::Deserialize;
 
 use super::Cell;
-use crate::origin::Trees;
 
 /// What any row says of where it belongs, whatever else is in it.
 #[derive(Clone, Debug, Deserialize)]

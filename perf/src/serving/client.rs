@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
+use instruments::{payload::now_ns, random::Random};
 use tokio::{
     net::TcpStream,
     task::{JoinHandle, spawn_local},
@@ -17,7 +18,6 @@ use tokio::{
 };
 
 use super::wire::{Answers, Stamp};
-use crate::{payload::now_ns, random::Random};
 
 /// How long a client waits for anything before it counts an error.
 const PATIENCE: Duration = Duration::from_secs(10);

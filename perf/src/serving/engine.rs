@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use instruments::{pace::Ticks, payload::now_ns};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Notify,
@@ -21,7 +22,6 @@ use tokio::{
 };
 
 use super::wire::{HEAD, Stamp, end, head};
-use crate::{pace::Ticks, payload::now_ns};
 
 /// How often what is due is looked for.
 const TICK: Duration = Duration::from_micros(250);

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
+use instruments::random::Random;
 use tokio::time::sleep;
 
 use super::{
@@ -13,7 +14,6 @@ use super::{
     peer::Running,
     rows::Sample,
 };
-use crate::random::Random;
 
 /// Requests over one connection of paced at once: far fewer than clients that leave, so that each has to give its place back.
 const REQUESTS: u32 = 256;

@@ -28,6 +28,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use instruments::{
+    origin::Origin,
+    process::{Meter, Process},
+};
 
 use self::{
     engine::Engine,
@@ -36,10 +40,6 @@ use self::{
     rows::{Rows, Sample},
     tokens::Tokens,
     whole::Whole,
-};
-use crate::{
-    origin::Origin,
-    process::{Meter, Process},
 };
 
 /// Requests over one connection of paced at once, where they are no matter.

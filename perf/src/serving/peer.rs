@@ -12,12 +12,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use quic::tls;
-
-use crate::{
+use instruments::{
     process::{self, Process},
     relay::{self, GENERATOR_CORE, Kind, RELAY_CORE},
 };
+use quic::tls;
 
 /// How long a process may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use instruments::origin::Origin;
 use serde::{Deserialize, Serialize};
-
-use crate::origin::Origin;
 
 /// All samples of one metric of one peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -30,7 +30,7 @@ const ENDS: [&str; 2] = [
 pub const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n\
     content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// When a token was made, in nanoseconds of [`now_ns`](crate::payload::now_ns).
+/// When a token was made, in nanoseconds of [`now_ns`](instruments::payload::now_ns).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Counts from 0 in each answer.

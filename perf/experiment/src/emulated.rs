@@ -1,0 +1,392 @@
+//! The lab's network: namespaces of the run's own, and netem in one of them that only forwards.
+//!
+//! ```text
+//! client ── bottleneck ── relay (or server) ── target
+//! ```
+//!
+//! netem drops, delays and counts *messages* of its own host, and a GSO message is up to ten packets. So the bottleneck
+//! is a host of its own, and its neighbours' devices segment before a message reaches it: rate, loss and queue are per
+//! packet, for QUIC and for TCP. [`Emulated::verify`] measures that before anything else is measured.
+//!
+//! Needs root and a kernel with netem, as `tests/vm/run` provides it.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use lab::{
+    capture::Capture,
+    netns::{Chain, Link, Namespace},
+};
+use plan::{Network, Plan, Scheduler};
+use quic::clock::Clock;
+use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
+use s2n_quic::provider::io;
+
+use super::{
+    Run,
+    backlog::{self, Departures},
+    direct::{self, Ends},
+    requests,
+};
+
+/// Runs one repetition of a plan without a relay.
+///
+/// # Errors
+/// The lab is not there, or see [`direct`].
+pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
+    let (network, clock) = (Emulated::verified(&plan.network)?, Clock::system());
+    let ends = Ends::new(plan, scheduler, clock, seed)?;
+    let bind = || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT));
+    let (server, client) = (network.chain.relay.run(bind)??, network.chain.client.run(bind)??);
+    let address = (network.chain.access.far.v4, PORT).into();
+    let (plan, requests) = (Arc::new(plan.clone()), requests(plan, seed));
+    block_on(async {
+        let server = ends.server(sockets(server)?)?;
+        if plan.workload.backlog == 0 {
+            tokio::spawn(direct::serve(server, plan.clone()));
+            return direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await;
+        }
+        let (departures, received) = (Departures::new(clock), Arc::<AtomicU64>::default());
+        tokio::spawn(backlog::serve(server, backlog::count(received.clone())));
+        let client = ends.observed_client(sockets(client)?, departures.clone())?;
+        backlog::request((client, departures), (address, &received), &plan, &requests, clock).await
+    })
+}
+
+fn sockets(socket: UdpSocket) -> Result<io::tokio::Provider> {
+    let builder = io::tokio::Builder::default().with_rx_socket(socket)?.with_gso_disabled()?;
+    Ok(builder.with_max_mtu(direct::MTU)?.with_initial_mtu(direct::MTU)?.build()?)
+}
+
+/// Runs both ends of an experiment on this thread, and ends the server's with the client's.
+///
+/// # Errors
+/// No runtime can be had, or what `client` returns.
+pub fn block_on<T>(client: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(client);
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Bytes that netem counts for a packet beside its IP packet: the Ethernet header.
+const ETHERNET_BYTES: u64 = 14;
+
+/// Bytes of IPv4 and UDP headers.
+const UDP_BYTES: u64 = 28;
+
+/// What makes a device of the bottleneck the end of a link that holds so many packets.
+fn netem(link: &Network, queue_packets: usize) -> String {
+    let (rate_bits, delay_us, loss_percent) = (link.rate_mbit * 1e6, link.delay_ms * 1e3, link.loss * 100.0);
+    format!("netem limit {queue_packets} rate {rate_bits:.0}bit delay {delay_us:.0}us loss random {loss_percent}%")
+}
+
+/// More than can be on its way.
+const ENDLESS_QUEUE: usize = 100_000;
+
+/// `fq` with every parameter, because parameters that are not given stay as they were.
+pub(super) const FQ: &str = "fq limit 10000 flow_limit 1000 horizon 2s horizon_drop quantum 3028 initial_quantum 15140 buckets 1024 \
+                  orphan_mask 1023 refill_delay 40ms timer_slack 10us";
+
+/// How long a packet with so many bytes of UDP payload takes to leave.
+fn transmission(link: &Network, payload_bytes: u64) -> Duration {
+    Duration::from_secs_f64(((payload_bytes + UDP_BYTES + ETHERNET_BYTES) * 8) as f64 / (link.rate_mbit * 1e6))
+}
+
+/// The namespaces of one repetition; removed when dropped.
+pub struct Emulated {
+    /// Client and relay, whose access link has the bottleneck in it, and target. Where there is nothing to relay, the
+    /// server is in the relay's place.
+    pub chain: Chain,
+    /// Forwards, and nothing else.
+    pub bottleneck: Namespace,
+    link: Network,
+}
+
+impl Emulated {
+    /// Makes the namespaces and their links. The relay reaches the target at once and without loss.
+    ///
+    /// # Errors
+    /// Without root, or on a kernel without veth or netem.
+    pub fn new(link: &Network) -> Result<Self> {
+        let [client, bottleneck, relay, target] = ["client", "bottleneck", "relay", "target"].map(Namespace::new);
+        let (client, bottleneck, relay, target) = (client?, bottleneck?, relay?, target?);
+        bottleneck.sysctl("net.ipv4.ip_forward", "1")?;
+        let (near, far) = (Link::new(&client, &bottleneck, 1)?, Link::new(&bottleneck, &relay, 2)?);
+        client.ip(&format!("route add default via {}", near.far.v4))?;
+        relay.ip(&format!("route add default via {}", far.near.v4))?;
+        for end in [&near.near, &far.far] {
+            end.segment()?;
+        }
+        let Network { return_delay_ms, queue_packets, .. } = *link;
+        let return_queue = if return_delay_ms > 0.0 { ENDLESS_QUEUE } else { queue_packets };
+        far.near
+            .set_qdisc(&netem(link, queue_packets))
+            .context("a kernel without netem: perf/vm-plan.sh has another")?;
+        near.far.set_qdisc(&netem(&link.back(), return_queue))?;
+        let egress = Link::new(&relay, &target, 3)?;
+        let access = Link { near: near.near, far: far.far };
+        let chain = Chain { client, relay, target, access, egress };
+        Ok(Self { chain, bottleneck, link: *link })
+    }
+
+    /// As [`Emulated::new`]; the first network with such a link is [verified](Emulated::verify).
+    ///
+    /// # Errors
+    /// As both.
+    pub fn verified(link: &Network) -> Result<Self> {
+        static VERIFIED: Mutex<Vec<Network>> = Mutex::new(Vec::new());
+        let network = Self::new(link)?;
+        let mut verified = VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !verified.contains(link) {
+            network.verify().context("the network is not as the plan wants it")?;
+            verified.push(*link);
+        }
+        Ok(network)
+    }
+
+    /// Moves the target away from the relay.
+    ///
+    /// # Errors
+    /// On a kernel without netem.
+    pub fn delay_target(&self, delay_ms: f64) -> Result<()> {
+        let netem = format!("netem limit {ENDLESS_QUEUE} delay {:.0}us", delay_ms * 1e3);
+        [&self.chain.egress.near, &self.chain.egress.far].into_iter().try_for_each(|end| end.set_qdisc(&netem))
+    }
+
+    /// Gives the client a qdisc that releases packets at their departure times.
+    ///
+    /// # Errors
+    /// On a kernel without `fq`.
+    pub fn enforce_departures(&self) -> Result<()> {
+        self.chain.access.near.set_qdisc(FQ)
+    }
+
+    /// Begins to capture what reaches the bottleneck from the client.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn capture(&self) -> Result<Capture> {
+        self.bottleneck.run(|| Capture::start("client"))?
+    }
+
+    /// How many packets the bottleneck dropped on their way to the server, lost ones included.
+    ///
+    /// # Errors
+    /// `tc` says nothing about it.
+    pub fn dropped_packets(&self) -> Result<u64> {
+        let qdiscs = self.bottleneck.command("tc")?.args(["-s", "-j", "qdisc", "show", "dev", "relay"]).output()?;
+        let qdiscs: serde_json::Value = serde_json::from_slice(&qdiscs.stdout).context("no counters from tc")?;
+        qdiscs[0]["drops"].as_u64().context("no counter of drops")
+    }
+
+    /// Measures round trip, rate and loss in both directions with bare UDP, and refuses a network that is not what it
+    /// should be.
+    ///
+    /// # Errors
+    /// Something is not as asked for, or nothing arrives at all.
+    pub fn verify(&self) -> Result<()> {
+        let Chain { client, relay, access, .. } = &self.chain;
+        let delays = Duration::from_secs_f64((self.link.delay_ms * 2.0 + self.link.return_delay_ms) / 1e3);
+        let expected = delays + transmission(&self.link, PING) * 2;
+        let round_trip = self.round_trip()?;
+        let late = round_trip.saturating_sub(expected);
+        ensure!(
+            round_trip >= expected.mul_f64(0.99) && late <= LATE,
+            "a round trip of {round_trip:?}, not {expected:?}"
+        );
+        let up = observe(client, relay, access.far.v4, &self.link)?;
+        up.judge(&self.link).context("from client to server")?;
+        let down = observe(relay, client, access.near.v4, &self.link)?;
+        down.judge(&self.link.back()).context("from server to client")
+    }
+
+    /// The fastest of a few pings, as long as any of them survives.
+    fn round_trip(&self) -> Result<Duration> {
+        let _echo = self.chain.relay.echo(PORT)?;
+        let to = (self.chain.access.far.v4, PORT);
+        self.chain.client.run(|| -> Result<Duration> {
+            let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+            socket.connect(to)?;
+            let trips = (0..10_u8).filter_map(|number| ping(&socket, number).ok());
+            trips.min().context("no echo comes back")
+        })?
+    }
+}
+
+/// Where the receivers of probes listen.
+const PORT: u16 = 7;
+
+/// Bytes of a ping.
+const PING: u64 = 100;
+
+/// How much later than expected a packet may be: what hosts and timers cost.
+const LATE: Duration = Duration::from_millis(1);
+
+/// How long a receiver waits for what may be lost.
+const SILENCE: Duration = Duration::from_millis(1_500);
+
+/// Packets back to back, to measure a rate.
+const BURST: u64 = 50;
+
+/// Payload of a packet of a burst, in bytes.
+const BURST_BYTES: u64 = 1_200;
+
+/// Packets that probe for loss, and their payload in bytes.
+const PROBES: u64 = 10_000;
+const PROBE_BYTES: u64 = 100;
+
+/// How many probes are sent as one GSO message.
+const fn train(link: &Network) -> u64 {
+    if link.queue_packets < 10 { 5 } else { 10 }
+}
+
+/// How far from its expectation the number of lost probes may be, in standard deviations: once in 16,000 runs it is
+/// further by chance.
+const DEVIATIONS: f64 = 4.0;
+
+/// What one direction did to packets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Observed {
+    rate_mbit: f64,
+    lost: u64,
+    /// Messages none of whose packets arrived.
+    lost_trains: u64,
+}
+
+impl Observed {
+    fn judge(&self, link: &Network) -> Result<()> {
+        let ratio = self.rate_mbit / link.rate_mbit;
+        ensure!((0.98..=1.02).contains(&ratio), "{:.3} Mbit/s, not {}", self.rate_mbit, link.rate_mbit);
+        let expected = PROBES as f64 * link.loss;
+        let margin = DEVIATIONS * (expected * (1.0 - link.loss)).sqrt();
+        let lost = self.lost;
+        ensure!(
+            (lost as f64 - expected).abs() <= margin,
+            "{lost} packets of {PROBES} lost, not {expected} ± {margin:.0}"
+        );
+        ensure!(self.lost_trains == 0, "GSO messages are lost as a whole: {} of them", self.lost_trains);
+        Ok(())
+    }
+}
+
+/// Sends a burst, then trains at half the rate, and sees what arrives.
+fn observe(from: &Namespace, to: &Namespace, address: Ipv4Addr, link: &Network) -> Result<Observed> {
+    let receiver = to.run(|| UdpSocket::bind((address, PORT)))??;
+    receiver.set_read_timeout(Some(SILENCE))?;
+    let sender = from.run(|| UdpSocket::bind(("0.0.0.0", 0)))??;
+    sender.connect((address, PORT))?;
+
+    let burst = BURST.min(link.queue_packets as u64);
+    for number in 0..burst {
+        sender.send(&payload(number, BURST_BYTES))?;
+    }
+    let arrivals: Vec<(u64, Instant)> = arrivals(&receiver, burst - 1).collect();
+    let (Some((first, begun)), Some((last, ended))) = (arrivals.first(), arrivals.last()) else {
+        anyhow::bail!("nothing arrives");
+    };
+    // What netem drops takes no time on the link.
+    let sent = arrivals.len() as f64 - 1.0;
+    ensure!(last > first && sent > 0.0, "all but one packet of a burst were lost");
+    let per_packet = (*ended - *begun).as_secs_f64() / sent;
+    let rate_mbit = ((BURST_BYTES + UDP_BYTES + ETHERNET_BYTES) * 8) as f64 / per_packet / 1e6;
+
+    let probes = thread::scope(|scope| {
+        let received = scope.spawn(|| arrivals_of(&receiver));
+        send_trains(&sender, (address, PORT).into(), link).map(|()| received.join().unwrap_or_default())
+    })?;
+    let mut arrived = vec![0; (PROBES / train(link)) as usize];
+    for number in &probes {
+        arrived[(number / train(link)) as usize % (PROBES / train(link)) as usize] += 1;
+    }
+    let lost_trains = arrived.iter().filter(|count| **count == 0).count() as u64;
+    Ok(Observed { rate_mbit, lost: PROBES - probes.len() as u64, lost_trains })
+}
+
+fn arrivals_of(receiver: &UdpSocket) -> Vec<u64> {
+    arrivals(receiver, PROBES - 1).map(|(number, _)| number).collect()
+}
+
+fn send_trains(sender: &UdpSocket, destination: SocketAddr, link: &Network) -> Result<()> {
+    let state = UdpSocketState::new(UdpSockRef::from(sender))?;
+    let train = train(link);
+    // At half the rate; and slower where the queue, which holds what is on its way, would fill with small packets.
+    let on_their_way = Duration::from_secs_f64(link.delay_ms / 500.0 * train as f64 / link.queue_packets as f64);
+    let pause = (transmission(link, PROBE_BYTES) * train as u32 * 2).max(on_their_way);
+    for first in (0..PROBES).step_by(train as usize) {
+        let contents: Vec<u8> = (first..first + train).flat_map(|number| payload(number, PROBE_BYTES)).collect();
+        let segment_size = Some(PROBE_BYTES as usize);
+        let transmit = Transmit { destination, ecn: None, contents: &contents, segment_size, src_ip: None };
+        state.try_send(UdpSockRef::from(sender), &transmit)?;
+        thread::sleep(pause);
+    }
+    Ok(())
+}
+
+/// A payload that begins with its number.
+fn payload(number: u64, bytes: u64) -> Vec<u8> {
+    let mut payload = vec![0; bytes as usize];
+    payload[..8].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// Numbers of packets and when they arrived, until the last one has, or none does for a while.
+fn arrivals(receiver: &UdpSocket, last: u64) -> impl Iterator<Item = (u64, Instant)> {
+    let mut buffer = [0; 2_048];
+    let mut done = false;
+    std::iter::from_fn(move || {
+        receiver.recv(&mut buffer).ok().filter(|_| !done)?;
+        let number = u64::from_be_bytes(*buffer.first_chunk()?);
+        done = number == last;
+        Some((number, Instant::now()))
+    })
+}
+
+fn ping(socket: &UdpSocket, number: u8) -> Result<Duration> {
+    socket.set_read_timeout(Some(SILENCE))?;
+    let (begun, mut answer) = (Instant::now(), [0; PING as usize]);
+    socket.send(&[number; PING as usize])?;
+    socket.recv(&mut answer)?;
+    ensure!(answer[0] == number, "an echo of an earlier ping");
+    Ok(begun.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: Network = Network {
+        rate_mbit: 5.0,
+        loss: 0.005,
+        return_loss: None,
+        delay_ms: 25.0,
+        return_delay_ms: 0.0,
+        queue_packets: 1_000,
+        queue_ms: None,
+    };
+
+    #[test]
+    fn netem_is_told_all_of_a_link() {
+        assert_eq!(netem(&LINK, 1_000), "netem limit 1000 rate 5000000bit delay 25000us loss random 0.5%");
+    }
+
+    #[test]
+    fn a_network_is_refused_if_it_is_too_fast_or_loses_too_little_too_much_or_whole_messages() {
+        let good = Observed { rate_mbit: 5.0, lost: 50, lost_trains: 0 };
+        assert!(good.judge(&LINK).is_ok());
+        for bad in [
+            Observed { rate_mbit: 5.2, ..good },
+            Observed { lost: 20, ..good },
+            Observed { lost: 80, ..good },
+            Observed { lost_trains: 1, ..good },
+        ] {
+            assert!(bad.judge(&LINK).is_err(), "{bad:?}");
+        }
+        assert!(Observed { lost: 1, ..good }.judge(&Network { loss: 0.0, ..LINK }).is_err());
+    }
+}

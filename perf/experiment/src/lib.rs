@@ -1,0 +1,228 @@
+//! Runs [plans](plan).
+//!
+//! A run is one repetition: a fresh network, fresh endpoints, one scheduler. It returns a [`Sample`] per request; all
+//! repetitions of a scheduler together are an [`Outcome`], from which rows, tables and plots are made.
+
+mod attack;
+pub mod backlog;
+mod caps;
+pub mod direct;
+pub mod emulated;
+mod manage;
+pub mod masque;
+mod outcome;
+pub mod paths;
+pub mod peer;
+mod plot;
+mod reader;
+mod row;
+pub mod serving;
+pub mod simulated;
+mod table;
+pub mod tls;
+mod train;
+mod transfer;
+mod tunnelled;
+mod unpaced;
+mod workers;
+mod workload;
+
+use std::{
+    num::NonZero,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread::{self, available_parallelism},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use instruments::load::{self, Figure};
+use plan::{Clock, Plan, Scheduler, Topology};
+
+pub use self::{
+    manage::manage,
+    outcome::{Latencies, Measured, Outcome},
+    plot::plot,
+    row::Row,
+    table::{curves, markdown, queues, table, tables},
+    workload::{Request, requests},
+};
+
+/// What became of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Index of its class in the plan.
+    pub class: usize,
+    /// From its start to the last byte of the echo, or beside a backlog until its own last byte has left; `None` if that
+    /// never came.
+    pub latency_ns: Option<u64>,
+}
+
+/// One repetition.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// One for each request.
+    pub samples: Vec<Sample>,
+    /// From the first request to the end of the last.
+    pub total_ns: u64,
+    /// What else was measured, under the names of [`METRICS`](plan::METRICS).
+    pub figures: Vec<Figure>,
+    /// The same, for each class.
+    pub class_figures: Vec<Vec<Figure>>,
+}
+
+impl Run {
+    /// Puts together how long each request took, `None` for requests whose echo never came.
+    #[must_use]
+    pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
+        let pairs = || requests.iter().zip(latencies);
+        let echoed = pairs().filter(|(_, latency)| latency.is_some());
+        let echoed_bytes: usize = echoed.map(|(request, _)| plan.classes[request.class].bytes).sum();
+        let goodput_mbit = echoed_bytes as f64 * 8e-6 / total.as_secs_f64();
+        let sample = |(request, latency): (&Request, &Option<Duration>)| Sample {
+            class: request.class,
+            latency_ns: latency.map(|latency| latency.as_nanos() as u64),
+        };
+        Self {
+            samples: pairs().map(sample).collect(),
+            total_ns: total.as_nanos() as u64,
+            figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }],
+            class_figures: Vec::new(),
+        }
+    }
+}
+
+/// Runs one repetition of a plan (or of a variant of it).
+///
+/// # Errors
+/// The scheduler does not exist on this clock or topology, an endpoint does not start, or a request fails for another
+/// reason than its deadline.
+pub fn run(plan: &Plan, scheduler: Scheduler, clock: Clock, seed: u64) -> Result<Run> {
+    ensure!(plan.clocks.contains(&clock), "plan {} does not run on clock {}", plan.name, clock.name());
+    if plan.workload.one_way {
+        return transfer::run(plan, scheduler, clock, seed);
+    }
+    match (plan.topology, clock) {
+        (Topology::Direct, Clock::VirtualNetwork) => simulated::run(plan, scheduler, seed),
+        (Topology::Direct, Clock::Lab) => match scheduler {
+            Scheduler::TlsN => tls::run(plan, tls::Connections::PerRequest, seed),
+            Scheduler::Tls1 => tls::run(plan, tls::Connections::One, seed),
+            _ if scheduler.is_of_quic_go() => peer::run(plan, scheduler, seed),
+            _ => emulated::run(plan, scheduler, seed),
+        },
+        (Topology::Marked, Clock::Lab) => caps::run(plan),
+        (Topology::Marked, Clock::VirtualNetwork) => bail!("the kernel's caps need a kernel"),
+        (Topology::Masque, Clock::Lab) if scheduler.is_of_quic_go() => peer::run(plan, scheduler, seed),
+        (Topology::Masque, Clock::Lab) => masque::run(plan, scheduler, seed),
+        (Topology::Tunnelled, Clock::VirtualNetwork) => tunnelled::run(plan, scheduler, seed),
+        (Topology::Tunnelled, Clock::Lab) => bail!("tunnels of this kind are simulated"),
+        (Topology::Workers, Clock::Lab | Clock::Native) => workers::run(plan, scheduler),
+        (Topology::Attacked, Clock::Lab | Clock::Native) => attack::run(plan, scheduler, seed),
+        (Topology::Masque | Topology::Workers | Topology::Attacked, Clock::VirtualNetwork) => {
+            bail!("relays need a kernel")
+        }
+        (_, Clock::Native) => bail!("this topology has to go one way to run natively"),
+    }
+}
+
+/// Runs all repetitions of schedulers. They take turns, so that what changes on the machine meanwhile concerns all alike. In
+/// virtual time nothing does, and repetitions run beside each other.
+///
+/// # Errors
+/// See [`run`].
+pub fn compare(plan: &Plan, schedulers: &[Scheduler], clock: Clock) -> Result<Vec<Outcome>> {
+    let repetition = |seed| -> Result<Vec<Run>> {
+        let mut bases = RELATIVES.map(|_| None);
+        let of = |scheduler: &Scheduler| {
+            let mut run = run(plan, *scheduler, clock, seed).with_context(|| scheduler.name())?;
+            relate(*scheduler, &mut run.figures, &mut bases);
+            Ok(run)
+        };
+        schedulers.iter().map(of).collect()
+    };
+    let seeds: Vec<u64> = (plan.seed..plan.seed + plan.repetitions).collect();
+    let abreast = match clock {
+        Clock::VirtualNetwork => available_parallelism().map_or(1, NonZero::get),
+        Clock::Lab | Clock::Native => 1,
+    };
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some(seed) = seeds.get(next.fetch_add(1, Relaxed)) {
+            done.push((*seed, repetition(*seed)));
+        }
+        done
+    };
+    let mut repetitions: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (1..abreast).map(|_| scope.spawn(worker)).collect();
+        let mut done = worker();
+        for worker in workers {
+            done.extend(worker.join().map_err(|_| anyhow!("a repetition panicked"))?);
+        }
+        anyhow::Ok(done)
+    })?;
+    repetitions.sort_by_key(|(seed, _)| *seed);
+    let mut outcomes: Vec<_> =
+        schedulers.iter().map(|scheduler| Outcome { scheduler: *scheduler, runs: Vec::new() }).collect();
+    for (_, runs) in repetitions {
+        outcomes.iter_mut().zip(runs?).for_each(|(outcome, run)| outcome.runs.push(run));
+    }
+    Ok(outcomes)
+}
+
+/// What is set beside the same of a scheduler that went before.
+struct Relative {
+    to: Scheduler,
+    metric: &'static str,
+    /// The share in percent, less this.
+    less_pct: f64,
+    named: &'static str,
+}
+
+const RELATIVES: [Relative; 4] = [
+    Relative { to: Scheduler::Plain, metric: "cpu_s_per_gb", less_pct: 100.0, named: "cpu_over_plain_pct" },
+    Relative {
+        to: Scheduler::Workers1,
+        metric: "cpu_ns_per_packet",
+        less_pct: 100.0,
+        named: "cpu_over_one_worker_pct",
+    },
+    Relative { to: Scheduler::NoProxy, metric: "wire_kb", less_pct: 100.0, named: "wire_over_no_proxy_pct" },
+    Relative { to: Scheduler::Calm, metric: "goodput_mbit", less_pct: 0.0, named: "share_of_calm_pct" },
+];
+
+/// Adds what follows from a scheduler's figures and those of earlier ones, and keeps what later ones are held against.
+fn relate(scheduler: Scheduler, figures: &mut Vec<Figure>, bases: &mut [Option<f64>; RELATIVES.len()]) {
+    for (Relative { to, metric, less_pct, named }, base) in RELATIVES.iter().zip(bases) {
+        let Some(value) = load::value(figures, metric) else { continue };
+        if scheduler == *to {
+            *base = Some(value);
+        } else if let Some(base) = base {
+            let value = 100.0 * value / *base - less_pct;
+            figures.push(Figure { metric: named, value, unit: "%" });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_count_beyond_those_of_the_first_and_goodput_as_a_share_of_it() {
+        for (first, then, metric, named, expected) in [
+            (Scheduler::Plain, Scheduler::Rr, "cpu_s_per_gb", "cpu_over_plain_pct", 25.0),
+            (Scheduler::Workers1, Scheduler::Workers2, "cpu_ns_per_packet", "cpu_over_one_worker_pct", 25.0),
+            (Scheduler::NoProxy, Scheduler::Stream, "wire_kb", "wire_over_no_proxy_pct", 25.0),
+            (Scheduler::Calm, Scheduler::Guarded, "goodput_mbit", "share_of_calm_pct", 125.0),
+        ] {
+            let mut bases = RELATIVES.map(|_| None);
+            let mut related = |scheduler, value| {
+                let mut figures = vec![Figure { metric, value, unit: "" }];
+                relate(scheduler, &mut figures, &mut bases);
+                load::value(&figures, named)
+            };
+            assert_eq!(related(then, 10.0), None, "there is nothing to hold it against");
+            assert_eq!([related(first, 8.0), related(then, 10.0)], [None, Some(expected)]);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Figures from samples.
+
+use std::time::Duration;
+
+use instruments::{
+    load::{self, Figure},
+    origin::Origin,
+};
+use plan::{Class, Plan, Scheduler};
+use sched::route::serving::Interval;
+
+use super::{Run, row::Row};
+
+/// All repetitions of a scheduler.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was compared.
+    pub scheduler: Scheduler,
+    /// The repetitions.
+    pub runs: Vec<Run>,
+}
+
+/// How long requests took. A request that never got all of its echo, because it was discarded or the run ended, took for
+/// ever: quantiles count it, and a figure that it would make infinite does not exist.
+#[derive(Clone, Debug)]
+pub struct Latencies {
+    /// The latencies of requests that got all of their echo, ascending, in milliseconds.
+    sorted_ms: Vec<f64>,
+    /// How many there were, the others included.
+    requests: usize,
+}
+
+impl Latencies {
+    /// Returns the latencies of requests, `None` for requests whose echo never came.
+    pub(super) fn of(requests: impl Iterator<Item = Option<Duration>>) -> Self {
+        let all: Vec<_> = requests.collect();
+        let mut sorted_ms: Vec<_> = all.iter().flatten().map(|latency| latency.as_secs_f64() * 1e3).collect();
+        sorted_ms.sort_by(f64::total_cmp);
+        Self { sorted_ms, requests: all.len() }
+    }
+
+    /// How many requests there were.
+    #[must_use]
+    pub const fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// The latency that `share` (0 to 1) of all requests do not exceed, by linear interpolation between ranks; `None` if
+    /// there were no requests, or too few of them were completed.
+    #[must_use]
+    pub fn quantile_ms(&self, share: f64) -> Option<f64> {
+        let last = self.requests.checked_sub(1)?;
+        let rank = last as f64 * share.clamp(0.0, 1.0);
+        let at = |rank: f64| self.sorted_ms.get(rank as usize).copied();
+        Some(at(rank)? + (at(rank.ceil())? - at(rank)?) * rank.fract())
+    }
+
+    /// The longest latency of a request that was completed.
+    #[must_use]
+    pub fn longest_completed_ms(&self) -> Option<f64> {
+        self.sorted_ms.last().copied()
+    }
+
+    /// The percentage of all requests that were completed within a deadline, or at all without one.
+    #[must_use]
+    pub fn completion_pct(&self, deadline_ms: Option<u64>) -> Option<f64> {
+        let met = |latency_ms: &f64| deadline_ms.is_none_or(|deadline| *latency_ms <= deadline as f64);
+        (self.requests > 0).then(|| 100.0 * self.sorted_ms.partition_point(met) as f64 / self.requests as f64)
+    }
+
+    /// The arithmetic mean of the latencies of all requests; `None` if there were none, or one was not completed.
+    #[must_use]
+    pub fn mean_ms(&self) -> Option<f64> {
+        let all = self.requests > 0 && self.sorted_ms.len() == self.requests;
+        all.then(|| self.sorted_ms.iter().sum::<f64>() / self.requests as f64)
+    }
+}
+
+/// A figure of all repetitions together, and of each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// One of [`METRICS`](plan::METRICS).
+    pub metric: &'static str,
+    /// Of all repetitions; `None` if it is infinite.
+    pub value: Option<f64>,
+    /// Of each repetition, in the order of their seeds; `None` where it is infinite, or was not measured.
+    pub by_seed: Vec<Option<f64>>,
+    /// The unit.
+    pub unit: &'static str,
+}
+
+impl Measured {
+    /// The mean of the repetitions with its 95 % interval; `None` with fewer than two repetitions, or if one has no value.
+    #[must_use]
+    pub fn interval(&self) -> Option<Interval> {
+        let values: Option<Vec<f64>> = self.by_seed.iter().copied().collect();
+        values.filter(|values| values.len() > 1).map(|values| Interval::of(&values))
+    }
+}
+
+impl Outcome {
+    /// How long the requests of a class took, in all repetitions.
+    #[must_use]
+    pub fn latencies(&self, class: usize) -> Latencies {
+        latencies(self.runs.iter(), class)
+    }
+
+    /// What became of the requests of a class: how many met their deadline, and how long they took.
+    #[must_use]
+    pub fn requests(&self, index: usize, class: &Class) -> Vec<Measured> {
+        let all = self.latencies(index);
+        if all.requests() == 0 {
+            return Vec::new();
+        }
+        let by_seed: Vec<_> = self.runs.iter().map(|run| latencies(std::iter::once(run), index)).collect();
+        let measured = |metric, unit, figure: &dyn Fn(&Latencies) -> Option<f64>| Measured {
+            metric,
+            value: figure(&all),
+            by_seed: by_seed.iter().map(figure).collect(),
+            unit,
+        };
+        vec![
+            measured("completion_pct", "%", &|latencies| latencies.completion_pct(class.deadline_ms)),
+            measured("latency_mean_ms", "ms", &Latencies::mean_ms),
+            measured("latency_p50_ms", "ms", &|latencies| latencies.quantile_ms(0.5)),
+            measured("latency_p95_ms", "ms", &|latencies| latencies.quantile_ms(0.95)),
+            measured("latency_max_ms", "ms", &|latencies| latencies.quantile_ms(1.0)),
+        ]
+    }
+
+    /// What runs measured besides latencies, as medians over the repetitions.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Measured> {
+        let totals: Vec<_> = self.runs.iter().map(|run| Some(run.total_ns as f64 / 1e6)).collect();
+        let value = Some(median(totals.iter().flatten().copied()));
+        let mut figures = vec![Measured { metric: "total_ms", value, by_seed: totals, unit: "ms" }];
+        figures.extend(self.medians(|run| &run.figures));
+        figures
+    }
+
+    /// The same for a class.
+    #[must_use]
+    pub fn class_figures(&self, class: usize) -> Vec<Measured> {
+        self.medians(|run| run.class_figures.get(class).map_or(&[], Vec::as_slice)).collect()
+    }
+
+    fn medians(&self, figures: impl Fn(&Run) -> &[Figure]) -> impl Iterator<Item = Measured> {
+        let first = self.runs.first().map_or(&[][..], &figures);
+        first.iter().map(move |&Figure { metric, unit, .. }| {
+            let by_seed: Vec<_> = self.runs.iter().map(|run| load::value(figures(run), metric)).collect();
+            Measured { metric, value: Some(median(by_seed.iter().flatten().copied())), by_seed, unit }
+        })
+    }
+
+    /// The lines of results of this outcome.
+    #[must_use]
+    pub fn rows(&self, plan: &Plan, origin: &Origin) -> Vec<Row> {
+        let template = Row { repetitions: self.runs.len(), ..Row::of(plan, self.scheduler, origin) };
+        let row = |class: &str, measured: Measured| {
+            let interval = measured.interval();
+            Row {
+                class: class.to_owned(),
+                metric: measured.metric.to_owned(),
+                value: measured.value,
+                low: interval.map(|interval| interval.low),
+                high: interval.map(|interval| interval.high),
+                by_seed: measured.by_seed,
+                unit: measured.unit.to_owned(),
+                published: plan.published(self.scheduler, class, measured.metric),
+                ..template.clone()
+            }
+        };
+        let mut rows = Vec::new();
+        for (index, class) in plan.classes.iter().enumerate() {
+            let measured = self.requests(index, class).into_iter().chain(self.class_figures(index));
+            rows.extend(measured.map(|measured| row(&class.name, measured)));
+        }
+        rows.extend(self.figures().into_iter().map(|measured| row("all", measured)));
+        rows
+    }
+}
+
+fn latencies<'a>(runs: impl Iterator<Item = &'a Run>, class: usize) -> Latencies {
+    let samples = runs.flat_map(|run| &run.samples).filter(|sample| sample.class == class);
+    Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted_ms: Vec<_> = values.collect();
+    sorted_ms.sort_by(f64::total_cmp);
+    let requests = sorted_ms.len();
+    Latencies { sorted_ms, requests }.quantile_ms(0.5).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sample;
+
+    fn outcome(latencies_ms: &[Option<u64>]) -> Outcome {
+        let sample = |ms: &Option<u64>| Sample { class: 0, latency_ns: ms.map(|ms| ms * 1_000_000) };
+        let run = Run { samples: latencies_ms.iter().map(sample).collect(), ..Run::default() };
+        Outcome { scheduler: Scheduler::Rr, runs: vec![run.clone(), run] }
+    }
+
+    #[test]
+    fn a_request_that_is_never_completed_takes_for_ever() {
+        // Two repetitions of each.
+        let latencies = outcome(&[Some(10), Some(20), None, Some(40)]).latencies(0);
+        assert_eq!(latencies.completion_pct(Some(20)), Some(50.0));
+        assert_eq!(latencies.completion_pct(None), Some(75.0));
+        assert_eq!(
+            [0.0, 0.3, 5.0 / 7.0, 0.8, 1.0].map(|share| latencies.quantile_ms(share)),
+            [Some(10.0), Some(20.0), Some(40.0), None, None]
+        );
+        assert_eq!((latencies.mean_ms(), latencies.longest_completed_ms()), (None, Some(40.0)));
+        assert_eq!(outcome(&[Some(10), Some(20)]).latencies(0).mean_ms(), Some(15.0));
+        assert_eq!(outcome(&[None]).latencies(0).quantile_ms(0.5), None);
+        assert_eq!(outcome(&[]).latencies(0).completion_pct(None), None);
+    }
+
+    #[test]
+    fn an_interval_is_over_repetitions_and_none_where_one_is_infinite() {
+        let run = |ms: &[Option<u64>]| outcome(ms).runs[0].clone();
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let of = |runs| {
+            let outcome = Outcome { scheduler: Scheduler::Rr, runs };
+            outcome.requests(0, &plan.classes[0]).into_iter().find(|of| of.metric == "latency_p50_ms").unwrap()
+        };
+        let both = of(vec![run(&[Some(10)]), run(&[Some(20)])]);
+        assert_eq!((both.value, both.by_seed.as_slice()), (Some(15.0), &[Some(10.0), Some(20.0)][..]));
+        let interval = both.interval().unwrap();
+        assert!(interval.low < 10.0 && interval.mean == 15.0 && interval.high > 20.0);
+        assert_eq!(of(vec![run(&[Some(10)])]).interval(), None, "one repetition says nothing about chance");
+        let one = of(vec![run(&[Some(10), Some(10), Some(10)]), run(&[None])]);
+        assert_eq!((one.value, one.interval()), (Some(10.0), None));
+    }
+
+    #[test]
+    fn quantiles_lie_between_ranks() {
+        let latencies = Latencies { sorted_ms: vec![0.0, 10.0, 40.0], requests: 3 };
+        assert_eq!([0.25, 0.75, 0.9].map(|share| latencies.quantile_ms(share)), [Some(5.0), Some(25.0), Some(34.0)]);
+    }
+}

@@ -1,0 +1,48 @@
+//! What arithmetic says of streams over ideal paths: no jitter, no loss, windows that only slow start limits.
+
+use plan::paths::PathsPlan;
+use sched::path::{Path, estimate};
+
+use super::stream::Stream;
+
+/// A stream, or a part of one, on a path.
+pub(super) struct Share {
+    /// The stream of the plan.
+    pub(super) of: usize,
+    pub(super) path: usize,
+    pub(super) bytes: u64,
+    pub(super) weight: u32,
+}
+
+/// When streams end that stay on their paths and share them by weight, in milliseconds: generalized processor sharing, and the
+/// pauses of slow start.
+pub(super) fn pinned_ms(paths: &[Path], shares: &[Share], plan: &PathsPlan) -> Vec<f64> {
+    let end = |share: &Share, at: usize| {
+        let mut path = paths[share.path].clone();
+        let others = shares.iter().enumerate().filter(|(other, it)| *other != at && it.path == share.path);
+        others.for_each(|(_, it)| path.add(it.bytes, it.weight));
+        estimate::finish_ns(&path, share.bytes, share.weight) / 1e6
+    };
+    let ends: Vec<_> = shares.iter().enumerate().map(|(at, share)| (share.of, end(share, at))).collect();
+    let of = |stream| ends.iter().filter(|(of, _)| *of == stream).map(|(_, end)| *end).fold(0.0, f64::max);
+    (0..plan.streams.len()).map(of).collect()
+}
+
+/// When streams end that share all paths as if these were one, behind the shortest way: no scheduler of packets is faster.
+pub(super) fn pooled_ms(paths: &[Path], streams: &[Stream], by_priority: bool, plan: &PathsPlan) -> Vec<f64> {
+    let all = Path {
+        smoothed_rtt_ns: paths.iter().map(|path| path.smoothed_rtt_ns).min().unwrap_or_default(),
+        lead_ns: paths.first().map(|path| path.lead_ns).unwrap_or_default(),
+        bytes_per_sec: paths.iter().map(|path| path.bytes_per_sec).sum(),
+        ..Path::default()
+    };
+    let bytes = |stream: &Stream| stream.packets as u64 * plan.links.payload_bytes;
+    let weight = |stream: &Stream| if by_priority { stream.weight } else { 1 };
+    let end = |at: usize| {
+        let mut all = all.clone();
+        let others = streams.iter().enumerate().filter(|(other, _)| *other != at);
+        others.for_each(|(_, stream)| all.add(bytes(stream), weight(stream)));
+        estimate::finish_ns(&all, bytes(&streams[at]), weight(&streams[at])) / 1e6
+    };
+    (0..streams.len()).map(end).collect()
+}

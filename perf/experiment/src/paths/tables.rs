@@ -1,0 +1,108 @@
+//! Results for people: tables made of rows and of nothing else.
+
+use std::fmt::Write as _;
+
+use plan::paths::Scheduler;
+
+use super::row::Row;
+
+/// Renders rows as Markdown: of the first variant a table for each stream, with a line for each cell and a column for each
+/// scheduler; of every variant how `paced` compares.
+#[must_use]
+pub fn tables(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
+    for (at, variant) in variants.into_iter().enumerate() {
+        let here: Vec<_> = rows.iter().filter(|row| row.variant == variant).collect();
+        let Some(first) = here.first() else { continue };
+        if at > 0 {
+            _ = writeln!(text, "{} ({variant}):\n", first.plan);
+            text += &compared(&here);
+            continue;
+        }
+        let last = first.seed + first.repetitions - 1;
+        _ = writeln!(
+            text,
+            "{} ({variant}): milliseconds from request to last byte, mean ± deviation over seeds {} to {last}; in brackets the \
+             closed form.\n",
+            first.plan, first.seed
+        );
+        let schedulers = distinct(here.iter().map(|row| row.scheduler));
+        for stream in distinct(here.iter().map(|row| row.stream.as_str())) {
+            _ = writeln!(text, "Stream {stream}:\n");
+            _ = write!(text, "| {} |", first.axis);
+            schedulers.iter().for_each(|scheduler| _ = write!(text, " {} |", scheduler.name()));
+            _ = writeln!(text, "\n|---|{}", "--:|".repeat(schedulers.len()));
+            for cell in distinct(here.iter().map(|row| row.cell.as_str())) {
+                _ = write!(text, "| {cell} |");
+                for scheduler in &schedulers {
+                    let found = find(&here, cell, *scheduler, stream);
+                    _ = write!(text, " {} |", found.map_or("–".to_owned(), shown));
+                }
+                text.push('\n');
+            }
+            text.push('\n');
+        }
+        text += &compared(&here);
+    }
+    text.trim_end().to_owned() + "\n"
+}
+
+/// How `paced` compares: the first stream with MPQUIC's own scheduler, the last one with the best way of whole streams.
+fn compared(rows: &[&Row]) -> String {
+    let streams = distinct(rows.iter().map(|row| row.stream.as_str()));
+    let (Some(first), Some(last)) = (streams.first(), streams.last()) else { return String::new() };
+    let cells = distinct(rows.iter().map(|row| row.cell.as_str()));
+    let ratio = |stream: &str, cell: &str, of: Scheduler, to: Scheduler| {
+        let time = |scheduler| find(rows, cell, scheduler, stream).map(|row| row.completion_ms);
+        Some(time(of)? / time(to)?)
+    };
+    let lines = [
+        (first, Scheduler::MpquicLowestRtt, Scheduler::Paced, "as long under mpquic-lowest-rtt as under paced"),
+        (last, Scheduler::Paced, Scheduler::BestPerStream, "as long under paced as under best-per-stream"),
+        (last, Scheduler::PacedRanges, Scheduler::BestPerStream, "as long under paced-ranges as under best-per-stream"),
+        (
+            last,
+            Scheduler::PacedRanges,
+            Scheduler::MpquicLowestRtt,
+            "as long under paced-ranges as under mpquic-lowest-rtt",
+        ),
+    ];
+    let mut text = String::new();
+    for (stream, of, to, what) in lines {
+        let ratios = cells.iter().filter_map(|cell| Some(format!("{cell}: {:.2}", ratio(stream, cell, of, to)?)));
+        let ratios: Vec<_> = ratios.collect();
+        if !ratios.is_empty() {
+            _ = writeln!(text, "Stream {stream} takes so many times {what}: {}.\n", ratios.join("; "));
+        }
+    }
+    let slow = cells.iter().filter_map(|cell| {
+        let row = find(rows, cell, Scheduler::MpquicLowestRtt, first)?;
+        Some(format!("{cell}: {:.0} %", row.slow_path_pct))
+    });
+    let slow: Vec<_> = slow.collect();
+    if !slow.is_empty() {
+        _ = writeln!(text, "Packets of {first} on the slower path under mpquic-lowest-rtt: {}.\n", slow.join("; "));
+    }
+    text
+}
+
+fn find<'a>(rows: &[&'a Row], cell: &str, scheduler: Scheduler, stream: &str) -> Option<&'a Row> {
+    let wanted = (cell, scheduler, stream);
+    rows.iter().copied().find(|row| (row.cell.as_str(), row.scheduler, row.stream.as_str()) == wanted)
+}
+
+fn shown(row: &Row) -> String {
+    let of = |ms: f64| if ms < 100.0 { format!("{ms:.1}") } else { format!("{ms:.0}") };
+    format!("{} ± {} ({})", of(row.completion_ms), of(row.deviation_ms), of(row.closed_form_ms))
+}
+
+pub(super) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    all.for_each(|one| {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    });
+    distinct
+}

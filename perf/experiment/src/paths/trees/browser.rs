@@ -1,0 +1,101 @@
+//! The priorities that browsers give to requests, by the kind of resource.
+//!
+//! | | Safari | Firefox | Chromium |
+//! |---|--:|---|---|
+//! | document | 255 | leaders, 22 | highest: weight 256, `u=0, i` |
+//! | style | 24 | leaders, 22 | highest: 256, `u=0` |
+//! | script in the head | 24 | leaders, 22 | medium: 220, `u=1` |
+//! | script that does not block | 24 | others, 22 | lowest: 147, `u=3` |
+//! | font | 16 | followers, 32 | highest: 256, `u=0` |
+//! | image | 8 | followers, 12 | lowest: 147, `u=3, i` |
+//!
+//! Firefox: `Http2Session` makes the groups (leaders of weight 201, others of 101, followers of 1 below the leaders), classes of service of
+//! `ScriptLoader`, `FontLoaderUtils` and others choose among them, and weights are 21 less the priority of `nsISupportsPriority`.
+//! Chromium: `ResourceFetcher` gives priorities, `Http2PriorityDependencies` makes a chain of them by exclusive dependencies, each
+//! stream behind all that are as urgent; over HTTP/3 the urgency is `HIGHEST` less the priority, and `ShouldLoadIncremental` says what
+//! may share. Safari 11: FStream's section III for documents and images; 24 and 16 lie between by what is commonly reported.
+
+use plan::trees::{Browser, ResourceKind};
+
+use super::super::signal::{Group, Signal};
+
+/// How many times the weight of a level is that of the next lower level, where an estimate knows weights only. The lower level then
+/// gets almost nothing.
+const LEVEL: u32 = 64;
+
+/// Returns the priority that a browser sends with a request.
+pub(super) fn signal(browser: Browser, kind: ResourceKind) -> Signal {
+    let shared = |group, weight| Signal { urgency: 0, is_incremental: true, group, weight };
+    match browser {
+        Browser::Safari => shared(None, priority(browser, kind)),
+        Browser::FirefoxH2 => shared(Some(group(kind)), priority(browser, kind)),
+        Browser::ChromiumH2 => Signal { urgency: urgency(kind), is_incremental: false, group: None, weight: 1 },
+        Browser::ChromiumH3 => {
+            let is_incremental = matches!(kind, ResourceKind::Document | ResourceKind::Image);
+            Signal { urgency: urgency(kind), is_incremental, group: None, weight: 1 }
+        }
+    }
+}
+
+/// Returns the weight of a request in HTTP/2, 1 to 255. FStream and SA-ECF use it.
+pub(super) const fn priority(browser: Browser, kind: ResourceKind) -> u32 {
+    match browser {
+        Browser::Safari => match kind {
+            ResourceKind::Document => 255,
+            ResourceKind::Style | ResourceKind::Script | ResourceKind::AsyncScript => 24,
+            ResourceKind::Font => 16,
+            ResourceKind::Image => 8,
+        },
+        Browser::FirefoxH2 => match kind {
+            ResourceKind::Document | ResourceKind::Style | ResourceKind::Script | ResourceKind::AsyncScript => 22,
+            ResourceKind::Font => 32,
+            ResourceKind::Image => 12,
+        },
+        Browser::ChromiumH2 | Browser::ChromiumH3 => match urgency(kind) {
+            // 256, of which FStream allows 255.
+            0 => 255,
+            1 => 220,
+            2 => 183,
+            _ => 147,
+        },
+    }
+}
+
+/// Returns a weight with about the same effect as the browser's priority, for estimates that know weights only. For Firefox's images and
+/// fonts it is their share beside one leader.
+pub(super) fn share(browser: Browser, kind: ResourceKind) -> u32 {
+    match browser {
+        Browser::Safari => priority(browser, kind),
+        Browser::FirefoxH2 => match group(kind) {
+            Group::Followers => Group::Leaders.weight() / 23,
+            group => group.weight(),
+        },
+        Browser::ChromiumH2 | Browser::ChromiumH3 => LEVEL.pow(3 - u32::from(urgency(kind))),
+    }
+}
+
+/// Returns the weight of an earlier stream in the estimate for a later one. An earlier stream that is sent first counts as more urgent.
+pub(super) fn share_before(browser: Browser, earlier: ResourceKind, kind: ResourceKind) -> u32 {
+    let share = share(browser, earlier);
+    let goes_first = !signal(browser, earlier).is_incremental && urgency(earlier) == urgency(kind);
+    match browser {
+        Browser::ChromiumH2 | Browser::ChromiumH3 if goes_first => share.saturating_mul(LEVEL),
+        _ => share,
+    }
+}
+
+const fn group(kind: ResourceKind) -> Group {
+    match kind {
+        ResourceKind::Document | ResourceKind::Style | ResourceKind::Script => Group::Leaders,
+        ResourceKind::AsyncScript => Group::Others,
+        ResourceKind::Font | ResourceKind::Image => Group::Followers,
+    }
+}
+
+const fn urgency(kind: ResourceKind) -> u8 {
+    match kind {
+        ResourceKind::Document | ResourceKind::Style | ResourceKind::Font => 0,
+        ResourceKind::Script => 1,
+        ResourceKind::AsyncScript | ResourceKind::Image => 3,
+    }
+}

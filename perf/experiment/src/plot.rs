@@ -1,0 +1,174 @@
+//! Pictures of results: a box plot of latencies for each class, as SVG.
+//!
+//! Drawn by hand: whiskers of `plotters` end 1.5 interquartile ranges beyond the quartiles, measured or not, and so below 0;
+//! these end at the fastest and the slowest. Its lines and boxes lie on whole pixels, these on tenths.
+
+use std::fmt::Write as _;
+
+use instruments::svg::{begin, line, text};
+use plan::{Class, Plan, Scheduler};
+
+use super::{Latencies, Outcome};
+
+const ROW: f64 = 26.0;
+const BOX: f64 = 14.0;
+const NAMES: f64 = 78.0;
+const AXIS: f64 = 250.0;
+const SHARES: f64 = 62.0;
+const PANEL: f64 = NAMES + AXIS + SHARES;
+const TITLE: f64 = 58.0;
+const HEAD: f64 = 34.0;
+const FOOT: f64 = 50.0;
+const PANELS_ABREAST: usize = 3;
+
+const OURS: &str = "#4878a8";
+const OTHERS: &str = "#a0a0a0";
+const DEADLINE: &str = "#c0392b";
+
+/// Renders outcomes of a plan: a panel for each class, a row for each scheduler.
+#[must_use]
+pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
+    let panel_height = HEAD + ROW * outcomes.len() as f64 + FOOT;
+    let abreast = plan.classes.len().min(PANELS_ABREAST);
+    let width = PANEL * abreast as f64 + 20.0;
+    let height = TITLE + panel_height * plan.classes.len().div_ceil(abreast) as f64 + 30.0;
+    let title = format!("{}: {}", plan.name, plan.title);
+    let conditions = format!(
+        "variant {}; {}, {}; {} requests, {} repetitions from seed {}",
+        plan.variant, plan.network, plan.congestion, plan.workload.requests, plan.repetitions, plan.seed
+    );
+    let mut svg = begin((width, height), &title, &conditions);
+    for (index, class) in plan.classes.iter().enumerate() {
+        let (column, row) = (index % abreast, index / abreast);
+        let (left, top) = (10.0 + PANEL * column as f64, TITLE + panel_height * row as f64);
+        _ = writeln!(svg, "<g transform=\"translate({left} {top})\">");
+        panel(&mut svg, class, index, outcomes);
+        svg += "</g>\n";
+    }
+    legend(&mut svg, height - 14.0);
+    svg + "</svg>\n"
+}
+
+/// One class: its schedulers below each other over one axis of time.
+fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
+    let latencies: Vec<_> = outcomes.iter().map(|outcome| outcome.latencies(index)).collect();
+    let longest = latencies.iter().filter_map(Latencies::longest_completed_ms).fold(1.0, f64::max);
+    let deadline_ms = class.deadline_ms.map(|ms| ms as f64);
+    let step_ms = step(longest.max(deadline_ms.unwrap_or(0.0)) * 1.02);
+    let end_ms = (longest.max(deadline_ms.unwrap_or(0.0)) * 1.02 / step_ms).ceil() * step_ms;
+    let x = |ms: f64| NAMES + ms / end_ms * AXIS;
+    let bottom = HEAD + ROW * outcomes.len() as f64;
+
+    let heading = format!("{}, {} bytes", class.name, class.bytes);
+    text(svg, (NAMES, 18.0), "start", "font-weight=\"bold\"", &heading);
+    for tick in 0..=(end_ms / step_ms).round() as u32 {
+        let ms = f64::from(tick) * step_ms;
+        line(svg, (x(ms), HEAD), (x(ms), bottom), "stroke=\"#e4e4e4\"");
+        text(svg, (x(ms), bottom + 15.0), "middle", "fill=\"#555\"", &seconds(ms));
+    }
+    line(svg, (NAMES, bottom), (NAMES + AXIS, bottom), "stroke=\"#888\"");
+    text(svg, (NAMES + AXIS / 2.0, bottom + 31.0), "middle", "fill=\"#555\"", "latency in seconds");
+    for (row, (outcome, latencies)) in outcomes.iter().zip(&latencies).enumerate() {
+        let middle = HEAD + ROW * (row as f64 + 0.5);
+        text(svg, (NAMES - 6.0, middle + 4.0), "end", "", outcome.scheduler.name());
+        if let Some(share) = latencies.completion_pct(class.deadline_ms) {
+            text(svg, (NAMES + AXIS + 8.0, middle + 4.0), "start", "", &format!("{share:.0} %"));
+        }
+        let color = if is_baseline(outcome.scheduler) { OTHERS } else { OURS };
+        if latencies.quantile_ms(0.0).is_none() {
+            continue;
+        }
+        // What is infinite is drawn to the end of the axis, where no whisker ends.
+        let at = |share| latencies.quantile_ms(share).map_or(NAMES + AXIS, x);
+        let [min, low, median, high, max] = [0.0, 0.25, 0.5, 0.75, 1.0].map(at);
+        line(svg, (min, middle), (max, middle), &format!("stroke=\"{color}\""));
+        let last = latencies.quantile_ms(1.0).map(x);
+        for end in [Some(min), last].into_iter().flatten() {
+            line(svg, (end, middle - BOX / 4.0), (end, middle + BOX / 4.0), &format!("stroke=\"{color}\""));
+        }
+        let (top, width) = (middle - BOX / 2.0, (high - low).max(1.0));
+        _ = writeln!(
+            svg,
+            "<rect x=\"{low:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{BOX}\" fill=\"{color}\" fill-opacity=\"0.45\" \
+             stroke=\"{color}\"/>"
+        );
+        line(svg, (median, top), (median, top + BOX), "stroke=\"black\" stroke-width=\"2\"");
+    }
+    if let Some(ms) = deadline_ms {
+        line(svg, (x(ms), HEAD - 6.0), (x(ms), bottom), &deadline_stroke());
+    }
+}
+
+fn legend(svg: &mut String, y: f64) {
+    let entries = [
+        (OURS, "scheduled by paced"),
+        (OTHERS, "not scheduled"),
+        (DEADLINE, "deadline; percentages met it"),
+        ("black", "median; boxes: quartiles; whiskers: fastest and slowest; open to the right: never completed"),
+    ];
+    let mut x = 12.0;
+    for (color, meaning) in entries {
+        if color == DEADLINE {
+            line(svg, (x + 7.0, y - 10.0), (x + 7.0, y + 2.0), &deadline_stroke());
+        } else if color == "black" {
+            line(svg, (x + 7.0, y - 10.0), (x + 7.0, y + 2.0), "stroke=\"black\" stroke-width=\"2\"");
+        } else {
+            _ = writeln!(
+                svg,
+                "<rect x=\"{x}\" y=\"{:.1}\" width=\"14\" height=\"10\" fill=\"{color}\" fill-opacity=\"0.45\" stroke=\"{color}\"/>",
+                y - 9.0
+            );
+        }
+        text(svg, (x + 20.0, y), "start", "fill=\"#333\"", meaning);
+        x += 44.0 + 6.2 * meaning.len() as f64;
+    }
+}
+
+fn deadline_stroke() -> String {
+    format!("stroke=\"{DEADLINE}\" stroke-width=\"1.5\" stroke-dasharray=\"5 3\"")
+}
+
+/// A round distance between ticks, such that there are at most six of them up to `end_ms`.
+fn step(end_ms: f64) -> f64 {
+    let rough = end_ms / 6.0;
+    let power = 10_f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= rough).unwrap_or(rough)
+}
+
+fn seconds(ms: f64) -> String {
+    // At most three digits, without zeros at the end.
+    format!("{}", (ms).round() / 1e3)
+}
+
+/// Whether a scheduler is only there to be compared with.
+fn is_baseline(scheduler: Scheduler) -> bool {
+    matches!(scheduler, Scheduler::Plain | Scheduler::TlsN | Scheduler::Tls1) || scheduler.is_of_quic_go()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Run, Sample};
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!([1_000.0, 7_140.0, 10_500.0, 90.0].map(step), [200.0, 2_000.0, 2_000.0, 20.0]);
+        assert_eq!([0.0, 500.0, 2_000.0].map(seconds), ["0", "0.5", "2"]);
+    }
+
+    #[test]
+    fn every_class_has_a_panel_with_its_deadline_and_every_scheduler_a_row_in_it() {
+        let mut plan = Plan::read("thesis-fig7-8").unwrap();
+        plan.title = "a < b & c".to_owned();
+        let samples = (0..3).map(|class| Sample { class, latency_ns: Some(1_500_000_000) }).collect();
+        let runs = vec![Run { samples, ..Run::default() }];
+        let outcomes = [Scheduler::Plain, Scheduler::MlRr].map(|scheduler| Outcome { scheduler, runs: runs.clone() });
+        let svg = plot(&plan, &outcomes);
+        assert!(svg.contains("a &lt; b &amp; c"));
+        for (content, count) in [("realtime-short, 8000 bytes", 1), (">ml-rr<", 3), (">100 %<", 4), (">0 %<", 2)] {
+            assert_eq!(svg.matches(content).count(), count, "{content}");
+        }
+        assert_eq!(svg.matches("stroke-dasharray").count(), 3 + 1, "deadlines, and the legend's");
+        assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
+    }
+}

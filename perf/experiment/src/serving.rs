@@ -1,0 +1,68 @@
+//! Runs [plans of model serving](plan::serving).
+//!
+//! A cell is a workload (of several rates, one of them) under a scheduler of the link, if there is one. In each cell every
+//! policy answers the same requests, for each seed; what a figure is over seeds has an interval. Policies that learn do so
+//! before, from seeds of their own, and several times: a figure of theirs is the mean over their trainings for each
+//! seed, and the least and the most of the trainings' own means stand beside it.
+
+mod answer;
+mod figures;
+mod learn;
+mod link;
+mod pictures;
+mod play;
+mod row;
+mod tables;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use plan::serving::ServingPlan;
+
+use self::{
+    figures::Figures,
+    play::{Cell, Offered},
+    row::ByPolicy,
+};
+pub use self::{pictures::pictures, row::Row, tables::tables};
+
+/// Learns what has to be learned, plays everything, and returns the rows of results, in the order of the plan.
+///
+/// # Errors
+/// There are fewer than two seeds, or no policy of such a name.
+pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
+    ensure!(plan.seeds.evaluations >= 2, "an interval needs at least two seeds");
+    for name in only {
+        let known = plan.policies.iter().any(|policy| policy.name == *name);
+        ensure!(known, "no policy {name} in plan {}", plan.name);
+    }
+    let mut plan = plan.clone();
+    plan.policies.retain(|policy| only.is_empty() || only.contains(&policy.name));
+    let setup = plan.setup();
+    let learned = learn::all(&plan, &setup);
+    let mut rows = Vec::new();
+    // By workload and scheduler, for means over rates.
+    let mut rates: BTreeMap<(usize, usize), (Cell, Vec<ByPolicy>)> = BTreeMap::new();
+    for cell in Cell::all(&plan) {
+        let mut by_policy: ByPolicy = vec![Vec::new(); plan.policies.len()];
+        for seed in plan.seeds.evaluation..plan.seeds.evaluation + plan.seeds.evaluations {
+            let offered = Offered::new(&plan, &setup, &cell, seed);
+            for ((policy, trainings), figures) in plan.policies.iter().zip(&learned).zip(&mut by_policy) {
+                let of_each = trainings.iter().map(|training| {
+                    let answered = offered.answered(&setup, policy, training.clone());
+                    Figures::of(&plan, cell.workload(&plan), &answered)
+                });
+                figures.push(of_each.collect::<Vec<_>>());
+            }
+        }
+        rows.extend(row::of_cell(&plan, &cell, &by_policy));
+        if cell.rate.is_some() {
+            rates.entry((cell.workload, cell.scheduler)).or_insert((cell, Vec::new())).1.push(by_policy);
+        }
+    }
+    rows.extend(rates.values().flat_map(|(cell, by_rate)| row::over_rates(&plan, cell, by_rate)));
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! What policies are before they play: as they are, tuned, or trained.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use plan::serving::{Choose, ServingPlan, Tuned};
+use sched::route::{
+    Policy, Thresholds,
+    serving::{self, Setup},
+    train::double_dqn,
+    tune::cross_entropy,
+};
+
+use super::play::{Cell, Offered, score};
+
+/// Returns for each policy of the plan what it is after each of its trainings; one that learns nothing is itself once.
+///
+/// Trainings run on all cores. Each depends on its own seed only, so their order does not matter.
+pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<Policy>> {
+    let trainings = |choose: &Choose| match choose {
+        Choose::Tuned(recipe) => plan.tuned.get(recipe).map_or(0, |recipe| recipe.trainings),
+        Choose::Dqn(recipe) => plan.dqn.get(recipe).map_or(0, |recipe| recipe.trainings),
+        _ => 1,
+    };
+    // Two policies of one recipe, one of them guarded, are the same before they play.
+    let mut jobs: Vec<(&Choose, u64)> = Vec::new();
+    for policy in &plan.policies {
+        let wanted = (0..trainings(&policy.choose)).map(|training| (&policy.choose, training));
+        for job in wanted {
+            if !jobs.contains(&job) {
+                jobs.push(job);
+            }
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((choose, training)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push(((*choose, *training), learned(plan, setup, choose, *training)));
+        }
+        done
+    };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let done: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a training does not panic")).collect()
+    });
+    let find = |job: (&Choose, u64)| done.iter().find(|(of, _)| *of == job).map(|(_, policy)| policy.clone());
+    let of_policy = |choose| (0..trainings(choose)).filter_map(|training| find((choose, training))).collect();
+    plan.policies.iter().map(|policy| of_policy(&policy.choose)).collect()
+}
+
+fn learned(plan: &ServingPlan, setup: &Setup, choose: &Choose, training: u64) -> Policy {
+    match choose {
+        Choose::Fixed(model) => Policy::Fixed(plan.model(model).unwrap_or_default()),
+        Choose::RoundRobin => Policy::RoundRobin,
+        Choose::LeastLoaded => Policy::LeastLoaded,
+        Choose::Rule(margin) => Policy::Rule { margin: *margin },
+        Choose::Tuned(recipe) => {
+            let tuned = plan.tuned.get(recipe).map(|recipe| tuned(plan, setup, recipe, training));
+            tuned.map_or(Policy::RoundRobin, Policy::Thresholds)
+        }
+        Choose::Dqn(recipe) => {
+            let Some(recipe) = plan.dqn.get(recipe) else { return Policy::RoundRobin };
+            let training = recipe.training(plan.gpus, plan.seeds.training + training);
+            Policy::Dqn(double_dqn(setup, &workloads(plan, &recipe.learns_from), &training).dqn)
+        }
+    }
+}
+
+fn workloads(plan: &ServingPlan, names: &[String]) -> Vec<serving::Workload> {
+    let named = plan.workloads.iter().filter(|workload| names.contains(&workload.name));
+    named.flat_map(|workload| workload.runs()).map(|(_, run)| run).collect()
+}
+
+/// Tunes for the mean score over workloads, each request by its weight. It differs from `sched::route::tune::thresholds` in
+/// the weights, and in the link where there is one: each workload is then played under one of its schedulers, in turns.
+fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Thresholds {
+    let (models, tasks) = (setup.models.len(), setup.classes());
+    let start = Thresholds::uniform(recipe.measure.measure(), models, tasks, 0.9);
+    let deviations = [(models * tasks, 0.2), (models, 0.4), (1, 0.2)];
+    let spread: Vec<f64> = deviations.into_iter().flat_map(|(count, spread)| vec![spread; count]).collect();
+    let cells: Vec<_> =
+        Cell::all(plan).into_iter().filter(|cell| recipe.learns_from.contains(&cell.workload(plan).name)).collect();
+    let schedulers = plan.schedulers().len();
+    let (mut played, mut generation) = (None, 0);
+    let mut offered = Vec::new();
+    let search = recipe.search(plan.seeds.tuning + training);
+    let numbers = cross_entropy(&search, &start.parameters(), &spread, |numbers, seed| {
+        if played != Some(seed) {
+            played = Some(seed);
+            generation += 1;
+            // Cells lie workload by workload, in each rate by rate, and in each rate scheduler by scheduler.
+            let turns = cells.chunks(schedulers).enumerate();
+            let drawn = turns.filter_map(|(at, cells)| cells.get((at + generation) % schedulers));
+            offered = (0..).zip(drawn).map(|(at, cell)| Offered::new(plan, setup, cell, seed ^ at)).collect();
+        }
+        let policy = Policy::Thresholds(start.clone().with_parameters(numbers));
+        let scores = offered.iter().map(|offered| score(plan, &offered.played(setup, policy.clone(), false, false)));
+        scores.sum::<f64>() / offered.len().max(1) as f64
+    });
+    start.with_parameters(&numbers)
+}

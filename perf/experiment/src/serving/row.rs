@@ -1,0 +1,249 @@
+//! Rows of results.
+
+use anyhow::{Context as _, Result};
+use plan::{
+    BASE,
+    serving::{Choose, ServingPlan},
+};
+use sched::route::serving::Interval;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    figures::{Figures, Task},
+    play::Cell,
+};
+
+/// One line of results, but for where it comes from.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+pub struct Row {
+    /// The plan's name.
+    pub plan: String,
+    /// The variant's name.
+    pub variant: String,
+    /// The workload's name.
+    pub workload: String,
+    /// Requests per second, where the workload has several rates; without it, the mean over them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// The link's scheduler, if there is a link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<String>,
+    /// The policy's name.
+    pub policy: String,
+    /// The task's name, or `all`.
+    pub task: String,
+    /// One of [`METRICS`](plan::serving::METRICS), with what it is about: `windows_0.99`, `selected_pct_6.7b`.
+    pub metric: String,
+    /// The mean over seeds; for each seed, over trainings.
+    pub value: f64,
+    /// The 95 % interval over seeds.
+    pub low: f64,
+    /// Its other end.
+    pub high: f64,
+    /// The unit.
+    pub unit: String,
+    /// How many requests, or windows, stand behind it, over all seeds; not counted once more for each training.
+    pub samples: usize,
+    /// The least and the most of the trainings' own means.
+    pub trainings: [f64; 2],
+    /// How many trainings there were.
+    pub training_count: usize,
+    /// What the paper gives, if it does.
+    pub published: Option<f64>,
+    /// The first seed; further ones count up.
+    pub seed: u64,
+    /// How many seeds there were.
+    pub repetitions: u64,
+}
+
+impl Row {
+    /// Reads lines of JSON; what a line says of its origin is left out.
+    ///
+    /// # Errors
+    /// A line is no row; its number is said.
+    pub fn parse_all(text: &str) -> Result<Vec<Self>> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
+    }
+}
+
+/// The runs of a cell: by policy, by seed, by training.
+pub(super) type ByPolicy = Vec<Vec<Vec<Figures>>>;
+
+/// Of one policy in one cell.
+type Runs = [Vec<Figures>];
+
+/// The rows of a cell; `by_policy` has its runs in the order of the plan's policies.
+pub(super) fn of_cell(plan: &ServingPlan, cell: &Cell, by_policy: &[Vec<Vec<Figures>>]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let best = best_alone(plan, by_policy);
+    // Of variants and of each scheduler's rates, what is looked at is their scores: files with everything would be of
+    // megabytes.
+    let whole = plan.variant == BASE;
+    if !whole && cell.rate.is_some() {
+        return rows;
+    }
+    let brief = plan.link.is_some() && cell.rate.is_some();
+    for (policy, runs) in plan.policies.iter().zip(by_policy) {
+        let maker = Maker { plan, cell, rate: cell.rate, policy: &policy.name };
+        let fixed = matches!(policy.choose, Choose::Fixed(_) | Choose::RoundRobin | Choose::LeastLoaded);
+        // What the guard changes is in the scores.
+        let by_task = whole && !fixed && !policy.guarded && plan.link.is_none();
+        let tasks = (0..plan.tasks.len()).filter(|_| by_task).map(Some);
+        for task in std::iter::once(None).chain(tasks) {
+            let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(task).requests).sum();
+            let of_task = |figure: fn(&Task) -> Option<f64>| Values::of(runs, |run| figure(&run.of_task(task)));
+            rows.extend(maker.row(task, "score".to_owned(), "", &of_task(Task::score), samples));
+            if task.is_none() && !brief {
+                rows.extend(maker.row(task, "met_pct".to_owned(), "%", &of_task(Task::met_pct), samples));
+            }
+            for (at, model) in plan.models.iter().enumerate().filter(|_| by_task) {
+                let values = Values::of(runs, |run| run.of_task(task).selected_pct(at));
+                rows.extend(maker.row(task, format!("selected_pct_{}", model.name), "%", &values, samples));
+            }
+        }
+        for (at, threshold) in cell.workload(plan).thresholds.iter().enumerate() {
+            let count = |run: &Figures| Some(run.windows.1.get(at).copied().unwrap_or_default() as f64);
+            let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.windows.0).sum();
+            rows.extend(maker.row(
+                None,
+                format!("windows_{threshold:.2}"),
+                "windows",
+                &Values::of(runs, count),
+                samples,
+            ));
+        }
+        if !matches!(policy.choose, Choose::Fixed(_)) && !brief {
+            rows.extend(maker.over(best.as_deref(), runs));
+        }
+    }
+    rows
+}
+
+/// The rows of a workload's means over its rates, each rate alike; `by_rate` has the runs of each rate.
+pub(super) fn over_rates(plan: &ServingPlan, cell: &Cell, by_rate: &[ByPolicy]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (at, policy) in plan.policies.iter().enumerate() {
+        let maker = Maker { plan, cell, rate: None, policy: &policy.name };
+        for (metric, unit, figure) in
+            [("score", "", Task::score as fn(&Task) -> Option<f64>), ("met_pct", "%", Task::met_pct)]
+        {
+            let of_rates: Vec<_> =
+                by_rate.iter().map(|by_policy| Values::of(&by_policy[at], |run| figure(&run.of_task(None)))).collect();
+            let samples = by_rate.iter().flat_map(|by_policy| &by_policy[at]);
+            let samples = samples.filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(None).requests).sum();
+            rows.extend(maker.row(None, metric.to_owned(), unit, &Values::mean(&of_rates), samples));
+        }
+    }
+    rows
+}
+
+/// For each seed, for each training.
+#[derive(Clone, Debug)]
+struct Values(Vec<Vec<f64>>);
+
+impl Values {
+    /// Leaves out seeds for which there is nothing that the figure could be about.
+    fn of(runs: &Runs, figure: impl Fn(&Figures) -> Option<f64>) -> Self {
+        Self(runs.iter().filter_map(|of_seed| of_seed.iter().map(&figure).collect()).collect())
+    }
+
+    /// The mean of several, seed by seed and training by training; nothing if some have fewer seeds than others.
+    fn mean(several: &[Self]) -> Self {
+        if several.windows(2).any(|pair| pair[0].0.len() != pair[1].0.len()) {
+            return Self(Vec::new());
+        }
+        let mut sum = several.first().map_or(Vec::new(), |first| first.0.clone());
+        for other in several.iter().skip(1) {
+            for (sum, other) in sum.iter_mut().zip(&other.0) {
+                sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
+            }
+        }
+        sum.iter_mut().flatten().for_each(|value| *value /= several.len().max(1) as f64);
+        Self(sum)
+    }
+
+    fn by_seed(&self) -> Vec<f64> {
+        self.0.iter().map(|of_seed| mean(of_seed)).collect()
+    }
+
+    /// The least and the most of the trainings' means over seeds, and how many trainings there were.
+    fn trainings(&self) -> ([f64; 2], usize) {
+        let count = self.0.first().map_or(0, Vec::len);
+        let means = (0..count).map(|at| {
+            let of_training: Vec<_> = self.0.iter().filter_map(|of_seed| of_seed.get(at)).copied().collect();
+            mean(&of_training)
+        });
+        let (least, most) =
+            means.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), mean| (least.min(mean), most.max(mean)));
+        ([least, most], count)
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The values by seed of the model alone whose mean is highest.
+fn best_alone(plan: &ServingPlan, by_policy: &[Vec<Vec<Figures>>]) -> Option<Vec<f64>> {
+    let alone = plan.policies.iter().zip(by_policy).filter(|(policy, _)| matches!(policy.choose, Choose::Fixed(_)));
+    alone
+        .map(|(_, runs)| Values::of(runs, Figures::score).by_seed())
+        .max_by(|one, other| mean(one).total_cmp(&mean(other)))
+}
+
+/// Makes rows of a policy in a cell.
+struct Maker<'a> {
+    plan: &'a ServingPlan,
+    cell: &'a Cell,
+    rate: Option<f64>,
+    policy: &'a str,
+}
+
+impl Maker<'_> {
+    /// Makes none where fewer than two seeds have something to say.
+    fn row(&self, task: Option<usize>, metric: String, unit: &str, values: &Values, samples: usize) -> Option<Row> {
+        let Self { plan, cell, rate, policy } = *self;
+        (values.0.len() >= 2).then_some(())?;
+        let Interval { mean, low, high } = Interval::of(&values.by_seed());
+        let (trainings, training_count) = values.trainings();
+        let workload = &cell.workload(plan).name;
+        let scheduler = plan.schedulers().get(cell.scheduler).copied().flatten();
+        let wanted = rate.is_none() && task.is_none();
+        Some(Row {
+            plan: plan.name.clone(),
+            variant: plan.variant.clone(),
+            workload: workload.clone(),
+            rate,
+            scheduler: scheduler.map(|scheduler| scheduler.name().to_owned()),
+            policy: policy.to_owned(),
+            task: task.and_then(|task| plan.tasks.get(task)).map_or("all", |task| &task.name).to_owned(),
+            published: plan.published(workload, scheduler, policy, &metric).filter(|_| wanted),
+            metric,
+            value: rounded(mean),
+            low: rounded(low),
+            high: rounded(high),
+            unit: unit.to_owned(),
+            samples,
+            trainings: trainings.map(rounded),
+            training_count,
+            seed: plan.seeds.evaluation,
+            repetitions: plan.seeds.evaluations,
+        })
+    }
+
+    /// What a policy has above the best model alone, seed by seed.
+    fn over(&self, best: Option<&[f64]>, runs: &Runs) -> Option<Row> {
+        let mut values = Values::of(runs, Figures::score);
+        for (of_seed, best) in values.0.iter_mut().zip(best?) {
+            of_seed.iter_mut().for_each(|value| *value -= best);
+        }
+        let samples = runs.iter().filter_map(|of_seed| of_seed.first()).map(|run| run.of_task(None).requests).sum();
+        self.row(None, "over_best_model".to_owned(), "", &values, samples)
+    }
+}
+
+/// Rounds to what results have to say, so that files stay readable.
+fn rounded(value: f64) -> f64 {
+    (value * 1e5).round() / 1e5
+}

@@ -1,0 +1,96 @@
+use plan::Any;
+
+use super::*;
+
+/// A plan of the project, made as small as can be.
+fn tiny(name: &str) -> ServingPlan {
+    let Any::Serving(mut plan) = Any::read(name).unwrap() else { panic!("{name} is no plan of model serving") };
+    plan.seeds.evaluations = 2;
+    for workload in &mut plan.workloads {
+        use plan::serving::Arrivals;
+        match &mut workload.arrivals {
+            Arrivals::Stable { rates, duration_s } => (*rates, *duration_s) = (vec![1.0, 12.0], 10.0),
+            Arrivals::Bursts { requests, .. } => *requests = 60,
+            Arrivals::Diurnal { duration_s, .. } | Arrivals::Spikes { duration_s, .. } => *duration_s = 10.0,
+        }
+    }
+    for recipe in plan.tuned.values_mut() {
+        (recipe.generations, recipe.candidates, recipe.elites, recipe.trainings) = (2, 4, 2, 2);
+    }
+    for recipe in plan.dqn.values_mut() {
+        (recipe.updates, recipe.warm_up, recipe.trainings) = (20, 50, 1);
+        recipe.hidden = vec![4];
+    }
+    *plan
+}
+
+#[test]
+fn every_policy_has_rows_in_every_cell_and_a_run_repeats_them() {
+    for name in plan::names().unwrap() {
+        let Ok(Any::Serving(_)) = Any::read(&name) else { continue };
+        let plan = tiny(&name);
+        let rows = run(&plan, &[]).unwrap();
+        assert_eq!(rows, run(&plan, &[]).unwrap());
+        for policy in &plan.policies {
+            for cell in Cell::all(&plan) {
+                let workload = &cell.workload(&plan).name;
+                let score = rows.iter().find(|row| {
+                    (&row.policy, &row.workload, row.rate) == (&policy.name, workload, cell.rate)
+                        && (row.task.as_str(), row.metric.as_str()) == ("all", "score")
+                });
+                let score = score.unwrap_or_else(|| panic!("{name}: no score of {} in {workload}", policy.name));
+                assert!(score.low <= score.value && score.value <= score.high && score.samples > 0, "{score:?}");
+            }
+        }
+        let text: String = rows.iter().map(|row| serde_json::to_string(row).unwrap() + "\n").collect();
+        assert_eq!(Row::parse_all(&text).unwrap(), rows, "rows are read as they are written");
+        let tables = tables(&rows);
+        assert!(plan.policies.iter().all(|policy| tables.contains(&policy.name)), "{tables}");
+        assert!(pictures(&rows).iter().all(|(_, svg)| svg.ends_with("</svg>\n") && !svg.contains("NaN")));
+    }
+}
+
+#[test]
+fn a_policy_alone_is_what_it_is_among_others() {
+    let plan = tiny("routing-fig4-6");
+    let (all, alone) = (run(&plan, &[]).unwrap(), run(&plan, &["rule".to_owned()]).unwrap());
+    let scores = |rows: &[Row]| -> Vec<f64> {
+        rows.iter().filter(|row| row.policy == "rule" && row.metric == "score").map(|row| row.value).collect()
+    };
+    assert_eq!(scores(&all), scores(&alone));
+    let message = run(&plan, &["no-such".to_owned()]).unwrap_err().to_string();
+    assert!(message.contains("no-such"), "{message}");
+}
+
+#[test]
+fn tables_say_which_goals_are_met() {
+    let plan = tiny("routing-fig4-6");
+    let mut rows = run(&plan, &[]).unwrap();
+    for row in &mut rows {
+        if row.metric == "over_best_model" && row.policy == "rule" {
+            (row.value, row.low, row.high) = (0.02, 0.01, 0.03);
+        }
+        if row.metric == "over_best_model" && row.policy == "tuned" {
+            (row.value, row.low, row.high) = (-0.02, -0.03, -0.01);
+        }
+    }
+    let tables = tables(&rows);
+    let line = |start: &str| tables.lines().find(|line| line.starts_with(start) && line.contains(": ")).unwrap();
+    assert!(line("| rule |").contains("met: +0.020 at 1") && line("| rule |").contains("1, 12"), "{tables}");
+    assert!(line("| tuned |").contains("failed: -0.020 at 1"), "{tables}");
+}
+
+#[test]
+fn nothing_is_reported_on_what_was_learned_from() {
+    let mut checked = 0;
+    for name in plan::names().unwrap() {
+        let Ok(Any::Serving(plan)) = Any::read(&name) else { continue };
+        let results =
+            std::fs::read_to_string(format!("{}/../results/{name}.json", env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let rows = Row::parse_all(&results).unwrap();
+        let learned = plan.seeds.tuning..plan.seeds.training + 100;
+        assert!(rows.iter().all(|row| row.seed == plan.seeds.evaluation && !learned.contains(&row.seed)), "{name}");
+        checked += 1;
+    }
+    assert!(checked >= 3);
+}

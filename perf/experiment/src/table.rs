@@ -1,0 +1,314 @@
+//! Results for people, made of rows and of nothing else.
+
+use std::fmt::Write as _;
+
+use plan::{Class, Plan, Scheduler};
+
+use super::Row;
+
+/// What became of requests, in the order of the columns, with their decimals.
+const REQUESTS: [(&str, &str, usize); 5] = [
+    ("completion_pct", "deadline met", 1),
+    ("latency_mean_ms", "mean", 0),
+    ("latency_p50_ms", "p50", 0),
+    ("latency_p95_ms", "p95", 0),
+    ("latency_max_ms", "max", 0),
+];
+
+/// Renders the rows of a variant as Markdown: a table for each class, and one for what concerns all. Behind ± stands half of
+/// the 95 % interval over repetitions, and in brackets what the paper gives.
+#[must_use]
+pub fn table(plan: &Plan, rows: &[Row]) -> String {
+    let Plan { name, variant, title, .. } = plan;
+    let mut text = format!("{name} ({variant}): {title}\n");
+    text += &tables(plan, rows);
+    text
+}
+
+/// The same without the title.
+#[must_use]
+pub fn tables(plan: &Plan, rows: &[Row]) -> String {
+    let mut text = String::new();
+    if let Some(row) = rows.first() {
+        let times = if row.repetitions == 1 { "once" } else { &format!("{} repetitions", row.repetitions) };
+        _ = writeln!(text, "{}; {}; {times} from seed {}", row.network, row.congestion, row.seed);
+    }
+    for Class { name, bytes, deadline_ms, .. } in &plan.classes {
+        let of_class: Vec<_> = rows.iter().filter(|row| row.class == *name).collect();
+        let within = deadline_ms.map_or(String::new(), |ms| format!(", deadline {ms} ms"));
+        let heading = format!("\n{name}: {bytes} bytes{within}\n\n");
+        let (requests, others): (Vec<_>, Vec<_>) = of_class.into_iter().partition(|row| is_of_requests(row));
+        if !requests.is_empty() {
+            text += &heading;
+            text += &of_requests(&requests, deadline_ms.is_some());
+        }
+        if !others.is_empty() {
+            text += &heading;
+            text += &of_figures(&others);
+        }
+    }
+    let all: Vec<_> = rows.iter().filter(|row| row.class == "all" && row.metric != "manage_ms").collect();
+    if !all.is_empty() {
+        text += "\nall classes\n\n";
+        text += &of_figures(&all);
+    }
+    text
+}
+
+/// What curves of tunnels are drawn of, and what it is.
+const CURVES: [(&str, &str); 15] = [
+    ("total_ms", "time from the first packet of an inner connection to the last byte of the last object"),
+    ("fairness", "Jain's index of what connections get while all of them send: 1 if all get the same"),
+    ("least_of_most_pct", "what the connection with the least gets of what the one with the most gets"),
+    ("wire_kb", "bytes of frames on the link between client and relay, both directions"),
+    ("wire_over_no_proxy_pct", "the same beyond those without a proxy"),
+    ("server_packets", "packets that the server sent"),
+    ("lost_packets", "of these, the ones that it took for lost"),
+    ("dropped_packets", "packets that found the link's queue full, both directions"),
+    ("tunnel_lost_packets", "packets of the tunnel's connection that the relay took for lost"),
+    ("relay_dropped_packets", "payloads that found their queue at the relay full"),
+    ("rtt_mean_ms", "round trips of inner connections as the server saw them, mean"),
+    ("power", "goodput by mean round trip (Kleinrock's power): more is better"),
+    ("relay_queue_mean_kb", "what waited at the relay, mean over time"),
+    ("relay_queue_peak_kb", "the same at most"),
+    ("relay_held_peak_kb", "the same with what streams may have to send again, at most"),
+];
+
+/// Renders all variants of a plan of tunnels: a table for each figure, with a line for each variant and a column for each mode. The
+/// last line of time and of power is the geometric mean over the variants in which every mode has sent everything.
+#[must_use]
+pub fn curves(plan: &Plan, rows: &[Row]) -> String {
+    let variants: Vec<&str> = plan.variants().filter(|name| rows.iter().any(|row| row.variant == *name)).collect();
+    let all: Vec<_> = rows.iter().collect();
+    let modes = schedulers(&all);
+    let find = |variant: &str, mode: Scheduler, metric: &str| {
+        rows.iter().find(|row| row.variant == variant && row.scheduler == mode && row.metric == metric)
+    };
+    let is_whole = |variant: &&str| {
+        let whole =
+            |mode: &Scheduler| find(variant, *mode, "completion_pct").is_some_and(|row| row.value == Some(100.0));
+        modes.iter().all(whole)
+    };
+    let mut text = String::new();
+    if let Some(row) = rows.first() {
+        _ = writeln!(
+            text,
+            "base: {}; {}; {} repetitions from seed {}",
+            row.network, row.congestion, row.repetitions, row.seed
+        );
+    }
+    for (metric, what) in CURVES.into_iter().filter(|(metric, _)| rows.iter().any(|row| row.metric == *metric)) {
+        let names = modes.iter().map(|mode| mode.name().to_owned());
+        let head: Vec<_> = std::iter::once("variant".to_owned()).chain(names).collect();
+        let line = |variant: &&str| {
+            let cells = modes.iter().map(|mode| match metric {
+                "total_ms" if !is_of_all(find(variant, *mode, "completion_pct")) => "never".to_owned(),
+                _ => cell(find(variant, *mode, metric), 2),
+            });
+            std::iter::once((*variant).to_owned()).chain(cells).collect::<Vec<_>>()
+        };
+        let mut lines: Vec<_> = variants.iter().map(line).collect();
+        if matches!(metric, "total_ms" | "power") {
+            let mean = |mode: &Scheduler| {
+                let whole = variants.iter().filter(|variant| is_whole(variant));
+                let values: Vec<f64> =
+                    whole.filter_map(|variant| find(variant, *mode, metric)?.value).map(f64::ln).collect();
+                let mean = (values.iter().sum::<f64>() / values.len().max(1) as f64).exp();
+                if mean < 1_000.0 { format!("{mean:.2}") } else { format!("{mean:.0}") }
+            };
+            lines.push(std::iter::once("geometric mean".to_owned()).chain(modes.iter().map(mean)).collect());
+        }
+        _ = write!(text, "\n{metric}: {what}\n\n{}", markdown(&head, &lines));
+    }
+    if plan.classes.len() > 1 {
+        text += &shares(plan, rows, &variants, &modes);
+    }
+    text
+}
+
+/// What the connections of each class get while all of them send.
+fn shares(plan: &Plan, rows: &[Row], variants: &[&str], modes: &[Scheduler]) -> String {
+    let names = modes.iter().map(|mode| mode.name().to_owned());
+    let head: Vec<_> = ["variant".to_owned(), "class".to_owned()].into_iter().chain(names).collect();
+    let line = |variant: &str, class: &str| {
+        let find = |mode: &Scheduler| {
+            let metric = "shared_goodput_mbit";
+            let of = |row: &&Row| {
+                (row.variant.as_str(), row.class.as_str(), row.metric.as_str()) == (variant, class, metric)
+            };
+            cell(rows.iter().filter(|row| row.scheduler == *mode).find(of), 2)
+        };
+        [variant.to_owned(), class.to_owned()].into_iter().chain(modes.iter().map(find)).collect::<Vec<_>>()
+    };
+    let of_variant = |variant: &&str| plan.classes.iter().map(|class| line(variant, &class.name)).collect::<Vec<_>>();
+    let lines: Vec<_> = variants.iter().flat_map(of_variant).collect();
+    format!("\nshared_goodput_mbit: what connections get while all of them send\n\n{}", markdown(&head, &lines))
+}
+
+fn is_of_all(completion: Option<&Row>) -> bool {
+    completion.is_none_or(|row| row.value == Some(100.0))
+}
+
+/// Renders what managing streams cost, if rows say so.
+#[must_use]
+pub fn queues(rows: &[Row]) -> String {
+    let managed = rows.iter().filter(|row| row.metric == "manage_ms");
+    let cells: Vec<_> = managed.map(|row| vec![row.variant.clone(), cell(Some(row), 3)]).collect();
+    if cells.is_empty() {
+        String::new()
+    } else {
+        markdown(&["queue".to_owned(), "managing streams".to_owned()], &cells)
+    }
+}
+
+fn is_of_requests(row: &Row) -> bool {
+    REQUESTS.iter().any(|(metric, ..)| *metric == row.metric)
+}
+
+fn of_requests(rows: &[&Row], has_deadline: bool) -> String {
+    let met = if has_deadline { "deadline met" } else { "completed" };
+    let head = ["scheduler", met].into_iter().chain(REQUESTS[1..].iter().map(|(_, heading, _)| *heading));
+    let line = |scheduler: Scheduler| {
+        let find = |metric| rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied();
+        let cells = REQUESTS.iter().map(|(metric, _, decimals)| cell(find(*metric), *decimals));
+        std::iter::once(scheduler.name().to_owned()).chain(cells).collect()
+    };
+    markdown(&head.map(str::to_owned).collect::<Vec<_>>(), &schedulers(rows).into_iter().map(line).collect::<Vec<_>>())
+}
+
+/// Whatever there is more of, schedulers or metrics, goes down.
+fn of_figures(rows: &[&Row]) -> String {
+    let schedulers = schedulers(rows);
+    let mut metrics: Vec<&str> = Vec::new();
+    for row in rows {
+        if !metrics.contains(&row.metric.as_str()) {
+            metrics.push(&row.metric);
+        }
+    }
+    let find = |scheduler: Scheduler, metric: &str| {
+        cell(rows.iter().find(|row| row.scheduler == scheduler && row.metric == metric).copied(), 2)
+    };
+    let names = schedulers.iter().map(|scheduler| scheduler.name().to_owned());
+    let titles = metrics.iter().map(|metric| (*metric).to_owned());
+    if schedulers.len() >= metrics.len() {
+        let head: Vec<_> = std::iter::once("scheduler".to_owned()).chain(titles).collect();
+        let line = |scheduler: &Scheduler| {
+            let cells = metrics.iter().map(|metric| find(*scheduler, metric));
+            std::iter::once(scheduler.name().to_owned()).chain(cells).collect()
+        };
+        return markdown(&head, &schedulers.iter().map(line).collect::<Vec<_>>());
+    }
+    let head: Vec<_> = std::iter::once("figure".to_owned()).chain(names).collect();
+    let line = |metric: &&str| {
+        let cells = schedulers.iter().map(|scheduler| find(*scheduler, metric));
+        std::iter::once((*metric).to_owned()).chain(cells).collect()
+    };
+    markdown(&head, &metrics.iter().map(line).collect::<Vec<_>>())
+}
+
+/// In the order of the rows.
+fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
+    let mut schedulers = Vec::new();
+    for row in rows {
+        if !schedulers.contains(&row.scheduler) {
+            schedulers.push(row.scheduler);
+        }
+    }
+    schedulers
+}
+
+/// A value with half of its interval, and what the paper gives. A value that is infinite reads `never`.
+fn cell(row: Option<&Row>, decimals: usize) -> String {
+    let Some(row) = row else { return "–".to_owned() };
+    let Some(value) = row.value else { return "never".to_owned() };
+    // Large values need no decimals, whatever they are.
+    let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
+    let mut text = format!("{value:.decimals$}");
+    if let (Some(low), Some(high)) = (row.low, row.high) {
+        _ = write!(text, " ± {:.decimals$}", (high - low) / 2.0);
+    }
+    _ = write!(text, " {}", row.unit);
+    if let Some(published) = row.published {
+        _ = write!(text, " ({published})");
+    }
+    text.trim_end().to_owned()
+}
+
+/// Renders a table whose columns have the width of their widest cell; all but the first are aligned right.
+#[must_use]
+pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    for (index, row) in std::iter::once(head).chain(rows.iter().map(Vec::as_slice)).enumerate() {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            _ = if column == 0 { write!(text, "| {cell:<width$} ") } else { write!(text, "| {cell:>width$} ") };
+        }
+        text += "|\n";
+        if index == 0 {
+            let rule = |(column, width): (usize, &usize)| match column {
+                0 => "-".repeat(width + 2),
+                _ => "-".repeat(width + 1) + ":",
+            };
+            _ = writeln!(text, "|{}|", widths.iter().enumerate().map(rule).collect::<Vec<_>>().join("|"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Outcome, Run, Sample};
+    use instruments::origin::Origin;
+
+    #[test]
+    fn what_the_paper_gives_stands_beside_what_was_measured() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let samples = vec![
+            Sample { class: 0, latency_ns: Some(400_000_000) },
+            Sample { class: 0, latency_ns: Some(1_200_000_000) },
+            Sample { class: 1, latency_ns: None },
+        ];
+        let run = Run { samples, total_ns: 2_000_000_000, ..Run::default() };
+        let origin = Origin::of_this_run("lab").unwrap();
+        let cells = |runs: Vec<Run>| {
+            let text = table(&plan, &Outcome { scheduler: Scheduler::Abs, runs }.rows(&plan, &origin));
+            let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+            text.lines().filter(|line| line.starts_with("| abs")).map(cells).collect::<Vec<_>>()
+        };
+        let rows = cells(vec![run.clone()]);
+        assert_eq!(rows[0][1..7], ["abs", "50.0 % (100)", "800 ms", "800 ms", "1160 ms", "1200 ms"]);
+        assert_eq!(rows[1][1..7], ["abs", "0.0 %", "never", "never", "never", "never"]);
+        assert_eq!(rows[2][1..3], ["abs", "2000 ms"], "nothing was measured of the third class");
+        let twice = cells(vec![run.clone(), run]);
+        assert_eq!(twice[0][2..4], ["50.0 ± 0.0 % (100)", "800 ± 0 ms"]);
+    }
+
+    #[test]
+    fn curves_have_a_line_for_each_variant_and_means_leave_out_where_a_mode_never_ends() {
+        let plan = Plan::read("masque-loss").unwrap();
+        let origin = Origin::of_this_run("virtual-network").unwrap();
+        let of = |variant: &str, mode, ms: u64, ended: bool| {
+            let samples = vec![Sample { class: 0, latency_ns: ended.then_some(ms * 1_000_000) }];
+            let run = Run { samples, total_ns: ms * 1_000_000, ..Run::default() };
+            Outcome { scheduler: mode, runs: vec![run] }.rows(&plan.variant(variant).unwrap(), &origin)
+        };
+        let (datagram, stream) = (Scheduler::Datagram, Scheduler::Stream);
+        let mut rows = Vec::new();
+        for (variant, by_datagram, by_stream) in [("base", 100, 200), ("loss-01", 400, 800), ("loss-02", 9_000, 100)] {
+            rows.extend(of(variant, datagram, by_datagram, variant != "loss-02"));
+            rows.extend(of(variant, stream, by_stream, true));
+        }
+        let text = curves(&plan, &rows);
+        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()[1..4].to_vec();
+        let lines: Vec<_> =
+            text.lines().skip_while(|line| !line.starts_with("total_ms")).skip(4).take(4).map(cells).collect();
+        assert_eq!(lines[0], ["base", "100.00 ms", "200.00 ms"]);
+        assert_eq!(lines[2], ["loss-02", "never", "100.00 ms"]);
+        assert_eq!(lines[3], ["geometric mean", "200.00", "400.00"]);
+    }
+}

@@ -1,0 +1,100 @@
+//! How evenly packets leave: trains, gaps, and bytes within a millisecond.
+
+use instruments::load::Figure;
+use lab::capture::Packet;
+
+/// Packets closer than this to the one before them belong to its train (Kempf and others: QUIC Steps, CoNEXT 2025).
+const TRAIN_GAP_NS: u64 = 100_000;
+
+const WINDOW_NS: u64 = 1_000_000;
+
+/// Describes packets by the metrics of results. Shares are of packets, not of trains. Acknowledgements and other packets
+/// that are much smaller than the largest are left out.
+#[must_use]
+pub fn figures(packets: &[Packet]) -> Vec<Figure> {
+    let largest = packets.iter().map(|packet| packet.frame_bytes).max().unwrap_or(0);
+    let packets: Vec<_> = packets.iter().filter(|packet| packet.frame_bytes > largest / 2).collect();
+    let mut gaps_ns: Vec<_> = packets.windows(2).map(|pair| pair[1].at_ns.saturating_sub(pair[0].at_ns)).collect();
+    let trains = if packets.is_empty() { Vec::new() } else { trains(&gaps_ns) };
+    let share = |most: usize| {
+        let within: usize = trains.iter().filter(|len| **len <= most).sum();
+        100.0 * within as f64 / packets.len().max(1) as f64
+    };
+    let shares = [("train_le_1_pct", share(1)), ("train_le_2_pct", share(2)), ("train_le_5_pct", share(5))];
+    gaps_ns.sort_unstable();
+    let gap_us = |share: f64| quantile(&gaps_ns, share) as f64 / 1e3;
+    let gaps = [("gap_p10_us", gap_us(0.1)), ("gap_p50_us", gap_us(0.5)), ("gap_p90_us", gap_us(0.9))];
+    let mut windows = bytes_from_each(&packets);
+    windows.sort_unstable();
+    let figure = |unit| move |(metric, value)| Figure { metric, value, unit };
+    let mut figures: Vec<_> = shares.map(figure("%")).into();
+    figures.extend(gaps.map(figure("µs")));
+    figures.push(Figure { metric: "bytes_in_1ms_p99", value: quantile(&windows, 0.99) as f64, unit: "bytes" });
+    figures
+}
+
+/// The lengths of trains.
+fn trains(gaps_ns: &[u64]) -> Vec<usize> {
+    gaps_ns.split(|gap| *gap >= TRAIN_GAP_NS).map(|within| within.len() + 1).collect()
+}
+
+/// The bytes of the millisecond that each packet begins.
+fn bytes_from_each(packets: &[&Packet]) -> Vec<u64> {
+    let (mut end, mut bytes) = (0, 0_u64);
+    let mut windows = Vec::with_capacity(packets.len());
+    for first in packets {
+        while let Some(packet) = packets.get(end)
+            && packet.at_ns < first.at_ns + WINDOW_NS
+        {
+            bytes += u64::from(packet.frame_bytes);
+            end += 1;
+        }
+        windows.push(bytes);
+        bytes -= u64::from(first.frame_bytes);
+    }
+    windows
+}
+
+fn quantile(sorted: &[u64], share: f64) -> u64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use instruments::load::value;
+
+    fn packets(at_us: &[u64]) -> Vec<Packet> {
+        at_us.iter().map(|us| Packet { at_ns: us * 1_000, frame_bytes: 1_000, destination_port: 1 }).collect()
+    }
+
+    fn of(at_us: &[u64], metric: &str) -> f64 {
+        value(&figures(&packets(at_us)), metric).unwrap()
+    }
+
+    #[test]
+    fn a_train_is_what_follows_within_a_tenth_of_a_millisecond() {
+        let at_us = [0, 500, 510, 700, 710, 720, 820];
+        assert_eq!(trains(&[500_000, 10_000, 190_000, 10_000, 10_000, 100_000]), [1, 2, 3, 1]);
+        assert!((of(&at_us, "train_le_1_pct") - 200.0 / 7.0).abs() < 1e-9);
+        assert!((of(&at_us, "train_le_2_pct") - 400.0 / 7.0).abs() < 1e-9);
+        assert_eq!(of(&at_us, "train_le_5_pct"), 100.0);
+        assert_eq!(of(&[0, 300, 600, 900], "gap_p50_us"), 300.0);
+    }
+
+    #[test]
+    fn bytes_are_counted_in_the_millisecond_from_each_packet_on() {
+        let all = packets(&[0, 400, 999, 1_000, 5_000]);
+        assert_eq!(bytes_from_each(&all.iter().collect::<Vec<_>>()), [3_000, 3_000, 2_000, 1_000, 1_000]);
+        assert_eq!(of(&[0, 400, 999, 1_000, 5_000], "bytes_in_1ms_p99"), 3_000.0);
+    }
+
+    #[test]
+    fn acknowledgements_do_not_count() {
+        let mut all = packets(&[0, 1_000, 2_000]);
+        all.insert(1, Packet { at_ns: 10_000, frame_bytes: 80, destination_port: 1 });
+        assert_eq!(value(&figures(&all), "train_le_1_pct"), Some(100.0));
+        assert!(figures(&[]).iter().all(|figure| figure.value == 0.0));
+    }
+}

@@ -1,0 +1,277 @@
+//! Inner QUIC connections through tunnels, or past them, over the simulated network (Kühlewind et al., EPIQ 2021).
+//!
+//! ```text
+//! inner clients ── edge ══ bottleneck ══ relay ── 25 ms ── server
+//! ```
+//!
+//! Each inner connection has a socket of its own, for which the edge opens a tunnel, and asks the server for an object. Edge and relay
+//! are connected before the clock starts, as they are at an edge that runs; the tunnel is opened when its first payload comes.
+
+mod inner;
+mod network;
+mod relay;
+mod shares;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use edge::form::{self, Experience, Witness};
+use futures::future::join_all;
+use instruments::load::{Figure, value};
+use lab::simulation::CLOCK;
+use masque::{h3::Code, tunnel::Form};
+use plan::{Plan, Scheduler};
+use s2n_quic::provider::io::testing::{self, Handle, Io, primary, spawn, time};
+
+use self::{
+    inner::Watch,
+    network::{Links, Machine, Machines, Wire},
+    relay::{Connected, Seen},
+    shares::Shares,
+};
+use super::{Request, Run, requests};
+
+/// Runs one repetition.
+///
+/// # Errors
+/// An endpoint does not start, or payloads travelled otherwise than the mode says.
+pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
+    let result = Arc::<Mutex<Option<Result<Run>>>>::default();
+    let (machines, wire, slot) = (Machines::default(), Arc::<Wire>::default(), result.clone());
+    let links = Links::new(plan, seed, machines.clone(), wire.clone());
+    let done = move |run: Result<Run>| *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    let world =
+        World { plan: plan.clone(), scheduler, seed, machines, wire, watch: Watch::default(), seen: Seen::default() };
+    let simulation = testing::test_seed(links, seed, |handle| {
+        let handle = handle.clone();
+        primary::spawn(async move { done(world.run(&handle).await) });
+        Ok::<_, Box<dyn std::error::Error>>(())
+    });
+    simulation.map_err(|error| anyhow!("{error}"))?;
+    let run = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    run.context("the simulation ended before its clients")?
+}
+
+/// What passes between the end of an earlier connection and what is measured.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A local address of the edge.
+struct Opened {
+    local: SocketAddr,
+    witness: Arc<Witness>,
+}
+
+/// One repetition.
+struct World {
+    plan: Plan,
+    scheduler: Scheduler,
+    seed: u64,
+    machines: Machines,
+    wire: Arc<Wire>,
+    watch: Watch,
+    seen: Seen,
+}
+
+impl World {
+    async fn run(self, handle: &Handle) -> Result<Run> {
+        let Self { plan, scheduler, machines, wire, watch, seen, .. } = &self;
+        let limit = Duration::from_secs(plan.workload.limit_s);
+        let ends = inner::Ends::new(relay::congestion(plan.tunnel.inner_congestion), limit)?;
+        let server = ends.server(self.inner_io(handle)?, watch.clone())?;
+        let address = server.local_addr()?;
+        machines.add(address, Machine::Server);
+        spawn(inner::serve(server));
+        let requests = requests(plan, self.seed);
+        let mut clients = Vec::new();
+        for request in &requests {
+            let client = ends.client(self.inner_io(handle)?)?;
+            let far_ns = (plan.classes[request.class].client_delay_ms * 1e6) as u64;
+            machines.add_far(client.local_addr()?, Machine::Client, far_ns);
+            clients.push((client, address));
+        }
+        if *scheduler != Scheduler::NoProxy {
+            let tunnels = relay::Ends::new(plan, *scheduler);
+            let toward = tunnels.relay(handle, address, machines, seen)?;
+            let edge = tunnels.edge(handle, &toward, machines)?;
+            let experience = Experience::default();
+            if *scheduler == Scheduler::Auto && plan.tunnel.earlier_bytes > 0 {
+                let client = ends.client(self.inner_io(handle)?)?;
+                machines.add(client.local_addr()?, Machine::Client);
+                let connected = tunnels.connect(&edge, &toward).await?;
+                let through = self.open(handle, &connected, &experience)?;
+                // It may fail, or take too long: then that is what was measured.
+                let came = AtomicU64::new(0);
+                let download = inner::download(&client, through.local, plan.tunnel.earlier_bytes, &came);
+                _ = lab::simulation::within(limit, download).await;
+                through.witness.tell((CLOCK.now_ns)());
+                connected.relay.http().close(Code::NoError);
+                drop(client);
+                time::delay(PAUSE).await;
+            }
+            let connected = tunnels.connect(&edge, &toward).await?;
+            for (_, through) in &mut clients {
+                *through = self.open(handle, &connected, &experience)?.local;
+            }
+        }
+        wire.reset();
+        watch.reset();
+        seen.reset();
+        let began_ns = (CLOCK.now_ns)();
+        let elapsed = || Duration::from_nanos((CLOCK.now_ns)() - began_ns);
+        let shares = Shares::new(requests.iter().map(|request| request.class).collect());
+        let download = |(place, (request, (client, through))): (usize, (&Request, &(s2n_quic::Client, _)))| {
+            let (bytes, through, client) = (plan.classes[request.class].bytes, *through, client.clone());
+            let (shares, elapsed) = (&shares, &elapsed);
+            async move {
+                let download = inner::download(&client, through, bytes, shares.of(place));
+                // What fails or takes too long never came, which is a result.
+                let came = lab::simulation::within(limit, download).await.and_then(Result::ok);
+                shares.ended(elapsed());
+                came.map(|()| elapsed())
+            }
+        };
+        let latencies = join_all(requests.iter().zip(&clients).enumerate().map(download)).await;
+        let mut run = Run::new(plan, &requests, &latencies, elapsed());
+        run.class_figures = shares.of_classes(plan.classes.len());
+        run.figures.extend(shares.of_all());
+        run.figures.extend(self.figures());
+        let goodput_mbit = value(&run.figures, "goodput_mbit").unwrap_or_default();
+        // Where nothing came, there is none.
+        let power = goodput_mbit / (watch.rtt_mean_ms() / 1e3).max(1e-3);
+        run.figures.push(Figure { metric: "power", value: power, unit: "Mbit/s²" });
+        self.judge(latencies.iter().any(Option::is_some))?;
+        Ok(run)
+    }
+
+    /// Opens a local address of the edge, whose first sender gets a tunnel.
+    fn open(&self, handle: &Handle, connected: &Connected, experience: &Experience) -> Result<Opened> {
+        let (socket, local) = relay::socket(handle, &self.machines, Machine::Client)?;
+        let witness = Arc::new(Witness::new(experience.clone(), connected.path.clone()));
+        let (chooses, packets, scheduler) = (witness.clone(), connected.packets.clone(), self.scheduler);
+        let form = move || match scheduler {
+            Scheduler::Datagram | Scheduler::DatagramFcfs => Some(Form::Datagram),
+            Scheduler::Stream | Scheduler::StreamFcfs => Some(Form::Capsule),
+            _ => form::of_auto(&packets, chooses.tell((CLOCK.now_ns)())),
+        };
+        spawn(relay::carry(connected.relay.clone(), socket, form));
+        Ok(Opened { local, witness })
+    }
+
+    fn inner_io(&self, handle: &Handle) -> Result<Io> {
+        // Headers of IPv4 and UDP.
+        let mtu = self.plan.tunnel.inner_packet_bytes + 28;
+        Ok(handle.builder().with_initial_mtu(mtu).with_max_mtu(mtu).build()?)
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let Self { wire, watch, seen, .. } = self;
+        let count = |count: &std::sync::atomic::AtomicU64| count.load(Relaxed) as f64;
+        let mut figures = vec![
+            Figure { metric: "wire_kb", value: count(&wire.bytes) / 1e3, unit: "kB" },
+            Figure { metric: "server_packets", value: watch.packets(), unit: "packets" },
+            Figure { metric: "lost_packets", value: watch.lost(), unit: "packets" },
+            Figure { metric: "timeouts", value: watch.timeouts(), unit: "timeouts" },
+            Figure { metric: "rtt_mean_ms", value: watch.rtt_mean_ms(), unit: "ms" },
+            Figure { metric: "rtt_max_ms", value: watch.rtt_max_ms(), unit: "ms" },
+            Figure { metric: "link_lost_packets", value: count(&wire.lost), unit: "packets" },
+            Figure { metric: "dropped_packets", value: count(&wire.dropped), unit: "packets" },
+        ];
+        if self.scheduler != Scheduler::NoProxy {
+            let path = seen.path();
+            figures.extend([
+                Figure { metric: "tunnel_lost_packets", value: path.lost_packets as f64, unit: "packets" },
+                Figure { metric: "relay_dropped_packets", value: seen.dropped() as f64, unit: "packets" },
+                Figure { metric: "relay_queue_mean_kb", value: seen.queue_mean() / 1e3, unit: "kB" },
+                Figure { metric: "relay_queue_peak_kb", value: seen.queue_peak() / 1e3, unit: "kB" },
+                Figure { metric: "relay_held_peak_kb", value: seen.held_peak() / 1e3, unit: "kB" },
+                Figure { metric: "datagram_payloads", value: seen.datagrams() as f64, unit: "payloads" },
+                Figure { metric: "capsule_payloads", value: seen.capsules() as f64, unit: "payloads" },
+            ]);
+        }
+        figures
+    }
+
+    /// Refuses a run in which payloads did not travel as the mode says.
+    fn judge(&self, any_came: bool) -> Result<()> {
+        let (datagrams, capsules) = (self.seen.datagrams(), self.seen.capsules());
+        let name = self.scheduler.name();
+        match self.scheduler {
+            Scheduler::NoProxy => ensure!(datagrams + capsules == 0, "{name}: something went through a relay"),
+            // Before the client's settings have come, the relay has no other way.
+            Scheduler::Datagram | Scheduler::DatagramFcfs => {
+                ensure!(20 * capsules <= datagrams, "{name}: {capsules} payloads left in capsules");
+            }
+            Scheduler::Stream | Scheduler::StreamFcfs => {
+                ensure!(datagrams == 0, "{name}: {datagrams} payloads left in datagrams");
+            }
+            _ => {}
+        }
+        let relayed = self.scheduler == Scheduler::NoProxy || datagrams + capsules > 0;
+        ensure!(relayed || !any_came, "{name}: objects came, but nothing through the relay");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plan::BASE;
+
+    fn plan(name: &str, variant: &str) -> Plan {
+        let mut plan = Plan::read(name).unwrap().variant(variant).unwrap();
+        plan.classes.iter_mut().for_each(|class| class.bytes = 2_000_000 / plan.workload.requests);
+        plan
+    }
+
+    fn figure(run: &Run, metric: &str) -> f64 {
+        value(&run.figures, metric).unwrap()
+    }
+
+    #[test]
+    fn a_tunnel_of_auto_takes_the_stream_where_packets_are_lost_and_datagrams_where_none_are() {
+        for (variant, capsules) in [(BASE, false), ("loss-02", true), ("loss-05", true)] {
+            let run = run(&plan("masque-loss", variant), Scheduler::Auto, 1).unwrap();
+            let [by_stream, by_datagram] =
+                ["capsule_payloads", "datagram_payloads"].map(|metric| figure(&run, metric) > 100.0);
+            assert_eq!((by_stream, by_datagram), (capsules, !capsules), "{variant}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_overflows_is_no_reason_for_the_stream() {
+        // Slow start loses hundreds of packets here.
+        let mut plan = plan("masque-delay", "delay-100");
+        plan.tunnel.earlier_bytes = 10_000_000;
+        let run = run(&plan, Scheduler::Auto, 1).unwrap();
+        assert!(figure(&run, "datagram_payloads") > 1_000.0 && figure(&run, "capsule_payloads") < 100.0);
+    }
+
+    #[test]
+    fn tunnels_share_alike_whatever_their_round_trips_but_where_the_relay_serves_first_come_first_served() {
+        let plan = Plan::read("masque-rtt").unwrap().variant("outer-bbr").unwrap();
+        let least = |mode| figure(&run(&plan, mode, 1).unwrap(), "least_of_most_pct");
+        let [turns, fcfs] = [Scheduler::Datagram, Scheduler::DatagramFcfs].map(least);
+        assert!(turns > 80.0 && fcfs < 60.0, "{turns:.0} %, {fcfs:.0} %");
+    }
+
+    #[test]
+    fn streams_make_up_for_losses_on_the_way_to_the_relay_and_hide_them_from_the_server() {
+        let plan = plan("masque-loss", "loss-02");
+        let [datagram, stream] = [Scheduler::Datagram, Scheduler::Stream].map(|mode| run(&plan, mode, 1).unwrap());
+        assert!(2 * stream.total_ns < datagram.total_ns);
+        // The server sees none of the link's losses, only what the relay's queue drops while the inner connection starts.
+        let [lost, dropped] = ["lost_packets", "relay_dropped_packets"].map(|metric| figure(&stream, metric));
+        assert_eq!(lost, dropped);
+        assert!(figure(&stream, "link_lost_packets") > 0.0);
+        assert!(figure(&datagram, "lost_packets") > figure(&datagram, "relay_dropped_packets"));
+        assert!(figure(&stream, "rtt_mean_ms") > figure(&datagram, "rtt_mean_ms"));
+        assert!(figure(&stream, "relay_held_peak_kb") > figure(&datagram, "relay_held_peak_kb"));
+    }
+}

@@ -1,0 +1,94 @@
+//! Sending at a rate: how many payloads are due at each tick.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    time::Duration,
+};
+
+use pacing::descriptor::watch;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Ticks of a source: short enough that bursts stay small, long enough that ticking costs next to nothing.
+const TICK: Duration = Duration::from_micros(250);
+
+/// The most ticks that are made up for after a pause: what the generator missed is not sent as one burst.
+const MOST_TICKS: u64 = 8;
+
+/// Says how many payloads are due, tick by tick.
+pub struct Pacer {
+    ticks: Ticks,
+    per_tick: f64,
+    due: f64,
+}
+
+impl Pacer {
+    /// Starts to count at `per_second` payloads a second.
+    ///
+    /// # Errors
+    /// The kernel has no timer for us.
+    pub fn start(per_second: f64) -> io::Result<Self> {
+        Ok(Self { ticks: Ticks::start(TICK)?, per_tick: per_second * TICK.as_secs_f64(), due: 0.0 })
+    }
+
+    /// Waits for the next tick and returns how many payloads are due; may be 0.
+    ///
+    /// # Errors
+    /// The timer failed.
+    pub async fn due(&mut self) -> io::Result<usize> {
+        let ticks = self.ticks.wait().await?.min(MOST_TICKS);
+        self.due += self.per_tick * ticks as f64;
+        let whole = self.due.floor();
+        self.due -= whole;
+        Ok(whole as usize)
+    }
+}
+
+/// A timer of the kernel, because tokio's knows only milliseconds.
+pub struct Ticks(AsyncFd<File>);
+
+impl Ticks {
+    /// Starts to tick.
+    ///
+    /// # Errors
+    /// The kernel has no timer for us.
+    pub fn start(period: Duration) -> io::Result<Self> {
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let period = Timespec { tv_sec: period.as_secs() as i64, tv_nsec: i64::from(period.subsec_nanos()) };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &Itimerspec { it_interval: period, it_value: period })?;
+        Ok(Self(watch(File::from(timer), Interest::READABLE)?))
+    }
+
+    /// Returns how many periods went by since the last call, at least one.
+    ///
+    /// # Errors
+    /// The timer failed.
+    pub async fn wait(&self) -> io::Result<u64> {
+        self.0
+            .async_io(Interest::READABLE, |mut timer| {
+                let mut ticks = [0; 8];
+                timer.read_exact(&mut ticks)?;
+                Ok(u64::from_ne_bytes(ticks))
+            })
+            .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_due_adds_up_to_the_rate_and_fractions_are_not_lost() {
+        let mut pacer = Pacer::start(100.0).unwrap();
+        let started = std::time::Instant::now();
+        let mut sum = 0;
+        while sum < 5 {
+            sum += pacer.due().await.unwrap();
+        }
+        assert!(started.elapsed() >= Duration::from_millis(49), "five payloads take 50 ms at 100 a second");
+    }
+}

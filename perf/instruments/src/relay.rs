@@ -1,0 +1,293 @@
+//! Relays under test: where they listen, and the ones that are started here as processes.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use lab::site::Site;
+use quic::tls;
+use rustls_pki_types::{CertificateDer, pem::PemObject as _};
+use serde::Deserialize;
+
+use crate::process::{self, Process};
+
+/// The core of relays; generator and target have [`GENERATOR_CORE`].
+pub const RELAY_CORE: usize = 0;
+
+/// The core of the generator.
+pub const GENERATOR_CORE: usize = 1;
+
+/// How long a relay may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Which relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// The one of this project, from the folder of this program.
+    Paced,
+    /// The peer on quic-go in `perf/peers/quic-go-relay`.
+    QuicGo,
+}
+
+impl Kind {
+    /// The name in tables and results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Paced => "paced",
+            Self::QuicGo => "quic-go",
+        }
+    }
+
+    /// What allocates the relay's memory.
+    #[must_use]
+    pub fn allocator(self) -> &'static str {
+        match self {
+            Self::Paced => "glibc malloc",
+            Self::QuicGo => "Go runtime",
+        }
+    }
+}
+
+/// A relay as its clients know it, and as a process on this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Relay {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// SHA-256 of its certificate.
+    pub fingerprint: [u8; 32],
+    /// The process, whose CPU time and memory are read.
+    pub process: Process,
+}
+
+impl Relay {
+    /// The relay of a site, as its clients know it in IPv4.
+    ///
+    /// # Errors
+    /// Its certificate is gone.
+    pub fn of(site: &Site) -> Result<Self> {
+        let certificate = CertificateDer::from_pem_file(site.path("relay.pem"))?;
+        let address = (site.chain.access.far.v4, HTTPS).into();
+        Ok(Self { address, fingerprint: tls::fingerprint(&certificate), process: Process { pid: site.relay.id() } })
+    }
+
+    /// What it is called in its template: relays on loopback have a name, those of sites do not.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        match self.address {
+            address if address.ip().is_loopback() => format!("localhost:{}", address.port()),
+            address if address.port() == HTTPS => address.ip().to_string(),
+            address => address.to_string(),
+        }
+    }
+}
+
+/// The port that a template leaves out, where relays of sites listen.
+pub const HTTPS: u16 = 443;
+
+/// A relay that was started here, and ends with this.
+pub struct Started {
+    /// The relay.
+    pub relay: Relay,
+    child: Child,
+    /// Configuration, certificate and such.
+    folder: PathBuf,
+}
+
+impl Started {
+    /// Starts a relay on a free port of loopback and on [`RELAY_CORE`], and waits until it serves.
+    ///
+    /// # Errors
+    /// Its program is missing ([`program`] tells before), or it does not start.
+    pub fn start(kind: Kind) -> Result<Self> {
+        let program = program(kind)?;
+        match kind {
+            Kind::Paced => on_relay_core(|| start_paced(&program, UNLIMITED_REQUESTS)),
+            Kind::QuicGo => on_relay_core(|| start_quic_go(&program)),
+        }
+        .with_context(|| format!("failed to start {}", kind.name()))
+    }
+
+    /// Starts an older build of paced in the same way, which knows only keys that have always been there.
+    ///
+    /// # Errors
+    /// As [`Started::start`].
+    pub fn paced(program: &Path) -> Result<Self> {
+        on_relay_core(|| start_paced(program, ""))
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // It is ours and not waited for yet, so the ID is still its own.
+        _ = self.child.kill();
+        _ = self.child.wait();
+        _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Returns the program of a relay, as far as it was built: paced beside this program, or the [`peer`].
+///
+/// # Errors
+/// It is not there; says how to build it.
+pub fn program(kind: Kind) -> Result<PathBuf> {
+    match kind {
+        Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
+        Kind::QuicGo => peer("quic-go-relay", QUIC_GO_BUILD),
+    }
+}
+
+/// What builds the peers on quic-go.
+pub const QUIC_GO_BUILD: &str = "perf/peers/build.sh";
+
+/// Returns a program of `perf/peers`, as far as it was built by a script: in `peers`, beside this program's folder.
+///
+/// # Errors
+/// It is not there; says how to build it.
+pub fn peer(name: &str, by: &str) -> Result<PathBuf> {
+    built(own_folder()?.join("../peers").join(name), by)
+}
+
+fn own_folder() -> Result<PathBuf> {
+    Ok(std::env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn built(path: PathBuf, by: &str) -> Result<PathBuf> {
+    ensure!(path.exists(), "{} is missing: {by} makes it", path.display());
+    Ok(path)
+}
+
+/// Starts something on [`RELAY_CORE`], and goes on on [`GENERATOR_CORE`].
+fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
+    process::bind_to_core(RELAY_CORE)?;
+    let started = start();
+    process::bind_to_core(GENERATOR_CORE)?;
+    started
+}
+
+fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
+    let folder = scratch_folder()?;
+    let identity = tls::development_identity(&folder)?;
+    let fingerprint = identity.chain.first().map(tls::fingerprint).context("no certificate")?;
+    let address = free_address()?;
+    let config = folder.join("paced.toml");
+    fs::write(&config, configuration(address, &folder, unlimited))?;
+    let ready = folder.join("ready");
+    let readiness = UnixDatagram::bind(&ready)?;
+    readiness.set_read_timeout(Some(PATIENCE))?;
+    let child = Command::new(program).args(["run", "--config"]).arg(&config).env("NOTIFY_SOCKET", &ready).spawn()?;
+    let started =
+        Started { relay: Relay { address, fingerprint, process: Process { pid: child.id() } }, child, folder };
+    let mut state = [0; 256];
+    let len = readiness.recv(&mut state).context("it did not become ready")?;
+    ensure!(state[..len].starts_with(b"READY=1"), "it did not become ready");
+    Ok(started)
+}
+
+/// Has `load setup` open as many tunnels a second as it can.
+const UNLIMITED_REQUESTS: &str = "requests_per_second = 1000000";
+
+/// Nothing is asked of clients, only loopback is reached, and no limit is in the way of a benchmark.
+fn configuration(address: SocketAddr, folder: &Path, unlimited: &str) -> String {
+    let folder = folder.display();
+    format!(
+        r#"state_dir = "{folder}"
+[relay]
+listen = ["{address}"]
+certificate = "{folder}/certificate.pem"
+private_key = "{folder}/private-key.pem"
+auth = "none"
+templates = ["https://localhost:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
+[relay.targets]
+allow = ["127.0.0.0/8"]
+unlisted = "deny"
+[relay.limits]
+strangers_percent = 100
+strangers_per_prefix = 100000
+stranger_seconds = 600
+tunnels_per_connection = 20000
+tunnels_per_user = 100000
+{unlimited}
+[log]
+level = "error"
+"#,
+        port = address.port(),
+    )
+}
+
+fn start_quic_go(program: &Path) -> Result<Started> {
+    let folder = scratch_folder()?;
+    let listen = free_address()?.to_string();
+    let mut child = Command::new(program).args(["-listen", &listen]).stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take();
+    let process = Process { pid: child.id() };
+    let relay = Relay { address: listen.parse()?, fingerprint: [0; 32], process };
+    let mut started = Started { relay, child, folder };
+    let mut line = String::new();
+    BufReader::new(stdout.context("no output")?).read_line(&mut line)?;
+    #[derive(Deserialize)]
+    struct Ready {
+        certificate_sha256: String,
+    }
+    let ready: Ready = serde_json::from_str(&line).context("it said nothing that makes sense")?;
+    started.relay.fingerprint = parse_fingerprint(&ready.certificate_sha256)?;
+    Ok(started)
+}
+
+/// Parses 64 hexadecimal digits.
+///
+/// # Errors
+/// It is anything else.
+pub fn parse_fingerprint(text: &str) -> Result<[u8; 32]> {
+    let mut fingerprint = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        bail!("a fingerprint is 64 hexadecimal digits");
+    }
+    for (index, byte) in fingerprint.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).context("a fingerprint is hexadecimal")?;
+    }
+    Ok(fingerprint)
+}
+
+/// Makes a folder for files of a program under test.
+pub fn scratch_folder() -> Result<PathBuf> {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("paced-perf.{}.{number}", std::process::id()));
+    fs::create_dir(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Returns a port that is free now; nothing else on a machine that is being measured should take it meanwhile.
+fn free_address() -> Result<SocketAddr> {
+    Ok(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_the_relay_is_valid() {
+        let address = "127.0.0.1:4433".parse().unwrap();
+        let config =
+            config::Config::from_toml(&configuration(address, Path::new("/run/x"), UNLIMITED_REQUESTS)).unwrap();
+        assert_eq!(config.relay.unwrap().listeners[0].address, address);
+    }
+
+    #[test]
+    fn fingerprints_are_64_digits() {
+        assert_eq!(parse_fingerprint(&"0f".repeat(32)).unwrap(), [15; 32]);
+        for wrong in ["0f".repeat(31), "0g".repeat(32), "é".repeat(32)] {
+            assert!(parse_fingerprint(&wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Plans: one experiment each, as TOML in `perf/plans/`.
+//!
+//! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys: what a paper
+//! leaves open, or another network.
+
+mod network;
+pub mod paths;
+mod scheduler;
+pub mod serving;
+#[cfg(test)]
+mod tests;
+pub mod trees;
+mod validity;
+mod verdict;
+mod workload;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use instruments::flood::Flood;
+use serde::Deserialize;
+use toml::Table;
+
+pub use self::{
+    network::{Congestion, Family, Network},
+    paths::PathsPlan,
+    scheduler::Scheduler,
+    serving::ServingPlan,
+    trees::TreesPlan,
+    validity::METRICS,
+    verdict::{Judgement, Verdict},
+    workload::{Arrivals, Class, Level, Mix, Reader, Workload},
+};
+
+/// Where plans lie.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plans");
+
+/// The variant that changes nothing.
+pub const BASE: &str = "base";
+
+fn base() -> String {
+    BASE.to_owned()
+}
+
+/// The names of all plans, sorted.
+///
+/// # Errors
+/// Their folder cannot be read.
+pub fn names() -> Result<Vec<String>> {
+    let entries = fs::read_dir(FOLDER).with_context(|| format!("failed to read {FOLDER}"))?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let plans = paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    Ok(plans
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect())
+}
+
+/// A plan of any kind.
+#[derive(Clone, Debug)]
+pub enum Any {
+    /// Requests over a network.
+    Network(Box<Plan>),
+    /// Requests to models.
+    Serving(Box<ServingPlan>),
+    /// Streams over several paths.
+    Paths(Box<PathsPlan>),
+    /// Pages over several paths.
+    Trees(Box<TreesPlan>),
+}
+
+impl Any {
+    /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
+    ///
+    /// # Errors
+    /// There is no such file, it has another name, or what [`Plan::from_toml`] and those of other kinds say.
+    pub fn read(name: &str) -> Result<Self> {
+        let known = Path::new(FOLDER).join(name).with_extension("toml");
+        let path = if known.exists() { known } else { PathBuf::from(name) };
+        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
+        let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
+        ensure!(
+            path.file_stem().is_some_and(|stem| *stem == *plan.name()),
+            "{}: `name` is {}, not the file's",
+            path.display(),
+            plan.name()
+        );
+        Ok(plan)
+    }
+
+    /// Parses a plan of any kind; all but those with a network say by their key `kind` of which kind they are.
+    fn from_toml(text: &str) -> Result<Self> {
+        let table: Table = toml::from_str(text)?;
+        Ok(match table.get("kind").map(|kind| kind.as_str()) {
+            None => Self::Network(Box::new(Plan::from_toml(text)?)),
+            Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
+            Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
+            Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.name,
+            Self::Serving(plan) => &plan.name,
+            Self::Paths(plan) => &plan.name,
+            Self::Trees(plan) => &plan.name,
+        }
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn title(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.title,
+            Self::Serving(plan) => &plan.title,
+            Self::Paths(plan) => &plan.title,
+            Self::Trees(plan) => &plan.title,
+        }
+    }
+
+    /// What it reproduces; `none` and why, where nothing was published.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        match self {
+            Self::Network(plan) => &plan.source,
+            Self::Serving(plan) => &plan.source,
+            Self::Paths(plan) => &plan.source,
+            Self::Trees(plan) => &plan.source,
+        }
+    }
+
+    /// What its results say about what was published.
+    #[must_use]
+    pub fn verdicts(&self) -> &[Verdict] {
+        match self {
+            Self::Network(plan) => &plan.verdicts,
+            Self::Serving(plan) => &plan.verdicts,
+            Self::Paths(plan) => &plan.verdicts,
+            Self::Trees(plan) => &plan.verdicts,
+        }
+    }
+}
+
+/// One experiment with a network, or one variant of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// The same as the file's.
+    pub name: String,
+    /// What it is, in a sentence.
+    pub title: String,
+    /// The figures and sections it reproduces.
+    pub source: String,
+    /// The parties between client and server.
+    pub topology: Topology,
+    /// Where it can run; the first is where it does if nobody says otherwise.
+    pub clocks: Vec<Clock>,
+    /// The congestion controller of the connection that crosses the link. Inside tunnels it is CUBIC.
+    #[serde(default)]
+    pub congestion: Congestion,
+    /// How much earlier than on its own a packet may leave for sharing a message; the product's default if not given.
+    pub quantum_us: Option<u64>,
+    /// The seed of the first repetition; each further one has the next.
+    pub seed: u64,
+    /// How often each scheduler runs.
+    pub repetitions: u64,
+    /// How often in the lab, where that takes long.
+    pub lab_repetitions: Option<u64>,
+    /// What is compared.
+    pub schedulers: Vec<Scheduler>,
+    /// Schedulers that are compared in the lab only, because they need a kernel.
+    #[serde(default)]
+    pub lab_schedulers: Vec<Scheduler>,
+    /// The link between the client and the next machine.
+    pub network: Network,
+    /// With a relay: how tunnels are.
+    #[serde(default)]
+    pub tunnel: Tunnel,
+    /// The IP version, where no connection decides it.
+    #[serde(default)]
+    pub family: Family,
+    /// What an attacker sends.
+    pub flood: Option<Flood>,
+    /// What the client does.
+    pub workload: Workload,
+    /// The kinds of requests.
+    pub classes: Vec<Class>,
+    /// What the paper says.
+    #[serde(default)]
+    pub published: Vec<Published>,
+    /// What the results say about it.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
+    /// Queues of which the management of many streams is timed besides.
+    #[serde(default)]
+    pub queues: Vec<ManagedBy>,
+    /// Tables like this one's, with only what they change.
+    #[serde(default)]
+    variants: BTreeMap<String, Table>,
+    /// Which variant this is.
+    #[serde(skip, default = "base")]
+    pub variant: String,
+    /// The text that variants change.
+    #[serde(skip)]
+    table: Table,
+}
+
+/// The parties between client and server.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Topology {
+    /// Nobody: requests are streams of one QUIC connection.
+    Direct,
+    /// Nobody: UDP of classes that the kernel caps, as fast as it goes.
+    Marked,
+    /// A relay: QUIC connections to the server run inside streams of one connection to the relay.
+    Masque,
+    /// A relay or none: objects that a server sends over QUIC connections, each of which has a tunnel of its own to the relay.
+    Tunnelled,
+    /// A relay: payloads of many clients, which the target sends back.
+    Workers,
+    /// A relay: payloads of a client, one way at a rate, while an attacker floods the relay.
+    Attacked,
+}
+
+/// Where an experiment runs, and by which time.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// s2n-quic's simulated network, in virtual time.
+    VirtualNetwork,
+    /// Network namespaces with `netem`, in the kernel of the VM lab.
+    Lab,
+    /// Loopback, by the machine's own clocks.
+    Native,
+}
+
+/// What is between the edge and the target.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tunnel {
+    /// How payloads travel to the relay and back.
+    pub mode: Mode,
+    /// How long a packet travels between relay and target, in each direction. This link has no other properties.
+    pub target_delay_ms: f64,
+    /// Where tunnelled: the largest packets of inner connections, in bytes of UDP payload.
+    pub inner_packet_bytes: u16,
+    /// The same of the connection between edge and relay.
+    pub packet_bytes: u16,
+    /// The congestion controller of inner connections.
+    pub inner_congestion: Congestion,
+    /// How many bytes of payloads may wait for each tunnel, at the relay and at the edge.
+    pub queue_bytes: usize,
+    /// How many bytes an earlier connection of the edge has carried, so that `auto` has measured the path.
+    pub earlier_bytes: usize,
+}
+
+impl Default for Tunnel {
+    /// What the product does if nothing is said, over Ethernet, with inner packets that fit.
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            target_delay_ms: 0.0,
+            inner_packet_bytes: 1_400,
+            packet_bytes: 1_472,
+            inner_congestion: Congestion::Cubic,
+            queue_bytes: 256 * 1024,
+            earlier_bytes: 3_000_000,
+        }
+    }
+}
+
+/// The form of a tunnel.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Capsules on a stream: in order and without loss.
+    #[default]
+    Stream,
+    /// QUIC datagrams.
+    Datagram,
+}
+
+impl Mode {
+    /// Its name in plans, and in the configuration of forwards.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Datagram => "datagram",
+        }
+    }
+}
+
+/// A figure that the paper gives, for a class or for `all`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The paper's scheduler.
+    pub scheduler: Scheduler,
+    /// A class's name, or `all`.
+    pub class: String,
+    /// A metric's name, as in results.
+    pub metric: String,
+    /// The value, in the metric's unit.
+    pub value: f64,
+}
+
+/// A queue of streams by priority.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Queue {
+    /// A list in order, the thesis's base.
+    List,
+    /// A binary heap, what the thesis put in its place.
+    Heap,
+    /// The product's.
+    Pifo,
+}
+
+impl Queue {
+    /// The name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::List => "list",
+            Self::Heap => "heap",
+            Self::Pifo => "pifo",
+        }
+    }
+}
+
+/// A queue, and what the paper says about it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManagedBy {
+    /// The queue.
+    pub queue: Queue,
+    /// The published time, in milliseconds.
+    pub published_ms: Option<f64>,
+}
+
+impl Plan {
+    /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
+    ///
+    /// # Errors
+    /// What [`Any::read`] says, or it is not of this kind.
+    pub fn read(name: &str) -> Result<Self> {
+        match Any::read(name)? {
+            Any::Network(plan) => Ok(*plan),
+            Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
+            Any::Paths(_) | Any::Trees(_) => {
+                bail!("plan {name} is about several paths, and has no network of this kind")
+            }
+        }
+    }
+
+    /// Parses a plan and all its variants.
+    ///
+    /// # Errors
+    /// What is wrong, with its line, or with the variant's name.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let mut plan: Self = toml::from_str(text)?;
+        plan.check()?;
+        plan.table = toml::from_str(text)?;
+        plan.table.remove("variants");
+        for name in plan.variants.keys() {
+            plan.variant(name)?;
+        }
+        Ok(plan)
+    }
+
+    /// The names of its variants, [`BASE`] first.
+    pub fn variants(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
+    }
+
+    /// Returns the plan with what a variant changes.
+    ///
+    /// # Errors
+    /// There is no such variant, or it makes the plan invalid.
+    pub fn variant(&self, name: &str) -> Result<Self> {
+        if name == BASE {
+            return Ok(self.clone());
+        }
+        let known = || self.variants().collect::<Vec<_>>().join(", ");
+        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
+        let mut table = self.table.clone();
+        merge(&mut table, changes);
+        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
+        changed.check().with_context(|| format!("variant {name}"))?;
+        Ok(Self { variant: name.to_owned(), table, ..changed })
+    }
+
+    /// What is between the machines, in words; where nothing makes it slower, that is part of the machine.
+    #[must_use]
+    pub fn links(&self, natively: bool) -> String {
+        match self.topology {
+            Topology::Workers | Topology::Attacked => "veth".to_owned(),
+            _ if natively => "loopback".to_owned(),
+            _ => self.network.to_string(),
+        }
+    }
+
+    /// Eight digits that differ between variants, and between texts of the plan that mean something else: rows with the same
+    /// ones were made by the same variant, however often it was repeated (FNV-1a, which is no secret).
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let mut table = self.table.clone();
+        let words = ["title", "source", "published", "repetitions", "lab_repetitions", "verdicts"];
+        for key in words.into_iter().chain(["schedulers", "lab_schedulers"]) {
+            table.remove(key);
+        }
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let hash = table.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step);
+        format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
+    }
+
+    /// How often each scheduler runs on a clock.
+    #[must_use]
+    pub fn repetitions_on(&self, clock: Clock) -> u64 {
+        self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
+    }
+
+    /// Returns the schedulers that are compared on a clock.
+    #[must_use]
+    pub fn schedulers_on(&self, clock: Clock) -> Vec<Scheduler> {
+        let lab = self.lab_schedulers.iter().filter(|_| clock == Clock::Lab);
+        self.schedulers.iter().chain(lab).copied().collect()
+    }
+
+    /// The published value of a metric, where there is one.
+    #[must_use]
+    pub fn published(&self, scheduler: Scheduler, class: &str, metric: &str) -> Option<f64> {
+        let same = |p: &&Published| (p.scheduler, p.class.as_str(), p.metric.as_str()) == (scheduler, class, metric);
+        self.published.iter().find(same).map(|published| published.value)
+    }
+}
+
+impl Clock {
+    /// Its name in plans and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VirtualNetwork => "virtual-network",
+            Self::Lab => "lab",
+            Self::Native => "native",
+        }
+    }
+}
+
+/// Puts `changes` over `table`: tables key by key, everything else whole.
+fn merge(table: &mut Table, changes: &Table) {
+    for (key, change) in changes {
+        match (table.get_mut(key), change) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),
+            _ => _ = table.insert(key.clone(), change.clone()),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Plans of pages over several paths: a browser requests resources as it finds them, with priorities.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Verdict,
+    paths::{Cell, Links},
+};
+
+/// The most streams that a page may have.
+const MAX_STREAMS: u32 = 200;
+
+/// One experiment with pages.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TreesPlan {
+    /// The same as the file's.
+    pub name: String,
+    /// Tells it from other kinds of plans.
+    pub kind: Kind,
+    /// What it is, in a sentence.
+    pub title: String,
+    /// The publication that it follows.
+    pub source: String,
+    /// What changes from cell to cell, for tables.
+    pub axis: String,
+    /// The seed of the first repetition; each further one has the next.
+    pub seed: u64,
+    /// How often each scheduler loads each page in each cell.
+    pub repetitions: u64,
+    /// The largest random deviation of a resource's size from `bytes`, as a part of it. Before an answer begins, the client knows only
+    /// `bytes`.
+    pub size_spread: f64,
+    /// The browsers whose priorities are sent.
+    pub browsers: Vec<Browser>,
+    /// The schedulers that are compared.
+    pub schedulers: Vec<TreesScheduler>,
+    /// What all links have in common.
+    pub links: Links,
+    /// The pages that are loaded.
+    pub pages: Vec<Page>,
+    /// The settings of the paths, one after the other.
+    pub cells: Vec<Cell>,
+    /// What its results say about what was published.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What kind of plan it is.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Pages over several paths.
+    Trees,
+}
+
+/// A browser, by the priorities of its requests.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Browser {
+    /// Safari over HTTP/2: weights without dependencies (the strategy of the paper's two streams).
+    Safari,
+    /// Firefox over HTTP/2: a tree of groups, in which images wait for what blocks rendering (RFC 7540 §5.3).
+    FirefoxH2,
+    /// Chromium over HTTP/2: a chain of exclusive dependencies, so that answers come one after the other (RFC 7540 §5.3.1).
+    ChromiumH2,
+    /// Chromium over HTTP/3: urgencies, and whether answers may share (RFC 9218).
+    ChromiumH3,
+}
+
+impl Browser {
+    /// Its name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Safari => "safari",
+            Self::FirefoxH2 => "firefox-h2",
+            Self::ChromiumH2 => "chromium-h2",
+            Self::ChromiumH3 => "chromium-h3",
+        }
+    }
+}
+
+/// A scheduler, which chooses the path and the stream of each packet.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum TreesScheduler {
+    /// MPQUIC's own packet scheduler: streams take turns, whatever the browser says.
+    MpquicLowestRtt,
+    /// The same paths for packets, but streams go in the order that the browser asks for.
+    MpquicLowestRttSignals,
+    /// SA-ECF's packet scheduler; streams share by priority.
+    MpquicSaEcf,
+    /// The same, but streams take turns.
+    MpquicSaEcfTurns,
+    /// FStream: each stream on one path by equations 1 and 2, by its size and priority; those of a path share it by lottery.
+    Fstream,
+    /// Ours: each stream on the path on which it is estimated to end first, by what the page's resources usually have; those of a
+    /// path go in the order that the browser asks for.
+    Paced,
+    /// Ours, and streams that can be divided are asked for in ranges.
+    PacedRanges,
+    /// Of all ways to give what blocks rendering one path and all else one, the best for each figure: it knows the outcome of all of
+    /// them. Those of a path go in the order that the browser asks for.
+    BestPerGroup,
+}
+
+impl TreesScheduler {
+    /// Its name in plans and results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MpquicLowestRtt => "mpquic-lowest-rtt",
+            Self::MpquicLowestRttSignals => "mpquic-lowest-rtt-signals",
+            Self::MpquicSaEcf => "mpquic-sa-ecf",
+            Self::MpquicSaEcfTurns => "mpquic-sa-ecf-turns",
+            Self::Fstream => "fstream",
+            Self::Paced => "paced",
+            Self::PacedRanges => "paced-ranges",
+            Self::BestPerGroup => "best-per-group",
+        }
+    }
+}
+
+/// A page.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Page {
+    /// Its name in results.
+    pub name: String,
+    /// Its resources; the first is the document.
+    pub resources: Vec<Resource>,
+}
+
+/// A resource of a page, or several alike.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resource {
+    /// Its name, which others name in `after`.
+    pub name: String,
+    /// Its kind, by which browsers choose the priority.
+    pub kind: ResourceKind,
+    /// The size of each, in bytes.
+    pub bytes: u64,
+    /// How many there are.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// The resource that names it; empty for the document.
+    #[serde(default)]
+    pub after: String,
+    /// How much of that has to have arrived, in percent.
+    #[serde(default = "all")]
+    pub at_pct: f64,
+    /// Where the last of several is found, in percent; they are spread evenly. As `at_pct` by default.
+    #[serde(default)]
+    pub to_pct: Option<f64>,
+    /// Whether the browser waits for it before it renders the page.
+    #[serde(default)]
+    pub blocks_render: bool,
+    /// Whether it can be asked for in ranges.
+    #[serde(default)]
+    pub divisible: bool,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+const fn all() -> f64 {
+    100.0
+}
+
+/// Kinds of resources.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResourceKind {
+    /// HTML.
+    Document,
+    /// CSS in the head.
+    Style,
+    /// JavaScript in the head, which blocks.
+    Script,
+    /// JavaScript that blocks nothing: `async`, or asked for by another script.
+    AsyncScript,
+    /// A font.
+    Font,
+    /// An image.
+    Image,
+}
+
+impl TreesPlan {
+    /// Parses a plan.
+    ///
+    /// # Errors
+    /// What is wrong, with its line or its name.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let plan: Self = toml::from_str(text)?;
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for an interval");
+        ensure!((0.0..=0.9).contains(&self.size_spread), "size_spread: between 0 and 0.9");
+        ensure!(!self.schedulers.is_empty() && !self.browsers.is_empty(), "schedulers and browsers: at least one");
+        ensure!(self.schedulers.contains(&TreesScheduler::Paced), "schedulers: paced, with which others are compared");
+        let distinct: BTreeSet<_> = self.pages.iter().map(|page| &page.name).collect();
+        ensure!(
+            distinct.len() == self.pages.len() && !distinct.is_empty(),
+            "pages: at least one, with names that differ"
+        );
+        self.pages.iter().try_for_each(Page::check)?;
+        let distinct: BTreeSet<_> = self.cells.iter().map(|cell| &cell.name).collect();
+        ensure!(
+            distinct.len() == self.cells.len() && !distinct.is_empty(),
+            "cells: at least one, with names that differ"
+        );
+        self.cells.iter().try_for_each(Cell::check)?;
+        self.links.check()
+    }
+}
+
+impl Page {
+    fn check(&self) -> Result<()> {
+        let name = &self.name;
+        let streams = self.resources.iter().map(|resource| resource.count).fold(0, u32::saturating_add);
+        ensure!((1..=MAX_STREAMS).contains(&streams), "page {name}: between 1 and {MAX_STREAMS} streams");
+        let mut known = BTreeSet::new();
+        for Resource { name: of, bytes, count, after, at_pct, to_pct, blocks_render: _, divisible, kind: _ } in
+            &self.resources
+        {
+            let is_document = known.is_empty();
+            ensure!((1..=100_000_000).contains(bytes), "page {name}, {of}: bytes between 1 and 1e8");
+            ensure!(
+                *count > 0 && (!is_document || *count == 1),
+                "page {name}, {of}: count at least 1, of the document 1"
+            );
+            ensure!(after.is_empty() == is_document, "page {name}, {of}: `after` for all but the first");
+            ensure!(is_document || known.contains(after), "page {name}, {of}: {after:?} has to come before it");
+            let to_pct = to_pct.unwrap_or(*at_pct);
+            ensure!(
+                (0.0..=100.0).contains(at_pct) && (*at_pct..=100.0).contains(&to_pct),
+                "page {name}, {of}: percentages"
+            );
+            let parent = self.resources.iter().find(|it| it.name == *after);
+            let is_whole = parent.is_none_or(|parent| parent.count == 1 && !parent.divisible);
+            ensure!(is_whole, "page {name}, {of}: {after} has to be one stream that is not divided");
+            ensure!(!is_document || !divisible, "page {name}, {of}: the document is not divided");
+            ensure!(known.insert(of.clone()), "page {name}: two resources are named {of}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Any;
+
+    #[test]
+    fn mistakes_are_refused_and_say_where() {
+        let text =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../plans/fstream-trees.toml")).unwrap();
+        assert!(matches!(Any::read("fstream-trees").unwrap(), Any::Trees(_)));
+        for (right, wrong, message) in [
+            ("after = \"html\"", "after = \"htm\"", "has to come before it"),
+            ("repetitions = 30", "repetitions = 1", "repetitions"),
+            ("kind = \"style\"", "kind = \"styles\"", "line"),
+            ("\"paced\", ", "", "schedulers: paced"),
+        ] {
+            let text = text.replacen(right, wrong, 1);
+            let error = format!("{:#}", TreesPlan::from_toml(&text).unwrap_err());
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}
