@@ -11,7 +11,7 @@ pub enum Side {
     Datagrams,
 }
 
-/// Chooses between two sides whose [ranks](Rank) come from one [`Clock`](crate::stream::Clock).
+/// Chooses between two sides whose [ranks](Rank) come from one [`DisciplineClock`](crate::stream::DisciplineClock).
 ///
 /// The smaller rank goes first. Between equal ones, which is all that round robin knows, the sides share by start-time
 /// fair queueing (SIGCOMM 1996), each weighted by how many wait on it: `n` streams and `m` flows of datagrams share
@@ -65,12 +65,12 @@ impl Arbiter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{Clock, Discipline, Service, Streams};
+    use crate::stream::{Discipline, DisciplineClock, Service, Streams};
     use proptest::prelude::*;
 
     /// Streams on one side, flows of datagrams on the other; nobody runs dry.
     struct Connection {
-        clock: Clock,
+        clock: DisciplineClock,
         arbiter: Arbiter,
         streams: Streams,
         datagrams: Streams,
@@ -78,7 +78,7 @@ mod tests {
 
     impl Connection {
         fn new(discipline: Discipline, streams: &[Service], datagrams: &[Service]) -> Self {
-            let mut clock = Clock::new(discipline, 1);
+            let mut clock = DisciplineClock::new(discipline, 1);
             let mut set = |services: &[Service]| {
                 let mut streams = Streams::new();
                 for (stream, service) in (0..).zip(services) {

@@ -19,7 +19,7 @@ pub struct Codel {
 
 /// What to do with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CodelVerdict {
     /// It leaves.
     Send,
     /// It is dropped; the next one in the queue is to be asked about at once.
@@ -50,10 +50,10 @@ impl Codel {
 
     /// Decides about a packet that was taken out of the queue at `now_ns` after it waited for `sojourn_ns`, when
     /// `backlog_bytes` were left behind it (RFC 8289 §5.5, where the loop is the caller's).
-    pub fn on_dequeue(&mut self, now_ns: u64, sojourn_ns: u64, backlog_bytes: usize) -> Verdict {
+    pub fn on_dequeue(&mut self, now_ns: u64, sojourn_ns: u64, backlog_bytes: usize) -> CodelVerdict {
         if !self.is_standing(now_ns, sojourn_ns, backlog_bytes) {
             self.dropping = false;
-            return Verdict::Send;
+            return CodelVerdict::Send;
         }
         if !self.dropping {
             self.dropping = true;
@@ -65,12 +65,12 @@ impl Codel {
         } else if now_ns >= self.next_drop_ns {
             self.drops = self.drops.saturating_add(1);
         } else {
-            return Verdict::Send;
+            return CodelVerdict::Send;
         }
         // The control law (RFC 8289 §3.3).
         let gap_ns = self.interval_ns as f64 / f64::from(self.drops).sqrt();
         self.next_drop_ns = self.next_drop_ns.saturating_add(gap_ns as u64);
-        Verdict::Drop
+        CodelVerdict::Drop
     }
 
     /// Tells whether every wait for the last interval was too long.
@@ -114,8 +114,8 @@ mod tests {
                 while let Some(arrival_ns) = self.queue.pop_front() {
                     wait_ns = self.now_ns - arrival_ns;
                     match self.codel.on_dequeue(self.now_ns, wait_ns, self.queue.len() * PACKET_BYTES) {
-                        Verdict::Send => break,
-                        Verdict::Drop => self.drops_ms.push(self.now_ns / MS),
+                        CodelVerdict::Send => break,
+                        CodelVerdict::Drop => self.drops_ms.push(self.now_ns / MS),
                     }
                 }
             }
@@ -147,19 +147,19 @@ mod tests {
     #[test]
     fn dropping_ends_as_soon_as_a_wait_is_short() {
         let mut codel = Codel::new(5 * MS, 100 * MS);
-        assert_eq!(codel.on_dequeue(0, 6 * MS, 90_000), Verdict::Send);
-        assert_eq!(codel.on_dequeue(100 * MS, 6 * MS, 90_000), Verdict::Drop);
-        assert_eq!(codel.on_dequeue(101 * MS, 4 * MS, 90_000), Verdict::Send);
-        assert_eq!(codel.on_dequeue(201 * MS, 6 * MS, 90_000), Verdict::Send);
-        assert_eq!(codel.on_dequeue(300 * MS, 6 * MS, 90_000), Verdict::Send);
-        assert_eq!(codel.on_dequeue(301 * MS, 6 * MS, 90_000), Verdict::Drop);
+        assert_eq!(codel.on_dequeue(0, 6 * MS, 90_000), CodelVerdict::Send);
+        assert_eq!(codel.on_dequeue(100 * MS, 6 * MS, 90_000), CodelVerdict::Drop);
+        assert_eq!(codel.on_dequeue(101 * MS, 4 * MS, 90_000), CodelVerdict::Send);
+        assert_eq!(codel.on_dequeue(201 * MS, 6 * MS, 90_000), CodelVerdict::Send);
+        assert_eq!(codel.on_dequeue(300 * MS, 6 * MS, 90_000), CodelVerdict::Send);
+        assert_eq!(codel.on_dequeue(301 * MS, 6 * MS, 90_000), CodelVerdict::Drop);
     }
 
     #[test]
     fn the_last_packet_of_a_queue_is_never_dropped() {
         let mut codel = Codel::new(5 * MS, 100 * MS);
         for now_ms in 0..1_000 {
-            assert_eq!(codel.on_dequeue(now_ms * MS, 500 * MS, ONE_PACKET_BYTES), Verdict::Send);
+            assert_eq!(codel.on_dequeue(now_ms * MS, 500 * MS, ONE_PACKET_BYTES), CodelVerdict::Send);
         }
     }
 
@@ -183,7 +183,7 @@ mod tests {
             codel.on_dequeue(now_ns, u64::MAX, usize::MAX);
         }
         let mut hasty = Codel::new(0, 0);
-        assert_eq!(hasty.on_dequeue(5, 0, 90_000), Verdict::Drop);
-        assert_eq!(hasty.on_dequeue(0, 0, 90_000), Verdict::Send);
+        assert_eq!(hasty.on_dequeue(5, 0, 90_000), CodelVerdict::Drop);
+        assert_eq!(hasty.on_dequeue(0, 0, 90_000), CodelVerdict::Send);
     }
 }

@@ -15,7 +15,7 @@ pub mod split;
 #[cfg(test)]
 mod tests;
 
-use self::split::Range;
+use self::split::ByteRange;
 
 /// How a path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,7 +63,7 @@ pub const COPIED_BYTES: u64 = 16 * 1024;
 
 /// What is known of a path in the direction in which most of the bytes go.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Path {
+pub struct CandidatePath {
     /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
     pub smoothed_rtt_ns: u64,
     /// The shortest round trip, in nanoseconds; 0 if it is not known.
@@ -95,7 +95,7 @@ pub struct Placed {
 
 /// A stream to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct StreamProfile {
     /// How much it has to send, in bytes.
     pub bytes: u64,
     /// Its share of a path relative to other streams'; 0 counts as 1. Of requests that come together, those of higher weight
@@ -111,16 +111,16 @@ pub struct Request {
 
 /// Where a request goes. Paths are named by their place in the list that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum PathChoice {
     /// Over one path.
     One(usize),
     /// A copy over each of two paths, the better one first.
     Copies([usize; 2]),
     /// Parts over several paths, in the order of the paths, at least two. Together they are the whole request.
-    Ranges(Vec<Range>),
+    Ranges(Vec<ByteRange>),
 }
 
-impl Choice {
+impl PathChoice {
     /// Its path, or the one of its copies or ranges that matters most: of copies the better one, of ranges the largest.
     #[must_use]
     pub fn path(&self) -> usize {
@@ -131,7 +131,7 @@ impl Choice {
     }
 }
 
-impl Path {
+impl CandidatePath {
     /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one where the shortest is not
     /// known.
     #[must_use]
@@ -163,30 +163,30 @@ const NS_PER_SEC: u128 = 1_000_000_000;
 /// Chooses where a request goes, or returns `None` if there is no path. `turn` counts the requests before this one; only
 /// round-robin goes by it. Of equal paths the first is chosen.
 #[must_use]
-pub fn place(placement: Placement, request: &Request, paths: &[Path], turn: u64) -> Option<Choice> {
-    let finish = |path: &Path| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64;
-    let one = |key: &dyn Fn(&Path) -> f64| least(paths, key).map(Choice::One);
+pub fn place(placement: Placement, request: &StreamProfile, paths: &[CandidatePath], turn: u64) -> Option<PathChoice> {
+    let finish = |path: &CandidatePath| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64;
+    let one = |key: &dyn Fn(&CandidatePath) -> f64| least(paths, key).map(PathChoice::One);
     match placement {
         Placement::FStream => {
             one(&|path| estimate::fstream_ns(path, request.bytes, request.weight) + path.cost_ns as f64)
         }
         Placement::LowestRtt => one(&|path| if path.has_window() { rtt_ns(path) } else { f64::INFINITY })
-            .filter(|choice| paths.get(choice.path()).is_some_and(Path::has_window))
+            .filter(|choice| paths.get(choice.path()).is_some_and(CandidatePath::has_window))
             .or_else(|| one(&rtt_ns)),
-        Placement::SaEcf => sa_ecf(request, paths).map(Choice::One),
+        Placement::SaEcf => sa_ecf(request, paths).map(PathChoice::One),
         Placement::RoundRobin => {
             let paths = u64::try_from(paths.len()).ok().filter(|paths| *paths > 0)?;
-            usize::try_from(turn % paths).ok().map(Choice::One)
+            usize::try_from(turn % paths).ok().map(PathChoice::One)
         }
         Placement::Redundant if request.is_urgent && request.is_idempotent && request.bytes <= COPIED_BYTES => {
             let best = least(paths, &finish)?;
             let others = paths.iter().enumerate().filter(|(place, _)| *place != best);
             let second = others.min_by(|(_, a), (_, b)| finish(a).total_cmp(&finish(b)));
-            Some(second.map_or(Choice::One(best), |(second, _)| Choice::Copies([best, second])))
+            Some(second.map_or(PathChoice::One(best), |(second, _)| PathChoice::Copies([best, second])))
         }
         Placement::Paced | Placement::Redundant => {
             let ranges = if request.is_divisible { split::split(request, paths) } else { Vec::new() };
-            if split::gains(request, paths, &ranges) { Some(Choice::Ranges(ranges)) } else { one(&finish) }
+            if split::gains(request, paths, &ranges) { Some(PathChoice::Ranges(ranges)) } else { one(&finish) }
         }
     }
 }
@@ -194,7 +194,12 @@ pub fn place(placement: Placement, request: &Request, paths: &[Path], turn: u64)
 /// Places requests that come together: those of higher weight choose first (FStream's PRCP-1), equals in their order. What
 /// was placed is noted on `paths`. The choices are in the order of the requests; there are none without paths.
 #[must_use]
-pub fn place_all(placement: Placement, requests: &[Request], paths: &mut [Path], turn: u64) -> Vec<Choice> {
+pub fn place_all(
+    placement: Placement,
+    requests: &[StreamProfile],
+    paths: &mut [CandidatePath],
+    turn: u64,
+) -> Vec<PathChoice> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(requests[*at].weight));
     let mut choices = vec![None; requests.len()];
@@ -203,25 +208,25 @@ pub fn place_all(placement: Placement, requests: &[Request], paths: &mut [Path],
         let Some(choice) = place(placement, request, paths, turn) else { return Vec::new() };
         let mut add = |path: usize, bytes| paths[path].add(bytes, request.weight);
         match &choice {
-            Choice::One(path) => add(*path, request.bytes),
-            Choice::Copies(copies) => copies.iter().for_each(|path| add(*path, request.bytes)),
-            Choice::Ranges(ranges) => ranges.iter().for_each(|range| add(range.path, range.bytes)),
+            PathChoice::One(path) => add(*path, request.bytes),
+            PathChoice::Copies(copies) => copies.iter().for_each(|path| add(*path, request.bytes)),
+            PathChoice::Ranges(ranges) => ranges.iter().for_each(|range| add(range.path, range.bytes)),
         }
         choices[at] = Some(choice);
     }
     choices.into_iter().flatten().collect()
 }
 
-fn rtt_ns(path: &Path) -> f64 {
+fn rtt_ns(path: &CandidatePath) -> f64 {
     path.smoothed_rtt_ns.saturating_add(path.cost_ns) as f64
 }
 
-fn least(paths: &[Path], key: &dyn Fn(&Path) -> f64) -> Option<usize> {
+fn least(paths: &[CandidatePath], key: &dyn Fn(&CandidatePath) -> f64) -> Option<usize> {
     let keys = paths.iter().map(key).enumerate();
     keys.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(place, _)| place)
 }
 
-fn sa_ecf(request: &Request, paths: &[Path]) -> Option<usize> {
+fn sa_ecf(request: &StreamProfile, paths: &[CandidatePath]) -> Option<usize> {
     let fastest = least(paths, &rtt_ns)?;
     if paths[fastest].has_window() {
         return Some(fastest);

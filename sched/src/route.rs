@@ -5,11 +5,11 @@
 //! rule that only predicts, and tuned thresholds, do as well or better in our simulation.
 //!
 //! ```text
-//!   Request ─┐                     ┌─ Policy: fixed, turns, least loaded, rule, thresholds, DQN
-//!   State  ──┼─► survey: for each ─┤
-//!   Models ──┘   model its best    └─ guard: never late while another is in time ──► Choice
-//!                replica, and when
-//!                it would answer        tokens seen ──► Curve::observe_*     outcomes ──► Router::observe
+//!   RoutedRequest ─┐                     ┌─ RoutingPolicy: fixed, turns, least loaded, rule, thresholds, DQN
+//!   State ─────────┼─► survey: for each ─┤
+//!   Models ────────┘   model its best    └─ guard: never late while another is in time ──► ModelChoice
+//!                      replica, and when
+//!                      it would answer        tokens seen ──► Curve::observe_*     outcomes ──► Router::observe
 //! ```
 //!
 //! | module | what it is |
@@ -21,13 +21,13 @@
 //! A gateway keeps a [`Router`] and, for each engine, a [`Replica`] with its counts and its [`Curve`]:
 //!
 //! ```
-//! use sched::route::{Cost, Curve, Load, Model, ModelSet, Observed, Path, Policy, Reason};
-//! use sched::route::{Replica, Request, Router, Slo, State};
+//! use sched::route::{ClientPath, Cost, Curve, EngineLoad, Model, ModelSet, Observed, Reason};
+//! use sched::route::{Replica, RoutedRequest, Router, RoutingPolicy, Slo, State};
 //!
 //! const MS: u64 = 1_000_000;
 //! let large = Model { id: 1, rewards: vec![1.0] };
 //! let small = Model { id: 2, rewards: vec![0.7] };
-//! let mut router = Router::new(vec![large, small], Policy::Rule { margin: 1.1 });
+//! let mut router = Router::new(vec![large, small], RoutingPolicy::Rule { margin: 1.1 });
 //!
 //! let guess = |gpu_ms: f64, more_ms: f64| {
 //!     Curve::new(Cost { gpu_ns: gpu_ms * 1e6, gpu_per_sequence_ns: more_ms * 1e6, ..Cost::default() })
@@ -37,13 +37,13 @@
 //!     group: 0,
 //!     usable: true,
 //!     most_running: 32,
-//!     load: Load::default(),
+//!     load: EngineLoad::default(),
 //!     curve,
 //! };
 //! let mut replicas = [replica(0, guess(22.0, 3.6)), replica(1, guess(7.0, 0.3))];
 //!
 //! // 200 tokens within 8 s, to a client 30 ms away.
-//! let request = Request {
+//! let request = RoutedRequest {
 //!     class: 0,
 //!     prompt_tokens: 100,
 //!     expected_tokens: 200,
@@ -52,7 +52,7 @@
 //!     weight: 1.0,
 //!     allowed: ModelSet::ALL,
 //! };
-//! let path = Path { smoothed_rtt_ns: 60 * MS, ..Path::default() };
+//! let path = ClientPath { smoothed_rtt_ns: 60 * MS, ..ClientPath::default() };
 //! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], path }, 0).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (0, Reason::InTime));
 //!
@@ -90,12 +90,12 @@ pub mod train;
 pub mod tune;
 
 pub use admitted::Commitment;
-pub use choice::{Cause, Choice, Reason};
+pub use choice::{FallbackCause, ModelChoice, Reason};
 pub use curve::{Cost, Curve};
 pub use features::{Features, fingerprint};
 pub use mlp::{Activations, Mlp, Tensor};
-pub use policy::{DOUBT, Dqn, Measure, Policy, Thresholds};
+pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use random::Random;
-pub use request::{Model, ModelSet, Request, Slo};
-pub use router::{Counters, Observed, Router};
-pub use state::{Load, Path, Prediction, Replica, State, share_groups};
+pub use request::{Model, ModelSet, RoutedRequest, Slo};
+pub use router::{Observed, Router, RouterCounters};
+pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};

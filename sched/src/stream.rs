@@ -18,7 +18,7 @@ mod clock;
 #[cfg(test)]
 mod tests;
 
-pub use clock::{Clock, Rank};
+pub use clock::{DisciplineClock, Rank};
 
 use crate::pifo::Pifo;
 use clock::Account;
@@ -117,8 +117,8 @@ impl Default for Service {
 /// A set of streams, and the order of the streams that have something to send.
 ///
 /// Streams are named by small integers, such as slab indices: memory follows the largest that is known. All calls
-/// that take a [`Clock`] must be given the same one. What a turn is worth, a packet or a quantum of bytes, is up to
-/// the caller.
+/// that take a [`DisciplineClock`] must be given the same one. What a turn is worth, a packet or a quantum of bytes, is
+/// up to the caller.
 #[derive(Clone, Debug, Default)]
 pub struct Streams {
     known: Vec<Option<Stream>>,
@@ -152,7 +152,7 @@ impl Streams {
 
     /// Changes what a known stream is entitled to, from its next turn on. A stream that waits goes where the new
     /// service puts it; its arrival and what it was charged so far still count. Does nothing for an unknown stream.
-    pub fn set(&mut self, clock: &mut Clock, stream: u32, service: Service) {
+    pub fn set(&mut self, clock: &mut DisciplineClock, stream: u32, service: Service) {
         let Some(known) = known(&mut self.known, stream) else { return };
         let rank = known.rank(clock);
         known.account.change(&known.service, &service, clock);
@@ -170,7 +170,7 @@ impl Streams {
     }
 
     /// Notes that a known stream has something to send. A stream that waits already keeps its place.
-    pub fn wake(&mut self, clock: &mut Clock, stream: u32) {
+    pub fn wake(&mut self, clock: &mut DisciplineClock, stream: u32) {
         if let Some(known) = known(&mut self.known, stream)
             && !self.queue.contains(stream)
         {
@@ -189,7 +189,7 @@ impl Streams {
     /// Returns the stream whose turn it is if it has to be given up instead: under [`Discipline::Edf`] with
     /// [`Expiry::Hard`], one whose deadline is before `now_ns`.
     #[must_use]
-    pub fn expired(&self, clock: &Clock, now_ns: u64) -> Option<u32> {
+    pub fn expired(&self, clock: &DisciplineClock, now_ns: u64) -> Option<u32> {
         let Discipline::Edf { expiry: Expiry::Hard } = clock.discipline() else { return None };
         let (stream, _) = self.turn()?;
         self.service(stream)?.deadline_ns.is_some_and(|deadline_ns| deadline_ns < now_ns).then_some(stream)
@@ -197,7 +197,7 @@ impl Streams {
 
     /// Ends a turn in which `stream` sent `bytes`: with `more` to send it goes where the discipline puts it, otherwise
     /// it leaves until it is woken. A stream that was removed during its turn stays away.
-    pub fn end_turn(&mut self, clock: &mut Clock, stream: u32, bytes: u64, more: bool) {
+    pub fn end_turn(&mut self, clock: &mut DisciplineClock, stream: u32, bytes: u64, more: bool) {
         let Some(known) = known(&mut self.known, stream) else { return };
         let moves = known.account.charge(&known.service, clock, bytes);
         if !more {
@@ -209,7 +209,7 @@ impl Streams {
 
     /// Orders the streams by another `clock` from now on. Waiting streams begin anew, in the order in which they
     /// waited.
-    pub fn reorder(&mut self, clock: &mut Clock) {
+    pub fn reorder(&mut self, clock: &mut DisciplineClock) {
         self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());
         let waiting: Vec<_> = std::iter::from_fn(|| self.queue.pop()).collect();
         waiting.into_iter().for_each(|(stream, _)| self.wake(clock, stream));
@@ -248,7 +248,7 @@ impl Streams {
 }
 
 impl Stream {
-    const fn rank(&self, clock: &Clock) -> Rank {
+    const fn rank(&self, clock: &DisciplineClock) -> Rank {
         self.account.rank(&self.service, clock)
     }
 }

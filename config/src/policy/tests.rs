@@ -1,4 +1,4 @@
-use sched::stream::{Clock, Expiry, Streams};
+use sched::stream::{DisciplineClock, Expiry, Streams};
 
 use super::*;
 use crate::schema::tests::POLICY;
@@ -44,7 +44,7 @@ fn without_sections_there_is_one_class_and_no_rule() {
 #[test]
 fn who_configures_nothing_gets_round_robin_whatever_clients_signal() {
     let policy = Policy::default();
-    let mut clock = Clock::new(policy.schedule.discipline, 1);
+    let mut clock = DisciplineClock::new(policy.schedule.discipline, 1);
     let mut streams = Streams::new();
     for (stream, text) in (0..).zip(["u=7, i=?0", "u=0, dl=1", "i", ""]) {
         streams.insert(stream, policy.classes[0].service(Some(&signal(text)), 5));

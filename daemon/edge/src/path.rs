@@ -10,7 +10,7 @@ use std::{
 
 use quic::class::Class;
 use sched::{
-    path::{self, Placement, Request},
+    path::{self, Placement, StreamProfile},
     stream::Level,
 };
 use tokio::time::Instant;
@@ -53,7 +53,7 @@ pub struct Ask {
     /// How its path is chosen.
     pub placement: Placement,
     /// What is known of it.
-    pub request: Request,
+    pub request: StreamProfile,
 }
 
 impl Ask {
@@ -61,7 +61,7 @@ impl Ask {
     #[must_use]
     pub fn of(class: &Class, sizes: &Sizes) -> Self {
         let policy = class.policy();
-        let request = Request {
+        let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
             weight: policy.weight.into(),
             is_urgent: policy.level == Level::High,
@@ -77,7 +77,7 @@ impl Ask {
 #[derive(Debug, Default)]
 pub struct View {
     /// What placements see.
-    pub path: path::Path,
+    pub path: path::CandidatePath,
     /// What went over it.
     pub estimate: Estimate,
     looked: Option<Instant>,
@@ -102,7 +102,7 @@ impl View {
         let window = u128::from(sum(|path| path.window_bytes)) * 1_000_000_000 / u128::from(smoothed_rtt_ns.max(1));
         let window = if smoothed_rtt_ns == 0 { 0 } else { u64::try_from(window).unwrap_or(u64::MAX) };
         let measured = self.estimate.bytes_per_sec().max(window).max(UNKNOWN_BYTES_PER_SEC);
-        self.path = path::Path {
+        self.path = path::CandidatePath {
             smoothed_rtt_ns,
             min_rtt_ns,
             bytes_per_sec: of.rate.unwrap_or(measured),

@@ -17,7 +17,7 @@ use routing::{
     replay::{self, Replayed},
     scenario::{self, Scenario},
 };
-use sched::route::{DOUBT, Features, Policy, train::Training, tune::Search};
+use sched::route::{DOUBT, Features, RoutingPolicy, train::Training, tune::Search};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -286,14 +286,14 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
         policies
             .push((file.display().to_string(), fitted.with_context(|| format!("failed to use {}", file.display()))?));
     }
-    policies.push(("rule".to_owned(), Policy::Rule { margin: MARGIN }));
-    policies.push(("considerate".to_owned(), Policy::Considerate { doubt: DOUBT }));
+    policies.push(("rule".to_owned(), RoutingPolicy::Rule { margin: MARGIN }));
+    policies.push(("considerate".to_owned(), RoutingPolicy::Considerate { doubt: DOUBT }));
     policies.extend(
-        [("least-loaded", Policy::LeastLoaded), ("round-robin", Policy::RoundRobin)]
+        [("least-loaded", RoutingPolicy::LeastLoaded), ("round-robin", RoutingPolicy::RoundRobin)]
             .map(|(name, policy)| (name.to_owned(), policy)),
     );
     let models = scenario.model_names().into_iter().enumerate();
-    policies.extend(models.map(|(at, name)| (format!("only {name}"), Policy::Fixed(at))));
+    policies.extend(models.map(|(at, name)| (format!("only {name}"), RoutingPolicy::Fixed(at))));
     let scored: Vec<(String, Vec<Row>)> = (policies.into_iter())
         .map(|(name, policy)| (name, learn::evaluate(&scenario, &policy, u64::from(*seeds))))
         .collect();
@@ -341,10 +341,10 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
     let decisions = records.read()?;
     let without_file = |policy| PolicyFile { models: Vec::new(), classes: Vec::new(), policy };
     let file = match &policy[..] {
-        "rule" => without_file(Policy::Rule { margin: MARGIN }),
-        "considerate" => without_file(Policy::Considerate { doubt: DOUBT }),
-        "least-loaded" => without_file(Policy::LeastLoaded),
-        "round-robin" => without_file(Policy::RoundRobin),
+        "rule" => without_file(RoutingPolicy::Rule { margin: MARGIN }),
+        "considerate" => without_file(RoutingPolicy::Considerate { doubt: DOUBT }),
+        "least-loaded" => without_file(RoutingPolicy::LeastLoaded),
+        "round-robin" => without_file(RoutingPolicy::RoundRobin),
         file => read_policy(Path::new(file)).with_context(|| format!("failed to use {file}"))?,
     };
     let PolicyFile { models, classes, policy } = &file;

@@ -10,7 +10,7 @@ use std::{
 
 use config::policy::DropRule;
 use sched::{
-    codel::{Codel, Verdict},
+    codel::{Codel, CodelVerdict},
     stream::Expiry,
 };
 
@@ -105,7 +105,7 @@ impl Backlog {
             DropRule::CoDel { target, interval } => {
                 let [target_ns, interval_ns] = [target, interval].map(|span| span.as_nanos() as u64);
                 let codel = self.codel.get_or_insert_with(|| Box::new(Codel::new(target_ns, interval_ns)));
-                codel.on_dequeue(now_ns, sojourn_ns, self.payloads.bytes()) == Verdict::Drop
+                codel.on_dequeue(now_ns, sojourn_ns, self.payloads.bytes()) == CodelVerdict::Drop
             }
         }
     }

@@ -17,7 +17,7 @@ use super::ledger::Ledger;
 #[derive(Debug)]
 pub struct Turns {
     discipline: Discipline,
-    clock: stream::Clock,
+    clock: stream::DisciplineClock,
     /// Streams with bytes that were not handed over yet.
     streams: Streams,
     /// Tunnels with payloads for DATAGRAM frames.
@@ -36,7 +36,7 @@ impl Turns {
     pub fn new(discipline: Discipline, seed: u64) -> Self {
         Self {
             discipline,
-            clock: stream::Clock::new(discipline, seed),
+            clock: stream::DisciplineClock::new(discipline, seed),
             streams: Streams::new(),
             flows: Streams::new(),
             handed: VecDeque::new(),
@@ -52,7 +52,7 @@ impl Turns {
             return;
         }
         self.discipline = discipline;
-        self.clock = stream::Clock::new(discipline, seed);
+        self.clock = stream::DisciplineClock::new(discipline, seed);
         self.streams.reorder(&mut self.clock);
         self.flows.reorder(&mut self.clock);
         // Ranks of before do not compare with those of now.
@@ -178,7 +178,7 @@ impl Turns {
         self.arbiter.sent(Side::Streams, bytes, self.streams.len().max(1));
     }
 
-    fn of(&mut self, kind: TurnKind) -> (&mut Streams, &mut stream::Clock) {
+    fn of(&mut self, kind: TurnKind) -> (&mut Streams, &mut stream::DisciplineClock) {
         let set = match kind {
             TurnKind::Stream => &mut self.streams,
             TurnKind::Flow => &mut self.flows,

@@ -3,7 +3,7 @@
 //! A line has all that the decision depended on, so that another policy can be asked the same ([`crate::replay`]), and nothing
 //! of what was asked or answered.
 
-use sched::route::{Choice, Cost, Curve, Load, ModelSet, Path, Replica, Request, Slo};
+use sched::route::{ClientPath, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo};
 use serde::{Deserialize, Serialize};
 
 /// A decision about a request that left the choice of its model open, as one line of JSON.
@@ -58,7 +58,7 @@ pub struct Limits {
     pub budget_ns: Option<u64>,
 }
 
-/// The way back to the client ([`Path`]).
+/// The way back to the client ([`ClientPath`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ReturnPath {
     /// The smoothed round-trip time.
@@ -158,16 +158,16 @@ impl Limits {
 impl ReturnPath {
     /// The way of a request.
     #[must_use]
-    pub const fn of(path: &Path) -> Self {
-        let Path { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *path;
+    pub const fn of(path: &ClientPath) -> Self {
+        let ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *path;
         Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
     }
 
     /// The same for a router.
     #[must_use]
-    pub const fn path(&self) -> Path {
+    pub const fn path(&self) -> ClientPath {
         let Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *self;
-        Path { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
+        ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
     }
 }
 
@@ -206,7 +206,7 @@ impl Engine {
             group: self.gpu,
             usable: self.usable,
             most_running: self.most_running,
-            load: Load {
+            load: EngineLoad {
                 running: self.running,
                 waiting: self.waiting,
                 outstanding_tokens: self.outstanding_tokens,
@@ -221,8 +221,8 @@ impl Engine {
 impl Decision {
     /// The request for a router, of the class with this number.
     #[must_use]
-    pub fn request(&self, class: usize) -> Request {
-        Request {
+    pub fn request(&self, class: usize) -> RoutedRequest {
+        RoutedRequest {
             class,
             prompt_tokens: self.prompt_tokens,
             expected_tokens: self.expected_tokens,
@@ -234,7 +234,7 @@ impl Decision {
     }
 
     /// Notes what was decided.
-    pub fn decide(&mut self, model: &str, place: usize, choice: &Choice) {
+    pub fn decide(&mut self, model: &str, place: usize, choice: &ModelChoice) {
         self.choice = Some(Chosen {
             model: model.to_owned(),
             place,

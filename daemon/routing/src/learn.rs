@@ -1,7 +1,7 @@
 //! Policies that are tuned or trained on a scenario, and how well they do on seeds apart.
 
 use sched::route::{
-    Policy, Random, Router, Thresholds,
+    Random, Router, RoutingPolicy, Thresholds,
     serving::{Arrival, Fate, Interval, mean_score, run},
     train::{Trained, Training, double_dqn_on},
     tune::{Search, cross_entropy},
@@ -40,14 +40,14 @@ pub fn tune(scenario: &Scenario, measure: Measured, search: &Search) -> PolicyFi
         if played.0 != Some(seed) {
             played = (Some(seed), all_rates(scenario, seed));
         }
-        let policy = Policy::Thresholds(start.clone().with_parameters(numbers));
+        let policy = RoutingPolicy::Thresholds(start.clone().with_parameters(numbers));
         let scores = played.1.iter().map(|arrivals| {
             let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
             mean_score(&run(&setup, arrivals, &mut router))
         });
         scores.sum::<f64>() / played.1.len().max(1) as f64
     });
-    file(scenario, Policy::Thresholds(start.with_parameters(&numbers)))
+    file(scenario, RoutingPolicy::Thresholds(start.with_parameters(&numbers)))
 }
 
 /// Trains a network by double deep Q-learning, each episode at one of the rates. Also returns how it went.
@@ -59,13 +59,13 @@ pub fn train(scenario: &Scenario, training: &Training) -> (PolicyFile, Trained) 
         let rate = rates.get(random.below(rates.len()))?;
         Some(scenario.arrivals(*rate, random.bits()))
     });
-    (file(scenario, Policy::Dqn(trained.dqn.clone())), trained)
+    (file(scenario, RoutingPolicy::Dqn(trained.dqn.clone())), trained)
 }
 
 /// Plays a policy at each rate for so many seeds from [`EVALUATION`] on. All policies get the same requests. The guard is in
-/// force as in a gateway, except over [`Policy::Fixed`], which stands for clients that name their model.
+/// force as in a gateway, except over [`RoutingPolicy::Fixed`], which stands for clients that name their model.
 #[must_use]
-pub fn evaluate(scenario: &Scenario, policy: &Policy, seeds: u64) -> Vec<Row> {
+pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<Row> {
     let setup = scenario.setup();
     let at_rate = |rate: &f64| {
         let (mut scores, mut met, mut requests) = (Vec::new(), Vec::new(), 0);
@@ -75,7 +75,7 @@ pub fn evaluate(scenario: &Scenario, policy: &Policy, seeds: u64) -> Vec<Row> {
                 continue;
             }
             let router = Router::new(setup.models.clone(), policy.clone());
-            let is_named = matches!(policy, Policy::Fixed(_));
+            let is_named = matches!(policy, RoutingPolicy::Fixed(_));
             let outcomes = run(&setup, &arrivals, &mut if is_named { router.unguarded() } else { router });
             let in_time = outcomes.iter().filter(|outcome| outcome.fate == Fate::Met).count();
             scores.push(mean_score(&outcomes));
@@ -91,7 +91,7 @@ pub fn evaluate(scenario: &Scenario, policy: &Policy, seeds: u64) -> Vec<Row> {
 ///
 /// # Errors
 /// It is for other models or classes.
-pub fn fit(scenario: &Scenario, file: &PolicyFile) -> anyhow::Result<Policy> {
+pub fn fit(scenario: &Scenario, file: &PolicyFile) -> anyhow::Result<RoutingPolicy> {
     file.check(&scenario.model_names())?;
     anyhow::ensure!(
         file.models == scenario.model_names() && file.classes == scenario.class_names(),
@@ -109,7 +109,7 @@ fn all_rates(scenario: &Scenario, seed: u64) -> Vec<Vec<Arrival>> {
     scenario.requests_per_sec.iter().map(|rate| scenario.arrivals(*rate, seeds.bits())).collect()
 }
 
-fn file(scenario: &Scenario, policy: Policy) -> PolicyFile {
+fn file(scenario: &Scenario, policy: RoutingPolicy) -> PolicyFile {
     PolicyFile { models: scenario.model_names(), classes: scenario.class_names(), policy }
 }
 
@@ -135,10 +135,10 @@ mod tests {
         assert_eq!(fit(&scenario, &tuned).unwrap(), tuned.policy);
         let again = PolicyFile::parse(&tuned.to_bytes("").unwrap()).unwrap();
         assert_eq!(again, tuned, "what is written is what was tuned");
-        let score = |policy: &Policy| mean(&evaluate(&scenario, policy, 4));
-        let (tuned, rule) = (score(&tuned.policy), score(&Policy::Rule { margin: 1.1 }));
+        let score = |policy: &RoutingPolicy| mean(&evaluate(&scenario, policy, 4));
+        let (tuned, rule) = (score(&tuned.policy), score(&RoutingPolicy::Rule { margin: 1.1 }));
         assert!(tuned >= rule, "{tuned} and {rule}");
-        assert!(rule > score(&Policy::Fixed(0)), "the large one alone is too slow for six a second");
+        assert!(rule > score(&RoutingPolicy::Fixed(0)), "the large one alone is too slow for six a second");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A policy as a file holds it.
 
 use anyhow::{Result, bail, ensure};
-use sched::route::{Model, Policy};
+use sched::route::{Model, RoutingPolicy};
 
 mod network;
 mod thresholds;
@@ -16,8 +16,8 @@ pub struct PolicyFile {
     /// The classes, in the same way. Requests of others count as of the last one with thresholds, and as of none with a
     /// network.
     pub classes: Vec<String>,
-    /// The policy: [`Policy::Thresholds`] or [`Policy::Dqn`].
-    pub policy: Policy,
+    /// The policy: [`RoutingPolicy::Thresholds`] or [`RoutingPolicy::Dqn`].
+    pub policy: RoutingPolicy,
 }
 
 /// Larger files are none of ours: four layers of 1,024 units have 13 MiB.
@@ -50,8 +50,8 @@ impl PolicyFile {
     /// The policy is one that needs no file.
     pub fn to_bytes(&self, made: &str) -> Result<Vec<u8>> {
         match &self.policy {
-            Policy::Thresholds(of) => Ok(thresholds::write(self, of, made).into_bytes()),
-            Policy::Dqn(of) => network::write(self, of, made),
+            RoutingPolicy::Thresholds(of) => Ok(thresholds::write(self, of, made).into_bytes()),
+            RoutingPolicy::Dqn(of) => network::write(self, of, made),
             _ => bail!("only thresholds and networks have files"),
         }
     }
@@ -96,15 +96,15 @@ pub fn id(model: &str) -> u64 {
 
 /// A word for a kind of policy, for metrics and tables.
 #[must_use]
-pub const fn kind(policy: &Policy) -> &'static str {
+pub const fn kind(policy: &RoutingPolicy) -> &'static str {
     match policy {
-        Policy::Fixed(_) => "fixed",
-        Policy::RoundRobin => "round_robin",
-        Policy::LeastLoaded => "least_loaded",
-        Policy::Rule { .. } => "rule",
-        Policy::Considerate { .. } => "considerate",
-        Policy::Thresholds(_) => "thresholds",
-        Policy::Dqn(_) => "dqn",
+        RoutingPolicy::Fixed(_) => "fixed",
+        RoutingPolicy::RoundRobin => "round_robin",
+        RoutingPolicy::LeastLoaded => "least_loaded",
+        RoutingPolicy::Rule { .. } => "rule",
+        RoutingPolicy::Considerate { .. } => "considerate",
+        RoutingPolicy::Thresholds(_) => "thresholds",
+        RoutingPolicy::Dqn(_) => "dqn",
     }
 }
 
@@ -126,16 +126,16 @@ mod tests {
         PolicyFile {
             models: names(&["large", "small"]),
             classes: names(&["interactive", "batch"]),
-            policy: Policy::Thresholds(of),
+            policy: RoutingPolicy::Thresholds(of),
         }
     }
 
     fn network() -> PolicyFile {
         let (models, classes) = (names(&["large", "small"]), names(&["interactive", "batch"]));
-        let mut file = PolicyFile { models, classes, policy: Policy::RoundRobin };
+        let mut file = PolicyFile { models, classes, policy: RoutingPolicy::RoundRobin };
         let features = Features::Predictions;
         let of = Mlp::random(&[features.len(2, 2), 8, 2], &mut Random::new(1));
-        file.policy = Policy::Dqn(Dqn::new(of, features, &file.router_models(|_, _| 1.0), 2));
+        file.policy = RoutingPolicy::Dqn(Dqn::new(of, features, &file.router_models(|_, _| 1.0), 2));
         file
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use sched::route::{Choice, Model, ModelSet, Policy, Replica, Router, State};
+use sched::route::{Model, ModelChoice, ModelSet, Replica, Router, RoutingPolicy, State};
 
 use crate::{decision::Decision, policy};
 
@@ -14,7 +14,7 @@ use crate::{decision::Decision, policy};
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The policy.
-    pub policy: &'a Policy,
+    pub policy: &'a RoutingPolicy,
     /// The models in the order of the policy; those of each record if there are none.
     pub models: &'a [String],
     /// The classes in the same way.
@@ -67,7 +67,7 @@ pub fn replay(decisions: &[Decision], asked: Asked<'_>) -> Replayed {
     replayed
 }
 
-fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[String]) -> Option<Choice> {
+fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[String]) -> Option<ModelChoice> {
     let place = |model: &str| names.iter().position(|name| name == model);
     let class = classes.iter().position(|class| *class == decision.class).unwrap_or(classes.len());
     // A model that is none of the policy's keeps its place among engines, where the router passes it over.
@@ -81,7 +81,7 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
 }
 
 impl Replayed {
-    fn note(&mut self, decision: &Decision, choice: Option<(&String, Choice)>) {
+    fn note(&mut self, decision: &Decision, choice: Option<(&String, ModelChoice)>) {
         let recorded = decision.choice.as_ref();
         let worth =
             |model: &str| decision.models.iter().find(|open| open.name == model).map_or(0.0, |open| open.reward.into());
@@ -108,13 +108,13 @@ mod tests {
     use super::*;
     use crate::decision::tests::decision;
 
-    fn asked(policy: &Policy) -> Asked<'_> {
+    fn asked(policy: &RoutingPolicy) -> Asked<'_> {
         Asked { policy, models: &[], classes: &[], margin: 1.1 }
     }
 
     /// Decisions of the rule, of which the later ones find the large model's engine busy.
     fn recorded() -> Vec<Decision> {
-        let rule = Policy::Rule { margin: 1.1 };
+        let rule = RoutingPolicy::Rule { margin: 1.1 };
         let mut decisions: Vec<_> = (0..10).map(|at| decision(at * 100, at as u32 * 2, 9_000)).collect();
         let mut router = Router::new(
             decisions[0]
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_same_policy_decides_the_same() {
         let decisions = recorded();
-        let rule = Policy::Rule { margin: 1.1 };
+        let rule = RoutingPolicy::Rule { margin: 1.1 };
         let replayed = replay(&decisions, asked(&rule));
         assert_eq!((replayed.asked, replayed.same, replayed.other_models), (10, 10, 0));
         assert_eq!(replayed.in_time.0, replayed.in_time.1);
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn another_policy_decides_otherwise_but_never_late_while_one_is_in_time() {
         let decisions = recorded();
-        let fixed = replay(&decisions, asked(&Policy::Fixed(1)));
+        let fixed = replay(&decisions, asked(&RoutingPolicy::Fixed(1)));
         assert!(fixed.same < 10 && fixed.worth.1 < fixed.worth.0);
-        let late = replay(&decisions, asked(&Policy::Fixed(0)));
+        let late = replay(&decisions, asked(&RoutingPolicy::Fixed(0)));
         assert_eq!(late.in_time, (10, 10), "the guard is in force");
         assert_eq!(fixed.met, (10, 10));
     }
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_policy_for_other_models_is_not_asked() {
         let names = ["large".to_owned(), "other".to_owned()];
-        let replayed = replay(&recorded(), Asked { models: &names, ..asked(&Policy::RoundRobin) });
+        let replayed = replay(&recorded(), Asked { models: &names, ..asked(&RoutingPolicy::RoundRobin) });
         assert_eq!((replayed.asked, replayed.other_models), (0, 10));
     }
 }

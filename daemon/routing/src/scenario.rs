@@ -8,8 +8,8 @@ mod calibrate;
 
 use anyhow::{Context as _, Result, ensure};
 use sched::route::{
-    Cost, Model, ModelSet, Path, Random, Request, Slo,
-    serving::{Arrival, Engine, Lengths, Setup},
+    ClientPath, Cost, Model, ModelSet, Random, RoutedRequest, Slo,
+    serving::{Arrival, Lengths, Setup, SimulatedEngine},
 };
 use serde::{Deserialize, Serialize};
 
@@ -206,7 +206,7 @@ impl Scenario {
             id: policy::id(&model.name),
             rewards: model.quality_percent.of(self.classes.len()).iter().map(|percent| percent / 100.0).collect(),
         };
-        let engine = |engine: &EngineSpec| Engine {
+        let engine = |engine: &EngineSpec| SimulatedEngine {
             model: self.models.iter().position(|model| model.name == engine.model).unwrap_or_default(),
             group: engine.gpu,
             most_running: engine.max_in_flight,
@@ -266,7 +266,7 @@ impl Scenario {
                 back_ns: half_trip_ns,
                 deadline_ns: arrived_ns.saturating_add(budget_ns(f64::from(output_tokens))),
                 output_tokens,
-                request: Request {
+                request: RoutedRequest {
                     class,
                     prompt_tokens,
                     expected_tokens: expected_tokens as u32,
@@ -275,7 +275,7 @@ impl Scenario {
                     weight: 1.0,
                     allowed: ModelSet::ALL,
                 },
-                path: Path { smoothed_rtt_ns: 2 * half_trip_ns, ..Path::default() },
+                path: ClientPath { smoothed_rtt_ns: 2 * half_trip_ns, ..ClientPath::default() },
             });
         }
     }

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use routing::{learn, policy::PolicyFile, scenario::Scenario};
-use sched::route::Policy;
+use sched::route::RoutingPolicy;
 use sha2::{Digest as _, Sha256};
 
 #[test]
@@ -19,7 +19,7 @@ fn shipped_policies_have_the_scores_of_their_log_and_beat_the_rule() {
         let row = rows.lines().find_map(|row| row.strip_prefix(name)).unwrap();
         row.trim().split(' ').next().unwrap().parse().unwrap()
     };
-    let means = |name: &str, policy: &Policy| {
+    let means = |name: &str, policy: &RoutingPolicy| {
         let rows = learn::evaluate(&scenario, policy, 3);
         for row in &rows {
             let (played, logged) = (row.score.mean, logged(name, row.requests_per_sec));
@@ -27,7 +27,7 @@ fn shipped_policies_have_the_scores_of_their_log_and_beat_the_rule() {
         }
         rows.iter().map(|row| row.score.mean).sum::<f64>() / 2.0
     };
-    let rule = means("rule", &Policy::Rule { margin: 1.1 });
+    let rule = means("rule", &RoutingPolicy::Rule { margin: 1.1 });
     for name in ["three-models-thresholds.toml", "three-models-network.safetensors"] {
         let bytes = fs::read(folder.join(name)).unwrap();
         let made = String::from_utf8_lossy(&bytes);

@@ -18,7 +18,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use sched::route::{Choice, Reason};
+use sched::route::{ModelChoice, Reason};
 
 use self::{engines::Shown, genai::GenAi, quotas::Quotas};
 use crate::{
@@ -243,7 +243,7 @@ impl GatewayMetrics {
     }
 
     /// Counts what the policy of an alias decided, and whether its shadow agreed.
-    pub fn decided(&self, alias: &str, by: &Decided, model: &Arc<str>, choice: &Choice) {
+    pub fn decided(&self, alias: &str, by: &Decided, model: &Arc<str>, choice: &ModelChoice) {
         let cause = if let Reason::Fallback(cause) = choice.reason { cause.name() } else { "" };
         let (alias, reason) = (alias.to_owned(), choice.reason.name());
         if let Some(shadow) = by.shadow {

@@ -10,7 +10,8 @@ use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use routing::decision::Decision;
 use sched::route::{
-    Choice, Commitment, Cost, Curve, Load, ModelSet, Observed, Path, Replica, Request, Slo, State, share_groups,
+    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Observed, Replica, RoutedRequest, Slo,
+    State, share_groups,
 };
 
 use crate::{openai::Ask, places::Engines};
@@ -106,7 +107,7 @@ pub struct Route {
     /// Why it was this one, for people.
     pub reason: &'static str,
     /// What was predicted, if anything is known.
-    pub choice: Option<Choice>,
+    pub choice: Option<ModelChoice>,
     /// The policy that decided, if the request named an alias and its policy was asked.
     pub by: Option<Decided>,
     /// Its record, if decisions are recorded.
@@ -161,7 +162,7 @@ impl Wanted {
 
     /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
     /// trip ago. Without a shared clock only the gateway can subtract that.
-    fn at_the_gateway(&self, path: &Path) -> Slo {
+    fn at_the_gateway(&self, path: &ClientPath) -> Slo {
         let left = |limit_ns: u64| match limit_ns {
             Slo::NONE => Slo::NONE,
             _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
@@ -237,7 +238,7 @@ impl Routes {
                 group,
                 usable: true,
                 most_running: engines.most_in_flight(),
-                load: Load::default(),
+                load: EngineLoad::default(),
                 curve: Curve::new(Cost { sharing: SHARING, ..Cost::default() }),
             }));
         }
@@ -294,14 +295,14 @@ impl Routes {
     /// Decides which model answers a request to a client over `path`; `None` if none of them has an engine that has not
     /// failed. The policy of its alias decides about a request with limits. One without goes to the best model with room, or
     /// else to the one for which the fewest wait, unless the policy balances engines.
-    pub fn route(&self, asked: Asked<'_>, wanted: &Wanted, path: Path) -> Option<Route> {
+    pub fn route(&self, asked: Asked<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         known.look(&self.engines, now_ns);
         let class = known.lengths.class(asked.class);
         let (prompt_tokens, expected_tokens) = known.expect(wanted, class);
         let slo = wanted.at_the_gateway(&path);
-        let request = Request {
+        let request = RoutedRequest {
             class: 0,
             prompt_tokens,
             expected_tokens,
@@ -310,7 +311,7 @@ impl Routes {
             weight: 1.0,
             allowed: ModelSet::NONE,
         };
-        let path = Path { bytes_per_token: BYTES_PER_TOKEN, ..path };
+        let path = ClientPath { bytes_per_token: BYTES_PER_TOKEN, ..path };
         let until_ns =
             (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
         let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;

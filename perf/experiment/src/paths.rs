@@ -21,7 +21,7 @@ pub mod trees;
 use anyhow::{Context as _, Result};
 use instruments::random::Random;
 use plan::paths::{Cell, Links, Path, PathsPlan, Scheduler};
-use sched::path::{self as placement, Choice, Placement, Request};
+use sched::path::{self as placement, PathChoice, Placement, StreamProfile};
 
 use self::{
     link::Link,
@@ -122,7 +122,7 @@ impl Of<'_> {
             Scheduler::MpquicSaEcf => self.packets_by(Rule::SaEcf, Order::Priority),
             Scheduler::MpquicSaEcfTurns => self.packets_by(Rule::SaEcf, Order::Turns),
             Scheduler::Fstream => {
-                let paths: Vec<_> = self.place(Placement::FStream, false).iter().map(Choice::path).collect();
+                let paths: Vec<_> = self.place(Placement::FStream, false).iter().map(PathChoice::path).collect();
                 // Its streams are placed where they are sent from.
                 let request_ns = self.first_request_ns();
                 let mut way = self.pinned(&paths, Order::Lottery);
@@ -132,7 +132,7 @@ impl Of<'_> {
                 way
             }
             Scheduler::Paced | Scheduler::BestPerStream => {
-                let paths: Vec<_> = self.place(Placement::Paced, false).iter().map(Choice::path).collect();
+                let paths: Vec<_> = self.place(Placement::Paced, false).iter().map(PathChoice::path).collect();
                 self.pinned(&paths, Order::Priority)
             }
             Scheduler::PacedRanges => self.parted(&self.place(Placement::Paced, true)),
@@ -159,17 +159,17 @@ impl Of<'_> {
 
     /// Each stream on one path, over which it is asked for.
     fn pinned(&self, paths: &[usize], order: Order) -> Way {
-        let choices: Vec<_> = paths.iter().map(|path| Choice::One(*path)).collect();
+        let choices: Vec<_> = paths.iter().map(|path| PathChoice::One(*path)).collect();
         Way { order, ..self.parted(&choices) }
     }
 
     /// Streams where they were placed, parts of them included. Each is asked for over its path.
-    fn parted(&self, choices: &[Choice]) -> Way {
+    fn parted(&self, choices: &[PathChoice]) -> Way {
         let (mut streams, mut paths) = (Vec::new(), Vec::new());
         for (of, (stream, choice)) in self.plan.streams.iter().zip(choices).enumerate() {
             let parts = match choice {
-                Choice::One(path) | Choice::Copies([path, _]) => vec![(*path, stream.bytes)],
-                Choice::Ranges(ranges) => ranges.iter().map(|range| (range.path, range.bytes)).collect(),
+                PathChoice::One(path) | PathChoice::Copies([path, _]) => vec![(*path, stream.bytes)],
+                PathChoice::Ranges(ranges) => ranges.iter().map(|range| (range.path, range.bytes)).collect(),
             };
             for (path, bytes) in parts {
                 let begins_ns = (self.cell.paths[path].rtt_ms * 1e6) as u64 / 2;
@@ -190,9 +190,9 @@ impl Of<'_> {
     }
 
     /// Places all streams by what is known of the paths: rates and round trips, as the paper has it.
-    fn place(&self, placement: Placement, in_ranges: bool) -> Vec<Choice> {
+    fn place(&self, placement: Placement, in_ranges: bool) -> Vec<PathChoice> {
         let leads: Vec<_> = self.cell.paths.iter().map(|path| (path.rtt_ms * 1e6) as u64 / 2).collect();
-        let requests = self.plan.streams.iter().map(|stream| Request {
+        let requests = self.plan.streams.iter().map(|stream| StreamProfile {
             bytes: stream.bytes,
             weight: stream.priority,
             is_urgent: false,
@@ -204,15 +204,15 @@ impl Of<'_> {
     }
 
     /// The paths as schedulers see them. Rates are those of streams' bytes.
-    fn views(&self, leads: &[u64]) -> Vec<placement::Path> {
+    fn views(&self, leads: &[u64]) -> Vec<placement::CandidatePath> {
         let links = &self.plan.links;
-        let view = |(path, lead_ns): (&Path, &u64)| placement::Path {
+        let view = |(path, lead_ns): (&Path, &u64)| placement::CandidatePath {
             smoothed_rtt_ns: (path.rtt_ms * 1e6) as u64,
             min_rtt_ns: (path.rtt_ms * 1e6) as u64,
             bytes_per_sec: stream_bytes_per_sec(path, links),
             window_bytes: u64::from(links.initial_window) * links.payload_bytes,
             lead_ns: *lead_ns,
-            ..placement::Path::default()
+            ..placement::CandidatePath::default()
         };
         self.cell.paths.iter().zip(leads).map(view).collect()
     }

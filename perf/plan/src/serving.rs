@@ -223,7 +223,7 @@ pub struct Policy {
     pub blind: bool,
 }
 
-/// How models are chosen; see `sched::route::Policy`.
+/// How models are chosen; see `sched::route::RoutingPolicy`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Choose {
@@ -307,7 +307,7 @@ impl ServingPlan {
             prefill_per_token_ns: ns(model.prefill_per_token_ms),
             sharing: self.sharing,
         };
-        let engine = |group, (at, model): (usize, &Model)| serving::Engine {
+        let engine = |group, (at, model): (usize, &Model)| serving::SimulatedEngine {
             model: at,
             group,
             most_running: model.most_running,

@@ -3,14 +3,14 @@
 //! All times are nanoseconds from now until the last byte has arrived, as `f64`: sizes and rates of extremes neither overflow
 //! nor round to nothing.
 
-use super::Path;
+use super::CandidatePath;
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.
 ///
 /// It takes every stream on the path to last for as long as the new one, and sees no backlog.
 #[must_use]
-pub fn fstream_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
+pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let own = f64::from(weight.max(1));
     let sum: f64 = path.placed.iter().map(|placed| f64::from(placed.weight.max(1))).sum();
     let share = own / (sum + own) * rate(path);
@@ -25,7 +25,7 @@ pub fn fstream_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
 /// `lead` on, and idles meanwhile while its window is smaller than what it carries in a round trip (`pauses_ns`). Exact if nothing is
 /// placed there later and nothing is lost.
 #[must_use]
-pub fn finish_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
+pub fn finish_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     let turns = bytes as f64 / f64::from(weight.max(1));
     let others = path.placed.iter().map(|placed| (placed.bytes as f64).min(f64::from(placed.weight.max(1)) * turns));
     ends_ns(path, others.sum::<f64>() + bytes as f64)
@@ -33,13 +33,13 @@ pub fn finish_ns(path: &Path, bytes: u64, weight: u32) -> f64 {
 
 /// The same if all streams have equal shares: what schedulers without weights give.
 #[must_use]
-pub fn fair_ns(path: &Path, bytes: u64) -> f64 {
+pub fn fair_ns(path: &CandidatePath, bytes: u64) -> f64 {
     let others = path.placed.iter().map(|placed| placed.bytes.min(bytes) as f64);
     ends_ns(path, others.sum::<f64>() + bytes as f64)
 }
 
 /// When so many bytes behind the backlog have arrived.
-fn ends_ns(path: &Path, bytes: f64) -> f64 {
+fn ends_ns(path: &CandidatePath, bytes: f64) -> f64 {
     let carried = path.backlog_bytes as f64 + bytes;
     path.lead_ns as f64 + carried / rate(path) + pauses_ns(path, carried) + path.smoothed_rtt_ns as f64 / 2.0
 }
@@ -47,7 +47,7 @@ fn ends_ns(path: &Path, bytes: f64) -> f64 {
 /// How long a path idles in slow start (RFC 9002 §7.3.1) before it has carried so many bytes: each round trip carries a window and
 /// idles for the rest, and the next window is twice as large. The round trip is the shortest one, if that is known: what waits in the
 /// path's queue is no reason to idle.
-fn pauses_ns(path: &Path, bytes: f64) -> f64 {
+fn pauses_ns(path: &CandidatePath, bytes: f64) -> f64 {
     let rtt_ns = path.shortest_rtt_ns() as f64;
     let (mut window_ns, mut left_ns) = (path.window_bytes as f64 / rate(path), bytes / rate(path));
     let mut pauses = 0.0;
@@ -61,6 +61,6 @@ fn pauses_ns(path: &Path, bytes: f64) -> f64 {
 }
 
 /// Bytes per nanosecond.
-fn rate(path: &Path) -> f64 {
+fn rate(path: &CandidatePath) -> f64 {
     path.bytes_per_sec.max(1) as f64 / 1e9
 }

@@ -1,6 +1,6 @@
 //! A large request over several paths at once, by ranges (RFC 9110 §14).
 
-use super::{Path, Request, estimate};
+use super::{CandidatePath, StreamProfile, estimate};
 
 /// The least gain of several paths over one, as a part of the time on one path. Errors of estimates and losses cost about as much.
 pub const LEAST_GAIN: f64 = 0.1;
@@ -10,7 +10,7 @@ pub const LEAST_BYTES: u64 = 32 * 1024;
 
 /// A part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct ByteRange {
     /// The place of its path.
     pub path: usize,
     /// Where it begins in the request.
@@ -22,7 +22,7 @@ pub struct Range {
 /// Divides a request so that all parts end at the same time, over as many paths as gain from it: a path that would begin when
 /// the others are done gets nothing. Parts of less than [`LEAST_BYTES`] are left to other paths. Empty without paths.
 #[must_use]
-pub fn split(request: &Request, paths: &[Path]) -> Vec<Range> {
+pub fn split(request: &StreamProfile, paths: &[CandidatePath]) -> Vec<ByteRange> {
     let mut used: Vec<usize> = (0..paths.len()).collect();
     loop {
         let parts = parts(request, paths, &used);
@@ -36,16 +36,16 @@ pub fn split(request: &Request, paths: &[Path]) -> Vec<Range> {
 
 /// Whether a division ends so much earlier than the request does on the best path alone that it is worth it.
 #[must_use]
-pub fn gains(request: &Request, paths: &[Path], ranges: &[Range]) -> bool {
-    let end = |path: &Path, bytes| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64;
+pub fn gains(request: &StreamProfile, paths: &[CandidatePath], ranges: &[ByteRange]) -> bool {
+    let end = |path: &CandidatePath, bytes| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64;
     let alone = paths.iter().map(|path| end(path, request.bytes)).fold(f64::INFINITY, f64::min);
     let parts = ranges.iter().filter_map(|range| Some(end(paths.get(range.path)?, range.bytes)));
     ranges.len() > 1 && parts.fold(0.0, f64::max) <= (1.0 - LEAST_GAIN) * alone
 }
 
 /// How much each path carries if all end together.
-fn parts(request: &Request, paths: &[Path], used: &[usize]) -> Vec<u64> {
-    let used: Vec<&Path> = used.iter().filter_map(|place| paths.get(*place)).collect();
+fn parts(request: &StreamProfile, paths: &[CandidatePath], used: &[usize]) -> Vec<u64> {
+    let used: Vec<&CandidatePath> = used.iter().filter_map(|place| paths.get(*place)).collect();
     // By halves: more time never carries less.
     let alone = used.iter().map(|path| estimate::finish_ns(path, request.bytes, request.weight) + path.cost_ns as f64);
     let (mut early, mut late) = (0.0, alone.fold(f64::INFINITY, f64::min));
@@ -66,7 +66,7 @@ fn parts(request: &Request, paths: &[Path], used: &[usize]) -> Vec<u64> {
 
 /// How many bytes of the request, at most all, a path delivers within `time_ns`: the inverse of
 /// [`finish_ns`](estimate::finish_ns), by halves because streams on the path end meanwhile.
-fn carried_by(path: &Path, request: &Request, time_ns: f64) -> f64 {
+fn carried_by(path: &CandidatePath, request: &StreamProfile, time_ns: f64) -> f64 {
     let fits = |bytes: u64| estimate::finish_ns(path, bytes, request.weight) + path.cost_ns as f64 <= time_ns;
     if fits(request.bytes) {
         return request.bytes as f64;
@@ -79,10 +79,10 @@ fn carried_by(path: &Path, request: &Request, time_ns: f64) -> f64 {
     fitting as f64
 }
 
-fn ranges(used: &[usize], parts: &[u64]) -> Vec<Range> {
+fn ranges(used: &[usize], parts: &[u64]) -> Vec<ByteRange> {
     let mut offset = 0;
     let with_offset = used.iter().zip(parts).map(|(path, bytes)| {
-        let range = Range { path: *path, offset, bytes: *bytes };
+        let range = ByteRange { path: *path, offset, bytes: *bytes };
         offset += bytes;
         range
     });

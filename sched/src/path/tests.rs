@@ -10,23 +10,30 @@ const MS: u64 = 1_000_000;
 const MBIT: u64 = 125_000;
 
 /// The two streams of the paper.
-const A: Request = Request { bytes: 26_000, weight: 255, is_urgent: true, is_idempotent: true, is_divisible: false };
-const B: Request = Request { bytes: 900_000, weight: 8, is_urgent: false, is_idempotent: true, is_divisible: false };
+const A: StreamProfile =
+    StreamProfile { bytes: 26_000, weight: 255, is_urgent: true, is_idempotent: true, is_divisible: false };
+const B: StreamProfile =
+    StreamProfile { bytes: 900_000, weight: 8, is_urgent: false, is_idempotent: true, is_divisible: false };
 
-fn path(mbit: u64, rtt_ms: u64) -> Path {
+fn path(mbit: u64, rtt_ms: u64) -> CandidatePath {
     let rtt_ns = rtt_ms * MS;
-    Path { smoothed_rtt_ns: rtt_ns, min_rtt_ns: rtt_ns, bytes_per_sec: mbit * MBIT, ..Path::default() }
+    CandidatePath {
+        smoothed_rtt_ns: rtt_ns,
+        min_rtt_ns: rtt_ns,
+        bytes_per_sec: mbit * MBIT,
+        ..CandidatePath::default()
+    }
 }
 
-fn placed(placement: Placement, second: Path) -> [usize; 2] {
+fn placed(placement: Placement, second: CandidatePath) -> [usize; 2] {
     let choices = place_all(placement, &[A, B], &mut [path(1, 1), second], 0);
     [choices[0].path(), choices[1].path()]
 }
 
-fn arbitrary_paths() -> impl Strategy<Value = Vec<Path>> {
+fn arbitrary_paths() -> impl Strategy<Value = Vec<CandidatePath>> {
     let placed = (0..10_000_000_u64, 0..256_u32).prop_map(|(bytes, weight)| Placed { bytes, weight });
     let path = (1..400 * MS, 1..200 * MBIT, 0..1_000_000_u64, prop::collection::vec(placed, 0..4)).prop_map(
-        |(smoothed_rtt_ns, bytes_per_sec, backlog_bytes, placed)| Path {
+        |(smoothed_rtt_ns, bytes_per_sec, backlog_bytes, placed)| CandidatePath {
             smoothed_rtt_ns,
             min_rtt_ns: smoothed_rtt_ns,
             bytes_per_sec,
@@ -40,9 +47,9 @@ fn arbitrary_paths() -> impl Strategy<Value = Vec<Path>> {
     prop::collection::vec(path, 1..5)
 }
 
-fn arbitrary_request() -> impl Strategy<Value = Request> {
+fn arbitrary_request() -> impl Strategy<Value = StreamProfile> {
     (1..20_000_000_u64, 1..256_u32, any::<[bool; 3]>()).prop_map(
-        |(bytes, weight, [is_urgent, is_idempotent, is_divisible])| Request {
+        |(bytes, weight, [is_urgent, is_idempotent, is_divisible])| StreamProfile {
             bytes,
             weight,
             is_urgent,
@@ -76,13 +83,13 @@ fn paced_counts_that_a_has_ended_long_before_b() {
 #[test]
 fn a_stream_with_less_weight_chooses_later_however_early_it_came() {
     let choices = place_all(Placement::FStream, &[B, A], &mut [path(1, 1), path(1, 1)], 0);
-    assert_eq!(choices, [Choice::One(1), Choice::One(0)]);
+    assert_eq!(choices, [PathChoice::One(1), PathChoice::One(0)]);
 }
 
 #[test]
 fn the_lowest_rtt_is_chosen_while_its_window_has_room() {
     let mut paths = [path(10, 100), path(10, 10)];
-    let place = |paths: &[Path]| place(Placement::LowestRtt, &B, paths, 0).map(|choice| choice.path());
+    let place = |paths: &[CandidatePath]| place(Placement::LowestRtt, &B, paths, 0).map(|choice| choice.path());
     assert_eq!(place(&paths), Some(1));
     paths[1].backlog_bytes = 12_500;
     assert_eq!(place(&paths), Some(0), "10 ms at 10 Mbit/s are in flight");
@@ -111,53 +118,57 @@ fn round_robin_goes_by_the_count_alone() {
 #[test]
 fn only_small_urgent_requests_that_may_arrive_twice_are_copied() {
     let paths = [path(1, 400), path(1, 20), path(1, 10)];
-    let small = Request { bytes: 1_000, ..A };
+    let small = StreamProfile { bytes: 1_000, ..A };
     let place = |request| place(Placement::Redundant, &request, &paths, 0);
-    assert_eq!(place(small), Some(Choice::Copies([2, 1])));
-    assert_eq!(place(A), Some(Choice::One(2)), "it is too large");
-    assert_eq!(place(Request { is_urgent: false, ..small }), Some(Choice::One(2)));
-    assert_eq!(place(Request { is_idempotent: false, ..small }), Some(Choice::One(2)));
-    assert_eq!(super::place(Placement::Redundant, &small, &paths[..1], 0), Some(Choice::One(0)), "there is one path");
+    assert_eq!(place(small), Some(PathChoice::Copies([2, 1])));
+    assert_eq!(place(A), Some(PathChoice::One(2)), "it is too large");
+    assert_eq!(place(StreamProfile { is_urgent: false, ..small }), Some(PathChoice::One(2)));
+    assert_eq!(place(StreamProfile { is_idempotent: false, ..small }), Some(PathChoice::One(2)));
+    assert_eq!(
+        super::place(Placement::Redundant, &small, &paths[..1], 0),
+        Some(PathChoice::One(0)),
+        "there is one path"
+    );
 }
 
 #[test]
 fn ranges_use_both_paths_where_one_stream_could_not() {
-    let request = Request { is_divisible: true, ..B };
+    let request = StreamProfile { is_divisible: true, ..B };
     let choice = place(Placement::Paced, &request, &[path(1, 1), path(1, 1)], 0);
-    let Some(Choice::Ranges(ranges)) = choice else { panic!("{choice:?}") };
+    let Some(PathChoice::Ranges(ranges)) = choice else { panic!("{choice:?}") };
     assert!(ranges.iter().all(|range| range.bytes == 450_000), "{ranges:?}");
-    assert_eq!(place(Placement::Paced, &request, &[path(100, 1), path(1, 400)], 0), Some(Choice::One(0)));
+    assert_eq!(place(Placement::Paced, &request, &[path(100, 1), path(1, 400)], 0), Some(PathChoice::One(0)));
     assert!(split(&request, &[path(20, 1), path(1, 1)]).len() == 2, "it would end a 21st earlier");
-    assert_eq!(place(Placement::Paced, &request, &[path(20, 1), path(1, 1)], 0), Some(Choice::One(0)));
+    assert_eq!(place(Placement::Paced, &request, &[path(20, 1), path(1, 1)], 0), Some(PathChoice::One(0)));
 }
 
 #[test]
 fn a_window_that_has_to_grow_is_counted() {
     // 10 Mbit/s and 20 ms beside 50 Mbit/s and 100 ms, on which 150 KB take three windows, of 42, 84 and 24 KB.
-    let far = Path { window_bytes: 42_000, lead_ns: 50 * MS, ..path(50, 100) };
-    let near = Path { window_bytes: 42_000, lead_ns: 10 * MS, ..path(10, 20) };
-    let script = Request { bytes: 150_000, ..A };
+    let far = CandidatePath { window_bytes: 42_000, lead_ns: 50 * MS, ..path(50, 100) };
+    let near = CandidatePath { window_bytes: 42_000, lead_ns: 10 * MS, ..path(10, 20) };
+    let script = StreamProfile { bytes: 150_000, ..A };
     assert!((finish_ns(&near, script.bytes, 1) / 1e6 - 140.0).abs() < 0.01);
     assert!((finish_ns(&far, script.bytes, 1) / 1e6 - (124.0 + 93.28 + 86.56)).abs() < 0.01);
-    assert_eq!(place(Placement::Paced, &script, &[near.clone(), far.clone()], 0), Some(Choice::One(0)));
+    assert_eq!(place(Placement::Paced, &script, &[near.clone(), far.clone()], 0), Some(PathChoice::One(0)));
     // With a window that fills it, or where nobody knows, the faster path is the better one.
     for window_bytes in [625_000, 0] {
-        let grown = Path { window_bytes, ..far.clone() };
-        assert_eq!(place(Placement::Paced, &script, &[near.clone(), grown], 0), Some(Choice::One(1)));
+        let grown = CandidatePath { window_bytes, ..far.clone() };
+        assert_eq!(place(Placement::Paced, &script, &[near.clone(), grown], 0), Some(PathChoice::One(1)));
     }
     // A queue before the path makes round trips longer, and does not make it idle.
-    let queued = Path { smoothed_rtt_ns: 900 * MS, window_bytes: 625_000, ..far };
+    let queued = CandidatePath { smoothed_rtt_ns: 900 * MS, window_bytes: 625_000, ..far };
     assert!((finish_ns(&queued, 3_000_000, 1) / 1e6 - (50.0 + 480.0 + 450.0)).abs() < 0.01);
 }
 
 #[test]
 fn a_costly_path_is_taken_only_for_what_it_gains() {
-    let costly = |mbit| Path { cost_ns: 1_000 * MS, ..path(mbit, 1) };
+    let costly = |mbit| CandidatePath { cost_ns: 1_000 * MS, ..path(mbit, 1) };
     for (placement, request) in [(Placement::Paced, A), (Placement::FStream, A)] {
-        assert_eq!(place(placement, &request, &[path(1, 1), costly(100)], 0), Some(Choice::One(0)));
-        assert_eq!(place(placement, &B, &[path(1, 1), costly(100)], 0), Some(Choice::One(1)));
+        assert_eq!(place(placement, &request, &[path(1, 1), costly(100)], 0), Some(PathChoice::One(0)));
+        assert_eq!(place(placement, &B, &[path(1, 1), costly(100)], 0), Some(PathChoice::One(1)));
     }
-    assert_eq!(place(Placement::LowestRtt, &A, &[path(1, 900), costly(100)], 0), Some(Choice::One(0)));
+    assert_eq!(place(Placement::LowestRtt, &A, &[path(1, 900), costly(100)], 0), Some(PathChoice::One(0)));
 }
 
 #[test]
@@ -173,7 +184,7 @@ fn names_differ() {
 }
 
 /// When streams that share a rate by weight end, in nanoseconds: step by step, from one end to the next.
-fn shared_ends(path: &Path, streams: &[Placed]) -> Vec<f64> {
+fn shared_ends(path: &CandidatePath, streams: &[Placed]) -> Vec<f64> {
     let rate = path.bytes_per_sec as f64 / 1e9;
     let mut left: Vec<_> = streams.iter().map(|stream| stream.bytes as f64).collect();
     let mut ends = vec![None; streams.len()];
@@ -212,7 +223,7 @@ proptest! {
     ) {
         for path in &paths {
             let end = |window_bytes: u64, bytes| {
-                finish_ns(&Path { window_bytes, ..path.clone() }, bytes, request.weight)
+                finish_ns(&CandidatePath { window_bytes, ..path.clone() }, bytes, request.weight)
             };
             let [small, large] = [windows[0].min(windows[1]), windows[0].max(windows[1])];
             let known = end(large, request.bytes);
@@ -246,10 +257,10 @@ proptest! {
         mut paths in arbitrary_paths(), costs in prop::collection::vec(0..500 * MS, 5), request in arbitrary_request(),
     ) {
         paths.iter_mut().zip(costs).for_each(|(path, cost_ns)| path.cost_ns = cost_ns);
-        let request = Request { is_divisible: false, ..request };
+        let request = StreamProfile { is_divisible: false, ..request };
         for placement in [Placement::Paced, Placement::FStream] {
             let estimate = if placement == Placement::Paced { finish_ns } else { fstream_ns };
-            let time = |path: &Path| estimate(path, request.bytes, request.weight) + path.cost_ns as f64;
+            let time = |path: &CandidatePath| estimate(path, request.bytes, request.weight) + path.cost_ns as f64;
             let chosen = place(placement, &request, &paths, 0).unwrap().path();
             prop_assert!(paths.iter().all(|path| time(&paths[chosen]) <= time(path)));
         }
@@ -261,9 +272,9 @@ proptest! {
     ) {
         for placement in Placement::ALL {
             match place(placement, &request, &paths, turn).unwrap() {
-                Choice::One(path) => prop_assert!(path < paths.len()),
-                Choice::Copies([a, b]) => prop_assert!(a != b && a.max(b) < paths.len()),
-                Choice::Ranges(ranges) => prop_assert!(ranges.iter().all(|range| range.path < paths.len())),
+                PathChoice::One(path) => prop_assert!(path < paths.len()),
+                PathChoice::Copies([a, b]) => prop_assert!(a != b && a.max(b) < paths.len()),
+                PathChoice::Ranges(ranges) => prop_assert!(ranges.iter().all(|range| range.path < paths.len())),
             }
         }
     }
@@ -278,7 +289,7 @@ proptest! {
             offset += range.bytes;
         }
         prop_assert_eq!(offset, request.bytes);
-        let end = |range: &split::Range| finish_ns(&paths[range.path], range.bytes, request.weight);
+        let end = |range: &split::ByteRange| finish_ns(&paths[range.path], range.bytes, request.weight);
         let alone = paths.iter().map(|path| finish_ns(path, request.bytes, request.weight)).fold(f64::INFINITY, f64::min);
         let [first, last] = [f64::min, f64::max].map(|of| ranges.iter().map(end).reduce(of).unwrap());
         // A byte more or less, at the slowest rate, on either side.
@@ -293,8 +304,8 @@ proptest! {
         rtt in prop::sample::select(vec![0, u64::MAX]), weight in prop::sample::select(vec![0, u32::MAX]),
     ) {
         let placed = vec![Placed { bytes, weight }; 2];
-        let path = Path { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, window_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
-        let request = Request { bytes, weight, is_urgent: true, is_idempotent: true, is_divisible: true };
+        let path = CandidatePath { smoothed_rtt_ns: rtt, min_rtt_ns: 0, bytes_per_sec: rate, backlog_bytes: bytes, window_bytes: bytes, lead_ns: rtt, placed, cost_ns: rtt };
+        let request = StreamProfile { bytes, weight, is_urgent: true, is_idempotent: true, is_divisible: true };
         for placement in Placement::ALL {
             prop_assert!(place(placement, &request, &[path.clone(), path.clone()], u64::MAX).is_some());
         }

@@ -2,7 +2,7 @@
 
 /// The answer of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct ModelChoice {
     /// The index of the model.
     pub model: usize,
     /// The replica's place in [`State::replicas`](super::State::replicas).
@@ -41,12 +41,12 @@ pub enum Reason {
     /// The policy's choice was predicted late, and this one is not.
     Guard,
     /// The policy could not decide; the rule did.
-    Fallback(Cause),
+    Fallback(FallbackCause),
 }
 
 /// Why a policy could not decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum FallbackCause {
     /// A number was NaN or infinite.
     NotFinite,
     /// The load of a replica is too old.
@@ -57,11 +57,11 @@ pub enum Cause {
     Unavailable,
 }
 
-impl Cause {
-    /// All causes, in the order in which [`Counters`](super::Counters) counts them.
+impl FallbackCause {
+    /// All causes, in the order in which [`RouterCounters`](super::RouterCounters) counts them.
     pub const ALL: [Self; 4] = [Self::NotFinite, Self::Stale, Self::Fingerprint, Self::Unavailable];
 
-    /// Returns the place in [`Cause::ALL`].
+    /// Returns the place in [`FallbackCause::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {
@@ -85,7 +85,7 @@ impl Cause {
 }
 
 impl Reason {
-    /// Returns a short name for metrics and logs. All fallbacks have the same; [`Cause::name`] tells them apart.
+    /// Returns a short name for metrics and logs. All fallbacks have the same; [`FallbackCause::name`] tells them apart.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! A policy that counts what a request costs the requests that engines work on already.
 //!
-//! The [rule](super::Policy::Rule) judges each request alone. On busy engines it is wrong in two ways:
+//! The [rule](super::RoutingPolicy::Rule) judges each request alone. On busy engines it is wrong in two ways:
 //!
 //! - Its predictions are too early. Waiting prompts and prompts that arrive later interrupt an answer, and the rule counts neither.
 //! - It ignores costs to others. A request makes the steps of its batch longer, its prompt stops the batch, and it takes time from
@@ -10,8 +10,8 @@
 //! that admitted requests lose. The highest worth wins, so a large model answers as long as nobody pays for it.
 
 use super::admitted::Commitment;
-use super::choice::{Choice, Reason};
-use super::request::{Request, Slo};
+use super::choice::{ModelChoice, Reason};
+use super::request::{RoutedRequest, Slo};
 use super::state::Replica;
 use super::survey::{self, Candidate, Survey};
 
@@ -85,7 +85,7 @@ impl Watch {
     }
 
     /// Notes the engine of a request.
-    pub fn given(&mut self, at: usize, request: &Request, replicas: &[Replica]) {
+    pub fn given(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
             // No sum of prompts takes more than all time for long.
             engine.reading = (engine.reading + replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).min(4.0);
@@ -93,7 +93,7 @@ impl Watch {
     }
 
     /// Returns the choice that is worth most; nothing without a replica. `doubt` is by which factor a prediction may be wrong.
-    pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<Choice> {
+    pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<ModelChoice> {
         let worth = |candidate: Candidate| {
             let engine = self.engines.get(candidate.replica).copied().unwrap_or_default();
             let candidate = candidate.later(engine.unread_ns, engine.stretch, &survey.request.slo);

@@ -124,8 +124,8 @@ pub fn fingerprint(models: &[Model], classes: usize, features: Features) -> u64 
 mod tests {
     use super::*;
     use crate::route::curve::{Cost, Curve};
-    use crate::route::request::{ModelSet, Request, Slo};
-    use crate::route::state::{Load, Path, Replica, State};
+    use crate::route::request::{ModelSet, RoutedRequest, Slo};
+    use crate::route::state::{ClientPath, EngineLoad, Replica, State};
     use crate::route::survey::survey;
     use proptest::prelude::*;
 
@@ -135,12 +135,12 @@ mod tests {
 
     fn replica(model: usize, running: u32) -> Replica {
         let curve = Curve::new(Cost { gpu_ns: 1e7, gpu_per_sequence_ns: 1e6, ..Cost::default() });
-        let load = Load { running, ..Load::default() };
+        let load = EngineLoad { running, ..EngineLoad::default() };
         Replica { model, group: 0, usable: true, most_running: 32, load, curve }
     }
 
-    fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &Request) -> Vec<f32> {
-        let state = State { replicas, admitted: &[], path: Path::default() };
+    fn fill(features: Features, models: &[Model], replicas: &[Replica], request: &RoutedRequest) -> Vec<f32> {
+        let state = State { replicas, admitted: &[], path: ClientPath::default() };
         let mut candidates = Vec::new();
         let survey = survey(&mut candidates, models, request, &state, (4.0, 0));
         let mut input = Vec::new();
@@ -148,8 +148,8 @@ mod tests {
         input
     }
 
-    fn request() -> Request {
-        Request {
+    fn request() -> RoutedRequest {
+        RoutedRequest {
             class: 1,
             prompt_tokens: 10,
             expected_tokens: 100,
@@ -202,10 +202,10 @@ mod tests {
             count in 1..4u64, seen in 1..4usize,
         ) {
             let replicas: Vec<_> = loads.into_iter().map(|(model, running, waiting, others_utilisation, usable)| {
-                let load = Load { running, waiting, others_utilisation, ..Load::default() };
+                let load = EngineLoad { running, waiting, others_utilisation, ..EngineLoad::default() };
                 Replica { load, usable, ..replica(model, 0) }
             }).collect();
-            let request = Request { class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, ..request() };
+            let request = RoutedRequest { class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, ..request() };
             for features in [Features::Predictions, Features::Batches(seen)] {
                 let input = fill(features, &models(count), &replicas, &request);
                 prop_assert_eq!(input.len(), features.len(count as usize, 2));

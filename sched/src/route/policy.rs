@@ -1,6 +1,6 @@
 //! Policies: each is a rule that names a replica, or a cause why it cannot.
 
-use super::choice::{Cause, Choice, Reason};
+use super::choice::{FallbackCause, ModelChoice, Reason};
 use super::considerate::Watch;
 use super::features::{self, Features};
 use super::mlp::{Activations, Mlp, Tensor};
@@ -9,7 +9,7 @@ use super::survey::{self, Candidate, Survey};
 
 /// How a model is chosen.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Policy {
+pub enum RoutingPolicy {
     /// Always this model, and of its replicas the one that is predicted to be earliest. The baselines of the paper §5.1.2.
     Fixed(usize),
     /// One replica after the other, whatever its model.
@@ -37,7 +37,7 @@ pub enum Policy {
 }
 
 /// A limit for each model and class, which the rate of requests lowers: the model with the largest reward of those below
-/// their limits answers. If none is below, it is as with [the rule](Policy::Rule).
+/// their limits answers. If none is below, it is as with [the rule](RoutingPolicy::Rule).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thresholds {
     /// What the limits are about.
@@ -80,7 +80,7 @@ pub struct Dqn {
 /// A policy at work: what it needs besides its rules.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    policy: Policy,
+    policy: RoutingPolicy,
     turn: usize,
     watch: Watch,
     input: Vec<f32>,
@@ -89,15 +89,15 @@ pub(super) struct Seat {
     fits: bool,
 }
 
-/// A doubt for [`Policy::Considerate`] where nothing better is known.
+/// A doubt for [`RoutingPolicy::Considerate`] where nothing better is known.
 pub const DOUBT: f64 = 1.25;
 
 /// Pressures above are all the same.
 const PRESSURE_MOST: f64 = 4.0;
 
 impl Thresholds {
-    /// Returns the same limit for all models and classes, without slopes, and an overload of 0.7: a [rule](Policy::Rule) with
-    /// a margin of 1 / `limit` that knows when to stop. It is where tuning begins.
+    /// Returns the same limit for all models and classes, without slopes, and an overload of 0.7: a
+    /// [rule](RoutingPolicy::Rule) with a margin of 1 / `limit` that knows when to stop. It is where tuning begins.
     #[must_use]
     pub fn uniform(measure: Measure, models: usize, classes: usize, limit: f64) -> Self {
         let classes = classes.max(1);
@@ -118,18 +118,21 @@ impl Thresholds {
         self
     }
 
-    fn decide(&self, survey: &Survey<'_>) -> Result<Choice, Cause> {
+    fn decide(&self, survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
         let models = survey.models.len();
         if self.classes == 0 || self.slopes.len() != models || self.limits.len() != models.saturating_mul(self.classes)
         {
-            return Err(Cause::Fingerprint);
+            return Err(FallbackCause::Fingerprint);
         }
         if self.limits.iter().chain(&self.slopes).chain([&self.overload]).any(|number| !number.is_finite()) {
-            return Err(Cause::NotFinite);
+            return Err(FallbackCause::NotFinite);
         }
         let pressure = survey.pressure().min(PRESSURE_MOST);
         if pressure > self.overload {
-            return survey.cheapest().map(|cheapest| cheapest.choice(Reason::Overload)).ok_or(Cause::Unavailable);
+            return survey
+                .cheapest()
+                .map(|cheapest| cheapest.choice(Reason::Overload))
+                .ok_or(FallbackCause::Unavailable);
         }
         let class = survey.request.class.min(self.classes - 1);
         let below = |candidate: &Candidate| {
@@ -142,7 +145,7 @@ impl Thresholds {
             measured <= limit - slope * pressure
         };
         let best = survey.best(below).map(|best| best.choice(Reason::Threshold));
-        best.or_else(|| nearest(survey)).ok_or(Cause::Unavailable)
+        best.or_else(|| nearest(survey)).ok_or(FallbackCause::Unavailable)
     }
 }
 
@@ -189,90 +192,90 @@ impl Dqn {
 }
 
 impl Seat {
-    pub fn new(policy: Policy, models: &[Model]) -> Self {
-        let fits = !matches!(&policy, Policy::Dqn(dqn) if !dqn.fits(models));
+    pub fn new(policy: RoutingPolicy, models: &[Model]) -> Self {
+        let fits = !matches!(&policy, RoutingPolicy::Dqn(dqn) if !dqn.fits(models));
         Self { policy, turn: 0, watch: Watch::default(), input: Vec::new(), activations: Activations::default(), fits }
     }
 
     /// Whether the policy looks at what engines work on.
     pub const fn looks_at_admitted(&self) -> bool {
-        matches!(self.policy, Policy::Considerate { .. })
+        matches!(self.policy, RoutingPolicy::Considerate { .. })
     }
 
     /// Notes the engine of a request, also where the guard or a fallback chose it.
-    pub fn given(&mut self, choice: &Choice, survey: &Survey<'_>) {
+    pub fn given(&mut self, choice: &ModelChoice, survey: &Survey<'_>) {
         if self.looks_at_admitted() {
             self.watch.given(choice.replica, survey.request, survey.state.replicas);
         }
     }
 
     /// Decides. `stale` says that the state is too old to be learned from.
-    pub fn decide(&mut self, survey: &Survey<'_>, stale: bool) -> Result<Choice, Cause> {
+    pub fn decide(&mut self, survey: &Survey<'_>, stale: bool) -> Result<ModelChoice, FallbackCause> {
         if self.looks_at_admitted() {
             self.watch.look(survey);
         }
         match &self.policy {
-            Policy::RoundRobin => self.next(survey),
-            Policy::LeastLoaded if stale => Err(Cause::Stale),
-            Policy::LeastLoaded => least_loaded(survey),
+            RoutingPolicy::RoundRobin => self.next(survey),
+            RoutingPolicy::LeastLoaded if stale => Err(FallbackCause::Stale),
+            RoutingPolicy::LeastLoaded => least_loaded(survey),
             _ if survey.candidates.len() == 1 => {
-                survey.earliest().map(|only| only.choice(Reason::Only)).ok_or(Cause::Unavailable)
+                survey.earliest().map(|only| only.choice(Reason::Only)).ok_or(FallbackCause::Unavailable)
             }
-            Policy::Fixed(model) => {
-                survey.of(*model).map(|fixed| fixed.choice(Reason::Fixed)).ok_or(Cause::Unavailable)
+            RoutingPolicy::Fixed(model) => {
+                survey.of(*model).map(|fixed| fixed.choice(Reason::Fixed)).ok_or(FallbackCause::Unavailable)
             }
-            Policy::Rule { margin } => rule(survey, *margin).ok_or(Cause::Unavailable),
-            Policy::Considerate { doubt } => self.watch.choose(survey, *doubt).ok_or(Cause::Unavailable),
-            Policy::Thresholds(_) | Policy::Dqn(_) if stale => Err(Cause::Stale),
-            Policy::Thresholds(thresholds) => thresholds.decide(survey),
-            Policy::Dqn(_) if !self.fits => Err(Cause::Fingerprint),
-            Policy::Dqn(dqn) => {
+            RoutingPolicy::Rule { margin } => rule(survey, *margin).ok_or(FallbackCause::Unavailable),
+            RoutingPolicy::Considerate { doubt } => self.watch.choose(survey, *doubt).ok_or(FallbackCause::Unavailable),
+            RoutingPolicy::Thresholds(_) | RoutingPolicy::Dqn(_) if stale => Err(FallbackCause::Stale),
+            RoutingPolicy::Thresholds(thresholds) => thresholds.decide(survey),
+            RoutingPolicy::Dqn(_) if !self.fits => Err(FallbackCause::Fingerprint),
+            RoutingPolicy::Dqn(dqn) => {
                 dqn.features.fill(survey, dqn.classes, &mut self.input);
                 highest(dqn.network.forward(&self.input, &mut self.activations), survey)
             }
         }
     }
 
-    fn next(&mut self, survey: &Survey<'_>) -> Result<Choice, Cause> {
+    fn next(&mut self, survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
         let count = survey::open(survey).count();
-        let turn = self.turn.checked_rem(count).ok_or(Cause::Unavailable)?;
+        let turn = self.turn.checked_rem(count).ok_or(FallbackCause::Unavailable)?;
         self.turn = turn + 1;
-        survey::open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(Cause::Unavailable)
+        survey::open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(FallbackCause::Unavailable)
     }
 }
 
-/// Follows [`Policy::Rule`].
-pub(super) fn rule(survey: &Survey<'_>, margin: f64) -> Option<Choice> {
+/// Follows [`RoutingPolicy::Rule`].
+pub(super) fn rule(survey: &Survey<'_>, margin: f64) -> Option<ModelChoice> {
     // A margin of NaN becomes 1 as well.
     let margin = margin.max(1.0);
     let best = survey.best(|candidate| candidate.tightness * margin <= 1.0);
     best.map(|best| best.choice(Reason::InTime)).or_else(|| nearest(survey))
 }
 
-/// Returns the choice if none is good, as [`Policy::Rule`] says.
-fn nearest(survey: &Survey<'_>) -> Option<Choice> {
+/// Returns the choice if none is good, as [`RoutingPolicy::Rule`] says.
+fn nearest(survey: &Survey<'_>) -> Option<ModelChoice> {
     let in_time = survey.earliest().filter(|earliest| earliest.tightness <= 1.0);
     in_time.or_else(|| survey.cheapest()).map(|nearest| nearest.choice(Reason::NoneInTime))
 }
 
-fn least_loaded(survey: &Survey<'_>) -> Result<Choice, Cause> {
+fn least_loaded(survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     let load = |candidate: &Candidate| survey.replica(candidate).map_or(u32::MAX, |replica| replica.load.in_flight());
     let least = survey::open(survey).reduce(|best, candidate| {
         let lighter = load(&candidate) < load(&best);
         let better = load(&candidate) == load(&best) && candidate.reward > best.reward;
         if lighter || better { candidate } else { best }
     });
-    least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(Cause::Unavailable)
+    least.map(|least| least.choice(Reason::LeastLoaded)).ok_or(FallbackCause::Unavailable)
 }
 
 /// Returns the candidate with the highest value; of equals the one with the larger reward.
-fn highest(values: &[f32], survey: &Survey<'_>) -> Result<Choice, Cause> {
+fn highest(values: &[f32], survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
     if values.iter().any(|value| !value.is_finite()) {
-        return Err(Cause::NotFinite);
+        return Err(FallbackCause::NotFinite);
     }
     let value = |candidate: &Candidate| values.get(candidate.model).copied().unwrap_or(f32::NEG_INFINITY);
     let better = |one: &Candidate, other: &Candidate| (value(one), one.reward) > (value(other), other.reward);
     let best =
         survey.candidates.iter().reduce(|best, candidate| if better(candidate, best) { candidate } else { best });
-    best.map(|best| best.choice(Reason::Value)).ok_or(Cause::Unavailable)
+    best.map(|best| best.choice(Reason::Value)).ok_or(FallbackCause::Unavailable)
 }

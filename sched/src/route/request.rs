@@ -2,7 +2,7 @@
 
 /// What the router knows about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct RoutedRequest {
     /// The class ("task" in the paper, §5.1.1): an index into [`Model::rewards`].
     pub class: usize,
     /// How many tokens the prompt has, or is estimated to have.
@@ -20,7 +20,7 @@ pub struct Request {
     pub allowed: ModelSet,
 }
 
-impl Request {
+impl RoutedRequest {
     /// Returns how many tokens to count on, at least 1.
     #[must_use]
     pub const fn tokens(&self) -> u32 {
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_largest_number_of_tokens_bounds_the_expected_one() {
-        let request = |expected_tokens, max_tokens| Request {
+        let request = |expected_tokens, max_tokens| RoutedRequest {
             class: 0,
             prompt_tokens: 0,
             expected_tokens,
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(request(200, 0).tokens(), 200);
         assert_eq!(request(200, 50).tokens(), 50);
         assert_eq!(request(0, 0).tokens(), 1);
-        assert!(Request { weight: f32::NAN, ..request(1, 1) }.sound_weight() == 1.0);
+        assert!(RoutedRequest { weight: f32::NAN, ..request(1, 1) }.sound_weight() == 1.0);
     }
 
     #[test]

@@ -1,39 +1,39 @@
 //! The router: a policy, the guard over it, perhaps a second policy that only watches, and counts of how it went.
 
-use super::choice::{Cause, Choice, Reason};
-use super::policy::{self, Policy, Seat};
+use super::choice::{FallbackCause, ModelChoice, Reason};
+use super::policy::{self, RoutingPolicy, Seat};
 use super::rate::Rate;
-use super::request::{Model, Request};
+use super::request::{Model, RoutedRequest};
 use super::state::State;
 use super::survey::{Candidate, Survey, survey};
 
 /// Chooses who answers each request.
 ///
 /// **Invariant:** a router that is guarded never chooses a model that is predicted late while another one that may answer
-/// is predicted in time. [`Policy::Considerate`] makes better predictions than the guard and is not guarded. A wrong curve misleads
-/// the guard like any rule.
+/// is predicted in time. [`RoutingPolicy::Considerate`] makes better predictions than the guard and is not guarded. A
+/// wrong curve misleads the guard like any rule.
 ///
-/// Whenever the policy cannot decide, the [rule](Policy::Rule) does, and the cause is counted. The same calls give the same
-/// choices.
+/// Whenever the policy cannot decide, the [rule](RoutingPolicy::Rule) does, and the cause is counted. The same calls
+/// give the same choices.
 #[derive(Clone, Debug)]
 pub struct Router {
     models: Vec<Model>,
     seat: Seat,
     shadow: Option<Seat>,
-    last_shadow: Option<Choice>,
+    last_shadow: Option<ModelChoice>,
     guarded: bool,
     margin: f64,
     stale_ns: u64,
     rate: Rate,
     candidates: Vec<Candidate>,
-    counters: Counters,
+    counters: RouterCounters,
 }
 
 /// What became of a request that was routed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// What the router had said.
-    pub choice: Choice,
+    pub choice: ModelChoice,
     /// When the last token was with the client, or handed to the transport where nobody says more, from the time of the
     /// choice.
     pub actual_ns: u64,
@@ -43,15 +43,15 @@ pub struct Observed {
 
 /// Counts since the router was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct RouterCounters {
     /// Requests with a choice.
     pub chosen: u64,
     /// Requests that no usable replica was allowed to answer.
     pub refused: u64,
     /// Choices that the guard replaced.
     pub guarded: u64,
-    /// Choices that the rule made instead of the policy, in the order of [`Cause::ALL`].
-    pub fallbacks: [u64; Cause::ALL.len()],
+    /// Choices that the rule made instead of the policy, in the order of [`FallbackCause::ALL`].
+    pub fallbacks: [u64; FallbackCause::ALL.len()],
     /// Choices of a model that the shadow would have chosen as well.
     pub shadow_same: u64,
     /// Choices of a model for which the shadow would have taken another one, or could not decide.
@@ -73,10 +73,10 @@ const MARGIN: f64 = 1.1;
 const STALE_NS: u64 = 1_000_000_000;
 
 impl Router {
-    /// Creates a router without a shadow, guarded unless its policy is [`Policy::Considerate`]. Its rule for fallbacks has a margin
-    /// of 1.1, and loads older than a second are stale.
+    /// Creates a router without a shadow, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its rule for
+    /// fallbacks has a margin of 1.1, and loads older than a second are stale.
     #[must_use]
-    pub fn new(models: Vec<Model>, policy: Policy) -> Self {
+    pub fn new(models: Vec<Model>, policy: RoutingPolicy) -> Self {
         let seat = Seat::new(policy, &models);
         Self {
             models,
@@ -88,7 +88,7 @@ impl Router {
             stale_ns: STALE_NS,
             rate: Rate::default(),
             candidates: Vec::new(),
-            counters: Counters::default(),
+            counters: RouterCounters::default(),
         }
     }
 
@@ -115,18 +115,18 @@ impl Router {
 
     /// Adds a policy that is asked about each request, and counted, but never followed. The guard leaves alone what it says.
     #[must_use]
-    pub fn with_shadow(mut self, policy: Policy) -> Self {
+    pub fn with_shadow(mut self, policy: RoutingPolicy) -> Self {
         self.shadow = Some(Seat::new(policy, &self.models));
         self
     }
 
     /// Replaces the policy; counters and the rate stay.
-    pub fn set_policy(&mut self, policy: Policy) {
+    pub fn set_policy(&mut self, policy: RoutingPolicy) {
         self.seat = Seat::new(policy, &self.models);
     }
 
     /// Replaces the policy that only watches, or does without.
-    pub fn set_shadow(&mut self, policy: Option<Policy>) {
+    pub fn set_shadow(&mut self, policy: Option<RoutingPolicy>) {
         self.shadow = policy.map(|policy| Seat::new(policy, &self.models));
         self.last_shadow = None;
     }
@@ -145,13 +145,13 @@ impl Router {
 
     /// Returns what happened so far.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &RouterCounters {
         &self.counters
     }
 
     /// Returns what the shadow would have done about the last request; nothing if there is none or it could not decide.
     #[must_use]
-    pub const fn last_shadow(&self) -> Option<Choice> {
+    pub const fn last_shadow(&self) -> Option<ModelChoice> {
         self.last_shadow
     }
 
@@ -163,7 +163,7 @@ impl Router {
 
     /// Chooses who answers a request that came at `now_ns`. Returns nothing only if no usable replica belongs to a model
     /// that may answer it. Allocates nothing once it has seen as many models and the policy's network.
-    pub fn route(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+    pub fn route(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         self.rate.arrived(now_ns);
         let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
         if survey.candidates.is_empty() {
@@ -179,7 +179,7 @@ impl Router {
                 if let Some(count) = self.counters.fallbacks.get_mut(cause.index()) {
                     *count += 1;
                 }
-                Choice { reason: Reason::Fallback(cause), ..policy::rule(&survey, self.margin)? }
+                ModelChoice { reason: Reason::Fallback(cause), ..policy::rule(&survey, self.margin)? }
             }
         };
         if let Some(better) = guard(&survey, choice, self.margin).filter(|_| self.guarded) {
@@ -215,12 +215,12 @@ impl Router {
 }
 
 /// Returns what is to be done instead of a choice that is predicted late, if anything is predicted in time.
-fn guard(survey: &Survey<'_>, choice: Choice, margin: f64) -> Option<Choice> {
+fn guard(survey: &Survey<'_>, choice: ModelChoice, margin: f64) -> Option<ModelChoice> {
     if choice.in_time {
         return None;
     }
     let instead = policy::rule(survey, margin).filter(|choice| choice.in_time);
-    instead.map(|instead| Choice { reason: Reason::Guard, ..instead })
+    instead.map(|instead| ModelChoice { reason: Reason::Guard, ..instead })
 }
 
 #[cfg(test)]

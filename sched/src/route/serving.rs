@@ -16,12 +16,12 @@ mod workload;
 
 pub use interval::Interval;
 pub use run::{Decide, run};
-pub use score::{Fate, Outcome, mean_score, windows};
+pub use score::{Fate, RunOutcome, mean_score, windows};
 pub use workload::{Arrival, RATES, Workload};
 
 use super::curve::{Cost, Curve};
 use super::request::Model;
-use super::state::{Load, Replica};
+use super::state::{EngineLoad, Replica};
 
 /// What is simulated.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub struct Setup {
     /// The models, with rewards by class.
     pub models: Vec<Model>,
     /// The engines. Engines on one GPU have the same group.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<SimulatedEngine>,
     /// The weight of requests, by class; each class is as frequent as any other.
     pub weights: Vec<f32>,
     /// How long prompts and answers are.
@@ -46,7 +46,7 @@ pub struct Setup {
 
 /// One engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Engine {
+pub struct SimulatedEngine {
     /// The index of the model.
     pub model: usize,
     /// The GPU.
@@ -140,7 +140,7 @@ impl Setup {
                     prefill_per_token_ns: per_token * 1e6,
                     sharing: 0.5,
                 };
-                Engine { model, group, most_running, cost }
+                SimulatedEngine { model, group, most_running, cost }
             };
         let engines = (0..4).flat_map(|group| (0..).zip(models).map(move |(model, times)| engine(group, model, times)));
         Self {
@@ -162,12 +162,12 @@ impl Setup {
     }
 
     fn replicas(&self) -> Vec<Replica> {
-        let replica = |engine: &Engine| Replica {
+        let replica = |engine: &SimulatedEngine| Replica {
             model: engine.model,
             group: engine.group,
             usable: true,
             most_running: engine.most_running,
-            load: Load::default(),
+            load: EngineLoad::default(),
             curve: Curve::new(self.guess.unwrap_or(engine.cost)),
         };
         self.engines.iter().map(replica).collect()

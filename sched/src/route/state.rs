@@ -3,18 +3,18 @@
 
 use super::admitted::Commitment;
 use super::curve::Curve;
-use super::request::{Request, Slo};
+use super::request::{RoutedRequest, Slo};
 
 /// What the router sees of the system.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
-    /// Every replica of every model. A [`Choice`](super::Choice) names one by its place here.
+    /// Every replica of every model. A [`ModelChoice`](super::ModelChoice) names one by its place here.
     pub replicas: &'a [Replica],
-    /// The requests that these replicas work on. Only [`Policy::Considerate`](super::Policy::Considerate) reads them. Without
-    /// them, it counts no cost to others.
+    /// The requests that these replicas work on. Only [`RoutingPolicy::Considerate`](super::RoutingPolicy::Considerate)
+    /// reads them. Without them, it counts no cost to others.
     pub admitted: &'a [Commitment],
     /// The way back to the client that asks.
-    pub path: Path,
+    pub path: ClientPath,
 }
 
 /// An engine that serves one model: a process with a batch of its own.
@@ -29,14 +29,14 @@ pub struct Replica {
     /// How many sequences run at once at most; 0 counts as 1. More wait in the engine, first come, first served.
     pub most_running: u32,
     /// What it has to do.
-    pub load: Load,
+    pub load: EngineLoad,
     /// What that costs.
     pub curve: Curve,
 }
 
 /// What an engine has to do, as counted by the gateway itself: polled metrics are late.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct EngineLoad {
     /// Sequences in the batch.
     pub running: u32,
     /// Requests that were sent to the engine and wait there for a place in the batch.
@@ -49,7 +49,7 @@ pub struct Load {
     pub updated_ns: u64,
 }
 
-impl Load {
+impl EngineLoad {
     /// Returns how many requests the engine has.
     #[must_use]
     pub const fn in_flight(&self) -> u32 {
@@ -57,8 +57,8 @@ impl Load {
     }
 }
 
-/// Sets [`Load::others_utilisation`] of each replica from the load and the curves of those with the same group. The time
-/// grows with the square of how many there are; only after a change of load there is anything new.
+/// Sets [`EngineLoad::others_utilisation`] of each replica from the load and the curves of those with the same group.
+/// The time grows with the square of how many there are; only after a change of load there is anything new.
 pub fn share_groups(replicas: &mut [Replica]) {
     for at in 0..replicas.len() {
         let group = replicas.get(at).map(|replica| replica.group);
@@ -75,7 +75,7 @@ pub fn share_groups(replicas: &mut [Replica]) {
 
 /// The way back from the gateway to the client, by what the transport and the scheduler of its streams know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct ClientPath {
     /// The smoothed round-trip time (RFC 9002 §5.3).
     pub smoothed_rtt_ns: u64,
     /// What waits for the path ahead of a byte of this request's class. It is taken to stand: as much is there again when
@@ -89,7 +89,7 @@ pub struct Path {
 
 const NS_PER_SEC: u64 = 1_000_000_000;
 
-impl Path {
+impl ClientPath {
     /// Returns how long a token is on its way: half a round trip, and the queue ahead of it.
     #[must_use]
     pub const fn return_ns(&self) -> u64 {
@@ -128,9 +128,9 @@ impl Prediction {
     /// A place in the batch is free at once, or when as many have finished as are ahead; the tokens that they still
     /// have to give say when. Then come the prompts that wait and this one's, and then steps of a batch that stays as large
     /// as it is now. So it knows nothing of what comes later: a margin has to cover that. It never shrinks when one of the
-    /// numbers of [`Load`] grows.
+    /// numbers of [`EngineLoad`] grows.
     #[must_use]
-    pub fn of(request: &Request, replica: &Replica, path: &Path) -> Self {
+    pub fn of(request: &RoutedRequest, replica: &Replica, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);
         let most = replica.most_running.max(1);
         let ahead = load.in_flight();

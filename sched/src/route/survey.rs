@@ -1,7 +1,7 @@
 //! What each model would do with a request: the common ground of all policies.
 
-use super::choice::{Choice, Reason};
-use super::request::{Model, Request};
+use super::choice::{ModelChoice, Reason};
+use super::request::{Model, RoutedRequest};
 use super::state::{Prediction, Replica, State};
 
 /// The best replica of a model, and what is expected of it.
@@ -17,8 +17,8 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    pub fn choice(&self, reason: Reason) -> Choice {
-        Choice {
+    pub fn choice(&self, reason: Reason) -> ModelChoice {
+        ModelChoice {
             model: self.model,
             replica: self.replica,
             predicted_ns: self.prediction.finish_ns,
@@ -32,7 +32,7 @@ impl Candidate {
 #[derive(Clone, Copy)]
 pub(super) struct Survey<'a> {
     pub models: &'a [Model],
-    pub request: &'a Request,
+    pub request: &'a RoutedRequest,
     pub state: &'a State<'a>,
     /// The rate of requests, smoothed.
     pub requests_per_sec: f64,
@@ -41,7 +41,7 @@ pub(super) struct Survey<'a> {
 }
 
 /// Tells whether requests of this kind may go to a replica.
-pub(super) fn is_open(models: &[Model], request: &Request, replica: &Replica) -> bool {
+pub(super) fn is_open(models: &[Model], request: &RoutedRequest, replica: &Replica) -> bool {
     replica.usable && replica.model < models.len() && request.allowed.contains(replica.model)
 }
 
@@ -50,7 +50,7 @@ pub(super) fn is_open(models: &[Model], request: &Request, replica: &Replica) ->
 pub(super) fn survey<'a>(
     candidates: &'a mut Vec<Candidate>,
     models: &'a [Model],
-    request: &'a Request,
+    request: &'a RoutedRequest,
     state: &'a State<'a>,
     (requests_per_sec, now_ns): (f64, u64),
 ) -> Survey<'a> {
@@ -78,7 +78,7 @@ pub(super) fn open<'a>(survey: &'a Survey<'a>) -> impl Iterator<Item = Candidate
         .map(|(at, replica)| candidate(survey.models, survey.request, survey.state, at, replica))
 }
 
-fn candidate(models: &[Model], request: &Request, state: &State<'_>, at: usize, replica: &Replica) -> Candidate {
+fn candidate(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: usize, replica: &Replica) -> Candidate {
     let prediction = Prediction::of(request, replica, &state.path);
     let reward = models.get(replica.model).map_or(0.0, |model| model.reward(request.class));
     let tightness = prediction.tightness(&request.slo);

@@ -1,7 +1,7 @@
 //! Thresholds, tuned by the cross-entropy method (CEM; Rubinstein, 1999; de Boer et al.: "A Tutorial on the Cross-Entropy
 //! Method", 2005): sets of numbers are drawn from a normal distribution, which moves to where the best ones were.
 
-use super::policy::{Measure, Policy, Thresholds};
+use super::policy::{Measure, RoutingPolicy, Thresholds};
 use super::random::Random;
 use super::router::Router;
 use super::serving::{RATES, Setup, Workload, mean_score, run};
@@ -87,7 +87,7 @@ pub fn thresholds(setup: &Setup, measure: Measure, workloads: &[Workload], searc
             let mut seeds = Random::new(seed);
             played = (Some(seed), workloads.iter().map(|workload| workload.arrivals(setup, seeds.bits())).collect());
         }
-        let policy = Policy::Thresholds(start.clone().with_parameters(parameters));
+        let policy = RoutingPolicy::Thresholds(start.clone().with_parameters(parameters));
         let scores = played.1.iter().map(|arrivals| {
             let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
             mean_score(&run(setup, arrivals, &mut router))
@@ -134,15 +134,15 @@ mod tests {
         for seed in 0..2 {
             let search = Search { generations: 8, candidates: 16, elites: 4, seed, ..Search::default() };
             let tuned = thresholds(&setup, Measure::Predicted, &sweep(), &search);
-            let score = |policy: &Policy, seed| {
+            let score = |policy: &RoutingPolicy, seed| {
                 let scores = sweep().map(|workload| {
                     let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
                     mean_score(&run(&setup, &workload.arrivals(&setup, seed), &mut router))
                 });
                 scores.iter().sum::<f64>() / scores.len() as f64
             };
-            let mean = |policy: &Policy| (700_000..700_004).map(|seed| score(policy, seed)).sum::<f64>() / 4.0;
-            let (tuned, rule) = (mean(&Policy::Thresholds(tuned)), mean(&Policy::Rule { margin: 1.1 }));
+            let mean = |policy: &RoutingPolicy| (700_000..700_004).map(|seed| score(policy, seed)).sum::<f64>() / 4.0;
+            let (tuned, rule) = (mean(&RoutingPolicy::Thresholds(tuned)), mean(&RoutingPolicy::Rule { margin: 1.1 }));
             assert!(tuned >= rule, "seed {seed}: {tuned} and {rule}");
         }
     }

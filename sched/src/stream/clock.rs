@@ -4,7 +4,7 @@ use super::{Discipline, Level, Low, Service};
 
 /// A stream's place in the order: the smaller rank goes first, equal ranks take turns.
 ///
-/// Ranks are comparable across all [`Streams`](super::Streams) that share a [`Clock`], and across no others.
+/// Ranks are comparable across all [`Streams`](super::Streams) that share a [`DisciplineClock`], and across no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(u64);
 
@@ -59,14 +59,14 @@ impl From<Rank> for u64 {
 /// One per connection, shared by all [`Streams`](super::Streams) whose ranks are to be compared. It moves only with
 /// what the streams do: the same calls with the same seed give the same order.
 #[derive(Clone, Debug)]
-pub struct Clock {
+pub struct DisciplineClock {
     discipline: Discipline,
     arrivals: u64,
     virtual_time: u64,
     random: u64,
 }
 
-impl Clock {
+impl DisciplineClock {
     /// Virtual time counts in 1/256 of a byte of a stream of weight 1, so 2^62 units are 16 PiB. After that all
     /// streams tie, which makes them take turns.
     const UNITS_PER_BYTE: u64 = 1 << 8;
@@ -121,20 +121,20 @@ pub(super) struct Account {
 
 impl Account {
     /// Notes that the stream begins to wait.
-    pub(super) fn open(&mut self, service: &Service, clock: &mut Clock) {
+    pub(super) fn open(&mut self, service: &Service, clock: &mut DisciplineClock) {
         self.arrival = clock.arrival();
         self.start(service, clock);
     }
 
     /// Notes that the stream's service changed from `before`.
-    pub(super) fn change(&mut self, before: &Service, service: &Service, clock: &mut Clock) {
+    pub(super) fn change(&mut self, before: &Service, service: &Service, clock: &mut DisciplineClock) {
         if weight(before) != weight(service) || before.level != service.level {
             self.carry = 0;
             self.start(service, clock);
         }
     }
 
-    fn start(&mut self, service: &Service, clock: &mut Clock) {
+    fn start(&mut self, service: &Service, clock: &mut DisciplineClock) {
         match order(clock.discipline, service).1 {
             Order::Share => self.tag = self.tag.max(clock.virtual_time),
             Order::Draw => self.tag = clock.draw(weight(service)),
@@ -143,7 +143,7 @@ impl Account {
     }
 
     /// Charges the stream for a turn. Returns whether it has to go behind those of the rank that it now has.
-    pub(super) fn charge(&mut self, service: &Service, clock: &mut Clock, bytes: u64) -> bool {
+    pub(super) fn charge(&mut self, service: &Service, clock: &mut DisciplineClock, bytes: u64) -> bool {
         match order(clock.discipline, service).1 {
             Order::Turns => {}
             Order::Deadline(_) => return false,
@@ -151,7 +151,7 @@ impl Account {
             Order::Arrival | Order::Priority => self.arrival = clock.arrival(),
             Order::Share => {
                 clock.virtual_time = clock.virtual_time.max(self.tag);
-                let units = bytes.saturating_mul(Clock::UNITS_PER_BYTE).saturating_add(self.carry);
+                let units = bytes.saturating_mul(DisciplineClock::UNITS_PER_BYTE).saturating_add(self.carry);
                 self.carry = units % weight(service);
                 self.tag = self.tag.saturating_add(units / weight(service)).min(Rank::VALUE_MAX);
             }
@@ -163,7 +163,7 @@ impl Account {
         true
     }
 
-    pub(super) const fn rank(&self, service: &Service, clock: &Clock) -> Rank {
+    pub(super) const fn rank(&self, service: &Service, clock: &DisciplineClock) -> Rank {
         let (band, order) = order(clock.discipline, service);
         match order {
             Order::Turns => Rank::in_band(band, 0),

@@ -8,14 +8,14 @@ const QUANTUM: u64 = 1200;
 
 /// A set of streams on a clock of its own.
 struct Bench {
-    clock: Clock,
+    clock: DisciplineClock,
     streams: Streams,
 }
 
 impl Bench {
     /// Streams 0, 1, … of these services, woken in this order.
     fn new(discipline: Discipline, services: &[Service]) -> Self {
-        let mut bench = Self { clock: Clock::new(discipline, 7), streams: Streams::new() };
+        let mut bench = Self { clock: DisciplineClock::new(discipline, 7), streams: Streams::new() };
         for (stream, service) in (0..).zip(services) {
             bench.streams.insert(stream, *service);
             bench.wake(stream);
@@ -235,7 +235,7 @@ fn a_stream_that_slept_is_owed_nothing() {
 
 #[test]
 fn ranks_order_two_sets_on_one_clock() {
-    let mut clock = Clock::new(Discipline::Fcfs, 0);
+    let mut clock = DisciplineClock::new(Discipline::Fcfs, 0);
     let (mut a, mut b) = (Streams::new(), Streams::new());
     for streams in [&mut a, &mut b] {
         streams.insert(0, plain());
@@ -294,7 +294,7 @@ fn a_lottery_does_not_remember_who_had_the_last_turn() {
 fn equal_seeds_draw_equal_lots() {
     let lots = |seed| {
         let mut bench = Bench::new(Discipline::Lottery, &[]);
-        bench.clock = Clock::new(Discipline::Lottery, seed);
+        bench.clock = DisciplineClock::new(Discipline::Lottery, seed);
         for stream in 0..4 {
             bench.streams.insert(stream, plain());
             bench.wake(stream);
@@ -407,14 +407,14 @@ proptest! {
 #[test]
 fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
     let mut streams = Streams::new();
-    let mut clock = Clock::new(Discipline::Fcfs, 1);
+    let mut clock = DisciplineClock::new(Discipline::Fcfs, 1);
     for (stream, priority) in [(0, 1), (1, 9), (2, 1), (3, 9), (4, 5)] {
         streams.insert(stream, Service { priority, ..Service::default() });
         if stream != 4 {
             streams.wake(&mut clock, stream);
         }
     }
-    let mut abs = Clock::new(Discipline::Abs, 1);
+    let mut abs = DisciplineClock::new(Discipline::Abs, 1);
     streams.reorder(&mut abs);
     streams.wake(&mut abs, 4);
     let order: Vec<_> = std::iter::from_fn(|| {
@@ -425,7 +425,7 @@ fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
     .collect();
     assert_eq!(order, [1, 3, 4, 0, 2]);
     // What was charged under one clock does not count under another.
-    let mut wfq = Clock::new(Discipline::Wfq, 1);
+    let mut wfq = DisciplineClock::new(Discipline::Wfq, 1);
     streams.reorder(&mut wfq);
     for stream in 0..2 {
         streams.wake(&mut wfq, stream);

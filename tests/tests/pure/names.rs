@@ -9,20 +9,16 @@ use std::path::Path;
 use crate::arrows::{crates, files};
 
 /// Names that several crates of the product give to their types. Nobody meets two of the same name unless by their modules
-/// (`h3::Error`, `policy::Class`), or they lie in crates that do not know of each other. The list may only become shorter: a
+/// (`h3::Error`, `bpf::Error`), or they lie in crates that do not know of each other. The list may only become shorter: a
 /// type whose name another crate has gets a name of its own.
 const SHARED: &[&str] = &[
     "Answer",
     "Ask",
     "Asked",
     "Caller",
-    "Cause",
     "Class",
     "Client",
-    "Clock",
     "Control",
-    "Counters",
-    "Engine",
     "Entry",
     "Error",
     "Events",
@@ -31,18 +27,14 @@ const SHARED: &[&str] = &[
     "Kept",
     "Limits",
     "Listener",
-    "Load",
     "Malformed",
-    "Outcome",
     "Path",
     "PathState",
     "Place",
     "Placement",
     "Places",
-    "Policy",
     "Prefix",
     "Prepared",
-    "Range",
     "Refusal",
     "Refused",
     "Relay",

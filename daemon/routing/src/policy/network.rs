@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, ensure};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use sched::route::{Dqn, Policy, Tensor};
+use sched::route::{Dqn, RoutingPolicy, Tensor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -50,13 +50,13 @@ pub fn parse(bytes: &[u8]) -> Result<PolicyFile> {
     let classes = metadata.classes.len().to_string();
     let entries = [("features", &*metadata.features), ("classes", &classes), ("fingerprint", &metadata.fingerprint)];
     let dqn = Dqn::from_parts(&tensors, entries).context("the tensors make no network")?;
-    let file = PolicyFile { models: metadata.models, classes: metadata.classes, policy: Policy::RoundRobin };
+    let file = PolicyFile { models: metadata.models, classes: metadata.classes, policy: RoutingPolicy::RoundRobin };
     // The fingerprint alone does not say that layers have as many inputs and outputs.
     let same = Dqn::new(dqn.network.clone(), dqn.features, &file.router_models(|_, _| 1.0), file.classes.len());
     let fits = dqn.network.outputs() == file.models.len()
         && dqn.network.inputs() == dqn.features.len(file.models.len(), file.classes.len());
     ensure!(fits && same.fingerprint == dqn.fingerprint, "the network is not for the models and classes that it names");
-    Ok(PolicyFile { policy: Policy::Dqn(dqn), ..file })
+    Ok(PolicyFile { policy: RoutingPolicy::Dqn(dqn), ..file })
 }
 
 pub fn write(file: &PolicyFile, of: &Dqn, made: &str) -> Result<Vec<u8>> {

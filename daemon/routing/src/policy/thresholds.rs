@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
-use sched::route::{Measure, Policy, Thresholds};
+use sched::route::{Measure, RoutingPolicy, Thresholds};
 use serde::{Deserialize, Serialize};
 
 use super::PolicyFile;
@@ -72,7 +72,7 @@ pub fn parse(text: &str) -> Result<PolicyFile> {
     };
     ensure!(thresholds.parameters().iter().all(|number| number.is_finite()), "a number is not finite");
     let models = file.models.into_iter().map(|model| model.name).collect();
-    Ok(PolicyFile { models, classes: file.classes, policy: Policy::Thresholds(thresholds) })
+    Ok(PolicyFile { models, classes: file.classes, policy: RoutingPolicy::Thresholds(thresholds) })
 }
 
 pub fn write(file: &PolicyFile, of: &Thresholds, made: &str) -> String {

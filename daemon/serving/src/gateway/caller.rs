@@ -9,7 +9,7 @@ use quic::{
     class::{Classes, Since, Terms},
     dispatch::Ahead,
 };
-use sched::route::Path;
+use sched::route::ClientPath;
 
 use crate::{openai::Ask, tenants::Tenant};
 
@@ -32,12 +32,12 @@ pub struct Asker {
 impl Asker {
     /// The way back to the client, as far as it is known: what waits for it ahead of an answer on these terms, and how fast
     /// it carries that, at most as fast as the class may be.
-    pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> Path {
+    pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
         let Ahead { bytes, bytes_per_sec } = ahead;
         let rates = [Some(bytes_per_sec).filter(|rate| *rate > 0), terms.class.policy().rate_down];
         let bytes_per_sec = rates.into_iter().flatten().min().unwrap_or_default();
-        Path { smoothed_rtt_ns, backlog_bytes: bytes, bytes_per_sec, ..Path::default() }
+        ClientPath { smoothed_rtt_ns, backlog_bytes: bytes, bytes_per_sec, ..ClientPath::default() }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use sched::stream::{Clock, Discipline, Service, Streams};
+use sched::stream::{Discipline, DisciplineClock, Service, Streams};
 
 use super::Prefix;
 
@@ -73,13 +73,13 @@ struct Flow {
 /// Streams with a clock of their own.
 #[derive(Debug)]
 struct Ordered {
-    clock: Clock,
+    clock: DisciplineClock,
     streams: Streams,
 }
 
 impl Ordered {
     const fn new(discipline: Discipline) -> Self {
-        Self { clock: Clock::new(discipline, 0), streams: Streams::new() }
+        Self { clock: DisciplineClock::new(discipline, 0), streams: Streams::new() }
     }
 
     fn add(&mut self, name: u32, service: Service) {
@@ -98,7 +98,7 @@ impl Ordered {
     }
 
     fn reorder(&mut self, discipline: Discipline) {
-        self.clock = Clock::new(discipline, 0);
+        self.clock = DisciplineClock::new(discipline, 0);
         self.streams.reorder(&mut self.clock);
     }
 }

@@ -8,7 +8,9 @@ use config::{
     routing::Routing,
 };
 use routing::policy::{self, PolicyFile};
-use sched::route::{Choice, DOUBT, Model, ModelSet, Observed, Policy, Replica, Request, Router, State};
+use sched::route::{
+    DOUBT, Model, ModelChoice, ModelSet, Observed, Replica, RoutedRequest, Router, RoutingPolicy, State,
+};
 
 use super::{Decided, Shadow};
 
@@ -96,10 +98,10 @@ impl AliasPolicies {
 
 fn read(routing: &Routing, alias: &Alias, settings: &GatewaySettings) -> Result<PolicyFile> {
     let policy = match routing {
-        Routing::Rule => Policy::Rule { margin: margin(settings) },
-        Routing::Considerate => Policy::Considerate { doubt: DOUBT },
-        Routing::LeastLoaded => Policy::LeastLoaded,
-        Routing::RoundRobin => Policy::RoundRobin,
+        Routing::Rule => RoutingPolicy::Rule { margin: margin(settings) },
+        Routing::Considerate => RoutingPolicy::Considerate { doubt: DOUBT },
+        Routing::LeastLoaded => RoutingPolicy::LeastLoaded,
+        Routing::RoundRobin => RoutingPolicy::RoundRobin,
         Routing::File(path) => return read_policy(path, alias),
     };
     Ok(PolicyFile { models: alias.models.clone(), classes: Vec::new(), policy })
@@ -129,7 +131,7 @@ impl Chooser {
     /// Predicts for requests that name a model.
     pub(super) fn named(settings: &GatewaySettings) -> Self {
         let models = settings.models.iter().map(|model| model.name.clone()).collect();
-        let policy = Policy::Rule { margin: margin(settings) };
+        let policy = RoutingPolicy::Rule { margin: margin(settings) };
         let file = PolicyFile { models, classes: Vec::new(), policy };
         Self { policy: Seat::new(&file, settings), shadow: None, shadowed: None, tally: (0, 0) }
     }
@@ -149,11 +151,11 @@ impl Chooser {
     /// their places in the configuration and in the state.
     pub(super) fn route(
         &mut self,
-        request: Request,
+        request: RoutedRequest,
         (open, class): (&[usize], &str),
         state: State<'_>,
         now_ns: u64,
-    ) -> Option<Choice> {
+    ) -> Option<ModelChoice> {
         let choice = self.policy.route(request, (open, class), state, now_ns)?;
         if let Some(shadow) = &mut self.shadow {
             self.shadowed = shadow.route(request, (open, class), state, now_ns).map(|other| other.model);
@@ -201,31 +203,31 @@ impl Seat {
             members,
             classes: file.classes.clone(),
             kind: policy::kind(&file.policy),
-            balances: matches!(file.policy, Policy::RoundRobin | Policy::LeastLoaded),
+            balances: matches!(file.policy, RoutingPolicy::RoundRobin | RoutingPolicy::LeastLoaded),
             replicas: Vec::new(),
         }
     }
 
     fn route(
         &mut self,
-        request: Request,
+        request: RoutedRequest,
         (open, class): (&[usize], &str),
         state: State<'_>,
         now_ns: u64,
-    ) -> Option<Choice> {
+    ) -> Option<ModelChoice> {
         let Self { router, members, classes, replicas, .. } = self;
         let member = |model: usize| members.iter().position(|member| *member == model);
         replicas.clear();
         // A router passes over engines of models that it does not know, and their places stay.
         let seen = |replica: &Replica| Replica { model: member(replica.model).unwrap_or(usize::MAX), ..*replica };
         replicas.extend(state.replicas.iter().map(seen));
-        let request = Request {
+        let request = RoutedRequest {
             class: classes.iter().position(|known| known == class).unwrap_or(classes.len()),
             allowed: open.iter().filter_map(|model| member(*model)).fold(ModelSet::NONE, ModelSet::with),
             ..request
         };
         let choice = router.route(&request, &State { replicas, admitted: state.admitted, path: state.path }, now_ns)?;
-        Some(Choice { model: *members.get(choice.model)?, ..choice })
+        Some(ModelChoice { model: *members.get(choice.model)?, ..choice })
     }
 }
 

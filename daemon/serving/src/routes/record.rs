@@ -2,7 +2,7 @@
 
 use config::gateway::GatewaySettings;
 use routing::decision::{Candidate, Decision, Engine, Limits, ReturnPath};
-use sched::route::{Choice, Replica, Request, State};
+use sched::route::{ModelChoice, Replica, RoutedRequest, State};
 
 use super::{Asked, Decided, chooser::worth};
 
@@ -28,8 +28,8 @@ impl Recorder {
     pub(super) fn record(
         &self,
         (asked, by): (Asked<'_>, &Decided),
-        (request, state): (&Request, State<'_>),
-        choice: &Choice,
+        (request, state): (&RoutedRequest, State<'_>),
+        choice: &ModelChoice,
         at_ns: u64,
     ) -> Box<Decision> {
         let name = |model: usize| self.models.get(model).map(|model| model.name.clone()).unwrap_or_default();

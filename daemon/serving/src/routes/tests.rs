@@ -9,7 +9,7 @@ use config::{
 use sched::stream::{Discipline, Service};
 
 use ::routing::policy::PolicyFile;
-use sched::route::{Dqn, Features, Measure, Mlp, Policy, Random, Tensor, Thresholds};
+use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
 
 use super::*;
 use crate::places::{Fault, Place, Turn};
@@ -81,7 +81,7 @@ fn take(engines: &Arc<Engines>) -> Place {
 
 /// Has a model answer with 20 tokens, of which the first takes `first_ms` and the others `step_ms` each.
 fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, step_ms): (u64, u64)) {
-    let route = routes.route(named(&[model]), &wanted(None), Path::default()).unwrap();
+    let route = routes.route(named(&[model]), &wanted(None), ClientPath::default()).unwrap();
     let place = take(&engines[model]);
     let mut lesson = routes.begin(&route, place.replica);
     pass(first_ms);
@@ -96,7 +96,7 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 #[test]
 fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     let (routes, engines) = routes(8);
-    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), ClientPath::default()).unwrap();
     assert_eq!(choose(100).model, 0, "of an engine that nothing is known of, the best is thought");
     for _ in 0..30 {
         answer(&routes, &engines, 0, (50, 40));
@@ -108,7 +108,7 @@ fn the_best_model_that_meets_the_deadline_answers_once_its_engine_is_known() {
     assert!((700..950).contains(&predicted_ms), "{predicted_ms} ms for 50 ms and 19 steps of 40");
     assert_eq!(choose(500).model, 1, "the large one would take 810 ms");
     assert_eq!(choose(10).reason, "none_in_time");
-    let far = Path { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..Path::default() };
+    let far = ClientPath { smoothed_rtt_ns: 4_000 * NS_PER_MS, ..ClientPath::default() };
     let there_and_back = "the way here took 2 s, which nobody could take off the budget, and the way back takes 2 s";
     assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(4_700)), far).unwrap().model, 1, "{there_and_back}");
     assert_eq!(routes.route(either(&[0, 1]), &wanted(Some(5_500)), far).unwrap().model, 0);
@@ -122,7 +122,7 @@ fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_b
         answer(&routes, &engines, 0, (400, 20));
         answer(&routes, &engines, 1, (10, 5));
     }
-    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), ClientPath::default()).unwrap();
     let urgent = choose(1_200);
     assert_eq!((urgent.model, urgent.reason), (0, "worth"));
     let place = take(&engines[0]);
@@ -136,7 +136,7 @@ fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_b
 #[test]
 fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_shortest_queue() {
     let (routes, engines) = routes(1);
-    let choose = || routes.route(either(&[1, 0]), &wanted(None), Path::default()).map(|route| route.model);
+    let choose = || routes.route(either(&[1, 0]), &wanted(None), ClientPath::default()).map(|route| route.model);
     assert_eq!(choose(), Some(0));
     let large = take(&engines[0]);
     assert_eq!(choose(), Some(1));
@@ -152,7 +152,7 @@ fn without_a_deadline_the_best_model_with_room_answers_or_the_one_with_the_short
 #[test]
 fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request() {
     let (routes, engines) = routes(8);
-    let route = routes.route(named(&[0]), &wanted(None), Path::default()).unwrap();
+    let route = routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
     let owed = || routes.state.lock().replicas[0].load.outstanding_tokens;
     let place = take(&engines[0]);
     let mut lesson = routes.begin(&route, place.replica);
@@ -199,7 +199,7 @@ fn engines_of_one_gpu_are_one_group_and_slow_each_other_in_the_prediction() {
         let curve = Curve::new(Cost { gpu_ns: 1e7, sharing: 1.0, ..Cost::default() });
         routes.recall(None, |_, _| Some(curve));
         let _busy = engines[1].take(Service::default(), &[]).unwrap();
-        routes.route(named(&[0]), &wanted(Some(10_000)), Path::default()).unwrap().choice.unwrap().predicted_ns
+        routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap().choice.unwrap().predicted_ns
     };
     let (alone, beside) = (predicted_ns(["a", "b"]), predicted_ns(["a", "a"]));
     assert_eq!(beside, 2 * alone, "another engine that is always busy takes half of the GPU");
@@ -253,7 +253,7 @@ fn thresholds(models: [&str; 2], limits: [f64; 2]) -> PolicyFile {
     PolicyFile {
         models: models.map(str::to_owned).to_vec(),
         classes: vec!["urgent".into(), "others".into()],
-        policy: Policy::Thresholds(of),
+        policy: RoutingPolicy::Thresholds(of),
     }
 }
 
@@ -273,7 +273,7 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
         // 20 tokens take the large model 200 ms, of 1 s.
         let choose = |class| {
             let asked = Asked { models: &[0, 1], alias: Some(0), class };
-            let route = routes.route(asked, &wanted(Some(1_000)), Path::default()).unwrap();
+            let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();
             (route.model, route.reason, route.by.map(|by| by.policy))
         };
         assert_eq!(choose("urgent"), (1, "threshold", Some("thresholds")), "{models:?}");
@@ -288,7 +288,7 @@ fn no_file_makes_a_request_late_while_another_model_is_in_time() {
     let file = folder.write("a.toml", &thresholds(["large", "small"], [1e6; 2]).to_bytes("").unwrap());
     let (routes, _) = routes_of(&settings(file, None), 8);
     teach(&routes);
-    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), Path::default()).unwrap();
+    let choose = |budget_ms| routes.route(either(&[0, 1]), &wanted(Some(budget_ms)), ClientPath::default()).unwrap();
     assert_eq!((choose(300).model, choose(300).reason), (0, "threshold"));
     assert_eq!((choose(100).model, choose(100).reason), (1, "guard"), "the large one takes 200 ms");
     assert_eq!(routes.tallies()[0], Tally { decided: 4, guarded: 2, ..Tally::default() });
@@ -299,7 +299,7 @@ fn a_network_whose_values_are_no_numbers_leaves_decisions_to_the_rule() {
     let folder = Folder::new("network");
     let network = |weight: f32| {
         let models = ["large", "small"].map(str::to_owned).to_vec();
-        let file = PolicyFile { models, classes: vec!["default".into()], policy: Policy::RoundRobin };
+        let file = PolicyFile { models, classes: vec!["default".into()], policy: RoutingPolicy::RoundRobin };
         let features = Features::Predictions;
         let zeros = Mlp::random(&[features.len(2, 1), 4, 2], &mut Random::new(1));
         let filled: Vec<_> =
@@ -310,12 +310,12 @@ fn a_network_whose_values_are_no_numbers_leaves_decisions_to_the_rule() {
             .collect();
         let network = Mlp::from_tensors(&tensors).unwrap();
         let dqn = Dqn::new(network, features, &file.router_models(|_, _| 1.0), 1);
-        PolicyFile { policy: Policy::Dqn(dqn), ..file }.to_bytes("").unwrap()
+        PolicyFile { policy: RoutingPolicy::Dqn(dqn), ..file }.to_bytes("").unwrap()
     };
     let decide = |weight| {
         let (routes, _) = routes_of(&settings(folder.write("a.safetensors", &network(weight)), None), 8);
         teach(&routes);
-        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), Path::default()).unwrap();
+        let route = routes.route(either(&[0, 1]), &wanted(Some(1_000)), ClientPath::default()).unwrap();
         (route.model, route.reason, routes.tallies()[0].fell_back)
     };
     assert_eq!(decide(0.0), (0, "value", 0));
@@ -325,7 +325,7 @@ fn a_network_whose_values_are_no_numbers_leaves_decisions_to_the_rule() {
 #[test]
 fn round_robin_and_least_loaded_place_requests_without_limits_as_well() {
     let models = |routes: &Routes, budget_ms| -> Vec<usize> {
-        let choose = || routes.route(either(&[0, 1]), &wanted(budget_ms), Path::default()).unwrap().model;
+        let choose = || routes.route(either(&[0, 1]), &wanted(budget_ms), ClientPath::default()).unwrap().model;
         (0..4).map(|_| choose()).collect()
     };
     let (routes, engines) = routes_of(&settings(Routing::RoundRobin, None), 8);
@@ -347,7 +347,7 @@ fn a_shadow_is_asked_and_counted_and_never_obeyed() {
     teach(&routes);
     let shadows: Vec<_> = (0..4)
         .map(|_| {
-            let route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), Path::default()).unwrap();
+            let route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
             assert_eq!(route.model, 0);
             route.by.unwrap().shadow.unwrap()
         })
@@ -355,7 +355,7 @@ fn a_shadow_is_asked_and_counted_and_never_obeyed() {
     assert!(shadows.iter().all(|shadow| shadow.policy == "round_robin"));
     assert_eq!(shadows.iter().map(|shadow| shadow.model).collect::<Vec<_>>(), [Some(0), Some(1), Some(0), Some(1)]);
     assert_eq!(routes.tallies()[0], Tally { decided: 4, shadowed: 4, agreed: 2, ..Tally::default() });
-    routes.route(named(&[1]), &wanted(Some(9_000)), Path::default()).unwrap();
+    routes.route(named(&[1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
     assert_eq!(routes.tallies()[0].decided, 4, "a request that names its model asks no policy");
 }
 

@@ -1,7 +1,7 @@
 //! What arithmetic says of streams over ideal paths: no jitter, no loss, windows that only slow start limits.
 
 use plan::paths::PathsPlan;
-use sched::path::{Path, estimate};
+use sched::path::{CandidatePath, estimate};
 
 use super::stream::Stream;
 
@@ -16,7 +16,7 @@ pub(super) struct Share {
 
 /// When streams end that stay on their paths and share them by weight, in milliseconds: generalized processor sharing, and the
 /// pauses of slow start.
-pub(super) fn pinned_ms(paths: &[Path], shares: &[Share], plan: &PathsPlan) -> Vec<f64> {
+pub(super) fn pinned_ms(paths: &[CandidatePath], shares: &[Share], plan: &PathsPlan) -> Vec<f64> {
     let end = |share: &Share, at: usize| {
         let mut path = paths[share.path].clone();
         let others = shares.iter().enumerate().filter(|(other, it)| *other != at && it.path == share.path);
@@ -29,12 +29,12 @@ pub(super) fn pinned_ms(paths: &[Path], shares: &[Share], plan: &PathsPlan) -> V
 }
 
 /// When streams end that share all paths as if these were one, behind the shortest way: no scheduler of packets is faster.
-pub(super) fn pooled_ms(paths: &[Path], streams: &[Stream], by_priority: bool, plan: &PathsPlan) -> Vec<f64> {
-    let all = Path {
+pub(super) fn pooled_ms(paths: &[CandidatePath], streams: &[Stream], by_priority: bool, plan: &PathsPlan) -> Vec<f64> {
+    let all = CandidatePath {
         smoothed_rtt_ns: paths.iter().map(|path| path.smoothed_rtt_ns).min().unwrap_or_default(),
         lead_ns: paths.first().map(|path| path.lead_ns).unwrap_or_default(),
         bytes_per_sec: paths.iter().map(|path| path.bytes_per_sec).sum(),
-        ..Path::default()
+        ..CandidatePath::default()
     };
     let bytes = |stream: &Stream| stream.packets as u64 * plan.links.payload_bytes;
     let weight = |stream: &Stream| if by_priority { stream.weight } else { 1 };

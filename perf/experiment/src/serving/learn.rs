@@ -7,7 +7,7 @@ use std::{
 
 use plan::serving::{Choose, ServingPlan, Tuned};
 use sched::route::{
-    Policy, Thresholds,
+    RoutingPolicy, Thresholds,
     serving::{self, Setup},
     train::double_dqn,
     tune::cross_entropy,
@@ -18,7 +18,7 @@ use super::play::{Cell, Offered, score};
 /// Returns for each policy of the plan what it is after each of its trainings; one that learns nothing is itself once.
 ///
 /// Trainings run on all cores. Each depends on its own seed only, so their order does not matter.
-pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<Policy>> {
+pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<RoutingPolicy>> {
     let trainings = |choose: &Choose| match choose {
         Choose::Tuned(recipe) => plan.tuned.get(recipe).map_or(0, |recipe| recipe.trainings),
         Choose::Dqn(recipe) => plan.dqn.get(recipe).map_or(0, |recipe| recipe.trainings),
@@ -52,20 +52,20 @@ pub(super) fn all(plan: &ServingPlan, setup: &Setup) -> Vec<Vec<Policy>> {
     plan.policies.iter().map(|policy| of_policy(&policy.choose)).collect()
 }
 
-fn learned(plan: &ServingPlan, setup: &Setup, choose: &Choose, training: u64) -> Policy {
+fn learned(plan: &ServingPlan, setup: &Setup, choose: &Choose, training: u64) -> RoutingPolicy {
     match choose {
-        Choose::Fixed(model) => Policy::Fixed(plan.model(model).unwrap_or_default()),
-        Choose::RoundRobin => Policy::RoundRobin,
-        Choose::LeastLoaded => Policy::LeastLoaded,
-        Choose::Rule(margin) => Policy::Rule { margin: *margin },
+        Choose::Fixed(model) => RoutingPolicy::Fixed(plan.model(model).unwrap_or_default()),
+        Choose::RoundRobin => RoutingPolicy::RoundRobin,
+        Choose::LeastLoaded => RoutingPolicy::LeastLoaded,
+        Choose::Rule(margin) => RoutingPolicy::Rule { margin: *margin },
         Choose::Tuned(recipe) => {
             let tuned = plan.tuned.get(recipe).map(|recipe| tuned(plan, setup, recipe, training));
-            tuned.map_or(Policy::RoundRobin, Policy::Thresholds)
+            tuned.map_or(RoutingPolicy::RoundRobin, RoutingPolicy::Thresholds)
         }
         Choose::Dqn(recipe) => {
-            let Some(recipe) = plan.dqn.get(recipe) else { return Policy::RoundRobin };
+            let Some(recipe) = plan.dqn.get(recipe) else { return RoutingPolicy::RoundRobin };
             let training = recipe.training(plan.gpus, plan.seeds.training + training);
-            Policy::Dqn(double_dqn(setup, &workloads(plan, &recipe.learns_from), &training).dqn)
+            RoutingPolicy::Dqn(double_dqn(setup, &workloads(plan, &recipe.learns_from), &training).dqn)
         }
     }
 }
@@ -97,7 +97,7 @@ fn tuned(plan: &ServingPlan, setup: &Setup, recipe: &Tuned, training: u64) -> Th
             let drawn = turns.filter_map(|(at, cells)| cells.get((at + generation) % schedulers));
             offered = (0..).zip(drawn).map(|(at, cell)| Offered::new(plan, setup, cell, seed ^ at)).collect();
         }
-        let policy = Policy::Thresholds(start.clone().with_parameters(numbers));
+        let policy = RoutingPolicy::Thresholds(start.clone().with_parameters(numbers));
         let scores = offered.iter().map(|offered| score(plan, &offered.played(setup, policy.clone(), false, false)));
         scores.sum::<f64>() / offered.len().max(1) as f64
     });

@@ -14,10 +14,10 @@ use plan::{
 };
 use sched::{
     route::{
-        Path, Slo,
-        serving::{Arrival, Outcome, Setup},
+        ClientPath, Slo,
+        serving::{Arrival, RunOutcome, Setup},
     },
-    stream::{Clock, Discipline, Service, Streams},
+    stream::{Discipline, DisciplineClock, Service, Streams},
 };
 
 use super::answer::Answered;
@@ -89,12 +89,12 @@ pub(super) fn up(
             let prompt_tokens = (class.bytes as f64 / link.bytes_per_prompt_token) as u32;
             let left = link.context_tokens.saturating_sub(expected_tokens).max(1);
             let budget_ns = allowed_ns(arrival.request.expected_tokens).saturating_sub(arrived_ns - arrival.sent_ns);
-            let known = sched::route::Request {
+            let known = sched::route::RoutedRequest {
                 prompt_tokens: prompt_tokens.min(left),
                 slo: Slo::within(budget_ns),
                 ..arrival.request
             };
-            let path = Path { smoothed_rtt_ns: round_trip_ns(link), ..Path::default() };
+            let path = ClientPath { smoothed_rtt_ns: round_trip_ns(link), ..ClientPath::default() };
             let deadline_ns = arrival.sent_ns.saturating_add(allowed_ns(arrival.output_tokens));
             Some((request, Arrival { arrived_ns, deadline_ns, request: known, path, ..arrival }))
         })
@@ -106,7 +106,7 @@ pub(super) fn up(
 
 impl Carried {
     /// Carries answers back, and says what became of each request, in the order in which they were sent.
-    pub fn back(&self, setup: &Setup, arrivals: &[Arrival], outcomes: &[Outcome]) -> Vec<Answered> {
+    pub fn back(&self, setup: &Setup, arrivals: &[Arrival], outcomes: &[RunOutcome]) -> Vec<Answered> {
         let finished: Vec<_> = (self.requests.iter().zip(arrivals).zip(outcomes))
             .filter(|(_, outcome)| outcome.finished_ns > 0)
             .map(|((request, arrival), outcome)| (*request, arrival, outcome))
@@ -148,7 +148,7 @@ fn round_trip_ns(link: &Link) -> u64 {
 fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random) -> Vec<Option<u64>> {
     let packet_ns = |bytes: u64| ((bytes + HEADER_BYTES) as f64 * 8e3 / link.rate_mbit) as u64;
     let delay_ns = (link.delay_ms * NS_PER_MS) as u64;
-    let mut clock = Clock::new(discipline, 0);
+    let mut clock = DisciplineClock::new(discipline, 0);
     let mut streams = Streams::new();
     // What waits for a turn, what has arrived, and when all had.
     let mut carried: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); jobs.len()];

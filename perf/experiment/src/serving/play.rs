@@ -2,8 +2,8 @@
 
 use ::plan::serving::{self as plan, ServingPlan};
 use sched::route::{
-    Choice, Path, Policy, Request, Router, Slo, State,
-    serving::{self, Arrival, Decide, Fate, Outcome, Setup},
+    ClientPath, ModelChoice, RoutedRequest, Router, RoutingPolicy, Slo, State,
+    serving::{self, Arrival, Decide, Fate, RunOutcome, Setup},
 };
 
 use super::{answer::Answered, link};
@@ -54,11 +54,11 @@ impl Offered {
     }
 
     /// Returns what a policy makes of the requests, in the order in which they were sent.
-    pub fn answered(&self, setup: &Setup, policy: &plan::Policy, choose: Policy) -> Vec<Answered> {
+    pub fn answered(&self, setup: &Setup, policy: &plan::Policy, choose: RoutingPolicy) -> Vec<Answered> {
         self.played(setup, choose, policy.guarded, policy.blind)
     }
 
-    pub fn played(&self, setup: &Setup, policy: Policy, guarded: bool, blind: bool) -> Vec<Answered> {
+    pub fn played(&self, setup: &Setup, policy: RoutingPolicy, guarded: bool, blind: bool) -> Vec<Answered> {
         let router = Router::new(setup.models.clone(), policy);
         let mut router = Asked { router: if guarded { router } else { router.unguarded() }, blind, setup };
         let outcomes = serving::run(setup, &self.arrivals, &mut router);
@@ -69,7 +69,7 @@ impl Offered {
     }
 }
 
-fn answered(outcome: &Outcome) -> Answered {
+fn answered(outcome: &RunOutcome) -> Answered {
     Answered {
         task: outcome.class,
         model: outcome.choice.map(|choice| choice.model),
@@ -93,15 +93,15 @@ struct Asked<'a> {
 }
 
 impl Decide for Asked<'_> {
-    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+    fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         if !self.blind {
             return self.router.decide(request, state, now_ns);
         }
         let slo = Slo::normalised(self.setup.per_token_ns, request.tokens());
-        self.router.decide(&Request { slo, ..*request }, &State { path: Path::default(), ..*state }, now_ns)
+        self.router.decide(&RoutedRequest { slo, ..*request }, &State { path: ClientPath::default(), ..*state }, now_ns)
     }
 
-    fn ended(&mut self, outcome: &Outcome) {
+    fn ended(&mut self, outcome: &RunOutcome) {
         self.router.ended(outcome);
     }
 }

@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::route::curve::{Cost, Curve};
-use crate::route::policy::{DOUBT, Policy};
+use crate::route::policy::{DOUBT, RoutingPolicy};
 use crate::route::random::Random;
 use crate::route::request::{Model, ModelSet};
 use crate::route::router::Router;
-use crate::route::serving::{self, Arrival, Fate, Lengths, Outcome, Setup, mean_score};
-use crate::route::state::{Load, Path, State};
+use crate::route::serving::{self, Arrival, Fate, Lengths, RunOutcome, Setup, mean_score};
+use crate::route::state::{ClientPath, EngineLoad, State};
 
 const MS: u64 = 1_000_000;
 
@@ -26,12 +26,12 @@ fn replica(model: usize, group: u32, running: u32) -> Replica {
         sharing: 1.0,
         ..Cost::default()
     };
-    let load = Load { running, outstanding_tokens: 10 * u64::from(running), ..Load::default() };
+    let load = EngineLoad { running, outstanding_tokens: 10 * u64::from(running), ..EngineLoad::default() };
     Replica { model, group, usable: true, most_running: 8, load, curve: Curve::new(cost) }
 }
 
-fn request(prompt_tokens: u32, tokens: u32, budget_ms: u64) -> Request {
-    Request {
+fn request(prompt_tokens: u32, tokens: u32, budget_ms: u64) -> RoutedRequest {
+    RoutedRequest {
         class: 0,
         prompt_tokens,
         expected_tokens: tokens,
@@ -47,18 +47,23 @@ fn urgent(replica: usize, left_ms: u64) -> Commitment {
     Commitment { replica, left_tokens: 10, unread_tokens: 0, left_ns: left_ms * MS, reward: 1.0 }
 }
 
-fn choose(policy: Policy, request: &Request, replicas: &[Replica], admitted: &[Commitment]) -> (usize, Reason) {
-    let state = State { replicas, admitted, path: Path::default() };
+fn choose(
+    policy: RoutingPolicy,
+    request: &RoutedRequest,
+    replicas: &[Replica],
+    admitted: &[Commitment],
+) -> (usize, Reason) {
+    let state = State { replicas, admitted, path: ClientPath::default() };
     let choice = Router::new(models(), policy).route(request, &state, 0).unwrap();
     (choice.model, choice.reason)
 }
 
-fn rule(request: &Request, replicas: &[Replica], admitted: &[Commitment]) -> (usize, Reason) {
-    choose(Policy::Rule { margin: 1.1 }, request, replicas, admitted)
+fn rule(request: &RoutedRequest, replicas: &[Replica], admitted: &[Commitment]) -> (usize, Reason) {
+    choose(RoutingPolicy::Rule { margin: 1.1 }, request, replicas, admitted)
 }
 
-fn considerate(request: &Request, replicas: &[Replica], admitted: &[Commitment]) -> (usize, Reason) {
-    choose(Policy::Considerate { doubt: DOUBT }, request, replicas, admitted)
+fn considerate(request: &RoutedRequest, replicas: &[Replica], admitted: &[Commitment]) -> (usize, Reason) {
+    choose(RoutingPolicy::Considerate { doubt: DOUBT }, request, replicas, admitted)
 }
 
 #[test]
@@ -79,7 +84,7 @@ fn the_best_model_answers_where_nobody_pays_for_it() {
     for budget_ms in [2_500, 20_000] {
         assert_eq!(considerate(&request(100, 60, budget_ms), &idle, &[]), (0, Reason::Worth));
     }
-    let unlimited = Request { slo: Slo::unlimited(), ..request(100, 60, 0) };
+    let unlimited = RoutedRequest { slo: Slo::unlimited(), ..request(100, 60, 0) };
     assert_eq!(considerate(&unlimited, &idle, &[]), (0, Reason::Worth));
     assert_eq!(considerate(&request(100, 60, 10), &idle, &[]), (1, Reason::NoneInTime), "late anyway: the cheapest");
 }
@@ -97,8 +102,8 @@ fn prompts_that_an_engine_has_not_read_yet_come_before_that_of_the_request() {
 #[test]
 fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     let (long, replicas) = (request(100, 60, 3_000), [replica(0, 0, 0), replica(1, 1, 0)]);
-    let state = State { replicas: &replicas, admitted: &[], path: Path::default() };
-    let mut router = Router::new(models(), Policy::Considerate { doubt: DOUBT });
+    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt: DOUBT });
     let chosen: Vec<_> =
         (0..12).map(|at| router.route(&long, &state, at * 500 * MS).unwrap()).map(|choice| choice.model).collect();
     assert_eq!(chosen[0], 0);
@@ -139,15 +144,15 @@ proptest! {
     ) {
         let replicas: Vec<_> = loads.into_iter().map(|(model, group, running, others_utilisation, usable)| {
             let replica = replica(model, group, running);
-            Replica { usable, load: Load { others_utilisation, ..replica.load }, ..replica }
+            Replica { usable, load: EngineLoad { others_utilisation, ..replica.load }, ..replica }
         }).collect();
         let admitted: Vec<_> = others.into_iter().map(|(replica, left_tokens, unread_tokens, left_ns, reward)| {
             Commitment { replica, left_tokens, unread_tokens, left_ns, reward }
         }).collect();
-        let mut router = Router::new(models(), Policy::Considerate { doubt });
+        let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt });
         for (prompt_tokens, expected_tokens, budget_ns, now_ns) in requests {
-            let request = Request { prompt_tokens, expected_tokens, slo: Slo::within(budget_ns), ..request(0, 0, 0) };
-            let choice = router.route(&request, &State { replicas: &replicas, admitted: &admitted, path: Path::default() }, now_ns);
+            let request = RoutedRequest { prompt_tokens, expected_tokens, slo: Slo::within(budget_ns), ..request(0, 0, 0) };
+            let choice = router.route(&request, &State { replicas: &replicas, admitted: &admitted, path: ClientPath::default() }, now_ns);
             prop_assert_eq!(choice.is_some(), replicas.iter().any(|replica| replica.usable));
             if let Some(choice) = choice {
                 prop_assert!(replicas[choice.replica].usable && replicas[choice.replica].model == choice.model);
@@ -161,7 +166,7 @@ const SEEDS: std::ops::Range<u64> = 610_000..610_012;
 
 /// Three engines on one processor of two cores, about as fast as llama.cpp with the models of `make demo-llm`.
 fn three_on_a_processor() -> Setup {
-    let engine = |model, [gpu, more, prefill, per_token]: [f64; 4]| serving::Engine {
+    let engine = |model, [gpu, more, prefill, per_token]: [f64; 4]| serving::SimulatedEngine {
         model,
         group: 0,
         most_running: 8,
@@ -213,24 +218,24 @@ fn mix(setup: &Setup, requests_per_sec: f64, seed: u64) -> Vec<Arrival> {
             back_ns: BACK_NS,
             deadline_ns: arrived_ns + budget_ns,
             output_tokens,
-            request: Request {
+            request: RoutedRequest {
                 class: usize::from(!is_urgent),
                 max_tokens: output_tokens,
                 slo: Slo::within(budget_ns),
                 ..request(2 * words + 10, output_tokens, 0)
             },
-            path: Path { smoothed_rtt_ns: 2 * BACK_NS, ..Path::default() },
+            path: ClientPath { smoothed_rtt_ns: 2 * BACK_NS, ..ClientPath::default() },
         });
     }
 }
 
 /// The mean score over all seeds, and the parts of urgent and of batch requests that were in time.
-fn played(policy: &Policy, requests_per_sec: f64) -> [f64; 3] {
+fn played(policy: &RoutingPolicy, requests_per_sec: f64) -> [f64; 3] {
     let setup = three_on_a_processor();
-    let (mut score, mut all) = (0.0, Vec::<Outcome>::new());
+    let (mut score, mut all) = (0.0, Vec::<RunOutcome>::new());
     for seed in SEEDS {
         let mut router = Router::new(setup.models.clone(), policy.clone());
-        if *policy == Policy::RoundRobin {
+        if *policy == RoutingPolicy::RoundRobin {
             router = router.unguarded();
         }
         let outcomes = serving::run(&setup, &mix(&setup, requests_per_sec, seed), &mut router);
@@ -246,10 +251,10 @@ fn played(policy: &Policy, requests_per_sec: f64) -> [f64; 3] {
 
 #[test]
 fn requests_that_are_each_in_time_alone_make_each_other_late_by_the_rule_and_not_by_this_policy() {
-    let (rule, considerate) = (Policy::Rule { margin: 1.1 }, Policy::Considerate { doubt: DOUBT });
+    let (rule, considerate) = (RoutingPolicy::Rule { margin: 1.1 }, RoutingPolicy::Considerate { doubt: DOUBT });
     for (requests_per_sec, urgent_less) in [(1.2, 0.01), (3.5, 0.0)] {
         let [robin, rule, considerate] =
-            [&Policy::RoundRobin, &rule, &considerate].map(|policy| played(policy, requests_per_sec));
+            [&RoutingPolicy::RoundRobin, &rule, &considerate].map(|policy| played(policy, requests_per_sec));
         let seen = format!("{requests_per_sec}/s: round robin {robin:?}, rule {rule:?}, considerate {considerate:?}");
         assert!(rule[1] < robin[1] - 0.05, "the rule sends urgent requests where others make them late: {seen}");
         assert!(considerate[0] > robin[0] + 0.05 && considerate[0] > rule[0] + 0.03, "score: {seen}");

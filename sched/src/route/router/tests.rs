@@ -5,7 +5,7 @@ use crate::route::mlp::Mlp;
 use crate::route::policy::{Dqn, Measure, Thresholds};
 use crate::route::random::Random;
 use crate::route::request::{ModelSet, Slo};
-use crate::route::state::{Load, Path, Replica};
+use crate::route::state::{ClientPath, EngineLoad, Replica};
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
@@ -21,13 +21,13 @@ fn models() -> Vec<Model> {
 fn replica(model: usize, running: u32) -> Replica {
     let (gpu_ms, more_ms) = [(32.0, 4.0), (13.0, 1.0), (7.7, 0.3)][model];
     let cost = Cost { gpu_ns: gpu_ms * 1e6, gpu_per_sequence_ns: more_ms * 1e6, ..Cost::default() };
-    let load = Load { running, outstanding_tokens: 100 * u64::from(running), ..Load::default() };
+    let load = EngineLoad { running, outstanding_tokens: 100 * u64::from(running), ..EngineLoad::default() };
     Replica { model, group: 0, usable: true, most_running: 64, load, curve: Curve::new(cost) }
 }
 
 /// 100 tokens within 4 s: 40 ms each.
-fn request() -> Request {
-    Request {
+fn request() -> RoutedRequest {
+    RoutedRequest {
         class: 0,
         prompt_tokens: 0,
         expected_tokens: 100,
@@ -38,12 +38,12 @@ fn request() -> Request {
     }
 }
 
-fn route(router: &mut Router, request: &Request, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
-    let choice = router.route(request, &State { replicas, admitted: &[], path: Path::default() }, 0)?;
+fn route(router: &mut Router, request: &RoutedRequest, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
+    let choice = router.route(request, &State { replicas, admitted: &[], path: ClientPath::default() }, 0)?;
     Some((choice.model, choice.replica, choice.reason))
 }
 
-fn once(policy: Policy, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
+fn once(policy: RoutingPolicy, replicas: &[Replica]) -> Option<(usize, usize, Reason)> {
     route(&mut Router::new(models(), policy), &request(), replicas)
 }
 
@@ -55,48 +55,52 @@ fn dqn(seed: u64, features: Features) -> Dqn {
 #[test]
 fn the_rule_takes_the_largest_model_that_is_in_time_with_the_margin() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    assert_eq!(once(Policy::Rule { margin: 1.1 }, &idle), Some((0, 0, Reason::InTime)));
-    assert_eq!(once(Policy::Rule { margin: 1.2 }, &idle), Some((1, 1, Reason::InTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.1 }, &idle), Some((0, 0, Reason::InTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.2 }, &idle), Some((1, 1, Reason::InTime)));
     let busy = [replica(0, 5), replica(1, 30), replica(2, 0)];
-    assert_eq!(once(Policy::Rule { margin: 1.1 }, &busy), Some((2, 2, Reason::InTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.1 }, &busy), Some((2, 2, Reason::InTime)));
 }
 
 #[test]
 fn the_rule_takes_what_is_in_time_without_the_margin_or_else_the_cheapest() {
     let little = [replica(0, 0), replica(0, 1), replica(1, 60)];
-    assert_eq!(once(Policy::Rule { margin: 1.2 }, &little), Some((0, 0, Reason::NoneInTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.2 }, &little), Some((0, 0, Reason::NoneInTime)));
     let full = [replica(0, 40), replica(1, 64), replica(2, 200)];
-    assert_eq!(once(Policy::Rule { margin: 1.1 }, &full), Some((2, 2, Reason::NoneInTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.1 }, &full), Some((2, 2, Reason::NoneInTime)));
 }
 
 #[test]
 fn the_rule_takes_the_replica_that_is_predicted_earliest() {
     let replicas = [replica(0, 3), replica(0, 1), replica(0, 0), replica(1, 0)];
-    assert_eq!(once(Policy::Rule { margin: 1.0 }, &replicas), Some((0, 2, Reason::InTime)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.0 }, &replicas), Some((0, 2, Reason::InTime)));
 }
 
 #[test]
 fn a_margin_that_is_none_counts_as_1() {
     let idle = [replica(0, 0), replica(1, 0)];
     for margin in [f64::NAN, 0.0, -1.0, 1.0] {
-        assert_eq!(once(Policy::Rule { margin }, &idle), Some((0, 0, Reason::InTime)));
+        assert_eq!(once(RoutingPolicy::Rule { margin }, &idle), Some((0, 0, Reason::InTime)));
     }
 }
 
 #[test]
 fn a_request_for_one_model_gets_no_other() {
-    let only = Request { allowed: ModelSet::NONE.with(0), ..request() };
+    let only = RoutedRequest { allowed: ModelSet::NONE.with(0), ..request() };
     let replicas = [replica(1, 0), replica(0, 60)];
-    for policy in [Policy::Rule { margin: 1.1 }, Policy::Fixed(1), Policy::Dqn(dqn(1, Features::Predictions))] {
+    for policy in [
+        RoutingPolicy::Rule { margin: 1.1 },
+        RoutingPolicy::Fixed(1),
+        RoutingPolicy::Dqn(dqn(1, Features::Predictions)),
+    ] {
         let mut router = Router::new(models(), policy);
         assert_eq!(route(&mut router, &only, &replicas), Some((0, 1, Reason::Only)));
     }
-    for policy in [Policy::RoundRobin, Policy::LeastLoaded] {
+    for policy in [RoutingPolicy::RoundRobin, RoutingPolicy::LeastLoaded] {
         let mut router = Router::new(models(), policy);
         assert_eq!(route(&mut router, &only, &replicas).map(|choice| choice.0), Some(0));
     }
-    let mut router = Router::new(models(), Policy::Fixed(1));
-    let none = Request { allowed: ModelSet::NONE, ..request() };
+    let mut router = Router::new(models(), RoutingPolicy::Fixed(1));
+    let none = RoutedRequest { allowed: ModelSet::NONE, ..request() };
     assert_eq!(route(&mut router, &none, &replicas), None);
     assert_eq!(router.counters().refused, 1);
 }
@@ -106,21 +110,21 @@ fn unusable_replicas_and_unknown_models_get_nothing() {
     let mut replicas = [replica(0, 0), replica(1, 0), replica(2, 0)];
     replicas[0].usable = false;
     replicas[2].model = 7;
-    assert_eq!(once(Policy::Rule { margin: 1.0 }, &replicas), Some((1, 1, Reason::Only)));
-    assert_eq!(once(Policy::Rule { margin: 1.0 }, &[]), None);
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.0 }, &replicas), Some((1, 1, Reason::Only)));
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.0 }, &[]), None);
 }
 
 #[test]
 fn a_fixed_model_that_is_not_there_is_replaced_by_the_rule() {
     let replicas = [replica(0, 5), replica(1, 0)];
-    let unavailable = Reason::Fallback(Cause::Unavailable);
-    assert_eq!(once(Policy::Fixed(2), &replicas), Some((1, 1, unavailable)));
-    assert_eq!(once(Policy::Fixed(99), &replicas), Some((1, 1, unavailable)));
+    let unavailable = Reason::Fallback(FallbackCause::Unavailable);
+    assert_eq!(once(RoutingPolicy::Fixed(2), &replicas), Some((1, 1, unavailable)));
+    assert_eq!(once(RoutingPolicy::Fixed(99), &replicas), Some((1, 1, unavailable)));
 }
 
 #[test]
 fn turns_go_round_all_replicas() {
-    let mut router = Router::new(models(), Policy::RoundRobin);
+    let mut router = Router::new(models(), RoutingPolicy::RoundRobin);
     let mut replicas = [replica(0, 0), replica(1, 0), replica(1, 0), replica(2, 0)];
     replicas[1].usable = false;
     let order: Vec<_> =
@@ -130,18 +134,18 @@ fn turns_go_round_all_replicas() {
 
 #[test]
 fn the_least_loaded_replica_is_the_one_with_the_fewest_requests() {
-    assert_eq!(once(Policy::LeastLoaded, &[replica(0, 2), replica(1, 1)]), Some((1, 1, Reason::LeastLoaded)));
+    assert_eq!(once(RoutingPolicy::LeastLoaded, &[replica(0, 2), replica(1, 1)]), Some((1, 1, Reason::LeastLoaded)));
     let even = [replica(2, 1), replica(1, 1), replica(1, 1)];
-    assert_eq!(once(Policy::LeastLoaded, &even), Some((1, 1, Reason::LeastLoaded)));
+    assert_eq!(once(RoutingPolicy::LeastLoaded, &even), Some((1, 1, Reason::LeastLoaded)));
 }
 
 #[test]
 fn the_guard_prefers_what_is_in_time_to_what_the_policy_wants() {
     let replicas = [replica(0, 9), replica(1, 0), replica(2, 0)];
-    let mut router = Router::new(models(), Policy::Fixed(0));
+    let mut router = Router::new(models(), RoutingPolicy::Fixed(0));
     assert_eq!(route(&mut router, &request(), &replicas), Some((1, 1, Reason::Guard)));
     assert_eq!(router.counters().guarded, 1);
-    let mut free = Router::new(models(), Policy::Fixed(0)).unguarded();
+    let mut free = Router::new(models(), RoutingPolicy::Fixed(0)).unguarded();
     assert_eq!(route(&mut free, &request(), &replicas), Some((0, 0, Reason::Fixed)));
     // Where nothing is in time there is nothing better.
     let full = [replica(0, 9), replica(1, 60), replica(2, 200)];
@@ -152,17 +156,17 @@ fn the_guard_prefers_what_is_in_time_to_what_the_policy_wants() {
 fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut thresholds = Thresholds::uniform(Measure::Predicted, 3, 2, 0.95);
-    assert_eq!(once(Policy::Thresholds(thresholds.clone()), &idle), Some((0, 0, Reason::Threshold)));
+    assert_eq!(once(RoutingPolicy::Thresholds(thresholds.clone()), &idle), Some((0, 0, Reason::Threshold)));
     // The large model's limit for class 0.
     thresholds.limits[0] = 0.5;
-    assert_eq!(once(Policy::Thresholds(thresholds.clone()), &idle), Some((1, 1, Reason::Threshold)));
-    let mut router = Router::new(models(), Policy::Thresholds(thresholds.clone()));
-    let of_class = |class| Request { class, ..request() };
+    assert_eq!(once(RoutingPolicy::Thresholds(thresholds.clone()), &idle), Some((1, 1, Reason::Threshold)));
+    let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds.clone()));
+    let of_class = |class| RoutedRequest { class, ..request() };
     assert_eq!(route(&mut router, &of_class(1), &idle), Some((0, 0, Reason::Threshold)));
     assert_eq!(route(&mut router, &of_class(9), &idle), Some((0, 0, Reason::Threshold)), "as the last class");
     thresholds.slopes[0] = 2.0;
-    let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
-    let state = State { replicas: &idle, admitted: &[], path: Path::default() };
+    let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds)).with_stale_after(u64::MAX);
+    let state = State { replicas: &idle, admitted: &[], path: ClientPath::default() };
     let chosen = [0, 100 * SEC].map(|now_ns| router.route(&of_class(1), &state, now_ns).map(|choice| choice.model));
     assert_eq!(chosen, [Some(1), Some(0)], "one request per second at first, then one in 16");
 }
@@ -172,9 +176,9 @@ fn too_many_requests_go_to_the_cheapest_model() {
     let last = |prefill_ns: f64, per_sec: u64| {
         let mut replicas = [replica(0, 0), replica(1, 0), replica(2, 0)];
         replicas[2].curve = Curve::new(Cost { prefill_ns, ..replicas[2].curve.cost() });
-        let state = State { replicas: &replicas, admitted: &[], path: Path::default() };
+        let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
         let thresholds = Thresholds { overload: 1.0, ..Thresholds::uniform(Measure::Predicted, 3, 2, 0.95) };
-        let mut router = Router::new(models(), Policy::Thresholds(thresholds)).with_stale_after(u64::MAX);
+        let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds)).with_stale_after(u64::MAX);
         let choices = (0..100).map(|at| router.route(&request(), &state, at * SEC / per_sec));
         choices.last().flatten().map(|choice| choice.reason)
     };
@@ -189,17 +193,17 @@ fn too_many_requests_go_to_the_cheapest_model() {
 #[test]
 fn a_policy_for_other_models_is_not_asked() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    let fits = Policy::Dqn(dqn(1, Features::Predictions));
+    let fits = RoutingPolicy::Dqn(dqn(1, Features::Predictions));
     assert_eq!(once(fits.clone(), &idle).map(|choice| choice.2), Some(Reason::Value));
     let mut others = models();
     others[1].id = 9;
     let mut router = Router::new(others, fits);
-    let fallback = Some((0, 0, Reason::Fallback(Cause::Fingerprint)));
+    let fallback = Some((0, 0, Reason::Fallback(FallbackCause::Fingerprint)));
     assert_eq!(route(&mut router, &request(), &idle), fallback);
     let thresholds = Thresholds::uniform(Measure::Predicted, 2, 2, 1.0);
-    assert_eq!(once(Policy::Thresholds(thresholds), &idle), fallback);
+    assert_eq!(once(RoutingPolicy::Thresholds(thresholds), &idle), fallback);
     let narrow = Mlp::random(&[3, 3], &mut Random::new(1));
-    assert_eq!(once(Policy::Dqn(Dqn::new(narrow, Features::Predictions, &models(), 2)), &idle), fallback);
+    assert_eq!(once(RoutingPolicy::Dqn(Dqn::new(narrow, Features::Predictions, &models(), 2)), &idle), fallback);
     assert_eq!(router.counters().fallbacks, [0, 0, 1, 0]);
 }
 
@@ -208,27 +212,27 @@ fn what_is_no_number_is_replaced_by_the_rule() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut broken = dqn(1, Features::Predictions);
     broken.network.layers[1].bias[2] = f32::NAN;
-    let fallback = Some((0, 0, Reason::Fallback(Cause::NotFinite)));
-    assert_eq!(once(Policy::Dqn(broken), &idle), fallback);
+    let fallback = Some((0, 0, Reason::Fallback(FallbackCause::NotFinite)));
+    assert_eq!(once(RoutingPolicy::Dqn(broken), &idle), fallback);
     let thresholds = Thresholds::uniform(Measure::Fill, 3, 2, f64::NAN);
-    assert_eq!(once(Policy::Thresholds(thresholds), &idle), fallback);
+    assert_eq!(once(RoutingPolicy::Thresholds(thresholds), &idle), fallback);
 }
 
 #[test]
 fn old_loads_are_for_the_rule_only() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    let mut router = Router::new(models(), Policy::Dqn(dqn(1, Features::Batches(2))));
-    let state = State { replicas: &idle, admitted: &[], path: Path::default() };
+    let mut router = Router::new(models(), RoutingPolicy::Dqn(dqn(1, Features::Batches(2))));
+    let state = State { replicas: &idle, admitted: &[], path: ClientPath::default() };
     let mut reason = |now_ns| router.route(&request(), &state, now_ns).map(|choice| choice.reason);
     assert_eq!(reason(SEC), Some(Reason::Value));
-    assert_eq!(reason(SEC + 1), Some(Reason::Fallback(Cause::Stale)));
+    assert_eq!(reason(SEC + 1), Some(Reason::Fallback(FallbackCause::Stale)));
     assert_eq!(router.counters().fallbacks, [0, 1, 0, 0]);
 }
 
 #[test]
 fn a_shadow_is_counted_and_never_followed() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    let mut router = Router::new(models(), Policy::Rule { margin: 1.0 }).with_shadow(Policy::RoundRobin);
+    let mut router = Router::new(models(), RoutingPolicy::Rule { margin: 1.0 }).with_shadow(RoutingPolicy::RoundRobin);
     for turn in 0..3 {
         assert_eq!(route(&mut router, &request(), &idle), Some((0, 0, Reason::InTime)));
         assert_eq!(router.last_shadow().map(|choice| choice.model), Some(turn));
@@ -238,10 +242,10 @@ fn a_shadow_is_counted_and_never_followed() {
 
 #[test]
 fn outcomes_are_counted_by_what_was_predicted() {
-    let mut router = Router::new(models(), Policy::RoundRobin);
-    let choice = Choice { model: 0, replica: 0, predicted_ns: 10, in_time: true, reason: Reason::Turn };
+    let mut router = Router::new(models(), RoutingPolicy::RoundRobin);
+    let choice = ModelChoice { model: 0, replica: 0, predicted_ns: 10, in_time: true, reason: Reason::Turn };
     for (in_time, met, actual_ns) in [(true, true, 7), (true, false, 14), (false, true, 10), (false, false, 10)] {
-        router.observe(&Observed { choice: Choice { in_time, ..choice }, actual_ns, met });
+        router.observe(&Observed { choice: ModelChoice { in_time, ..choice }, actual_ns, met });
     }
     let counters = router.counters();
     let outcomes =
@@ -263,19 +267,19 @@ fn metadata_and_tensors_come_back_as_the_same_policy() {
     }
 }
 
-fn any_policy() -> impl Strategy<Value = Policy> {
+fn any_policy() -> impl Strategy<Value = RoutingPolicy> {
     let thresholds = (prop::collection::vec(any::<f64>(), 10), any::<bool>()).prop_map(|(parameters, fill)| {
         let measure = if fill { Measure::Fill } else { Measure::Predicted };
-        Policy::Thresholds(Thresholds::uniform(measure, 3, 2, 1.0).with_parameters(&parameters))
+        RoutingPolicy::Thresholds(Thresholds::uniform(measure, 3, 2, 1.0).with_parameters(&parameters))
     });
     let dqn = (any::<u64>(), any::<bool>()).prop_map(|(seed, paper)| {
-        Policy::Dqn(dqn(seed, if paper { Features::Batches(2) } else { Features::Predictions }))
+        RoutingPolicy::Dqn(dqn(seed, if paper { Features::Batches(2) } else { Features::Predictions }))
     });
     prop_oneof![
-        (0..4usize).prop_map(Policy::Fixed),
-        Just(Policy::RoundRobin),
-        Just(Policy::LeastLoaded),
-        any::<f64>().prop_map(|margin| Policy::Rule { margin }),
+        (0..4usize).prop_map(RoutingPolicy::Fixed),
+        Just(RoutingPolicy::RoundRobin),
+        Just(RoutingPolicy::LeastLoaded),
+        any::<f64>().prop_map(|margin| RoutingPolicy::Rule { margin }),
         thresholds,
         dqn,
     ]
@@ -285,8 +289,13 @@ fn any_replica() -> impl Strategy<Value = Replica> {
     let loads = (0..80u32, 0..20u32, any::<u64>(), prop_oneof![0.0..3.0f64, any::<f64>()], 0..3 * SEC);
     (0..4usize, prop::num::u8::ANY, loads).prop_map(
         |(model, usable, (running, waiting, tokens, others, updated_ns))| {
-            let load =
-                Load { running, waiting, outstanding_tokens: tokens % 100_000, others_utilisation: others, updated_ns };
+            let load = EngineLoad {
+                running,
+                waiting,
+                outstanding_tokens: tokens % 100_000,
+                others_utilisation: others,
+                updated_ns,
+            };
             Replica { model, usable: usable > 60, load, ..replica(model.min(2), 0) }
         },
     )
@@ -300,10 +309,10 @@ proptest! {
         rtt_ns in 0..SEC,
     ) {
         let mut router = Router::new(models(), policy);
-        let path = Path { smoothed_rtt_ns: rtt_ns, ..Path::default() };
+        let path = ClientPath { smoothed_rtt_ns: rtt_ns, ..ClientPath::default() };
         for (at, (class, tokens, budget_ns, weight, allowed)) in requests.into_iter().enumerate() {
             let allowed = (0..4).filter(|model| allowed >> model & 1 == 1).fold(ModelSet::NONE, ModelSet::with);
-            let request = Request {
+            let request = RoutedRequest {
                 class, expected_tokens: tokens, slo: Slo::within(budget_ns), weight, allowed, ..request()
             };
             let state = State { replicas: &replicas, admitted: &[], path };

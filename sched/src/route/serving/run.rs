@@ -1,13 +1,13 @@
 //! The simulation: from event to event.
 
 use super::engine::Fluid;
-use super::score::{Fate, Outcome};
+use super::score::{Fate, RunOutcome};
 use super::workload::Arrival;
-use super::{Engine, Setup};
+use super::{Setup, SimulatedEngine};
 use crate::route::admitted::Commitment;
-use crate::route::choice::Choice;
+use crate::route::choice::ModelChoice;
 use crate::route::curve::Curve;
-use crate::route::request::{Request, Slo};
+use crate::route::request::{RoutedRequest, Slo};
 use crate::route::router::{Observed, Router};
 use crate::route::state::{Replica, State};
 
@@ -15,7 +15,7 @@ use crate::route::state::{Replica, State};
 pub trait Decide {
     /// Decides about a request that the gateway got at `now_ns`. With nothing, or with a replica that is not there, the
     /// request is discarded.
-    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice>;
+    fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice>;
 
     /// Tells whether decisions depend on [`State::admitted`], which takes time to fill in.
     fn looks_at_admitted(&self) -> bool {
@@ -23,13 +23,13 @@ pub trait Decide {
     }
 
     /// Learns what became of a request, when it has ended. Decisions are numbered from 0.
-    fn ended(&mut self, outcome: &Outcome) {
+    fn ended(&mut self, outcome: &RunOutcome) {
         let _ = outcome;
     }
 }
 
 impl Decide for Router {
-    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+    fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         self.route(request, state, now_ns)
     }
 
@@ -37,7 +37,7 @@ impl Decide for Router {
         Self::looks_at_admitted(self)
     }
 
-    fn ended(&mut self, outcome: &Outcome) {
+    fn ended(&mut self, outcome: &RunOutcome) {
         if let Some(choice) = outcome.choice.filter(|_| outcome.fate != Fate::Discarded) {
             let actual_ns = outcome.finished_ns.saturating_sub(outcome.arrived_ns);
             self.observe(&Observed { choice, actual_ns, met: outcome.fate == Fate::Met });
@@ -49,7 +49,7 @@ impl Decide for Router {
 ///
 /// The same arguments give the same outcomes. It takes O(E + log B) for each request, with E engines on a GPU and in all,
 /// and a batch of B.
-pub fn run(setup: &Setup, arrivals: &[Arrival], decide: &mut impl Decide) -> Vec<Outcome> {
+pub fn run(setup: &Setup, arrivals: &[Arrival], decide: &mut impl Decide) -> Vec<RunOutcome> {
     let mut run = Run::new(setup, arrivals, decide);
     let mut next = 0;
     loop {
@@ -79,14 +79,14 @@ struct Run<'a, D> {
     /// By engine: those on its GPU, itself among them.
     groups: Vec<Vec<usize>>,
     flights: Vec<Flight>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<RunOutcome>,
     admitted: Vec<Commitment>,
 }
 
 /// A request that was decided about.
 #[derive(Clone, Copy)]
 struct Flight {
-    choice: Option<Choice>,
+    choice: Option<ModelChoice>,
     first_s: f64,
     /// Whether nothing was ahead of its prompt.
     undisturbed: bool,
@@ -94,8 +94,8 @@ struct Flight {
 
 impl<'a, D: Decide> Run<'a, D> {
     fn new(setup: &'a Setup, arrivals: &'a [Arrival], decide: &'a mut D) -> Self {
-        let fluid = |engine: &Engine| Fluid::new(Curve::new(engine.cost), engine.most_running);
-        let on_gpu = |engine: &Engine| {
+        let fluid = |engine: &SimulatedEngine| Fluid::new(Curve::new(engine.cost), engine.most_running);
+        let on_gpu = |engine: &SimulatedEngine| {
             let same = setup.engines.iter().enumerate().filter(|(_, other)| other.group == engine.group);
             same.map(|(at, _)| at).collect()
         };
@@ -201,7 +201,7 @@ impl<'a, D: Decide> Run<'a, D> {
         let model = flight.choice.and_then(|choice| self.setup.models.get(choice.model));
         let reward = model.filter(|_| fate == Fate::Met).map_or(0.0, |model| model.reward(class));
         let (choice, arrived_ns) = (flight.choice, arrival.arrived_ns);
-        let outcome = Outcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
+        let outcome = RunOutcome { number, class, choice, arrived_ns, finished_ns, fate, reward };
         if let Some(replica) = choice.filter(|_| self.setup.guess.is_some() && flight.undisturbed)
             && let Some(replica) = self.replicas.get_mut(replica.replica)
         {

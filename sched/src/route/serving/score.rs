@@ -1,16 +1,16 @@
 //! How it went.
 
-use crate::route::choice::Choice;
+use crate::route::choice::ModelChoice;
 
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Its place in the order of arrival.
     pub number: usize,
     /// Its class.
     pub class: usize,
     /// What was decided; nothing if nobody was allowed to answer.
-    pub choice: Option<Choice>,
+    pub choice: Option<ModelChoice>,
     /// When the gateway decided.
     pub arrived_ns: u64,
     /// When the last token was with the client; 0 if there was none.
@@ -34,7 +34,7 @@ pub enum Fate {
 
 /// Returns the mean reward, 0 if there was no request. A request counts the same whatever its weight.
 #[must_use]
-pub fn mean_score(outcomes: &[Outcome]) -> f64 {
+pub fn mean_score(outcomes: &[RunOutcome]) -> f64 {
     let sum: f64 = outcomes.iter().map(|outcome| f64::from(outcome.reward)).sum();
     sum / outcomes.len().max(1) as f64
 }
@@ -42,8 +42,8 @@ pub fn mean_score(outcomes: &[Outcome]) -> f64 {
 /// Returns how many windows of `size` requests in a row have a mean reward of at least `threshold` (the paper, table 2,
 /// with 20).
 #[must_use]
-pub fn windows(outcomes: &[Outcome], size: usize, threshold: f64) -> usize {
+pub fn windows(outcomes: &[RunOutcome], size: usize, threshold: f64) -> usize {
     // Rewards are rounded to f32; a mean of 0.96 is to count as that.
-    let enough = |window: &&[Outcome]| mean_score(window) >= threshold - 1e-6;
+    let enough = |window: &&[RunOutcome]| mean_score(window) >= threshold - 1e-6;
     outcomes.windows(size.max(1)).filter(enough).count()
 }

@@ -1,21 +1,21 @@
 use super::*;
-use crate::route::choice::{Choice, Reason};
-use crate::route::policy::Policy;
+use crate::route::choice::{ModelChoice, Reason};
+use crate::route::policy::RoutingPolicy;
 use crate::route::random::Random;
-use crate::route::request::Request;
+use crate::route::request::RoutedRequest;
 use crate::route::router::Router;
 use crate::route::state::State;
 use proptest::prelude::*;
 
 const SEEDS: std::ops::Range<u64> = 700_000..700_006;
 
-fn play(setup: &Setup, policy: &Policy, workload: Workload, seed: u64) -> Vec<Outcome> {
+fn play(setup: &Setup, policy: &RoutingPolicy, workload: Workload, seed: u64) -> Vec<RunOutcome> {
     let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
     run(setup, &workload.arrivals(setup, seed), &mut router)
 }
 
 /// The mean score for each seed.
-fn scores(setup: &Setup, policy: &Policy, workload: Workload) -> Vec<f64> {
+fn scores(setup: &Setup, policy: &RoutingPolicy, workload: Workload) -> Vec<f64> {
     SEEDS.map(|seed| mean_score(&play(setup, policy, workload, seed))).collect()
 }
 
@@ -24,7 +24,7 @@ fn mean(scores: &[f64]) -> f64 {
 }
 
 /// The mean over all rates of the stable workload, for each seed.
-fn sweep(setup: &Setup, policy: &Policy) -> Vec<f64> {
+fn sweep(setup: &Setup, policy: &RoutingPolicy) -> Vec<f64> {
     let by_rate = RATES.map(|rate| scores(setup, policy, Workload::stable(rate)));
     (0..by_rate[0].len()).map(|seed| mean(&by_rate.each_ref().map(|scores| scores[seed]))).collect()
 }
@@ -33,16 +33,16 @@ fn sweep(setup: &Setup, policy: &Policy) -> Vec<f64> {
 struct To(usize);
 
 impl Decide for To {
-    fn decide(&mut self, _: &Request, state: &State<'_>, _: u64) -> Option<Choice> {
+    fn decide(&mut self, _: &RoutedRequest, state: &State<'_>, _: u64) -> Option<ModelChoice> {
         let model = state.replicas.get(self.0)?.model;
-        Some(Choice { model, replica: self.0, predicted_ns: 0, in_time: true, reason: Reason::Fixed })
+        Some(ModelChoice { model, replica: self.0, predicted_ns: 0, in_time: true, reason: Reason::Fixed })
     }
 }
 
 #[test]
 fn each_model_breaks_down_at_its_rate() {
     let setup = Setup::paper();
-    let score = |model, rate| mean(&scores(&setup, &Policy::Fixed(model), Workload::stable(rate)));
+    let score = |model, rate| mean(&scores(&setup, &RoutingPolicy::Fixed(model), Workload::stable(rate)));
     assert!(score(0, 1.0) > 0.98 && score(0, 2.0) > 0.7 && score(0, 4.0) < 0.2);
     assert!(score(1, 8.0) > 0.88 && score(1, 12.0) > 0.7 && score(1, 20.0) < 0.2);
     assert!(score(2, 48.0) > 0.65);
@@ -51,9 +51,9 @@ fn each_model_breaks_down_at_its_rate() {
 #[test]
 fn the_rule_is_better_than_each_model_alone_whatever_the_seed() {
     let setup = Setup::paper();
-    let rule = sweep(&setup, &Policy::Rule { margin: 1.1 });
+    let rule = sweep(&setup, &RoutingPolicy::Rule { margin: 1.1 });
     for model in 0..3 {
-        let fixed = sweep(&setup, &Policy::Fixed(model));
+        let fixed = sweep(&setup, &RoutingPolicy::Fixed(model));
         assert!(rule.iter().zip(&fixed).all(|(rule, fixed)| *rule > fixed + 0.1), "{rule:?} and {model}: {fixed:?}");
     }
 }
@@ -80,7 +80,7 @@ fn a_busy_neighbour_slows_an_engine() {
     let alone = run(&setup, &arrivals[..1], &mut To(0));
     struct Both(usize);
     impl Decide for Both {
-        fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+        fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
             self.0 += 1;
             To(self.0 - 1).decide(request, state, now_ns)
         }
@@ -94,9 +94,12 @@ fn a_busy_neighbour_slows_an_engine() {
 #[test]
 fn late_requests_are_dropped_where_that_is_asked_for() {
     let setup = Setup { discards: true, ..Setup::paper() };
-    let outcomes = play(&setup, &Policy::Fixed(0), Workload::stable(32.0), 3);
+    let outcomes = play(&setup, &RoutingPolicy::Fixed(0), Workload::stable(32.0), 3);
     assert!(outcomes.iter().any(|outcome| outcome.fate == Fate::Discarded));
-    assert!(mean_score(&outcomes) >= mean_score(&play(&Setup::paper(), &Policy::Fixed(0), Workload::stable(32.0), 3)));
+    assert!(
+        mean_score(&outcomes)
+            >= mean_score(&play(&Setup::paper(), &RoutingPolicy::Fixed(0), Workload::stable(32.0), 3))
+    );
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn costs_are_learned_from_what_engines_do() {
     let wrong = Cost { gpu_ns: 1e6, prefill_ns: 1e6, sharing: 0.5, ..Cost::default() };
     let learning = Setup { guess: Some(wrong), ..Setup::paper() };
     let workload = Workload::bursts(0.25, 24.0, 2_000);
-    let rule = Policy::Rule { margin: 1.1 };
+    let rule = RoutingPolicy::Rule { margin: 1.1 };
     let learned = mean(&scores(&learning, &rule, workload));
     let told = mean(&scores(&Setup::paper(), &rule, workload));
     assert!(learned > told - 0.05, "{learned} and {told}");
@@ -115,13 +118,13 @@ fn knowing_the_way_back_is_worth_something() {
     let setup = Setup { network: Some(Network::default()), ..Setup::paper() };
     struct Blind(Router);
     impl Decide for Blind {
-        fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+        fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
             let slo = crate::route::request::Slo::within(8_000_000_000);
-            let state = State { path: crate::route::state::Path::default(), ..*state };
-            self.0.route(&Request { slo, ..*request }, &state, now_ns)
+            let state = State { path: crate::route::state::ClientPath::default(), ..*state };
+            self.0.route(&RoutedRequest { slo, ..*request }, &state, now_ns)
         }
     }
-    let policy = Policy::Rule { margin: 1.1 };
+    let policy = RoutingPolicy::Rule { margin: 1.1 };
     let workload = Workload::bursts(0.25, 48.0, 2_000);
     let blind = SEEDS.map(|seed| {
         let mut blind = Blind(Router::new(setup.models.clone(), policy.clone()));
@@ -185,7 +188,7 @@ fn spikes_rise_above_a_steady_rate_for_their_share_of_the_time() {
 
 #[test]
 fn windows_are_counted_from_their_threshold_on() {
-    let outcome = |number, reward| Outcome {
+    let outcome = |number, reward| RunOutcome {
         number,
         class: 0,
         choice: None,
@@ -225,7 +228,7 @@ proptest! {
         // Anything may decide anything, also what is not there.
         struct Any(Random);
         impl Decide for Any {
-            fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+            fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
                 To(self.0.below(state.replicas.len() + 1)).decide(request, state, now_ns)
             }
         }

@@ -2,8 +2,8 @@
 
 use super::Setup;
 use crate::route::random::Random;
-use crate::route::request::{ModelSet, Request, Slo};
-use crate::route::state::Path;
+use crate::route::request::{ModelSet, RoutedRequest, Slo};
+use crate::route::state::ClientPath;
 
 /// A stream of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,9 +78,9 @@ pub struct Arrival {
     /// How many tokens the answer will have.
     pub output_tokens: u32,
     /// What the router knows.
-    pub request: Request,
+    pub request: RoutedRequest,
     /// What it knows of the way back.
-    pub path: Path,
+    pub path: ClientPath,
 }
 
 const NS_PER_SEC: f64 = 1e9;
@@ -163,7 +163,7 @@ fn arrival(setup: &Setup, sent_ns: u64, random: &mut Random) -> Arrival {
     let output_tokens = random.log_normal(lengths.output_tokens, lengths.sigma).clamp(16.0, 1000.0) as u32;
     let prompt_tokens = random.log_normal(lengths.prompt_tokens, lengths.sigma).max(1.0) as u32;
     let expected_tokens = if lengths.known { output_tokens } else { lengths.output_tokens as u32 };
-    let (mut up_ns, mut back_ns, mut grace_ns, mut path) = (0, 0, 0, Path::default());
+    let (mut up_ns, mut back_ns, mut grace_ns, mut path) = (0, 0, 0, ClientPath::default());
     if let Some(network) = &setup.network {
         (up_ns, back_ns, grace_ns) = (network.one_way_ns, network.one_way_ns, network.grace_ns);
         path.smoothed_rtt_ns = network.one_way_ns.saturating_mul(2);
@@ -185,7 +185,7 @@ fn arrival(setup: &Setup, sent_ns: u64, random: &mut Random) -> Arrival {
         back_ns,
         deadline_ns: sent_ns.saturating_add(allowed_ns(output_tokens)),
         output_tokens,
-        request: Request {
+        request: RoutedRequest {
             class,
             prompt_tokens,
             expected_tokens,

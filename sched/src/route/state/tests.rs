@@ -16,12 +16,12 @@ fn curve() -> Curve {
     })
 }
 
-fn replica(load: Load) -> Replica {
+fn replica(load: EngineLoad) -> Replica {
     Replica { model: 0, group: 0, usable: true, most_running: 4, load, curve: curve() }
 }
 
-fn request(slo: Slo) -> Request {
-    Request {
+fn request(slo: Slo) -> RoutedRequest {
+    RoutedRequest {
         class: 0,
         prompt_tokens: 100,
         expected_tokens: 101,
@@ -34,15 +34,16 @@ fn request(slo: Slo) -> Request {
 
 #[test]
 fn an_idle_engine_answers_after_the_prompt_and_one_step_for_each_further_token() {
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(Load::default()), &Path::default());
+    let prediction =
+        Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &ClientPath::default());
     let expected = Prediction { first_ns: 20 * MS, per_token_ns: 22 * MS, finish_ns: 2_220 * MS };
     assert_eq!(prediction, expected);
 }
 
 #[test]
 fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
-    let load = Load { running: 4, outstanding_tokens: 400, ..Load::default() };
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(load), &Path::default());
+    let load = EngineLoad { running: 4, outstanding_tokens: 400, ..EngineLoad::default() };
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(load), &ClientPath::default());
     // One of four has to finish; each has 100 tokens left, of 28 ms.
     assert_eq!(prediction.first_ns, (700 + 20) * MS);
     assert_eq!(prediction.per_token_ns, 28 * MS);
@@ -50,12 +51,13 @@ fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
 
 #[test]
 fn the_way_back_adds_half_a_round_trip_and_the_queue() {
-    let path = Path { smoothed_rtt_ns: 100 * MS, backlog_bytes: 5_000, bytes_per_sec: 100_000, bytes_per_token: 4 };
+    let path =
+        ClientPath { smoothed_rtt_ns: 100 * MS, backlog_bytes: 5_000, bytes_per_sec: 100_000, bytes_per_token: 4 };
     assert_eq!(path.return_ns(), 100 * MS);
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(Load::default()), &path);
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &path);
     assert_eq!(prediction.finish_ns, 2_320 * MS);
-    let slow = Path { bytes_per_sec: 100, backlog_bytes: 0, ..path };
-    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(Load::default()), &slow);
+    let slow = ClientPath { bytes_per_sec: 100, backlog_bytes: 0, ..path };
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), &slow);
     assert_eq!(prediction.finish_ns, (4_040 + 50) * MS, "the path is slower than the engine");
 }
 
@@ -72,16 +74,16 @@ fn the_tightest_limit_decides() {
 
 #[test]
 fn engines_of_a_group_see_what_the_others_use() {
-    let busy = Load { running: 8, ..Load::default() };
-    let mut replicas = [replica(busy), replica(Load::default()), Replica { group: 1, ..replica(busy) }];
+    let busy = EngineLoad { running: 8, ..EngineLoad::default() };
+    let mut replicas = [replica(busy), replica(EngineLoad::default()), Replica { group: 1, ..replica(busy) }];
     share_groups(&mut replicas);
     let others = replicas.map(|replica| replica.load.others_utilisation);
     assert!(others[0] == 0.0 && others[2] == 0.0);
     assert!((others[1] - 32.0 / 36.0).abs() < 1e-9);
 }
 
-fn any_load() -> impl Strategy<Value = Load> {
-    (any::<u32>(), 0..50u32, any::<u64>(), any::<f64>()).prop_map(|(running, waiting, tokens, others)| Load {
+fn any_load() -> impl Strategy<Value = EngineLoad> {
+    (any::<u32>(), 0..50u32, any::<u64>(), any::<f64>()).prop_map(|(running, waiting, tokens, others)| EngineLoad {
         running,
         waiting,
         outstanding_tokens: tokens,
@@ -96,14 +98,14 @@ proptest! {
         running in 0..100u32, waiting in 0..100u32, tokens in 0..100_000u64, others in 0.0..3.0f64,
         more_running in 0..50u32, more_waiting in 0..50u32, more_tokens in 0..1_000u64, more_others in 0.0..1.0f64,
     ) {
-        let load = Load { running, waiting, outstanding_tokens: tokens, others_utilisation: others, updated_ns: 0 };
-        let (request, path) = (request(Slo::unlimited()), Path::default());
+        let load = EngineLoad { running, waiting, outstanding_tokens: tokens, others_utilisation: others, updated_ns: 0 };
+        let (request, path) = (request(Slo::unlimited()), ClientPath::default());
         let before = Prediction::of(&request, &replica(load), &path);
         for heavier in [
-            Load { running: running + more_running, ..load },
-            Load { waiting: waiting + more_waiting, ..load },
-            Load { outstanding_tokens: tokens + more_tokens, ..load },
-            Load { others_utilisation: others + more_others, ..load },
+            EngineLoad { running: running + more_running, ..load },
+            EngineLoad { waiting: waiting + more_waiting, ..load },
+            EngineLoad { outstanding_tokens: tokens + more_tokens, ..load },
+            EngineLoad { others_utilisation: others + more_others, ..load },
         ] {
             let after = Prediction::of(&request, &replica(heavier), &path);
             prop_assert!(after.finish_ns >= before.finish_ns && after.first_ns >= before.first_ns);
@@ -115,10 +117,10 @@ proptest! {
         load in any_load(), most_running in any::<u32>(), numbers in any::<[u64; 6]>(), tokens in any::<[u32; 4]>(),
     ) {
         let slo = Slo { first_token_ns: numbers[0], per_token_ns: numbers[1], budget_ns: numbers[2] };
-        let request = Request {
+        let request = RoutedRequest {
             prompt_tokens: tokens[0], expected_tokens: tokens[1], max_tokens: tokens[2], ..request(slo)
         };
-        let path = Path {
+        let path = ClientPath {
             smoothed_rtt_ns: numbers[3], backlog_bytes: numbers[4], bytes_per_sec: numbers[5],
             bytes_per_token: tokens[3],
         };

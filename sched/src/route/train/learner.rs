@@ -3,13 +3,13 @@
 use super::adam::{Adam, Gradient};
 use super::replay::{Replay, Step};
 use super::{Trained, Training};
-use crate::route::choice::{Choice, Reason};
+use crate::route::choice::{ModelChoice, Reason};
 use crate::route::mlp::{Activations, Mlp};
 use crate::route::policy::Dqn;
 use crate::route::random::Random;
 use crate::route::rate::Rate;
-use crate::route::request::{Model, Request};
-use crate::route::serving::{Decide, Outcome, Setup};
+use crate::route::request::{Model, RoutedRequest};
+use crate::route::serving::{Decide, RunOutcome, Setup};
 use crate::route::state::State;
 use crate::route::survey::{Candidate, survey};
 
@@ -158,7 +158,7 @@ impl<'a> Learner<'a> {
 }
 
 impl Decide for Learner<'_> {
-    fn decide(&mut self, request: &Request, state: &State<'_>, now_ns: u64) -> Option<Choice> {
+    fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         self.rate.arrived(now_ns);
         let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
         let mut input = Vec::new();
@@ -178,7 +178,7 @@ impl Decide for Learner<'_> {
         choice
     }
 
-    fn ended(&mut self, outcome: &Outcome) {
+    fn ended(&mut self, outcome: &RunOutcome) {
         let tenth = self.tenth();
         if let Some(step) = self.steps.get_mut(outcome.number) {
             step.reward = Some(outcome.reward);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::route::mlp::Activations;
-use crate::route::policy::Policy;
+use crate::route::policy::RoutingPolicy;
 use crate::route::router::Router;
 use crate::route::serving::{RATES, mean_score};
 
@@ -26,7 +26,7 @@ fn mix() -> Vec<Workload> {
     RATES.into_iter().map(Workload::stable).chain([Workload::bursts(0.25, 48.0, 500)]).collect()
 }
 
-fn sweep(setup: &Setup, policy: &Policy, seed: u64) -> f64 {
+fn sweep(setup: &Setup, policy: &RoutingPolicy, seed: u64) -> f64 {
     let scores = RATES.map(|rate| {
         let mut router = Router::new(setup.models.clone(), policy.clone()).unguarded();
         mean_score(&run(setup, &Workload::stable(rate).arrivals(setup, seed), &mut router))
@@ -37,9 +37,10 @@ fn sweep(setup: &Setup, policy: &Policy, seed: u64) -> f64 {
 #[test]
 fn a_short_training_usually_beats_each_model_alone() {
     let setup = Setup::paper();
-    let alone = (0..3).map(|model| sweep(&setup, &Policy::Fixed(model), 700_000)).fold(0.0, f64::max);
-    let scores: Vec<_> =
-        (0..6).map(|seed| sweep(&setup, &Policy::Dqn(double_dqn(&setup, &mix(), &short(seed)).dqn), 700_000)).collect();
+    let alone = (0..3).map(|model| sweep(&setup, &RoutingPolicy::Fixed(model), 700_000)).fold(0.0, f64::max);
+    let scores: Vec<_> = (0..6)
+        .map(|seed| sweep(&setup, &RoutingPolicy::Dqn(double_dqn(&setup, &mix(), &short(seed)).dqn), 700_000))
+        .collect();
     // Double DQN varies by seed; one in ten of such short trainings fails.
     let better = scores.iter().filter(|score| **score > alone + 0.05).count();
     assert!(better >= 5, "{scores:?} and {alone}");
@@ -63,7 +64,7 @@ fn a_step_is_worth_what_it_earns_when_nothing_comes_after_it() {
     for seed in 0..3 {
         let training = Training { gamma: 0.0, epsilon: 1.0, last_epsilon: 1.0, hidden: vec![32], ..short(seed) };
         let dqn = double_dqn(&setup, &one, &training).dqn;
-        let mut router = Router::new(setup.models.clone(), Policy::Dqn(dqn.clone())).unguarded();
+        let mut router = Router::new(setup.models.clone(), RoutingPolicy::Dqn(dqn.clone())).unguarded();
         let outcomes = run(&setup, &Workload::stable(0.05).arrivals(&setup, seed), &mut router);
         assert!(mean_score(&outcomes) > 0.99, "seed {seed}: {outcomes:?}");
         let wrong = Features::from_name(&training.features.name());

@@ -7,7 +7,7 @@ use plan::{
     paths::{Links, Path},
     trees::{Page, ResourceKind},
 };
-use sched::path::{self as placement, Choice, Placement, Request};
+use sched::path::{self as placement, PathChoice, Placement, StreamProfile};
 
 use super::{
     super::{
@@ -162,8 +162,10 @@ impl<'a> Loader<'a> {
             let Item { kind, expected_bytes, bytes, .. } = self.items[*item];
             let parts = match choice {
                 None => vec![(None, bytes, expected_bytes)],
-                Some(Choice::One(path) | Choice::Copies([path, _])) => vec![(Some(path), bytes, expected_bytes)],
-                Some(Choice::Ranges(ranges)) => self.ranges(*item, &ranges),
+                Some(PathChoice::One(path) | PathChoice::Copies([path, _])) => {
+                    vec![(Some(path), bytes, expected_bytes)]
+                }
+                Some(PathChoice::Ranges(ranges)) => self.ranges(*item, &ranges),
             };
             for (path, bytes, expected_bytes) in parts {
                 let browser = self.setting.browser;
@@ -183,12 +185,12 @@ impl<'a> Loader<'a> {
     }
 
     /// Chooses a path for each resource; `None` if each packet is placed by itself.
-    fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<Choice>> {
+    fn choices(&self, found: &[usize], streams: &[Sending], links: &[Link]) -> Vec<Option<PathChoice>> {
         let (placement, in_ranges) = match &self.placing {
             Placing::LowestRtt { .. } | Placing::SaEcf { .. } => return vec![None; found.len()],
             Placing::ByGroup([first, others]) => {
                 let path = |item: &Item| if item.goes_first() { *first } else { *others };
-                return found.iter().map(|item| Some(Choice::One(path(&self.items[*item])))).collect();
+                return found.iter().map(|item| Some(PathChoice::One(path(&self.items[*item])))).collect();
             }
             Placing::FStream => (Placement::FStream, false),
             Placing::Paced { in_ranges } => (Placement::Paced, *in_ranges),
@@ -200,7 +202,7 @@ impl<'a> Loader<'a> {
         let mut placed: Vec<(usize, usize, u64)> = Vec::new();
         for at in order {
             let item = &self.items[found[at]];
-            let request = Request {
+            let request = StreamProfile {
                 bytes: if placement == Placement::FStream { item.bytes } else { item.expected_bytes },
                 weight: self.weight(placement, item.kind),
                 is_urgent: false,
@@ -213,8 +215,10 @@ impl<'a> Loader<'a> {
             }
             let choice = placement::place(placement, &request, &paths, 0);
             match &choice {
-                Some(Choice::One(path) | Choice::Copies([path, _])) => placed.push((*path, found[at], request.bytes)),
-                Some(Choice::Ranges(ranges)) => {
+                Some(PathChoice::One(path) | PathChoice::Copies([path, _])) => {
+                    placed.push((*path, found[at], request.bytes))
+                }
+                Some(PathChoice::Ranges(ranges)) => {
                     placed.extend(ranges.iter().map(|range| (range.path, found[at], range.bytes)));
                 }
                 None => {}
@@ -231,17 +235,17 @@ impl<'a> Loader<'a> {
         kind: ResourceKind,
         streams: &[Sending],
         links: &[Link],
-    ) -> Vec<placement::Path> {
+    ) -> Vec<placement::CandidatePath> {
         let plan = self.setting.plan;
         let view = |(place, (path, link)): (usize, (&Path, &Link))| {
-            let mut view = placement::Path {
+            let mut view = placement::CandidatePath {
                 smoothed_rtt_ns: link.smoothed_ns() as u64,
                 min_rtt_ns: (path.rtt_ms * 1e6) as u64,
                 bytes_per_sec: stream_bytes_per_sec(path, &plan.links),
                 window_bytes: self.windows[place].packets(&plan.links) * plan.links.payload_bytes,
                 // The edge estimates it in the same way (`edge::path`).
                 lead_ns: link.smoothed_ns() as u64 / 2,
-                ..placement::Path::default()
+                ..placement::CandidatePath::default()
             };
             let open =
                 streams.iter().zip(&self.parts).filter(|(it, _)| it.path == Some(place) && it.ended_ns.is_none());
@@ -271,10 +275,10 @@ impl<'a> Loader<'a> {
     }
 
     /// Divides a resource by ranges that were made for its expected size. The last range takes the difference to the real size.
-    fn ranges(&self, item: usize, ranges: &[placement::split::Range]) -> Vec<(Option<usize>, u64, u64)> {
+    fn ranges(&self, item: usize, ranges: &[placement::split::ByteRange]) -> Vec<(Option<usize>, u64, u64)> {
         let bytes = self.items[item].bytes;
         let last = ranges.len().saturating_sub(1);
-        let part = |(at, range): (usize, &placement::split::Range)| {
+        let part = |(at, range): (usize, &placement::split::ByteRange)| {
             let end = if at == last { bytes } else { bytes.min(range.offset + range.bytes) };
             (Some(range.path), end.saturating_sub(range.offset), range.bytes)
         };
