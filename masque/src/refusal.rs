@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// What is wrong with a proxy request, beyond what [`crate::h3`] finds in any request.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Malformed {
+pub enum MalformedRequest {
     /// Not the scheme of the template, which is `https` (RFC 9298 §3.4).
     #[error("the scheme has to be https")]
     Scheme,
@@ -44,7 +44,7 @@ pub enum Refusal {
     CertificateUnknown,
     /// A malformed request. After the response its stream is reset with `H3_MESSAGE_ERROR` (RFC 9114 §4.1.2).
     #[error(transparent)]
-    Malformed(#[from] Malformed),
+    Malformed(#[from] MalformedRequest),
     /// A request that names no valid target (RFC 9298 §3, RFC 9110 §9.3.6).
     #[error(transparent)]
     Target(#[from] InvalidTarget),

@@ -4,7 +4,7 @@
 //! `Capsule-TunnelProtocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself says that the
 //! Capsule Protocol is in use, so that no value of the field (nor its absence) changes anything.
 
-pub use crate::refusal::{Malformed, Refusal};
+pub use crate::refusal::{MalformedRequest, Refusal};
 pub use crate::target::{Host, InvalidTarget, Target};
 
 use crate::h3::{Field, RequestHead, ResponseHead};
@@ -22,14 +22,14 @@ const CONTENT_FIELDS: [&[u8]; 3] = [b"content-length", b"content-type", b"transf
 
 /// A valid proxy request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum TunnelRequest {
     /// A UDP tunnel is asked for.
     ConnectUdp(Target),
     /// A TCP tunnel is asked for.
     ConnectTcp(Target),
 }
 
-impl Request {
+impl TunnelRequest {
     /// Returns where the tunnel is to lead.
     #[must_use]
     pub fn target(&self) -> &Target {
@@ -63,11 +63,11 @@ pub enum TunnelProtocol {
 ///
 /// # Errors
 /// The [`Refusal`] to answer with.
-pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<Request, Refusal> {
+pub fn parse(head: &RequestHead, templates: &[Template]) -> Result<TunnelRequest, Refusal> {
     match (&head.method[..], &head.protocol) {
-        (b"CONNECT", None) => parse_tcp(head).map(Request::ConnectTcp),
+        (b"CONNECT", None) => parse_tcp(head).map(TunnelRequest::ConnectTcp),
         (b"CONNECT", Some(protocol)) if protocol.eq_ignore_ascii_case(CONNECT_UDP) => {
-            parse_udp(head, templates).map(Request::ConnectUdp)
+            parse_udp(head, templates).map(TunnelRequest::ConnectUdp)
         }
         (b"CONNECT", Some(_)) => Err(Refusal::UnknownProtocol),
         _ => match match_template(head, templates) {
@@ -127,7 +127,7 @@ pub struct Consent {
 
 /// Why there is no tunnel.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum Refused {
+pub enum TunnelRefused {
     /// The proxy said no.
     #[error("the proxy answered with status {status}{}", remark(proxy_status))]
     Status {
@@ -145,11 +145,11 @@ pub enum Refused {
 /// Judges the final response to a request for a UDP tunnel; interim ones (1xx) are for the caller to skip.
 ///
 /// # Errors
-/// See [`Refused`].
-pub fn check_udp_response(head: &ResponseHead) -> Result<Consent, Refused> {
+/// See [`TunnelRefused`].
+pub fn check_udp_response(head: &ResponseHead) -> Result<Consent, TunnelRefused> {
     match head.status {
-        204..=206 => Err(Refused::Malformed),
-        200..=299 if has_content_field(&head.fields) => Err(Refused::Malformed),
+        204..=206 => Err(TunnelRefused::Malformed),
+        200..=299 if has_content_field(&head.fields) => Err(TunnelRefused::Malformed),
         _ => check_tcp_response(head),
     }
 }
@@ -158,24 +158,24 @@ pub fn check_udp_response(head: &ResponseHead) -> Result<Consent, Refused> {
 /// about content mean nothing in it (RFC 9110 §9.3.6).
 ///
 /// # Errors
-/// [`Refused::Status`].
-pub fn check_tcp_response(head: &ResponseHead) -> Result<Consent, Refused> {
+/// [`TunnelRefused::Status`].
+pub fn check_tcp_response(head: &ResponseHead) -> Result<Consent, TunnelRefused> {
     let proxy_status = ProxyStatus::from_fields(&head.fields);
     match head.status {
         200..=299 => {
             let next_hop = proxy_status.iter().find_map(|status| status.next_hop.as_deref()?.parse().ok());
             Ok(Consent { next_hop })
         }
-        status => Err(Refused::Status { status, proxy_status }),
+        status => Err(TunnelRefused::Status { status, proxy_status }),
     }
 }
 
 fn parse_udp(head: &RequestHead, templates: &[Template]) -> Result<Target, Refusal> {
     if head.scheme.as_ref().is_none_or(|scheme| !scheme.eq_ignore_ascii_case(b"https")) {
-        return Err(Malformed::Scheme.into());
+        return Err(MalformedRequest::Scheme.into());
     }
     if has_content_field(&head.fields) {
-        return Err(Malformed::ContentField.into());
+        return Err(MalformedRequest::ContentField.into());
     }
     match_template(head, templates)
 }
@@ -205,9 +205,9 @@ fn not_found(templates: &[Template]) -> Refusal {
 }
 
 /// Returns the text of a pseudo-header that has to be there and to say something.
-fn text(value: &Option<Bytes>) -> Result<&str, Malformed> {
-    let value = value.as_deref().filter(|value| !value.is_empty()).ok_or(Malformed::Uri)?;
-    std::str::from_utf8(value).map_err(|_| Malformed::Uri)
+fn text(value: &Option<Bytes>) -> Result<&str, MalformedRequest> {
+    let value = value.as_deref().filter(|value| !value.is_empty()).ok_or(MalformedRequest::Uri)?;
+    std::str::from_utf8(value).map_err(|_| MalformedRequest::Uri)
 }
 
 fn has_content_field(fields: &[Field]) -> bool {

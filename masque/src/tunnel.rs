@@ -21,7 +21,7 @@ pub enum Form {
 
 /// What arrived and was ignored, as the RFCs demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ignored {
+pub struct IgnoredCounts {
     /// HTTP Datagrams of a context that nobody registered (RFC 9298 §5).
     pub contexts: u64,
     /// Capsules of an unknown type (RFC 9297 §3.2).
@@ -58,7 +58,7 @@ impl TunnelError {
 pub struct Tunnel {
     usable: bool,
     seen: Option<Form>,
-    ignored: Ignored,
+    ignored: IgnoredCounts,
 }
 
 impl Tunnel {
@@ -87,7 +87,7 @@ impl Tunnel {
 
     /// Returns what was ignored since the tunnel opened.
     #[must_use]
-    pub fn ignored(&self) -> Ignored {
+    pub fn ignored(&self) -> IgnoredCounts {
         self.ignored
     }
 
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(tunnel.on_capsule(capsule(b"\x04x")), Ok(None));
         assert_eq!(tunnel.on_capsule(Capsule::Unknown(0x17)), Ok(None));
         assert_eq!(tunnel.form(), InDatagram);
-        assert_eq!(tunnel.ignored(), Ignored { contexts: 2, capsules: 1, oversize: 0 });
+        assert_eq!(tunnel.ignored(), IgnoredCounts { contexts: 2, capsules: 1, oversize: 0 });
     }
 
     #[test]
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(tunnel.on_capsule(oversize(0, 65_529)), Err(TunnelError::PayloadTooLong));
         assert_eq!(tunnel.on_capsule(oversize(0x40, 65_529)), Ok(None), "the context ID takes two bytes");
         assert_eq!(tunnel.on_capsule(oversize(2, u64::from(u32::MAX))), Ok(None));
-        assert_eq!(tunnel.ignored(), Ignored { contexts: 1, capsules: 0, oversize: 2 });
+        assert_eq!(tunnel.ignored(), IgnoredCounts { contexts: 1, capsules: 0, oversize: 2 });
     }
 
     #[test]

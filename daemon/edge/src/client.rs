@@ -10,7 +10,7 @@ use bytes::Bytes;
 use masque::{
     h3::{Part, RequestHead, ResponseHead, Role},
     priority::Priority,
-    request::{self, Consent, Refused},
+    request::{self, Consent, TunnelRefused},
     target::Target,
     template::Template,
 };
@@ -26,7 +26,7 @@ pub enum OpenError {
     Http(#[from] h3::Error),
     /// The relay answered, and said no.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] TunnelRefused),
     /// The relay does not speak extended CONNECT (RFC 9220 §3).
     #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
     NoExtendedConnect,
@@ -69,7 +69,7 @@ impl OpenError {
     /// Whether the relay says that the client has as many tunnels as it may have (429, RFC 6585 §4).
     #[must_use]
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::Refused(Refused::Status { status: 429, .. }))
+        matches!(self, Self::Refused(TunnelRefused::Status { status: 429, .. }))
     }
 }
 
@@ -194,7 +194,7 @@ impl Relay {
         &self,
         reserved: Option<Reserved>,
         head: &RequestHead,
-        check: impl Fn(&ResponseHead) -> Result<Consent, Refused>,
+        check: impl Fn(&ResponseHead) -> Result<Consent, TunnelRefused>,
     ) -> Result<(Request, Consent), OpenError> {
         // Never closed, so that there is no error.
         let _waiting = self.first.acquire().await;
@@ -210,7 +210,7 @@ impl Relay {
     async fn answer(
         &self,
         request: &mut Request,
-        check: impl Fn(&ResponseHead) -> Result<Consent, Refused>,
+        check: impl Fn(&ResponseHead) -> Result<Consent, TunnelRefused>,
     ) -> Result<Consent, OpenError> {
         loop {
             match request.recv.part().await? {

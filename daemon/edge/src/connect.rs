@@ -8,7 +8,7 @@ use masque::{
     h3::Code,
     priority::Priority,
     proxy_status::{ErrorType, ProxyStatus},
-    request::Refused,
+    request::TunnelRefused,
     target::Target,
 };
 use parking_lot::Mutex;
@@ -98,7 +98,7 @@ pub enum NoConnection {
     Lost(h3::Error),
     /// The relay said no.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] TunnelRefused),
     /// The relay did not say anything.
     #[error("the relay does not answer")]
     NoAnswer,
@@ -120,7 +120,7 @@ impl NoConnection {
         match self {
             Self::NoLink(_) => "no_relay",
             Self::Lost(_) => "relay_lost",
-            Self::Refused(Refused::Status { status: 401 | 407, .. }) => "credentials",
+            Self::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => "credentials",
             Self::Refused(refused) => error_type(refused).map_or("refused", ErrorType::name),
             Self::NoAnswer => "no_answer",
             Self::NoExtendedConnect => "no_extended_connect",
@@ -133,7 +133,7 @@ impl NoConnection {
     #[must_use]
     pub fn proxy_status(&self) -> &[ProxyStatus] {
         match self {
-            Self::Refused(Refused::Status { proxy_status, .. }) => proxy_status,
+            Self::Refused(TunnelRefused::Status { proxy_status, .. }) => proxy_status,
             _ => &[],
         }
     }
@@ -145,8 +145,8 @@ impl NoConnection {
     }
 }
 
-fn error_type(refused: &Refused) -> Option<ErrorType> {
-    let Refused::Status { proxy_status, .. } = refused else { return None };
+fn error_type(refused: &TunnelRefused) -> Option<ErrorType> {
+    let TunnelRefused::Status { proxy_status, .. } = refused else { return None };
     proxy_status.iter().find_map(|status| status.error)
 }
 

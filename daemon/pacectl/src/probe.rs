@@ -16,7 +16,7 @@ use edge::{
 };
 use masque::{
     proxy_status::ErrorType,
-    request::Refused,
+    request::TunnelRefused,
     target::{Host, Target},
     tunnel::Form,
 };
@@ -160,7 +160,7 @@ async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
         reached.print();
     }
     match answer {
-        Err(OpenError::Refused(Refused::Status { status: 404 | 405 | 501, .. })) => {
+        Err(OpenError::Refused(TunnelRefused::Status { status: 404 | 405 | 501, .. })) => {
             answer.map(drop).context("the relay is up, but does not serve what this client asks for")
         }
         Err(OpenError::Http(_)) => answer.map(drop).context("the relay ended the connection"),
@@ -178,7 +178,7 @@ fn nowhere() -> Target {
 fn is_admitted<T>(answer: &Result<T, OpenError>) -> bool {
     match answer {
         Ok(_) => true,
-        Err(OpenError::Refused(Refused::Status { status, proxy_status })) => match status {
+        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status })) => match status {
             401 | 407 => false,
             403 => proxy_status.iter().any(|of| of.error == Some(ErrorType::DestinationIpProhibited)),
             // The target is nowhere, or the relay has no room.
@@ -298,7 +298,7 @@ mod tests {
     fn a_relay_that_judges_the_target_has_admitted_the_client() {
         let refused = |status, error: Option<ErrorType>| {
             let proxy_status = error.map(|error| ProxyStatus { error: Some(error), ..ProxyStatus::default() });
-            Err::<(), _>(OpenError::Refused(Refused::Status {
+            Err::<(), _>(OpenError::Refused(TunnelRefused::Status {
                 status,
                 proxy_status: proxy_status.into_iter().collect(),
             }))

@@ -24,7 +24,7 @@ use std::{
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
-    h3::{self, Code, Control, ControlEvent, Role, Settings, UniStream, UniVerdict},
+    h3::{self, Code, ControlEvent, ControlReceiver, Role, Settings, UniStream, UniVerdict},
     priority::Priority,
 };
 use parking_lot::Mutex;
@@ -59,7 +59,7 @@ pub struct Connection {
     requests: BidirectionalStreamAcceptor,
     unidirectional: ReceiveStreamAcceptor,
     peer_streams: Vec<(stream::ReceiveStream, UniStream)>,
-    control: Control,
+    control: ControlReceiver,
     control_stream: stream::SendStream,
     control_queue: VecDeque<Bytes>,
     driver: Driver,
@@ -129,7 +129,7 @@ impl Connection {
             enable_connect_protocol: role == Role::Server,
             h3_datagram: true,
         };
-        let control = Control::new(role, local);
+        let control = ControlReceiver::new(role, local);
         // A peer may never give credit for it.
         let opened = poll_fn(|cx| match standing.poll_exceeded(cx) {
             Poll::Ready(limit) => Poll::Ready(Err(excess(&standing, limit).into())),
@@ -221,14 +221,14 @@ impl Connection {
     pub fn go_away(&mut self) {
         if self.goaway.is_none() {
             self.goaway = Some(self.next_request);
-            self.control_queue.push_back(Control::goaway(self.next_request));
+            self.control_queue.push_back(ControlReceiver::goaway(self.next_request));
             self.stirred.set();
         }
     }
 
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<Request, Error>> {
         if self.client.hub.poll_violation(cx).is_ready() {
-            let error = h3::Error::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
+            let error = h3::ProtocolError::Connection(Code::DatagramError, "a datagram of a stream that cannot exist");
             return Poll::Ready(Err(error.into()));
         }
         if let Poll::Ready(limit) = self.client.standing.poll_exceeded(cx) {
@@ -288,7 +288,8 @@ impl Connection {
             let Some(front) = self.control_queue.front_mut() else {
                 // Not earlier: until it is sent, a newer priority of the stream takes its place.
                 let Some((stream_id, signal)) = self.client.peer.signals().pop() else { return Ok(()) };
-                self.control_queue.push_back(Control::priority_update(stream_id, signal.to_field_value().as_bytes()));
+                self.control_queue
+                    .push_back(ControlReceiver::priority_update(stream_id, signal.to_field_value().as_bytes()));
                 continue;
             };
             match self.control_stream.poll_send(front, cx) {
@@ -347,7 +348,7 @@ impl Connection {
 }
 
 /// Counts that a stranger went beyond a limit, and says that this ends the connection.
-fn excess(standing: &Standing, limit: Limit) -> h3::Error {
+fn excess(standing: &Standing, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
-    h3::Error::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
+    h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
 }

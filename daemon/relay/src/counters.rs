@@ -203,7 +203,7 @@ impl RelayMetrics {
     }
 
     /// Counts what a UDP tunnel ignored or dropped in its life.
-    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::Ignored, dropped: u64) {
+    pub fn add_tunnel_losses(&self, ignored: masque::tunnel::IgnoredCounts, dropped: u64) {
         for (what, count) in
             [("context", ignored.contexts), ("capsule", ignored.capsules), ("oversize_capsule", ignored.oversize)]
         {

@@ -6,7 +6,7 @@ use config::targets::{Denied, Protocol};
 use masque::{
     h3::RequestHead,
     priority::Priority,
-    request::{self, Host, Refusal, Request},
+    request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
 use role::limits::Place;
@@ -133,8 +133,8 @@ pub async fn admit(
     let request = request::parse(head, &rules.templates)?;
     let target = request.target();
     let protocol = match request {
-        Request::ConnectUdp(_) => Protocol::Udp,
-        Request::ConnectTcp(_) => Protocol::Tcp,
+        TunnelRequest::ConnectUdp(_) => Protocol::Udp,
+        TunnelRequest::ConnectTcp(_) => Protocol::Tcp,
     };
     attempt.target = Some((protocol, target.clone()));
     let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user.as_ref())), now)?;

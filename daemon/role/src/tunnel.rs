@@ -13,7 +13,7 @@ use futures::task::waker_ref;
 use masque::{
     capsule, datagram,
     h3::{Code, Part},
-    tunnel::{Form, Ignored, TunnelError},
+    tunnel::{Form, IgnoredCounts, TunnelError},
 };
 use quic::{
     class::Terms,
@@ -133,7 +133,7 @@ impl UdpTunnel {
 
     /// What arrived and was ignored.
     #[must_use]
-    pub fn ignored(&self) -> Ignored {
+    pub fn ignored(&self) -> IgnoredCounts {
         self.flow.ignored()
     }
 

@@ -1,7 +1,7 @@
 //! What a connection knows beyond its requests: the peer's unidirectional streams (RFC 9114 §6.2), above all its
 //! control stream, and what arrives there.
 
-use super::error::{Code, Error};
+use super::error::{Code, ProtocolError};
 use super::frame::{self, Cutter, Kind, Step, single_id};
 use super::qpack::{self, DecoderStream};
 use super::{Role, Settings};
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 /// anything here comes close.
 const MAX_PAYLOAD_BYTES: u64 = 4096;
 
-/// How many events may wait for [`Control::next_event`] before further PRIORITY_UPDATE frames are dropped.
+/// How many events may wait for [`ControlReceiver::next_event`] before further PRIORITY_UPDATE frames are dropped.
 const MAX_EVENTS: usize = 256;
 
 const CONTROL: u64 = 0x00;
@@ -70,7 +70,7 @@ enum State {
 
 /// The receiving side of a connection, apart from its requests.
 #[derive(Debug)]
-pub struct Control {
+pub struct ControlReceiver {
     role: Role,
     local: Settings,
     peer: Option<Settings>,
@@ -82,7 +82,7 @@ pub struct Control {
     dropped_priority_updates: u64,
 }
 
-impl Control {
+impl ControlReceiver {
     /// Begins a connection as `role`, which announces `local`.
     #[must_use]
     pub const fn new(role: Role, local: Settings) -> Self {
@@ -135,7 +135,7 @@ impl Control {
         self.peer.as_ref()
     }
 
-    /// Returns the oldest event that was not taken yet. Take all of them after each [`Control::on_uni_bytes`].
+    /// Returns the oldest event that was not taken yet. Take all of them after each [`ControlReceiver::on_uni_bytes`].
     pub fn next_event(&mut self) -> Option<ControlEvent> {
         self.events.pop_front()
     }
@@ -156,7 +156,7 @@ impl Control {
     ///
     /// # Errors
     /// Always ends the connection.
-    pub fn on_uni_bytes(&mut self, stream: &mut UniStream, mut bytes: Bytes) -> Result<UniVerdict, Error> {
+    pub fn on_uni_bytes(&mut self, stream: &mut UniStream, mut bytes: Bytes) -> Result<UniVerdict, ProtocolError> {
         if let Some(kind) = stream.read_type(&mut bytes) {
             stream.0 = self.open(kind)?;
             if matches!(stream.0, State::Ignored) {
@@ -176,10 +176,10 @@ impl Control {
     ///
     /// # Errors
     /// If the connection cannot do without that stream (RFC 9114 §6.2.1, RFC 9204 §4.2).
-    pub fn on_uni_closed(&mut self, stream: &UniStream) -> Result<(), Error> {
+    pub fn on_uni_closed(&mut self, stream: &UniStream) -> Result<(), ProtocolError> {
         match stream.0 {
             State::Control { .. } | State::QpackEncoder | State::QpackDecoder(_) => {
-                Err(Error::Connection(Code::ClosedCriticalStream, "a critical stream was closed"))
+                Err(ProtocolError::Connection(Code::ClosedCriticalStream, "a critical stream was closed"))
             }
             // RFC 9114 §6.2: a stream may end before its type is known.
             State::Typeless { .. } | State::Ignored => Ok(()),
@@ -187,7 +187,7 @@ impl Control {
     }
 
     /// Decides what a stream of type `kind` is (RFC 9114 §6.2, RFC 9204 §4.2).
-    fn open(&mut self, kind: u64) -> Result<State, Error> {
+    fn open(&mut self, kind: u64) -> Result<State, ProtocolError> {
         let (slot, state) = match kind {
             CONTROL => (0, State::Control { cutter: Cutter::new(), payload: BytesMut::new() }),
             QPACK_ENCODER => (1, State::QpackEncoder),
@@ -196,20 +196,28 @@ impl Control {
             _ => return Ok(State::Ignored),
         };
         if std::mem::replace(&mut self.opened[slot], true) {
-            return Err(Error::Connection(Code::StreamCreationError, "a stream that exists once was opened again"));
+            return Err(ProtocolError::Connection(
+                Code::StreamCreationError,
+                "a stream that exists once was opened again",
+            ));
         }
         Ok(state)
     }
 
     /// RFC 9114 §6.2.2: servers receive no pushes, and clients none that they did not allow.
-    const fn judge_push(&self) -> Error {
+    const fn judge_push(&self) -> ProtocolError {
         match self.role {
-            Role::Server => Error::Connection(Code::StreamCreationError, "a client opened a push stream"),
-            Role::Client => Error::Connection(Code::IdError, "a push was opened that was never allowed"),
+            Role::Server => ProtocolError::Connection(Code::StreamCreationError, "a client opened a push stream"),
+            Role::Client => ProtocolError::Connection(Code::IdError, "a push was opened that was never allowed"),
         }
     }
 
-    fn on_control_bytes(&mut self, cutter: &mut Cutter, payload: &mut BytesMut, mut bytes: Bytes) -> Result<(), Error> {
+    fn on_control_bytes(
+        &mut self,
+        cutter: &mut Cutter,
+        payload: &mut BytesMut,
+        mut bytes: Bytes,
+    ) -> Result<(), ProtocolError> {
         while let Some(step) = cutter.next(&mut bytes) {
             match step {
                 Step::Start { kind, len } => self.admit(kind, len)?,
@@ -226,10 +234,10 @@ impl Control {
     }
 
     /// Decides whether a frame may begin on the control stream now.
-    fn admit(&self, kind: Kind, len: u64) -> Result<(), Error> {
+    fn admit(&self, kind: Kind, len: u64) -> Result<(), ProtocolError> {
         let unexpected = match kind {
             _ if self.peer.is_none() && kind != Kind::Settings => {
-                return Err(Error::Connection(
+                return Err(ProtocolError::Connection(
                     Code::MissingSettings,
                     "the control stream does not begin with SETTINGS",
                 ));
@@ -241,17 +249,20 @@ impl Control {
             Kind::CancelPush | Kind::GoAway => false,
         };
         if unexpected {
-            return Err(Error::Connection(Code::FrameUnexpected, "a frame is not allowed on this control stream"));
+            return Err(ProtocolError::Connection(
+                Code::FrameUnexpected,
+                "a frame is not allowed on this control stream",
+            ));
         }
         if len > MAX_PAYLOAD_BYTES {
-            return Err(Error::Connection(Code::ExcessiveLoad, "a frame of the control stream is too large"));
+            return Err(ProtocolError::Connection(Code::ExcessiveLoad, "a frame of the control stream is too large"));
         }
         Ok(())
     }
 
-    /// Takes in a whole frame that [`Control::admit`] let through.
-    fn on_frame(&mut self, kind: Kind, mut payload: Bytes) -> Result<(), Error> {
-        let id_error = |reason| Err(Error::Connection(Code::IdError, reason));
+    /// Takes in a whole frame that [`ControlReceiver::admit`] let through.
+    fn on_frame(&mut self, kind: Kind, mut payload: Bytes) -> Result<(), ProtocolError> {
+        let id_error = |reason| Err(ProtocolError::Connection(Code::IdError, reason));
         match kind {
             Kind::Settings => {
                 let settings = Settings::parse(&payload)?;
@@ -286,7 +297,7 @@ impl Control {
             Kind::PriorityUpdateRequest | Kind::PriorityUpdatePush => {
                 let mut rest = &payload[..];
                 let id = varint::read(&mut rest)
-                    .ok_or(Error::Connection(Code::FrameError, "PRIORITY_UPDATE ends inside its ID"))?;
+                    .ok_or(ProtocolError::Connection(Code::FrameError, "PRIORITY_UPDATE ends inside its ID"))?;
                 if kind == Kind::PriorityUpdatePush || !is_request_stream(id) {
                     return id_error("PRIORITY_UPDATE names neither a request nor a promised push");
                 }

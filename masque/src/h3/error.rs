@@ -126,17 +126,17 @@ impl fmt::Display for Code {
 
 /// A broken rule: how much it ends, the code to end it with, and the reason in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum ProtocolError {
     /// Close the connection with this code.
     #[error("{0}: {1}")]
     Connection(Code, &'static str),
     /// Reset this stream and stop reading it, both with this code; the connection goes on. A server may answer
-    /// first: see [`Error::answer`].
+    /// first: see [`ProtocolError::answer`].
     #[error("{0} on one stream: {1}")]
     Stream(Code, &'static str),
 }
 
-impl Error {
+impl ProtocolError {
     /// Returns the code, whatever it ends.
     #[must_use]
     pub const fn code(&self) -> Code {
@@ -159,8 +159,8 @@ impl Error {
 }
 
 /// The error of a malformed message (RFC 9114 §4.1.2).
-pub(super) const fn malformed(reason: &'static str) -> Error {
-    Error::Stream(Code::MessageError, reason)
+pub(super) const fn malformed(reason: &'static str) -> ProtocolError {
+    ProtocolError::Stream(Code::MessageError, reason)
 }
 
 #[cfg(test)]

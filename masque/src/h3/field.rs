@@ -1,6 +1,6 @@
 //! Fields (RFC 9110 §5, RFC 9114 §4.2).
 
-use super::error::{Error, malformed};
+use super::error::{ProtocolError, malformed};
 use bytes::Bytes;
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl Field {
     }
 
     /// Checks what every message demands of a field that is not a pseudo-header field.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), ProtocolError> {
         if self.is_pseudo() {
             return Err(malformed("a pseudo-header field stands where none is allowed"));
         }
@@ -74,7 +74,7 @@ pub(super) fn is_token(bytes: &[u8]) -> bool {
 }
 
 /// Checks the characters of a value: visible ones, and blanks inside (RFC 9110 §5.5, RFC 9114 §10.3).
-pub(super) fn check_value(value: &[u8]) -> Result<(), Error> {
+pub(super) fn check_value(value: &[u8]) -> Result<(), ProtocolError> {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     if value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
         return Err(malformed("a field value contains a control character"));

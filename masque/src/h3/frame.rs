@@ -1,6 +1,6 @@
 //! Frames (RFC 9114 §7): telling them apart, and cutting a stream into them without buffering payloads.
 
-use super::error::{Code, Error};
+use super::error::{Code, ProtocolError};
 use crate::varint;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -92,9 +92,9 @@ impl Cutter {
     }
 
     /// Returns an error if the stream must not end here, because a frame is not complete (RFC 9114 §7.1).
-    pub(super) fn finish(&self) -> Result<(), Error> {
+    pub(super) fn finish(&self) -> Result<(), ProtocolError> {
         if self.header_len > 0 || self.payload_left.is_some() {
-            return Err(Error::Connection(Code::FrameError, "the stream ended inside a frame"));
+            return Err(ProtocolError::Connection(Code::FrameError, "the stream ended inside a frame"));
         }
         Ok(())
     }
@@ -145,10 +145,10 @@ pub fn data_frame(payload: &[u8]) -> Bytes {
 }
 
 /// Reads a payload that is exactly one integer (GOAWAY, MAX_PUSH_ID, CANCEL_PUSH).
-pub(super) fn single_id(mut payload: &[u8]) -> Result<u64, Error> {
+pub(super) fn single_id(mut payload: &[u8]) -> Result<u64, ProtocolError> {
     match varint::read(&mut payload) {
         Some(id) if payload.is_empty() => Ok(id),
-        _ => Err(Error::Connection(Code::FrameError, "the payload is not exactly one integer")),
+        _ => Err(ProtocolError::Connection(Code::FrameError, "the payload is not exactly one integer")),
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     type Frame = (Kind, u64, Vec<u8>);
 
     /// All frames in `chunks`, payload pieces joined, and how the stream ended.
-    fn frames(chunks: &[&[u8]]) -> (Vec<Frame>, Result<(), Error>) {
+    fn frames(chunks: &[&[u8]]) -> (Vec<Frame>, Result<(), ProtocolError>) {
         let mut cutter = Cutter::new();
         let mut found: Vec<Frame> = Vec::new();
         for chunk in chunks {
@@ -217,7 +217,11 @@ mod tests {
         let whole = [0x40, 0x00, 0x40, 0x02, 1, 2];
         for cut in 1..whole.len() {
             let error = frames(&[&whole[..cut]]).1.unwrap_err();
-            assert_eq!(error, Error::Connection(Code::FrameError, "the stream ended inside a frame"), "cut at {cut}");
+            assert_eq!(
+                error,
+                ProtocolError::Connection(Code::FrameError, "the stream ended inside a frame"),
+                "cut at {cut}"
+            );
         }
         assert_eq!(frames(&[&whole]).1, Ok(()));
     }

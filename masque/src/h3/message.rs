@@ -1,7 +1,7 @@
 //! Messages (RFC 9114 §4.1 to §4.4, RFC 9220): from fields to heads and back, and the rules on the way. What is
 //! encoded here passes the same checks as what is received.
 
-use super::error::{Code, Error, malformed};
+use super::error::{Code, ProtocolError, malformed};
 use super::field::{Field, check_value, is_token};
 use super::{frame, qpack};
 use bytes::{Bytes, BytesMut};
@@ -51,7 +51,7 @@ impl RequestHead {
     }
 
     /// Judges the fields of a request's HEADERS frame.
-    pub(super) fn parse(fields: Vec<Field>) -> Result<Self, Error> {
+    pub(super) fn parse(fields: Vec<Field>) -> Result<Self, ProtocolError> {
         let (pseudo, fields) = split(fields)?;
         let (mut method, mut scheme, mut authority, mut path, mut protocol) = (None, None, None, None, None);
         for Field { name, value } in pseudo {
@@ -86,7 +86,7 @@ impl RequestHead {
     }
 
     /// Checks `host`: at most one, and the same as `:authority` (RFC 9114 §4.3.1, RFC 9110 §7.2).
-    fn check_host(&self) -> Result<(), Error> {
+    fn check_host(&self) -> Result<(), ProtocolError> {
         let mut hosts = self.fields.iter().filter(|field| field.name == "host").map(|field| &field.value);
         let host = hosts.next();
         if hosts.next().is_some() {
@@ -99,7 +99,7 @@ impl RequestHead {
     }
 
     /// Checks what is special to CONNECT without `:protocol` (RFC 9114 §4.4, RFC 9110 §9.3.6).
-    fn check_connect(&self) -> Result<(), Error> {
+    fn check_connect(&self) -> Result<(), ProtocolError> {
         if self.scheme.is_some() || self.path.is_some() {
             return Err(malformed("a CONNECT has a :scheme or a :path"));
         }
@@ -117,7 +117,7 @@ impl RequestHead {
     }
 
     /// Checks what is special to CONNECT with `:protocol` (RFC 8441 §4, by way of RFC 9220 §3).
-    fn check_extended_connect(&self) -> Result<(), Error> {
+    fn check_extended_connect(&self) -> Result<(), ProtocolError> {
         if !self.protocol.as_deref().is_some_and(is_token) {
             return Err(malformed(":protocol is not a token"));
         }
@@ -128,7 +128,7 @@ impl RequestHead {
     }
 
     /// Checks `:scheme`, `:authority` and `:path` of every request but the plain CONNECT (RFC 9114 §4.3.1).
-    fn check_uri(&self) -> Result<(), Error> {
+    fn check_uri(&self) -> Result<(), ProtocolError> {
         let scheme = self.scheme.as_ref().ok_or(malformed("a request has no :scheme"))?;
         let path = self.path.as_ref().ok_or(malformed("a request has no :path"))?;
         let is_scheme_byte = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
@@ -175,7 +175,7 @@ impl ResponseHead {
     }
 
     /// Judges the fields of a response's HEADERS frame (RFC 9114 §4.3.2).
-    pub(super) fn parse(fields: Vec<Field>) -> Result<Self, Error> {
+    pub(super) fn parse(fields: Vec<Field>) -> Result<Self, ProtocolError> {
         let (pseudo, fields) = split(fields)?;
         let [Field { name, value }] = &pseudo[..] else {
             return Err(malformed("a response has not exactly one pseudo-header field"));
@@ -205,14 +205,14 @@ impl ResponseHead {
 const CONNECT: &str = "CONNECT";
 
 /// Judges the fields of a trailer section (RFC 9114 §4.1 and §4.3).
-pub(super) fn parse_trailers(fields: Vec<Field>) -> Result<Vec<Field>, Error> {
+pub(super) fn parse_trailers(fields: Vec<Field>) -> Result<Vec<Field>, ProtocolError> {
     fields.iter().try_for_each(Field::check)?;
     refuse_te(&fields)?;
     Ok(fields)
 }
 
 /// Only the header section of a request may have `te` (RFC 9114 §4.2).
-fn refuse_te(fields: &[Field]) -> Result<(), Error> {
+fn refuse_te(fields: &[Field]) -> Result<(), ProtocolError> {
     match find(fields, "te") {
         None => Ok(()),
         Some(_) => Err(malformed("te stands outside the header of a request")),
@@ -221,7 +221,7 @@ fn refuse_te(fields: &[Field]) -> Result<(), Error> {
 
 /// Returns the length of the content as `content-length` declares it (RFC 9110 §8.6). More than one is malformed even
 /// if they agree.
-pub(super) fn content_length(fields: &[Field]) -> Result<Option<u64>, Error> {
+pub(super) fn content_length(fields: &[Field]) -> Result<Option<u64>, ProtocolError> {
     let mut values = fields.iter().filter(|field| field.name == "content-length").map(|field| &field.value);
     match (values.next(), values.next()) {
         (None, _) => Ok(None),
@@ -238,7 +238,7 @@ pub(super) fn content_length(fields: &[Field]) -> Result<Option<u64>, Error> {
 /// # Errors
 /// With [`Code::InternalError`], if the head breaks a rule that a receiver would refuse it for, or if it exceeds
 /// `peer_max_bytes`, the peer's [`Settings::max_field_section_size`](super::Settings::max_field_section_size).
-pub fn encode_request(head: &RequestHead, peer_max_bytes: Option<u64>) -> Result<Bytes, Error> {
+pub fn encode_request(head: &RequestHead, peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(head.to_fields(), peer_max_bytes, RequestHead::parse)
 }
 
@@ -246,7 +246,7 @@ pub fn encode_request(head: &RequestHead, peer_max_bytes: Option<u64>) -> Result
 ///
 /// # Errors
 /// As [`encode_request`].
-pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Result<Bytes, Error> {
+pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(head.to_fields(), peer_max_bytes, ResponseHead::parse)
 }
 
@@ -254,23 +254,23 @@ pub fn encode_response(head: &ResponseHead, peer_max_bytes: Option<u64>) -> Resu
 ///
 /// # Errors
 /// As [`encode_request`].
-pub fn encode_trailers(fields: &[Field], peer_max_bytes: Option<u64>) -> Result<Bytes, Error> {
+pub fn encode_trailers(fields: &[Field], peer_max_bytes: Option<u64>) -> Result<Bytes, ProtocolError> {
     encode(fields.to_vec(), peer_max_bytes, parse_trailers)
 }
 
 fn encode<T>(
     fields: Vec<Field>,
     peer_max_bytes: Option<u64>,
-    parse: impl FnOnce(Vec<Field>) -> Result<T, Error>,
-) -> Result<Bytes, Error> {
+    parse: impl FnOnce(Vec<Field>) -> Result<T, ProtocolError>,
+) -> Result<Bytes, ProtocolError> {
     if peer_max_bytes.is_some_and(|max_bytes| fields.iter().map(Field::size_bytes).sum::<u64>() > max_bytes) {
-        return Err(Error::Stream(Code::InternalError, "a field section exceeds the limit of the peer"));
+        return Err(ProtocolError::Stream(Code::InternalError, "a field section exceeds the limit of the peer"));
     }
     let section = qpack::encode(&fields);
     match parse(fields) {
         Ok(_) => {}
-        Err(Error::Connection(_, reason) | Error::Stream(_, reason)) => {
-            return Err(Error::Stream(Code::InternalError, reason));
+        Err(ProtocolError::Connection(_, reason) | ProtocolError::Stream(_, reason)) => {
+            return Err(ProtocolError::Stream(Code::InternalError, reason));
         }
     }
     let mut out = BytesMut::with_capacity(section.len() + 9);
@@ -280,7 +280,7 @@ fn encode<T>(
 }
 
 /// Parts the pseudo-header fields, which come first, from the others, and checks the characters of all.
-fn split(mut fields: Vec<Field>) -> Result<(Vec<Field>, Vec<Field>), Error> {
+fn split(mut fields: Vec<Field>) -> Result<(Vec<Field>, Vec<Field>), ProtocolError> {
     let pseudo_count = fields.iter().take_while(|field| field.is_pseudo()).count();
     let regular = fields.split_off(pseudo_count);
     fields.iter().try_for_each(|field| check_value(&field.value))?;
@@ -289,7 +289,7 @@ fn split(mut fields: Vec<Field>) -> Result<(Vec<Field>, Vec<Field>), Error> {
 }
 
 /// Checks an authority that must be there: not empty, no userinfo, and no character that would end it in a URI.
-fn check_authority(authority: &[u8]) -> Result<(), Error> {
+fn check_authority(authority: &[u8]) -> Result<(), ProtocolError> {
     if authority.is_empty() {
         return Err(malformed("the authority is empty"));
     }

@@ -2,17 +2,17 @@
 //!
 //! | part | what it holds |
 //! |---|---|
-//! | [`Control`] | what a connection knows: the unidirectional streams of the peer, its settings, GOAWAY |
+//! | [`ControlReceiver`] | what a connection knows: the unidirectional streams of the peer, its settings, GOAWAY |
 //! | [`RequestStream`] | the receiving side of one request stream: frames to [`Part`]s, the rules of messages |
 //! | [`encode_request`], [`encode_response`], [`encode_trailers`], [`data_frame`] | the sending side |
 //! | `qpack` | field sections by the static table, no dynamic one (RFC 9204) |
 //!
 //! It is what a proxy needs and no more: it sends no push and accepts none, announces a QPACK table of capacity 0, and
-//! therefore opens no QPACK streams of its own. What a peer must not do is answered with an [`Error`] that says
+//! therefore opens no QPACK streams of its own. What a peer must not do is answered with a [`ProtocolError`] that says
 //! whether the stream or the connection ends, and with which [`Code`].
 //!
 //! The driver, which owns the transport, keeps these rules because only it can see them:
-//! - no DATAGRAM and no extended CONNECT before [`Control::peer_settings`] allow it;
+//! - no DATAGRAM and no extended CONNECT before [`ControlReceiver::peer_settings`] allow it;
 //! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`], and a peer that
 //!   stops our control stream ends it with [`CONTROL_STREAM_STOPPED`];
 //! - requests at or above the ID in a GOAWAY that it sent are reset with [`Code::RequestRejected`].
@@ -26,8 +26,8 @@ mod qpack;
 mod request_stream;
 mod settings;
 
-pub use control::{Control, ControlEvent, UniStream, UniVerdict};
-pub use error::{Code, Error};
+pub use control::{ControlEvent, ControlReceiver, UniStream, UniVerdict};
+pub use error::{Code, ProtocolError};
 pub use field::Field;
 pub use frame::{data_frame, data_frame_header};
 pub use message::{RequestHead, ResponseHead, encode_request, encode_response, encode_trailers};
@@ -44,9 +44,9 @@ pub enum Role {
 }
 
 /// How a client ends a connection on which the server opened a bidirectional stream (RFC 9114 §6.1).
-pub const SERVER_OPENED_BIDIRECTIONAL: Error =
-    Error::Connection(Code::StreamCreationError, "the server opened a bidirectional stream");
+pub const SERVER_OPENED_BIDIRECTIONAL: ProtocolError =
+    ProtocolError::Connection(Code::StreamCreationError, "the server opened a bidirectional stream");
 
 /// How an endpoint ends a connection on which the peer sent STOP_SENDING for our control stream (RFC 9114 §6.2.1).
-pub const CONTROL_STREAM_STOPPED: Error =
-    Error::Connection(Code::ClosedCriticalStream, "the peer stopped reading the control stream");
+pub const CONTROL_STREAM_STOPPED: ProtocolError =
+    ProtocolError::Connection(Code::ClosedCriticalStream, "the peer stopped reading the control stream");

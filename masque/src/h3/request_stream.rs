@@ -1,6 +1,6 @@
 //! The receiving side of a request stream (RFC 9114 §4.1): which frames may come when, and the messages in them.
 
-use super::error::{Code, Error, malformed};
+use super::error::{Code, ProtocolError, malformed};
 use super::field::Field;
 use super::frame::{Cutter, Kind, Step};
 use super::message::{RequestHead, ResponseHead, content_length, parse_trailers};
@@ -39,8 +39,8 @@ enum Phase {
 /// between a head and the bytes right behind it:
 ///
 /// ```
-/// # use masque::h3::{Error, Part, RequestStream, Role};
-/// # fn read(stream: &mut RequestStream, chunk: bytes::Bytes) -> Result<(), Error> {
+/// # use masque::h3::{Part, ProtocolError, RequestStream, Role};
+/// # fn read(stream: &mut RequestStream, chunk: bytes::Bytes) -> Result<(), ProtocolError> {
 /// stream.on_bytes(chunk);
 /// while let Some(part) = stream.next_part()? {
 ///     // …
@@ -100,8 +100,8 @@ impl RequestStream {
     ///
     /// # Errors
     /// Reports the first rule that the peer broke. After that the stream is deaf: everything else that arrives is
-    /// thrown away, so that a server can send its [`Error::answer`] and read on.
-    pub fn next_part(&mut self) -> Result<Option<Part>, Error> {
+    /// thrown away, so that a server can send its [`ProtocolError::answer`] and read on.
+    pub fn next_part(&mut self) -> Result<Option<Part>, ProtocolError> {
         let part = self.pull();
         match part {
             Ok(Some(_)) => {}
@@ -115,12 +115,12 @@ impl RequestStream {
     ///
     /// # Errors
     /// If a frame or the message is not complete.
-    pub fn on_fin(&mut self) -> Result<(), Error> {
+    pub fn on_fin(&mut self) -> Result<(), ProtocolError> {
         debug_assert!(self.input.is_empty(), "all parts are pulled before the end is judged");
         self.cutter.finish()?;
         match (self.phase, self.role) {
             (Phase::Head, Role::Server) => {
-                Err(Error::Stream(Code::RequestIncomplete, "the stream ended before the request"))
+                Err(ProtocolError::Stream(Code::RequestIncomplete, "the stream ended before the request"))
             }
             (Phase::Head, Role::Client) => Err(malformed("the stream ended before the final response")),
             (Phase::Content, _) => self.check_content_is_whole(),
@@ -137,7 +137,7 @@ impl RequestStream {
         }
     }
 
-    fn pull(&mut self) -> Result<Option<Part>, Error> {
+    fn pull(&mut self) -> Result<Option<Part>, ProtocolError> {
         while let Some(step) = self.cutter.next(&mut self.input) {
             match step {
                 Step::Start { kind, len } => self.admit(kind, len)?,
@@ -156,7 +156,7 @@ impl RequestStream {
     }
 
     /// Decides whether a frame may begin now.
-    fn admit(&mut self, kind: Kind, len: u64) -> Result<(), Error> {
+    fn admit(&mut self, kind: Kind, len: u64) -> Result<(), ProtocolError> {
         match (kind, self.phase) {
             (Kind::Unknown, _) | (Kind::Data, Phase::Tunnel) => Ok(()),
             (Kind::Data, Phase::Content) => {
@@ -172,9 +172,12 @@ impl RequestStream {
             (Kind::Headers, Phase::Content) => self.check_content_is_whole(),
             // RFC 9114 §7.2.5: every push ID is beyond the limit of a client that never sent one.
             (Kind::PushPromise, Phase::Head | Phase::Content | Phase::End) if self.role == Role::Client => {
-                Err(Error::Connection(Code::IdError, "a push was promised that was never allowed"))
+                Err(ProtocolError::Connection(Code::IdError, "a push was promised that was never allowed"))
             }
-            _ => Err(Error::Connection(Code::FrameUnexpected, "a frame is not allowed at this place of its stream")),
+            _ => Err(ProtocolError::Connection(
+                Code::FrameUnexpected,
+                "a frame is not allowed at this place of its stream",
+            )),
         }
     }
 
@@ -187,7 +190,7 @@ impl RequestStream {
         last.then(|| Bytes::from(std::mem::take(&mut self.section)))
     }
 
-    fn on_section(&mut self, section: &[u8]) -> Result<Part, Error> {
+    fn on_section(&mut self, section: &[u8]) -> Result<Part, ProtocolError> {
         let fields = qpack::decode(section, self.max_field_section_size)?;
         if self.phase == Phase::Content {
             self.phase = Phase::End;
@@ -214,7 +217,7 @@ impl RequestStream {
         }
     }
 
-    fn check_content_is_whole(&self) -> Result<(), Error> {
+    fn check_content_is_whole(&self) -> Result<(), ProtocolError> {
         match self.content_left {
             None | Some(0) => Ok(()),
             Some(_) => Err(malformed("there is less content than content-length")),

@@ -1,6 +1,6 @@
 //! SETTINGS (RFC 9114 §7.2.4, RFC 9204 §5, RFC 9220 §3, RFC 9297 §2.1.1).
 
-use super::error::{Code, Error};
+use super::error::{Code, ProtocolError};
 use super::{Role, frame};
 use crate::varint;
 use bytes::BufMut;
@@ -59,15 +59,15 @@ impl Settings {
     }
 
     /// Reads the payload of a SETTINGS frame.
-    pub(super) fn parse(mut payload: &[u8]) -> Result<Self, Error> {
-        const BROKEN: Error = Error::Connection(Code::FrameError, "SETTINGS ends inside a setting");
+    pub(super) fn parse(mut payload: &[u8]) -> Result<Self, ProtocolError> {
+        const BROKEN: ProtocolError = ProtocolError::Connection(Code::FrameError, "SETTINGS ends inside a setting");
         let mut settings = Self::default();
         let mut seen = HashSet::new();
         while !payload.is_empty() {
             let id = varint::read(&mut payload).ok_or(BROKEN)?;
             let value = varint::read(&mut payload).ok_or(BROKEN)?;
             if !seen.insert(id) {
-                return Err(Error::Connection(Code::SettingsError, "a setting is repeated"));
+                return Err(ProtocolError::Connection(Code::SettingsError, "a setting is repeated"));
             }
             match id {
                 MAX_FIELD_SECTION_SIZE => settings.max_field_section_size = Some(value),
@@ -75,7 +75,7 @@ impl Settings {
                 H3_DATAGRAM => settings.h3_datagram = flag(value)?,
                 // RFC 9114 §7.2.4.1: settings of HTTP/2 that HTTP/3 gave no meaning.
                 0x00 | 0x02..=0x05 => {
-                    return Err(Error::Connection(Code::SettingsError, "a setting of HTTP/2 was sent"));
+                    return Err(ProtocolError::Connection(Code::SettingsError, "a setting of HTTP/2 was sent"));
                 }
                 // The QPACK settings allow the encoder more than this one uses; anything else is unknown.
                 _ => {}
@@ -86,11 +86,11 @@ impl Settings {
 }
 
 /// Reads a setting that is off or on.
-fn flag(value: u64) -> Result<bool, Error> {
+fn flag(value: u64) -> Result<bool, ProtocolError> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(Error::Connection(Code::SettingsError, "a setting that is 0 or 1 has another value")),
+        _ => Err(ProtocolError::Connection(Code::SettingsError, "a setting that is 0 or 1 has another value")),
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
 
     fn code(payload: &[u8]) -> Code {
         let error = Settings::parse(payload).unwrap_err();
-        assert!(matches!(error, Error::Connection(..)));
+        assert!(matches!(error, ProtocolError::Connection(..)));
         error.code()
     }
 

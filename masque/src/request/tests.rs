@@ -35,11 +35,11 @@ fn field(name: &'static str, value: &'static str) -> Field {
 fn what_the_client_asks_the_proxy_understands() {
     for template in &templates() {
         let head = udp_request(template, &target(), Some("t0ken"));
-        assert_eq!(parse(&head, &templates()), Ok(Request::ConnectUdp(target())));
+        assert_eq!(parse(&head, &templates()), Ok(TunnelRequest::ConnectUdp(target())));
         assert_eq!(head.fields, [field("capsule-protocol", "?1"), field("proxy-authorization", "Bearer t0ken")]);
     }
     let head = tcp_request(&target(), Some("t0ken"));
-    assert_eq!(parse(&head, &templates()), Ok(Request::ConnectTcp(target())));
+    assert_eq!(parse(&head, &templates()), Ok(TunnelRequest::ConnectTcp(target())));
     assert_eq!(head.fields, [field("proxy-authorization", "Bearer t0ken")]);
 }
 
@@ -52,20 +52,24 @@ fn not_found() -> Refusal {
 
 #[test]
 fn connect_udp_requests_are_validated_rfc_9298_3_4() {
-    let malformed = |malformed: Malformed| Err(Refusal::Malformed(malformed));
-    let ok = || Ok(Request::ConnectUdp(target()));
+    let malformed = |malformed: MalformedRequest| Err(Refusal::Malformed(malformed));
+    let ok = || Ok(TunnelRequest::ConnectUdp(target()));
     for (rule, head, expected) in [
         ("the protocol's case", udp(|head| head.protocol = Some("Connect-UDP".into())), ok()),
         ("the scheme's case", udp(|head| head.scheme = Some("HTTPS".into())), ok()),
         ("the method's case", udp(|head| head.method = "connect".into()), Err(Refusal::MethodNotAllowed)),
-        ("http", udp(|head| head.scheme = Some("http".into())), malformed(Malformed::Scheme)),
-        ("no scheme", udp(|head| head.scheme = None), malformed(Malformed::Scheme)),
-        ("no authority", udp(|head| head.authority = None), malformed(Malformed::Uri)),
-        ("empty authority", udp(|head| head.authority = Some("".into())), malformed(Malformed::Uri)),
-        ("no path", udp(|head| head.path = None), malformed(Malformed::Uri)),
-        ("empty path", udp(|head| head.path = Some("".into())), malformed(Malformed::Uri)),
+        ("http", udp(|head| head.scheme = Some("http".into())), malformed(MalformedRequest::Scheme)),
+        ("no scheme", udp(|head| head.scheme = None), malformed(MalformedRequest::Scheme)),
+        ("no authority", udp(|head| head.authority = None), malformed(MalformedRequest::Uri)),
+        ("empty authority", udp(|head| head.authority = Some("".into())), malformed(MalformedRequest::Uri)),
+        ("no path", udp(|head| head.path = None), malformed(MalformedRequest::Uri)),
+        ("empty path", udp(|head| head.path = Some("".into())), malformed(MalformedRequest::Uri)),
         ("path not ASCII", udp(|head| head.path = Some("/é".into())), Err(not_found())),
-        ("authority not UTF-8", udp(|head| head.authority = Some(b"\xff"[..].into())), malformed(Malformed::Uri)),
+        (
+            "authority not UTF-8",
+            udp(|head| head.authority = Some(b"\xff"[..].into())),
+            malformed(MalformedRequest::Uri),
+        ),
         ("foreign authority", udp(|head| head.authority = Some("other.example".into())), Err(not_found())),
         ("foreign path", udp(|head| head.path = Some("/".into())), Err(not_found())),
         (
@@ -84,9 +88,9 @@ fn connect_udp_requests_are_validated_rfc_9298_3_4() {
 fn the_capsule_protocol_allows_no_content_rfc_9297_3_2() {
     for name in ["content-length", "content-type", "transfer-encoding"] {
         let head = udp(|head| head.fields.push(field(name, "0")));
-        assert_eq!(parse(&head, &templates()), Err(Malformed::ContentField.into()));
+        assert_eq!(parse(&head, &templates()), Err(MalformedRequest::ContentField.into()));
         let response = ResponseHead { status: 200, fields: vec![field(name, "0")] };
-        assert_eq!(check_udp_response(&response), Err(Refused::Malformed));
+        assert_eq!(check_udp_response(&response), Err(TunnelRefused::Malformed));
         assert_eq!(check_tcp_response(&response), Ok(Consent { next_hop: None }));
     }
 }
@@ -101,7 +105,7 @@ fn no_value_of_capsule_protocol_changes_anything_rfc_9297_3_4() {
         vec![field("capsule-protocol", "?1"), field("capsule-protocol", "?1")],
     ] {
         let head = udp(|head| head.fields = fields.clone());
-        assert_eq!(parse(&head, &templates()), Ok(Request::ConnectUdp(target())));
+        assert_eq!(parse(&head, &templates()), Ok(TunnelRequest::ConnectUdp(target())));
         let response = ResponseHead { status: 200, fields };
         assert_eq!(check_udp_response(&response), Ok(Consent { next_hop: None }));
     }
@@ -110,12 +114,12 @@ fn no_value_of_capsule_protocol_changes_anything_rfc_9297_3_4() {
 #[test]
 fn connect_takes_a_host_and_a_port_rfc_9114_4_4() {
     for (head, expected) in [
-        (tcp("192.0.2.1:443"), Ok(Request::ConnectTcp(target()))),
+        (tcp("192.0.2.1:443"), Ok(TunnelRequest::ConnectTcp(target()))),
         (tcp("192.0.2.1"), Err(InvalidTarget::Port.into())),
         (tcp("192.0.2.1:0"), Err(InvalidTarget::Port.into())),
         (tcp("127.1:80"), Err(InvalidTarget::NumericName.into())),
-        (tcp(""), Err(Malformed::Uri.into())),
-        (RequestHead { authority: None, ..tcp("") }, Err(Malformed::Uri.into())),
+        (tcp(""), Err(MalformedRequest::Uri.into())),
+        (RequestHead { authority: None, ..tcp("") }, Err(MalformedRequest::Uri.into())),
     ] {
         assert_eq!(parse(&head, &templates()), expected, "{head:?}");
     }
@@ -153,11 +157,11 @@ fn a_yes_to_udp_is_any_2xx_that_has_no_content_rfc_9298_3_5() {
         assert_eq!(check_udp_response(&response(status)), Ok(Consent { next_hop: None }));
     }
     for status in [204, 205, 206] {
-        assert_eq!(check_udp_response(&response(status)), Err(Refused::Malformed));
+        assert_eq!(check_udp_response(&response(status)), Err(TunnelRefused::Malformed));
         assert_eq!(check_tcp_response(&response(status)), Ok(Consent { next_hop: None }));
     }
     for status in [300, 302, 404, 500] {
-        assert_eq!(check_udp_response(&response(status)), Err(Refused::Status { status, proxy_status: vec![] }));
+        assert_eq!(check_udp_response(&response(status)), Err(TunnelRefused::Status { status, proxy_status: vec![] }));
     }
 }
 
@@ -169,7 +173,7 @@ fn the_client_learns_why_not() {
         refused.to_string(),
         "the proxy answered with status 502: dns_error, NXDOMAIN, the target's name does not resolve"
     );
-    let Refused::Status { proxy_status, .. } = refused else { panic!("{refused:?}") };
+    let TunnelRefused::Status { proxy_status, .. } = refused else { panic!("{refused:?}") };
     assert_eq!(proxy_status[0].error, Some(ErrorType::DnsError));
 }
 
@@ -198,7 +202,7 @@ proptest! {
     fn no_request_panics(head in heads()) {
         if let Err(refusal) = parse(&head, &templates()) {
             let response = refusal.response(&ProxyName::default());
-            let refused = matches!(check_udp_response(&response), Err(Refused::Status { .. }));
+            let refused = matches!(check_udp_response(&response), Err(TunnelRefused::Status { .. }));
             prop_assert!(refused, "{:?}", refusal);
         }
     }
@@ -206,7 +210,7 @@ proptest! {
     #[test]
     fn every_target_can_be_asked_for(target in targets()) {
         let head = udp_request(&templates()[1], &target, None);
-        prop_assert_eq!(parse(&head, &templates()), Ok(Request::ConnectUdp(target.clone())));
-        prop_assert_eq!(parse(&tcp_request(&target, None), &[]), Ok(Request::ConnectTcp(target)));
+        prop_assert_eq!(parse(&head, &templates()), Ok(TunnelRequest::ConnectUdp(target.clone())));
+        prop_assert_eq!(parse(&tcp_request(&target, None), &[]), Ok(TunnelRequest::ConnectTcp(target)));
     }
 }

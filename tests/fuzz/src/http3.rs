@@ -3,7 +3,8 @@
 use bytes::{BufMut as _, Bytes, BytesMut};
 use masque::{
     h3::{
-        Control, ControlEvent, Error, Part, RequestStream, Role, Settings, UniVerdict, encode_request, encode_response,
+        ControlEvent, ControlReceiver, Part, ProtocolError, RequestStream, Role, Settings, UniVerdict, encode_request,
+        encode_response,
     },
     varint,
 };
@@ -27,7 +28,7 @@ pub fn request_stream(mut input: &[u8]) {
 }
 
 /// The heads and trailers of a stream, its content in one piece, and how it ended.
-type Read = (Vec<Part>, Vec<u8>, Result<(), Error>);
+type Read = (Vec<Part>, Vec<u8>, Result<(), ProtocolError>);
 
 fn read_request(role: Role, is_tunnel: bool, pieces: impl IntoIterator<Item = Bytes>) -> Read {
     let mut stream = RequestStream::new(role, SECTION_BYTES);
@@ -81,9 +82,9 @@ pub fn control_streams(mut input: &[u8]) {
     assert_eq!(whole, cut, "streams mean the same however they are cut");
 }
 
-fn read_control(role: Role, streams: impl Iterator<Item = Vec<Bytes>>) -> (Vec<ControlEvent>, Option<Error>) {
+fn read_control(role: Role, streams: impl Iterator<Item = Vec<Bytes>>) -> (Vec<ControlEvent>, Option<ProtocolError>) {
     let settings = Settings::announced_by(role, SECTION_BYTES);
-    let (mut control, mut events) = (Control::new(role, settings), Vec::new());
+    let (mut control, mut events) = (ControlReceiver::new(role, settings), Vec::new());
     for pieces in streams {
         let mut stream = control.accept_uni();
         for piece in pieces {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use edge::client::endpoint::{Access, ConnectError, Endpoint};
 use edge::client::{OpenError, Relay, drive};
 use masque::proxy_status::{ErrorType, ProxyStatus};
-use masque::request::Refused;
+use masque::request::TunnelRefused;
 use masque::target::{Host, Target};
 use masque::tunnel::Form;
 use pacing::path::PacketSize;
@@ -165,7 +165,7 @@ pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
 #[expect(clippy::panic, reason = "called by tests")]
 pub fn refusal<T>(opened: Result<T, OpenError>) -> (u16, ErrorType) {
     match opened.map(drop) {
-        Err(OpenError::Refused(Refused::Status { status, proxy_status })) => {
+        Err(OpenError::Refused(TunnelRefused::Status { status, proxy_status })) => {
             let error = proxy_status.iter().find_map(|status: &ProxyStatus| status.error);
             (status, error.expect("a Proxy-Status with an error"))
         }

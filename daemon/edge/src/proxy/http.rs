@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use masque::{
     proxy_status::{ErrorType, ProxyStatus},
-    request::Refused,
+    request::TunnelRefused,
     target::{InvalidTarget, Target},
 };
 
@@ -89,16 +89,16 @@ impl Answer {
             NoConnection::Lost(_) => own(502, ErrorType::ConnectionTerminated, "the connection to the relay was lost"),
             NoConnection::NoAnswer => own(504, ErrorType::HttpResponseTimeout, "the relay does not answer"),
             NoConnection::Crowded => own(503, ErrorType::ConnectionLimitReached, "the relay allows no more tunnels"),
-            NoConnection::Refused(Refused::Malformed)
+            NoConnection::Refused(TunnelRefused::Malformed)
             | NoConnection::NoDatagrams(_)
             | NoConnection::NoExtendedConnect => {
                 own(502, ErrorType::HttpProtocolError, "the relay's answer opens no connection")
             }
             // Whom the relay does not know is not this client, but this proxy.
-            NoConnection::Refused(Refused::Status { status: 401 | 407, .. }) => {
+            NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => {
                 own(502, ErrorType::ProxyConfigurationError, "the relay does not accept the credentials of paced")
             }
-            NoConnection::Refused(refused @ Refused::Status { status, proxy_status }) => {
+            NoConnection::Refused(refused @ TunnelRefused::Status { status, proxy_status }) => {
                 let status = if matches!(status, 403 | 429 | 500 | 502..=504) { *status } else { 502 };
                 Self { status, reports: proxy_status.clone(), text: refused.to_string() }
             }
@@ -325,7 +325,7 @@ mod tests {
     fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
         let refused = |status, error| {
             let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
-            let answer = Answer::unreachable(&NoConnection::Refused(Refused::Status { status, proxy_status }));
+            let answer = Answer::unreachable(&NoConnection::Refused(TunnelRefused::Status { status, proxy_status }));
             String::from_utf8(answer.to_bytes()).unwrap()
         };
         let text = refused(502, ErrorType::ConnectionRefused);

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use config::proxy::Protocol;
-use masque::{proxy_status::ErrorType, request::Refused, target::Target};
+use masque::{proxy_status::ErrorType, request::TunnelRefused, target::Target};
 use role::door::reset;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -251,8 +251,8 @@ async fn carry(
 fn reply_of(error: &NoConnection) -> Reply {
     use ErrorType as E;
     match error {
-        NoConnection::Refused(Refused::Status { status: 401 | 407, .. }) => Reply::Failure,
-        NoConnection::Refused(Refused::Status { status, .. }) => match error.error_type() {
+        NoConnection::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => Reply::Failure,
+        NoConnection::Refused(TunnelRefused::Status { status, .. }) => match error.error_type() {
             Some(E::ConnectionRefused | E::ConnectionTerminated) => Reply::ConnectionRefused,
             Some(E::DnsError | E::DnsTimeout | E::DestinationUnavailable | E::DestinationNotFound) => {
                 Reply::HostUnreachable

@@ -13,7 +13,7 @@ pub enum Error {
     /// The peer broke a rule. Where that ends the connection, it is closed already; where it ends the stream, the
     /// holder of the stream still has to answer or reset it.
     #[error(transparent)]
-    Protocol(#[from] h3::Error),
+    Protocol(#[from] h3::ProtocolError),
     /// The connection was closed without an error.
     #[error("connection closed")]
     Closed,

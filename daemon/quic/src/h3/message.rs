@@ -53,8 +53,8 @@ impl RecvStream {
     }
 
     /// Closes the connection where the error demands it.
-    fn refuse(&self, error: h3::Error) -> Error {
-        if let h3::Error::Connection(code, _) = error {
+    fn refuse(&self, error: h3::ProtocolError) -> Error {
+        if let h3::ProtocolError::Connection(code, _) = error {
             close(&self.stream.connection(), code);
         }
         error.into()

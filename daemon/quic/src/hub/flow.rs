@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use masque::{
     capsule::Capsule,
-    tunnel::{Form, Ignored, TunnelError},
+    tunnel::{Form, IgnoredCounts, TunnelError},
 };
 use parking_lot::{Mutex, MutexGuard};
 
@@ -65,7 +65,7 @@ impl Flow {
 
     /// What arrived for the tunnel and was ignored.
     #[must_use]
-    pub fn ignored(&self) -> Ignored {
+    pub fn ignored(&self) -> IgnoredCounts {
         self.arrivals.lock().state.ignored()
     }
 

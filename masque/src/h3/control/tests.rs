@@ -4,8 +4,8 @@ use proptest::prelude::*;
 /// The type of a control stream and an empty SETTINGS.
 const BEGINNING: [u8; 3] = [0x00, 0x04, 0x00];
 
-fn control(role: Role) -> Control {
-    Control::new(role, Settings::announced_by(role, 16 * 1024))
+fn control(role: Role) -> ControlReceiver {
+    ControlReceiver::new(role, Settings::announced_by(role, 16 * 1024))
 }
 
 fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
@@ -16,13 +16,13 @@ fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 /// What `bytes` on a new stream come to.
-fn receive(control: &mut Control, bytes: &[u8]) -> Result<UniVerdict, Error> {
+fn receive(control: &mut ControlReceiver, bytes: &[u8]) -> Result<UniVerdict, ProtocolError> {
     let mut stream = control.accept_uni();
     control.on_uni_bytes(&mut stream, Bytes::copy_from_slice(bytes))
 }
 
 /// What frames behind SETTINGS come to, and the events behind the settings.
-fn receive_frames(role: Role, frames: &[Vec<u8>]) -> Result<Vec<ControlEvent>, Error> {
+fn receive_frames(role: Role, frames: &[Vec<u8>]) -> Result<Vec<ControlEvent>, ProtocolError> {
     let mut control = control(role);
     receive(&mut control, &[&BEGINNING[..], &frames.concat()].concat())?;
     assert_eq!(control.next_event(), Some(ControlEvent::Settings(Settings::default())));
@@ -30,9 +30,9 @@ fn receive_frames(role: Role, frames: &[Vec<u8>]) -> Result<Vec<ControlEvent>, E
 }
 
 #[track_caller]
-fn ends_connection<T: std::fmt::Debug>(outcome: Result<T, Error>, expected: Code) {
+fn ends_connection<T: std::fmt::Debug>(outcome: Result<T, ProtocolError>, expected: Code) {
     match outcome {
-        Err(Error::Connection(code, _)) => assert_eq!(code, expected),
+        Err(ProtocolError::Connection(code, _)) => assert_eq!(code, expected),
         other => panic!("{other:?}"),
     }
 }
@@ -131,16 +131,19 @@ fn goaway_names_a_request_stream_to_a_client_and_a_push_to_a_server() {
         ends_connection(receive_frames(Role::Client, &[frame(0x07, &[id])]), Code::IdError);
         assert_eq!(receive_frames(Role::Server, &[frame(0x07, &[id])]), Ok(vec![ControlEvent::GoAway(id.into())]));
     }
-    assert_eq!(receive_frames(Role::Client, &[Control::goaway(400).to_vec()]), Ok(vec![ControlEvent::GoAway(400)]));
+    assert_eq!(
+        receive_frames(Role::Client, &[ControlReceiver::goaway(400).to_vec()]),
+        Ok(vec![ControlEvent::GoAway(400)])
+    );
 }
 
 #[test]
 fn goaway_ids_never_grow_and_only_the_last_one_counts() {
     // RFC 9114 §5.2
     for role in [Role::Server, Role::Client] {
-        let falling = [8, 8, 4].map(|id| Control::goaway(id).to_vec());
+        let falling = [8, 8, 4].map(|id| ControlReceiver::goaway(id).to_vec());
         assert_eq!(receive_frames(role, &falling), Ok(vec![ControlEvent::GoAway(4)]));
-        let rising = [4, 8].map(|id| Control::goaway(id).to_vec());
+        let rising = [4, 8].map(|id| ControlReceiver::goaway(id).to_vec());
         ends_connection(receive_frames(role, &rising), Code::IdError);
     }
 }
@@ -164,7 +167,7 @@ fn priority_updates_name_request_streams() {
     // RFC 9218 §7.2
     let update = ControlEvent::PriorityUpdate { stream_id: 4, value: "u=1".into() };
     assert_eq!(receive_frames(Role::Server, &[frame(0xf0700, b"\x04u=1")]), Ok(vec![update]));
-    assert_eq!(Control::priority_update(4, b"u=1"), frame(0xf0700, b"\x04u=1"));
+    assert_eq!(ControlReceiver::priority_update(4, b"u=1"), frame(0xf0700, b"\x04u=1"));
     for id in [1, 2, 3] {
         ends_connection(receive_frames(Role::Server, &[frame(0xf0700, &[id])]), Code::IdError);
     }
@@ -176,7 +179,7 @@ fn priority_updates_that_nobody_takes_are_dropped_and_counted() {
     let mut control = control(Role::Server);
     let mut stream = control.accept_uni();
     let updates = frame(0xf0700, &[0]).repeat(MAX_EVENTS + 4);
-    let bytes = [&BEGINNING[..], &updates, &Control::goaway(0)].concat();
+    let bytes = [&BEGINNING[..], &updates, &ControlReceiver::goaway(0)].concat();
     assert_eq!(control.on_uni_bytes(&mut stream, bytes.into()), Ok(UniVerdict::Continue));
     assert_eq!([control.take_dropped_priority_updates(), control.take_dropped_priority_updates()], [5, 0]);
     let events: Vec<_> = std::iter::from_fn(|| control.next_event()).collect();
@@ -251,11 +254,11 @@ proptest! {
     fn events_survive_any_split_of_the_stream(cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
         let settings = Settings::announced_by(Role::Client, 100);
         let bytes = [
-            &Control::new(Role::Client, settings).preamble()[..],
+            &ControlReceiver::new(Role::Client, settings).preamble()[..],
             &frame(0xf0700, b"\x40\x08u=7, i"),
             &frame(0x21, &[0; 30]),
             &frame(0x0d, &[5]),
-            &Control::goaway(3),
+            &ControlReceiver::goaway(3),
         ]
         .concat();
         let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();

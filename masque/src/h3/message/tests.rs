@@ -21,7 +21,7 @@ fn fields(pairs: &[(&str, &str)]) -> Vec<Field> {
         .collect()
 }
 
-fn request(pairs: &[(&str, &str)]) -> Result<RequestHead, Error> {
+fn request(pairs: &[(&str, &str)]) -> Result<RequestHead, ProtocolError> {
     RequestHead::parse(fields(pairs))
 }
 
@@ -33,7 +33,7 @@ fn edited<'a>(base: &[(&'a str, &'a str)], without: &[&str], with: &[(&'a str, &
 #[track_caller]
 fn refused(pairs: &[(&str, &str)]) {
     match request(pairs) {
-        Err(error @ Error::Stream(Code::MessageError, _)) => assert_eq!(error.answer(), Some(400)),
+        Err(error @ ProtocolError::Stream(Code::MessageError, _)) => assert_eq!(error.answer(), Some(400)),
         other => panic!("{pairs:?} gave {other:?}"),
     }
 }

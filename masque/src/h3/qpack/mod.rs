@@ -4,20 +4,21 @@
 mod prefix;
 mod static_table;
 
-use super::error::{Code, Error};
+use super::error::{Code, ProtocolError};
 use super::field::Field;
 use prefix::{Integer, PartialInteger, Unreadable, read_integer, read_string, write_integer, write_string};
 use static_table::STATIC_TABLE;
 
 /// What to answer to a field section larger than the limit that was announced.
-pub(super) const SECTION_TOO_LARGE: Error = Error::Stream(Code::ExcessiveLoad, "a field section exceeds our limit");
+pub(super) const SECTION_TOO_LARGE: ProtocolError =
+    ProtocolError::Stream(Code::ExcessiveLoad, "a field section exceeds our limit");
 
-const DYNAMIC: Error = Error::Connection(
+const DYNAMIC: ProtocolError = ProtocolError::Connection(
     Code::QpackDecompressionFailed,
     "a field section refers to the dynamic table, whose capacity is 0",
 );
 
-impl From<Unreadable> for Error {
+impl From<Unreadable> for ProtocolError {
     fn from(unreadable: Unreadable) -> Self {
         match unreadable {
             Unreadable::Broken => Self::Connection(Code::QpackDecompressionFailed, "a field section cannot be decoded"),
@@ -33,7 +34,7 @@ impl From<Unreadable> for Error {
 /// A section that cannot be decoded, or that refers to the dynamic table, ends the connection (§2.2); an integer
 /// beyond 62 bits ends only its stream (§7.4). A section that is larger than `max_size_bytes`, counted as RFC 9114
 /// §4.2.2 does, ends its stream with [`Code::ExcessiveLoad`].
-pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Field>, Error> {
+pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Field>, ProtocolError> {
     let input = &mut section;
     let required_insert_count = read_integer(input, 8)?;
     let base_is_negative = input.first().is_some_and(|byte| byte & 0x80 != 0);
@@ -61,24 +62,24 @@ pub(super) fn decode(mut section: &[u8], max_size_bytes: u64) -> Result<Vec<Fiel
 }
 
 /// `1 T index(6)` with T set: a whole entry (§4.5.2).
-fn indexed(input: &mut &[u8]) -> Result<Field, Error> {
+fn indexed(input: &mut &[u8]) -> Result<Field, ProtocolError> {
     let (name, value) = static_entry(input, 6)?;
     Ok(Field::new(name, value))
 }
 
 /// `0 1 N T index(4)` with T set: the name of an entry, then a value (§4.5.4).
-fn with_name_reference(input: &mut &[u8]) -> Result<Field, Error> {
+fn with_name_reference(input: &mut &[u8]) -> Result<Field, ProtocolError> {
     let (name, _) = static_entry(input, 4)?;
     Ok(Field::new(name, read_string(input, 7)?))
 }
 
 /// `0 0 1 N H length(3)`: a name, then a value (§4.5.6).
-fn literal(input: &mut &[u8]) -> Result<Field, Error> {
+fn literal(input: &mut &[u8]) -> Result<Field, ProtocolError> {
     let name = read_string(input, 3)?;
     Ok(Field { name, value: read_string(input, 7)? })
 }
 
-fn static_entry(input: &mut &[u8], prefix_bits: u32) -> Result<(&'static str, &'static str), Error> {
+fn static_entry(input: &mut &[u8], prefix_bits: u32) -> Result<(&'static str, &'static str), ProtocolError> {
     let index = read_integer(input, prefix_bits)?;
     let entry = usize::try_from(index).ok().and_then(|index| STATIC_TABLE.get(index));
     entry.copied().ok_or(Unreadable::Broken.into())
@@ -114,10 +115,10 @@ fn find(field: &Field) -> Option<(u64, bool)> {
 
 /// Judges bytes of the peer's encoder stream (§4.3). A table of capacity 0 takes nothing; only being told that capacity
 /// again is forgiven, because some encoders say it to everyone.
-pub(super) fn on_encoder_bytes(bytes: &[u8]) -> Result<(), Error> {
+pub(super) fn on_encoder_bytes(bytes: &[u8]) -> Result<(), ProtocolError> {
     const SET_CAPACITY_0: u8 = 0x20;
     if bytes.iter().any(|byte| *byte != SET_CAPACITY_0) {
-        return Err(Error::Connection(
+        return Err(ProtocolError::Connection(
             Code::QpackEncoderStreamError,
             "an instruction needs a dynamic table, whose capacity is 0",
         ));
@@ -132,9 +133,9 @@ pub(super) struct DecoderStream(Option<PartialInteger>);
 impl DecoderStream {
     /// Judges bytes of the stream. Stream Cancellation is the only instruction that can concern an encoder which
     /// never used the dynamic table, and it changes nothing.
-    pub(super) fn on_bytes(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        const fn error(reason: &'static str) -> Error {
-            Error::Connection(Code::QpackDecoderStreamError, reason)
+    pub(super) fn on_bytes(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        const fn error(reason: &'static str) -> ProtocolError {
+            ProtocolError::Connection(Code::QpackDecoderStreamError, reason)
         }
         for byte in bytes {
             let integer = match (self.0.take(), byte) {

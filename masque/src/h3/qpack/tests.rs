@@ -10,7 +10,7 @@ fn fields(pairs: &[(&'static str, &'static str)]) -> Vec<Field> {
 
 fn failure(section: &[u8]) -> Code {
     match decode(section, NO_LIMIT) {
-        Err(Error::Connection(code, _)) => code,
+        Err(ProtocolError::Connection(code, _)) => code,
         other => panic!("{section:x?} gave {other:?}"),
     }
 }
@@ -76,7 +76,7 @@ fn an_integer_too_large_to_decode_fails_only_its_stream() {
     {
         let section = [beginning, &[0xff; 20]].concat();
         let error = decode(&section, NO_LIMIT).unwrap_err();
-        assert!(matches!(error, Error::Stream(Code::QpackDecompressionFailed, _)), "{beginning:x?}");
+        assert!(matches!(error, ProtocolError::Stream(Code::QpackDecompressionFailed, _)), "{beginning:x?}");
     }
 }
 
@@ -127,7 +127,7 @@ fn the_encoder_stream_may_only_set_capacity_0() {
         (&[0x00], "Duplicate"),
     ] {
         let error = on_encoder_bytes(instruction).unwrap_err();
-        assert!(matches!(error, Error::Connection(Code::QpackEncoderStreamError, _)), "{what}");
+        assert!(matches!(error, ProtocolError::Connection(Code::QpackEncoderStreamError, _)), "{what}");
     }
 }
 
@@ -148,7 +148,7 @@ fn the_decoder_stream_may_only_cancel_streams() {
         (&[0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x00], "an endless stream ID"),
     ] {
         let error = DecoderStream::default().on_bytes(instruction).unwrap_err();
-        assert!(matches!(error, Error::Connection(Code::QpackDecoderStreamError, _)), "{what}");
+        assert!(matches!(error, ProtocolError::Connection(Code::QpackDecoderStreamError, _)), "{what}");
     }
 }
 

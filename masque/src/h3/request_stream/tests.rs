@@ -45,7 +45,7 @@ fn trailers() -> Bytes {
 }
 
 /// The parts of `chunks`, neighbouring data joined, and how it ended.
-fn read(stream: &mut RequestStream, chunks: &[&[u8]]) -> (Vec<Part>, Result<(), Error>) {
+fn read(stream: &mut RequestStream, chunks: &[&[u8]]) -> (Vec<Part>, Result<(), ProtocolError>) {
     let mut parts = Vec::new();
     for chunk in chunks {
         stream.on_bytes(Bytes::copy_from_slice(chunk));
@@ -61,14 +61,14 @@ fn read(stream: &mut RequestStream, chunks: &[&[u8]]) -> (Vec<Part>, Result<(), 
     (parts, stream.on_fin())
 }
 
-fn outcome(role: Role, frames: &[Bytes]) -> Result<(), Error> {
+fn outcome(role: Role, frames: &[Bytes]) -> Result<(), ProtocolError> {
     read(&mut RequestStream::new(role, LIMIT), &[&frames.concat()]).1
 }
 
 #[track_caller]
 fn ends_connection(role: Role, frames: &[Bytes], expected: Code) {
     match outcome(role, frames) {
-        Err(Error::Connection(code, _)) => assert_eq!(code, expected),
+        Err(ProtocolError::Connection(code, _)) => assert_eq!(code, expected),
         other => panic!("{other:?}"),
     }
 }
@@ -76,7 +76,7 @@ fn ends_connection(role: Role, frames: &[Bytes], expected: Code) {
 #[track_caller]
 fn ends_stream(role: Role, frames: &[Bytes], expected: Code) {
     match outcome(role, frames) {
-        Err(Error::Stream(code, _)) => assert_eq!(code, expected),
+        Err(ProtocolError::Stream(code, _)) => assert_eq!(code, expected),
         other => panic!("{other:?}"),
     }
 }
@@ -230,7 +230,7 @@ fn a_stream_that_ends_inside_a_frame_ends_the_connection() {
     let between = head("POST", vec![]).len();
     for cut in (1..whole.len()).filter(|cut| *cut != between) {
         let (_, end) = read(&mut RequestStream::new(Role::Server, LIMIT), &[&whole[..cut]]);
-        assert!(matches!(end, Err(Error::Connection(Code::FrameError, _))), "cut at {cut}: {end:?}");
+        assert!(matches!(end, Err(ProtocolError::Connection(Code::FrameError, _))), "cut at {cut}: {end:?}");
     }
 }
 
@@ -291,7 +291,7 @@ fn a_field_section_beyond_the_limit_is_refused_before_it_is_buffered() {
     let mut header = Vec::new();
     write_header(frame::HEADERS, 101, &mut header);
     let (_, end) = read(&mut stream, &[&header]);
-    assert!(matches!(end, Err(Error::Stream(Code::ExcessiveLoad, _))));
+    assert!(matches!(end, Err(ProtocolError::Stream(Code::ExcessiveLoad, _))));
     assert_eq!(end.unwrap_err().answer(), Some(431));
 
     // Small enough compressed, too large in the end.

@@ -129,7 +129,7 @@ async fn connect_raw(site: &Site) -> Raw {
     let mut connection = endpoint.connect(connect).await.unwrap();
     let settings = h3::Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: true };
     let mut control = connection.open_send_stream().await.unwrap();
-    control.send(h3::Control::new(h3::Role::Client, settings).preamble()).await.unwrap();
+    control.send(h3::ControlReceiver::new(h3::Role::Client, settings).preamble()).await.unwrap();
     let mut stream = connection.open_bidirectional_stream().await.unwrap();
     stream.send(h3::encode_request(&head(site), None).unwrap()).await.unwrap();
     let response = timeout(SOON, stream.receive()).await.expect("a response comes soon");

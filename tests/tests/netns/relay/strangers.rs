@@ -139,7 +139,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
         let mut connection = endpoint.connect(connect).await.unwrap();
         let settings = Settings { max_field_section_size: None, enable_connect_protocol: false, h3_datagram: false };
         let mut control = connection.open_send_stream().await.unwrap();
-        control.send(h3::Control::new(Role::Client, settings).preamble()).await.unwrap();
+        control.send(h3::ControlReceiver::new(Role::Client, settings).preamble()).await.unwrap();
         // Half of them are malformed; the others ask for what is forbidden.
         let (forbidden, malformed) = (head(&site), malformed(&site));
         let mut streams = Vec::new();
