@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::control::ControlSettings;
 use crate::kernel::Kernel;
-use crate::relay::{Limits, ListenerSettings, RelaySettings, StrangerLimits};
+use crate::relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits};
 use crate::{Config, TransportSettings};
 
 /// What a change of a key takes.
@@ -21,7 +21,7 @@ pub enum Takes {
 
 /// Keys that say the same thing, or parts of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct ChangeRow {
     /// Their paths; a section's with `.*` at the end stands for all keys in it, and in the sections below.
     pub keys: &'static [&'static str],
     /// What a change of them takes.
@@ -52,7 +52,7 @@ macro_rules! rows {
             let $type { $($field: _,)* $($inner: _,)* } = of;
         };
         let pairs: &[(&$type, &$type)] = $pairs;
-        [$(Row {
+        [$(ChangeRow {
             keys: &[$($key),+],
             takes: Takes::$takes,
             has_changed: pairs.iter().any(|(old, new)| old.$field != new.$field),
@@ -76,7 +76,7 @@ impl Config {
 
 /// Compares two configurations, key by key.
 #[must_use]
-pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
+pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
     let mut rows = rows!(&[(old, new)], Config within [relay, transport, kernel, control] {
         state_dir: Restart ["state_dir"],
         forwards: Reload ["forward.*"],
@@ -119,12 +119,12 @@ pub fn rows(old: &Config, new: &Config) -> Vec<Row> {
     rows
 }
 
-fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Row> {
+fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<ChangeRow> {
     let pair: Vec<_> = old.zip(new).into_iter().collect();
     let addresses = |relay: Option<&RelaySettings>| -> Option<Vec<_>> {
         relay.map(|relay| relay.listeners.iter().map(|listener| listener.address).collect())
     };
-    let row = |keys, has_changed| Row { keys, takes: Takes::Restart, has_changed };
+    let row = |keys, has_changed| ChangeRow { keys, takes: Takes::Restart, has_changed };
     let mut rows = vec![
         row(&["[relay]"], old.is_some() != new.is_some()),
         row(&["relay.listen", "relay.listener.address"], !pair.is_empty() && addresses(old) != addresses(new)),
@@ -140,7 +140,7 @@ fn relay(old: Option<&RelaySettings>, new: Option<&RelaySettings>) -> Vec<Row> {
         targets: Reload ["relay.targets.*"],
     }));
     let limits: Vec<_> = pair.iter().map(|(old, new)| (&old.limits, &new.limits)).collect();
-    rows.extend(rows!(&limits, Limits within [strangers] {
+    rows.extend(rows!(&limits, RelayLimits within [strangers] {
         connections: Restart ["relay.limits.connections"],
         handshakes_in_flight: Restart ["relay.limits.handshakes_in_flight"],
         tunnels_per_connection: Restart ["relay.limits.tunnels_per_connection"],
@@ -199,14 +199,14 @@ mod tests {
     use crate::schema::tests::{CONFIG, Step, borders, changed, probes, subjects};
 
     /// A document in which every table occurs, what it says, and the rows of that.
-    fn whole() -> (Table, Config, Vec<Row>) {
+    fn whole() -> (Table, Config, Vec<ChangeRow>) {
         let [(_, document), _] = subjects();
         let config = Config::from_toml(&document.to_string()).unwrap();
         let rows = rows(&config, &config);
         (document, config, rows)
     }
 
-    fn covers(row: &Row, path: &str) -> bool {
+    fn covers(row: &ChangeRow, path: &str) -> bool {
         row.keys.iter().any(|key| match key.strip_suffix(".*") {
             Some(section) => path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.')),
             None => *key == path,
@@ -255,7 +255,7 @@ mod tests {
                     differing.filter(|row| row.has_changed).map(|row| row.keys[0]).collect()
                 };
                 let path = section.iter().chain([key]).cloned().collect::<Vec<_>>().join(".");
-                let of_path = |row: &&Row| covers(row, &path);
+                let of_path = |row: &&ChangeRow| covers(row, &path);
                 let of_path = same.iter().find(of_path).map(|row| row.keys[0]);
                 let is_seen = |rows: &BTreeSet<_>| of_path.is_some_and(|row| rows.contains(row));
                 let mut changes = differing(&|_| {});

@@ -16,7 +16,7 @@ pub struct ControlSettings {
     /// The Unix socket of the gRPC door, if it is open. Every user that may connect, by the socket's mode, may read.
     pub socket: Option<PathBuf>,
     /// The TCP address of the gRPC door, if it is open there, too.
-    pub tcp: Option<Tcp>,
+    pub tcp: Option<TcpDoor>,
     /// The bus of the D-Bus door, if it is open.
     pub bus: Option<Bus>,
     /// The users of this machine who may write, besides root and the user that paced runs as. None occurs twice.
@@ -25,7 +25,7 @@ pub struct ControlSettings {
 
 /// A gRPC door for other machines: TLS in which both sides show a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tcp {
+pub struct TcpDoor {
     /// The address to bind.
     pub address: SocketAddr,
     /// PEM file with the certificate chain, the daemon's own first.
@@ -103,14 +103,14 @@ fn writers(section: &mut Section<'_>, of: Vec<String>) -> Vec<String> {
 }
 
 /// Walks through the door over TCP.
-pub(crate) fn tcp(section: &mut Section<'_>, of: Option<&Tcp>) -> Option<Tcp> {
+pub(crate) fn tcp(section: &mut Section<'_>, of: Option<&TcpDoor>) -> Option<TcpDoor> {
     let address = section.require("listen", of.map(|of| of.address));
     let client_ca = section.require("client_ca", of.map(|of| of.client_ca.clone()));
     let certificate = section.require("certificate", of.map(|of| of.certificate.clone()));
     let private_key = section.require("private_key", of.map(|of| of.private_key.clone()));
     let client_crl = section.optional("client_crl", of.and_then(|of| of.client_crl.clone()));
     let writers = writers(section, of.map(|of| of.writers.clone()).unwrap_or_default());
-    Some(Tcp {
+    Some(TcpDoor {
         address: address?,
         certificate: certificate?,
         private_key: private_key?,

@@ -13,10 +13,10 @@ use crate::kernel::{Kernel, KernelDevice};
 use crate::log::{AccessForm, LogSettings};
 use crate::metrics::MetricsSettings;
 use crate::moment::Moment;
-use crate::policy::{Class, DropRule, Late, Policy, Rule, Schedule};
+use crate::policy::{ClassSettings, DropRule, Late, Policy, PolicyRule, ScheduleSettings};
 use crate::proxy::Proxy;
 use crate::quota::{Quota, volume};
-use crate::relay::{Auth, Limits, ListenerIdentity, ListenerSettings, RelaySettings};
+use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
 use crate::section::Word as _;
 use crate::serve::Serve;
 use crate::targets::{Protocol, TargetRules, Unlisted};
@@ -122,7 +122,7 @@ fn listener_line(listener: &ListenerSettings) -> String {
 }
 
 fn targets(rules: &TargetRules) -> Vec<String> {
-    let list = |label: &str, rules: &[crate::targets::Rule]| {
+    let list = |label: &str, rules: &[crate::targets::TargetRule]| {
         (!rules.is_empty()).then(|| format!("  targets {label}: {}", joined(rules)))
     };
     let unlisted = match rules.unlisted {
@@ -142,7 +142,7 @@ fn targets(rules: &TargetRules) -> Vec<String> {
     .collect()
 }
 
-fn limits(limits: &Limits) -> [String; 6] {
+fn limits(limits: &RelayLimits) -> [String; 6] {
     let strangers = &limits.strangers;
     [
         format!(
@@ -305,7 +305,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         format!("  model {}: the best of {} by {}{shadow}", alias.name, joined(&alias.models), alias.policy)
     }));
     lines.extend(listeners.iter().map(|listener| {
-        let crate::gateway::Listener { address, identity, max_connections, idle } = listener;
+        let crate::gateway::GatewayListener { address, identity, max_connections, idle } = listener;
         let by = match identity {
             Some(ListenerIdentity::Files { certificate, .. }) => format!("TLS with {}", certificate.display()),
             Some(ListenerIdentity::SelfSigned) => "TLS with a certificate of its own".to_owned(),
@@ -351,7 +351,7 @@ fn control(control: &ControlSettings) -> String {
 }
 
 fn policy(policy: &Policy) -> impl Iterator<Item = String> {
-    let rule = |(index, rule): (usize, &Rule)| {
+    let rule = |(index, rule): (usize, &PolicyRule)| {
         let schedule = rule.schedule.as_ref().map(|schedule| format!("schedule {schedule}"));
         let gives: Vec<_> = policy.class_of(rule).map(str::to_owned).into_iter().chain(schedule).collect();
         format!("  rule {}: {} for {}", index + 1, gives.join(" and "), conditions(rule))
@@ -364,7 +364,7 @@ fn policy(policy: &Policy) -> impl Iterator<Item = String> {
         .chain(policy.rules.iter().enumerate().map(rule))
 }
 
-fn schedule(schedule: &Schedule) -> String {
+fn schedule(schedule: &ScheduleSettings) -> String {
     let order = match schedule.discipline {
         Discipline::Rr => "each in turn",
         Discipline::Fcfs => "first come, first served",
@@ -382,7 +382,7 @@ fn schedule(schedule: &Schedule) -> String {
     format!("{order}; packets committed ahead: {mark}")
 }
 
-fn class(class: &Class) -> String {
+fn class(class: &ClassSettings) -> String {
     let level = class.level.word();
     let (lowest, highest) = (class.priorities.start(), class.priorities.end());
     let drops = match class.drop {
@@ -441,7 +441,7 @@ fn expiry(expires: Option<Moment>, now: SystemTime) -> String {
     }
 }
 
-fn conditions(rule: &Rule) -> String {
+fn conditions(rule: &PolicyRule) -> String {
     let conditions: Vec<_> = [
         rule.users.as_ref().map(|users| format!("user {}", users.join(" or "))),
         rule.to.as_ref().map(|to| format!("targets {}", joined(to))),

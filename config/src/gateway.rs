@@ -20,7 +20,7 @@ pub struct GatewaySettings {
     /// Names that stand for one of several models, none of them a model's.
     pub aliases: Vec<Alias>,
     /// Its own listeners, for clients without an edge, no two at the same address.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<GatewayListener>,
     /// Keys of clients, no two of the same hash; without any, clients show none.
     pub keys: Vec<Key>,
     /// The largest body of a request, in bytes.
@@ -83,7 +83,7 @@ pub struct Alias {
 
 /// A listener for clients without an edge: HTTP/1.1, and HTTP/2 by TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct GatewayListener {
     /// The TCP address.
     pub address: SocketAddr,
     /// What it shows to clients; `None` for no TLS, on loopback only.
@@ -263,9 +263,9 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
 /// Walks through the section of a listener, which shows what the `relay` does unless it has a certificate of its own.
 pub(crate) fn listener(
     section: &mut Section<'_>,
-    of: Option<&Listener>,
+    of: Option<&GatewayListener>,
     relay: Option<&ListenerIdentity>,
-) -> Option<Listener> {
+) -> Option<GatewayListener> {
     let address: Option<SocketAddr> = section.require("address", of.map(|of| of.address));
     let is_tls = section.value("tls", of.is_none_or(|of| of.identity.is_some()));
     let (certificate, private_key) = match of.and_then(|of| of.identity.clone()) {
@@ -293,7 +293,7 @@ pub(crate) fn listener(
     }
     // Without a relay, which is refused elsewhere, there is none to show.
     let identity = own.or_else(|| relay.cloned()).filter(|_| is_tls);
-    Some(Listener { address: address?, identity, max_connections, idle })
+    Some(GatewayListener { address: address?, identity, max_connections, idle })
 }
 
 /// Walks through the section of a client's key.

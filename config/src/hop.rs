@@ -1,7 +1,7 @@
 //! The edge role: relays through which other relays are reached, so that none of them knows both ends.
 
 use crate::error::Problem;
-use crate::path::Path;
+use crate::path::PathSettings;
 use crate::policy::Policy;
 use crate::section::Section;
 use crate::uplink::{self, Nameable, UplinkSettings};
@@ -13,7 +13,7 @@ pub const MAX_HOPS: usize = 16;
 /// sees their relay's address and none of what they carry, while that one sees this one's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// What it is called: as a class may be, see [`Class::name`](crate::policy::Class::name).
+    /// What it is called: as a class may be, see [`ClassSettings::name`](crate::policy::ClassSettings::name).
     pub name: String,
     /// Where its relay is, why that is believed and what it is shown; perhaps reached through another hop.
     pub uplink: UplinkSettings,
@@ -55,7 +55,7 @@ pub fn chain<'a>(hops: &'a [Hop], name: &str) -> Vec<&'a Hop> {
 
 /// Returns the hops that packets to these relays pass over these paths, each hop once. Without paths, the hop of the relays counts.
 #[must_use]
-pub fn passed<'a>(hops: &'a [Hop], uplink: &UplinkSettings, paths: &[Path]) -> Vec<&'a Hop> {
+pub fn passed<'a>(hops: &'a [Hop], uplink: &UplinkSettings, paths: &[PathSettings]) -> Vec<&'a Hop> {
     let own = uplink.via.as_deref();
     let of_paths = paths.iter().map(|path| path.via.as_deref().or(own));
     let vias = of_paths.chain(paths.is_empty().then_some(own)).flatten();

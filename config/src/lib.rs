@@ -37,13 +37,13 @@ use crate::hop::Hop;
 use crate::kernel::Kernel;
 use crate::log::LogSettings;
 use crate::metrics::MetricsSettings;
-use crate::path::Path;
+use crate::path::PathSettings;
 use crate::policy::Policy;
 use crate::proxy::Proxy;
-use crate::relay::{Auth, Limits, ListenerIdentity, ListenerSettings, RelaySettings};
+use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
 use crate::section::{Section, read_document, words};
 use crate::serve::Serve;
-use crate::targets::{Pattern, Ports, Protocol, Rule, TargetRules};
+use crate::targets::{Pattern, Ports, Protocol, TargetRule, TargetRules};
 use crate::uplink::Nameable;
 
 pub mod change;
@@ -104,7 +104,7 @@ pub struct Config {
     pub serves: Vec<Serve>,
     /// The paths of the edge role, at most [`MAX_PATHS`](path::MAX_PATHS), none with the name of another. Without any, packets
     /// leave as the routes have it.
-    pub paths: Vec<Path>,
+    pub paths: Vec<PathSettings>,
     /// Relays through which the edge role reaches others, none of them through itself.
     pub hops: Vec<Hop>,
     /// The classes of traffic of both roles.
@@ -329,7 +329,7 @@ impl Config {
             class: None,
             schedule: None,
         };
-        let any_port = |to| Rule { to: Pattern::Network(to), protocol: None, ports: Some(Ports::all()) };
+        let any_port = |to| TargetRule { to: Pattern::Network(to), protocol: None, ports: Some(Ports::all()) };
         let loopback = [IpNet::new_assert(v4, 8).trunc(), IpNet::from(v6)];
         let targets = TargetRules { allow: loopback.map(any_port).to_vec(), ..TargetRules::default() };
         let template = Template::default_at("localhost:4433").expect("localhost:4433 is an authority");
@@ -343,7 +343,7 @@ impl Config {
             tokens: Vec::new(),
             certificates: Vec::new(),
             targets,
-            limits: Limits::default(),
+            limits: RelayLimits::default(),
         };
         Self {
             control: ControlSettings { socket: Some(state_dir.join("control.sock")), ..ControlSettings::default() },

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::Config;
-use crate::change::{Row, Takes, rows};
+use crate::change::{ChangeRow, Takes, rows};
 use crate::sample::{Entry, entries, switched_on};
 
 /// Returns the manual page paced.toml(5) as man(7) text.
@@ -50,7 +50,7 @@ pub fn manual() -> String {
 fn restarts() -> Vec<&'static str> {
     let whole = Config::from_toml(&switched_on());
     let rows = whole.map(|config| rows(&config, &config)).unwrap_or_default();
-    let restarts = rows.into_iter().filter(|Row { takes, .. }| *takes == Takes::Restart);
+    let restarts = rows.into_iter().filter(|ChangeRow { takes, .. }| *takes == Takes::Restart);
     restarts.flat_map(|row| row.keys).copied().collect()
 }
 

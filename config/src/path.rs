@@ -16,8 +16,8 @@ pub const MAX_PATHS: usize = 8;
 
 /// One path: what leaves by it, and which relay is at its end. All local addresses use all paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path {
-    /// What it is called: as a class may be, see [`Class::name`](crate::policy::Class::name).
+pub struct PathSettings {
+    /// What it is called: as a class may be, see [`ClassSettings::name`](crate::policy::ClassSettings::name).
     pub name: String,
     /// The network device by which it leaves, whatever the routes prefer.
     pub interface: Option<KernelDevice>,
@@ -35,7 +35,7 @@ pub struct Path {
 }
 
 /// Walks through a path; the hop that it leads through has to be among `names`.
-pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Path>, names: Nameable<'_>) -> Option<Path> {
+pub(crate) fn walk(section: &mut Section<'_>, of: Option<&PathSettings>, names: Nameable<'_>) -> Option<PathSettings> {
     let name = section.require("name", of.map(|of| PathName::from(of.name.clone())));
     let interface = section.optional("interface", of.and_then(|of| of.interface.clone()));
     let address = section.optional("address", of.and_then(|of| of.address));
@@ -49,5 +49,5 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Path>, names: Nameable
     }
     let cost = section.millis("cost_ms", 0..=60_000, of.map_or(Duration::ZERO, |of| of.cost));
     let rate = rate(section, "rate", of.and_then(|of| of.rate));
-    Some(Path { name: name?.into(), interface, address, relay, via, cost, rate })
+    Some(PathSettings { name: name?.into(), interface, address, relay, via, cost, rate })
 }

@@ -1,7 +1,7 @@
 //! The policy: which classes of traffic there are, what each deserves, and which class a stream or tunnel belongs to.
 //!
 //! A policy is one immutable value. What a client may add to it, by the signals of RFC 9218, is bounded by the class:
-//! within [`Class::service`] a signal moves a stream between the bounds that its class sets, and nowhere else.
+//! within [`ClassSettings::service`] a signal moves a stream between the bounds that its class sets, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -44,20 +44,20 @@ pub const MAX_TEXT_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// How classes share a connection for which nothing names another schedule.
-    pub schedule: Schedule,
+    pub schedule: ScheduleSettings,
     /// The schedules with names, at most [`MAX_SCHEDULES`].
-    pub schedules: BTreeMap<String, Schedule>,
+    pub schedules: BTreeMap<String, ScheduleSettings>,
     /// The classes, at most [`MAX_CLASSES`]: [`DEFAULT`] first, the others in the order of the text. No name occurs
     /// twice.
-    pub classes: Vec<Class>,
+    pub classes: Vec<ClassSettings>,
     /// What belongs to which class, and which connections go by which schedule. Of each, the first rule decides that gives
     /// one and matches.
-    pub rules: Vec<Rule>,
+    pub rules: Vec<PolicyRule>,
 }
 
 /// How the streams and tunnels of one connection share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct ScheduleSettings {
     /// Which stream or tunnel has the next turn.
     pub discipline: Discipline,
     /// The least that may be handed to the transport ahead of its first transmission, in packets. Fewer let urgent
@@ -71,7 +71,7 @@ pub struct ClassId(pub u16);
 
 /// A named kind of traffic and what it deserves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Class {
+pub struct ClassSettings {
     /// The name: 1 to 32 of `a` to `z`, `0` to `9` and `-`.
     pub name: String,
     /// Which level of the discipline `ml` serves it. No signal moves it.
@@ -103,12 +103,12 @@ pub struct Class {
     /// What becomes of a request for a model that no model is predicted to answer within its deadline.
     pub late: Late,
     /// Over which path of an edge its tunnels and requests go, where there are several.
-    pub placement: Placement,
+    pub placement: PathPlacement,
 }
 
 /// How an edge chooses a path for a tunnel or request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
+pub enum PathPlacement {
     /// The one on which it is estimated to end first.
     #[default]
     Paced,
@@ -122,7 +122,7 @@ pub enum Placement {
     RoundRobin,
 }
 
-impl Placement {
+impl PathPlacement {
     /// What `sched` calls it.
     #[must_use]
     pub const fn of_streams(self) -> sched::path::Placement {
@@ -165,7 +165,7 @@ pub enum DropRule {
 
 /// Gives a class to what matches all its conditions, or a schedule, or both; without any condition it matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct PolicyRule {
     /// The class that it gives to tunnels.
     pub class: Option<ClassId>,
     /// The name of the schedule that it gives to connections of clients. One that gives a schedule has no conditions but
@@ -239,7 +239,7 @@ impl Policy {
     /// proportional to the number of rules.
     #[must_use]
     pub fn classify_request(&self, subject: &RequestSubject<'_>) -> ClassId {
-        let class = |rule: &Rule| rule.class.filter(|_| rule.matches_request(subject));
+        let class = |rule: &PolicyRule| rule.class.filter(|_| rule.matches_request(subject));
         self.rules.iter().find_map(class).unwrap_or_default()
     }
 
@@ -253,25 +253,26 @@ impl Policy {
         listener: SocketAddr,
         listeners_own: Option<&'a str>,
     ) -> Option<&'a str> {
-        let by_rule = |rule: &'a Rule| rule.schedule.as_deref().filter(|_| rule.matches_connection(user, listener));
+        let by_rule =
+            |rule: &'a PolicyRule| rule.schedule.as_deref().filter(|_| rule.matches_connection(user, listener));
         let name = self.rules.iter().find_map(by_rule).or(listeners_own)?;
         self.schedules.contains_key(name).then_some(name)
     }
 
     /// Returns the schedule called `name`; without a name, and where there is none of that name, [`Policy::schedule`].
     #[must_use]
-    pub fn schedule_named(&self, name: Option<&str>) -> &Schedule {
+    pub fn schedule_named(&self, name: Option<&str>) -> &ScheduleSettings {
         name.and_then(|name| self.schedules.get(name)).unwrap_or(&self.schedule)
     }
 
     /// Returns the name of the class that a rule gives, if it gives one.
-    pub(crate) fn class_of(&self, rule: &Rule) -> Option<&str> {
+    pub(crate) fn class_of(&self, rule: &PolicyRule) -> Option<&str> {
         rule.class.map(|id| self.class(id).name.as_str())
     }
 
     /// Returns the class `id`, or [`DEFAULT`]'s for an `id` of another policy that this one has no class for.
     #[must_use]
-    pub fn class(&self, id: ClassId) -> &Class {
+    pub fn class(&self, id: ClassId) -> &ClassSettings {
         self.classes.get(usize::from(id.0)).unwrap_or(&self.classes[0])
     }
 
@@ -291,7 +292,7 @@ impl Policy {
     /// Returns what is valid but may not be meant.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
         let always =
-            |gives: fn(&Rule) -> bool| self.rules.iter().position(|rule| rule.is_unconditional() && gives(rule));
+            |gives: fn(&PolicyRule) -> bool| self.rules.iter().position(|rule| rule.is_unconditional() && gives(rule));
         let always = [always(|rule| rule.class.is_some()), always(|rule| rule.schedule.is_some())];
         (0..).zip(&self.rules).filter_map(move |(place, rule)| {
             // The rule behind which each of what it gives is in vain.
@@ -308,12 +309,12 @@ impl Policy {
 impl Default for Policy {
     /// One class, served by round robin.
     fn default() -> Self {
-        let (schedule, classes) = (Schedule::default(), vec![Class::named(DEFAULT)]);
+        let (schedule, classes) = (ScheduleSettings::default(), vec![ClassSettings::named(DEFAULT)]);
         Self { schedule, schedules: BTreeMap::new(), classes, rules: Vec::new() }
     }
 }
 
-impl Default for Schedule {
+impl Default for ScheduleSettings {
     /// Two levels, the low one by round robin. As long as no class is on the high level, every stream and tunnel takes
     /// its turn, whatever clients signal, as an operator who configured nothing expects; and a class needs no more than
     /// `level = "high"` and a deadline to overtake them.
@@ -322,7 +323,7 @@ impl Default for Schedule {
     }
 }
 
-impl Class {
+impl ClassSettings {
     /// Returns the class that a section without keys describes.
     pub(crate) fn named(name: &str) -> Self {
         Self {
@@ -340,7 +341,7 @@ impl Class {
             packets_down: None,
             dscp: None,
             late: Late::Serve,
-            placement: Placement::Paced,
+            placement: PathPlacement::Paced,
         }
     }
 
@@ -379,7 +380,7 @@ impl Class {
     }
 }
 
-impl Rule {
+impl PolicyRule {
     fn is_unconditional(&self) -> bool {
         self.users.is_none() && self.listeners.is_none() && !self.is_about_targets() && !self.is_about_requests()
     }

@@ -15,7 +15,7 @@ pub struct Proxy {
     /// The local TCP address that clients connect to. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
     /// What it understands: at least one, none twice. A connection's first byte tells which it speaks.
-    pub protocols: Vec<Protocol>,
+    pub protocols: Vec<ProxyKind>,
     /// The relay.
     pub uplink: UplinkSettings,
     /// How UDP payloads travel to the relay.
@@ -38,7 +38,7 @@ pub struct Proxy {
 
 words! {
     /// What a client of a proxy speaks.
-    pub enum Protocol {
+    pub enum ProxyKind {
         /// SOCKS version 5 (RFC 1928): CONNECT and UDP ASSOCIATE.
         Socks5 = "socks5",
         /// HTTP/1.1 (RFC 9110 §9.3.6 and §7.1): CONNECT, and requests for `http` URIs.
@@ -83,8 +83,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameabl
     })
 }
 
-fn protocols(section: &mut Section<'_>, of: Option<&Proxy>) -> Vec<Protocol> {
-    let both = || vec![Protocol::Socks5, Protocol::Http];
+fn protocols(section: &mut Section<'_>, of: Option<&Proxy>) -> Vec<ProxyKind> {
+    let both = || vec![ProxyKind::Socks5, ProxyKind::Http];
     let protocols = section.list("protocols", of.map_or_else(both, |of| of.protocols.clone()));
     if protocols.is_empty() {
         let cause = "a proxy that understands nothing serves nobody";

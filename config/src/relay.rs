@@ -39,7 +39,7 @@ pub struct RelaySettings {
     /// Which targets may be reached.
     pub targets: TargetRules,
     /// How much of everything.
-    pub limits: Limits,
+    pub limits: RelayLimits,
 }
 
 /// One UDP address that the relay listens on.
@@ -154,7 +154,7 @@ pub struct ClientCertificate {
 
 /// How much of everything the relay grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RelayLimits {
     /// QUIC connections at once.
     pub connections: u32,
     /// What connections may use on which no user was let in yet.
@@ -192,7 +192,7 @@ pub struct Limits {
 /// request was let through to its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrangerLimits {
-    /// Their places among [`Limits::connections`], in percent, as long as nobody of their prefix is known.
+    /// Their places among [`RelayLimits::connections`], in percent, as long as nobody of their prefix is known.
     pub percent: u8,
     /// Strangers at once from one /24 (IPv4) or /56 (IPv6).
     pub per_prefix: u32,
@@ -222,7 +222,7 @@ impl Default for StrangerLimits {
     }
 }
 
-impl Limits {
+impl RelayLimits {
     /// How many of the places for connections strangers may take whose prefix has no known user; at least one.
     #[must_use]
     pub fn places_for_strangers(&self) -> u32 {
@@ -232,7 +232,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for RelayLimits {
     fn default() -> Self {
         Self {
             connections: 10_000,

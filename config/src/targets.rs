@@ -3,7 +3,7 @@
 //! The rules, in the order in which they are applied; the order of entries within a list never matters:
 //!
 //! 1. An entry of `deny` that matches refuses. Nothing overrides it.
-//! 2. An address in a refused range (see [`Range`]) needs an entry of `allow` that names that range or a part of it;
+//! 2. An address in a refused range (see [`SpecialRange`]) needs an entry of `allow` that names that range or a part of it;
 //!    a wider one, such as `0.0.0.0/0`, does not open it, and neither does a name.
 //! 3. Any other address of this host, or in `own`, needs an entry of `allow` that is exactly this address.
 //! 4. Any other target is allowed by an entry of `allow` that matches; without one, `unlisted` decides, and the
@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-pub use self::range::{Range, judged_by};
+pub use self::range::{SpecialRange, judged_by};
 pub use crate::nat64::Nat64Prefix;
 pub use crate::pattern::{NotAPattern, Pattern};
 use crate::section::words;
@@ -54,9 +54,9 @@ words! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRules {
     /// Entries that open a target; see the module for what they can open.
-    pub allow: Vec<Rule>,
+    pub allow: Vec<TargetRule>,
     /// Entries that refuse a target, whatever `allow` says.
-    pub deny: Vec<Rule>,
+    pub deny: Vec<TargetRule>,
     /// Networks that lead to this host besides the addresses that it knows of: public ones that a router in front of it
     /// translates, for instance.
     pub own: Vec<IpNet>,
@@ -72,7 +72,7 @@ pub struct TargetRules {
 
 /// One entry of `allow` or `deny`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct TargetRule {
     /// The addresses or names it is about.
     pub to: Pattern,
     /// The protocol it is about, or both.
@@ -89,7 +89,7 @@ pub enum Denied {
     Listed,
     /// The address is in a range that is refused unless `allow` opens it.
     #[error("the target's address is {}", .0.label())]
-    Range(Range),
+    Range(SpecialRange),
     /// The address belongs to the relay's host.
     #[error("the target's address belongs to this host")]
     OwnAddress,
@@ -131,7 +131,7 @@ impl TargetRules {
     ) -> Result<(), Denied> {
         let judged = self.judged_by(ip);
         let is_own_address = is_own_address || judged.clone().chain([ip]).any(|ip| self.is_own(ip));
-        let denied = |rule: &Rule| {
+        let denied = |rule: &TargetRule| {
             rule.is_about(protocol, port)
                 && (rule.to.covers_name(name) || judged.clone().chain([ip]).any(|ip| rule.to.covers(ip)))
         };
@@ -149,7 +149,7 @@ impl TargetRules {
         if self.deny.iter().any(|rule| rule.is_about(protocol, port) && rule.to.covers_name(Some(name))) {
             return Err(Denied::Listed);
         }
-        let allowing = |rule: &Rule| matches!(rule.to, Pattern::Network(_)) || rule.to.covers_name(Some(name));
+        let allowing = |rule: &TargetRule| matches!(rule.to, Pattern::Network(_)) || rule.to.covers_name(Some(name));
         self.decide(protocol, port, allowing, None)
     }
 
@@ -182,14 +182,14 @@ impl TargetRules {
         is_own_address: bool,
     ) -> Result<(), Denied> {
         if let Some((extent, range)) = range::refused(ip) {
-            let opens = |rule: &Rule| rule.to.covers(ip) && rule.to.is_within(&extent);
+            let opens = |rule: &TargetRule| rule.to.covers(ip) && rule.to.is_within(&extent);
             self.decide(protocol, port, opens, Some(Denied::Range(range)))?;
-            if range == Range::Loopback {
+            if range == SpecialRange::Loopback {
                 return Ok(());
             }
         }
         if is_own_address {
-            let opens = |rule: &Rule| rule.to.is_within(&IpNet::from(ip));
+            let opens = |rule: &TargetRule| rule.to.is_within(&IpNet::from(ip));
             return self.decide(protocol, port, opens, Some(Denied::OwnAddress));
         }
         self.decide(protocol, port, |rule| rule.to.covers(ip) || rule.to.covers_name(name), None)
@@ -201,7 +201,7 @@ impl TargetRules {
         &self,
         protocol: Protocol,
         port: u16,
-        matches: impl Fn(&Rule) -> bool,
+        matches: impl Fn(&TargetRule) -> bool,
         closed: Option<Denied>,
     ) -> Result<(), Denied> {
         let defaults = match protocol {
@@ -236,7 +236,7 @@ impl Default for TargetRules {
     }
 }
 
-impl Rule {
+impl TargetRule {
     fn is_for(&self, protocol: Protocol) -> bool {
         self.protocol.is_none_or(|only| only == protocol)
     }
@@ -246,13 +246,13 @@ impl Rule {
     }
 }
 
-impl From<Pattern> for Rule {
+impl From<Pattern> for TargetRule {
     fn from(to: Pattern) -> Self {
         Self { to, protocol: None, ports: None }
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for TargetRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.to)?;
         if let Some(protocol) = self.protocol {

@@ -79,7 +79,7 @@ fn the_sample_states_the_real_defaults() {
     assert_eq!(whole.policy.schedule, shipped.policy.schedule);
     assert_eq!(whole.policy.classes[0], shipped.policy.classes[0]);
     let (shipped, whole) = (shipped.relay.unwrap(), whole.relay.unwrap());
-    assert_eq!(whole.limits, Limits::default());
+    assert_eq!(whole.limits, RelayLimits::default());
     // What a user may use, and until when, are examples.
     let plain = |token: &relay::Token| relay::Token { quota: Default::default(), expires: None, ..token.clone() };
     assert_eq!(whole.tokens.iter().map(plain).collect::<Vec<_>>(), shipped.tokens);

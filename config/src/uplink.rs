@@ -22,8 +22,8 @@ pub struct UplinkSettings {
     pub trust: TrustSource,
     /// The name of the [`Hop`](crate::hop::Hop) through whose relay these are reached, if there is one.
     pub via: Option<String>,
-    /// The schedule of the connections, if one is named. Not the [`Schedule`](crate::policy::Schedule) itself: the policy
-    /// may change while they last.
+    /// The schedule of the connections, if one is named. Not the [`ScheduleSettings`](crate::policy::ScheduleSettings)
+    /// itself: the policy may change while they last.
     pub schedule: Option<String>,
     /// The first and the longest wait before the relay is tried again; every wait doubles the last.
     pub backoff: (Duration, Duration),

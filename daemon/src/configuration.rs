@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use config::{
     Config, FilePart,
-    control::Tcp,
+    control::TcpDoor,
     gateway,
     relay::{ListenerIdentity, ListenerSettings},
 };
@@ -96,7 +96,7 @@ pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Pr
 ///
 /// # Errors
 /// As [`identity`].
-pub fn gateway_identity(listener: &gateway::Listener, state_dir: &Path) -> Result<Option<Arc<ServerConfig>>> {
+pub fn gateway_identity(listener: &gateway::GatewayListener, state_dir: &Path) -> Result<Option<Arc<ServerConfig>>> {
     let prepared = listener.identity.as_ref().map(|identity| match identity {
         ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare_https(),
         ListenerIdentity::Files { certificate, private_key } => {
@@ -111,8 +111,8 @@ pub fn gateway_identity(listener: &gateway::Listener, state_dir: &Path) -> Resul
 ///
 /// # Errors
 /// As [`identity`].
-pub fn control_identity(tcp: &Tcp) -> Result<Arc<ServerConfig>> {
-    let Tcp { certificate, private_key, client_ca, client_crl, .. } = tcp;
+pub fn control_identity(tcp: &TcpDoor) -> Result<Arc<ServerConfig>> {
+    let TcpDoor { certificate, private_key, client_ca, client_crl, .. } = tcp;
     let files =
         tls::IdentityFiles { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
     read_identity(files, tls::Identity::prepare_http2)

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bpf::steer::Steer;
-use config::relay::{Limits, ListenerSettings};
+use config::relay::{ListenerSettings, RelayLimits};
 use quic::{
     connection_id::{Issuer, Secret},
     datagrams::{Datagrams, QueueLimits},
@@ -142,7 +142,7 @@ pub struct Endpoints {
     /// The number of each listener's class, which its connection IDs say from then on.
     pub classes: Vec<Arc<AtomicU8>>,
     /// How much they take.
-    pub limits: Limits,
+    pub limits: RelayLimits,
     /// Where they count.
     pub metrics: Arc<RelayMetrics>,
     /// What their connection IDs and tokens derive from.

@@ -9,7 +9,10 @@ use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Class, ClassId, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Placement, Policy, Rule, Schedule};
+use super::{
+    ClassId, ClassSettings, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, PathPlacement, Policy, PolicyRule,
+    ScheduleSettings,
+};
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
 use crate::targets::Ports;
@@ -18,7 +21,7 @@ use crate::text::quoted;
 /// Reads the sections of a policy, which may stand among others.
 pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let (schedule, mut schedules) = root.section("schedule", |section| {
-        let plain = Schedule::default();
+        let plain = ScheduleSettings::default();
         let own = schedule(section, &plain);
         let named = section.own_named_sections().read(|name, section| (name.to_owned(), schedule(section, &plain)));
         (own, named)
@@ -38,7 +41,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let names = sections.names();
     let classes = sections.read_like("like", |name, section| {
         section.name::<ClassName>("like", &names, None);
-        class(section, &Class::named(name))
+        class(section, &ClassSettings::named(name))
     });
     let rules = root.sections("rule", |section| rule(section, None, &names, &schedules));
     Policy { schedule, schedules, classes, rules }
@@ -81,14 +84,14 @@ words! {
 fn schedule_named_in(
     section: &mut Section<'_>,
     of: Option<String>,
-    schedules: &BTreeMap<String, Schedule>,
+    schedules: &BTreeMap<String, ScheduleSettings>,
 ) -> Option<String> {
     let names: Vec<&str> = schedules.keys().map(String::as_str).collect();
     section.name::<ScheduleName>("schedule", &names, of)
 }
 
 /// Walks through a schedule.
-pub(super) fn schedule(section: &mut Section<'_>, of: &Schedule) -> Schedule {
+pub(super) fn schedule(section: &mut Section<'_>, of: &ScheduleSettings) -> ScheduleSettings {
     let (word, low, expiry) = match of.discipline {
         Discipline::Rr => (DisciplineWord::Rr, LOW, EXPIRY),
         Discipline::Fcfs => (DisciplineWord::Fcfs, LOW, EXPIRY),
@@ -116,7 +119,7 @@ pub(super) fn schedule(section: &mut Section<'_>, of: &Schedule) -> Schedule {
         DisciplineWord::Lottery => Discipline::Lottery,
     };
     let low_mark_packets = section.optional_number("low_mark_packets", 1..=1_024, of.low_mark_packets);
-    Schedule { discipline, low_mark_packets }
+    ScheduleSettings { discipline, low_mark_packets }
 }
 
 /// What `ml` and `edf` do unless they are told otherwise.
@@ -126,7 +129,7 @@ const EXPIRY: Expiry = Expiry::Soft;
 words! { for Low { Rr = "rr", Fcfs = "fcfs", Edf = "edf", Wfq = "wfq", } }
 words! { for Expiry { Soft = "soft", Hard = "hard", } }
 words! { for Late { Serve = "serve", Refuse = "refuse", } }
-words! { for Placement {
+words! { for PathPlacement {
     Paced = "paced", FStream = "fstream", LowestRtt = "lowest-rtt", SaEcf = "sa-ecf", RoundRobin = "round-robin",
 } }
 words! { for Level { High = "high", Low = "low", } }
@@ -136,8 +139,8 @@ const DEADLINE_MS: RangeInclusive<u64> = 1..=3_600_000;
 const WEIGHT: RangeInclusive<u64> = 1..=u16::MAX as u64;
 
 /// Walks through a class. The default of a key may follow from another key's value; the value just read counts.
-pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
-    let plain = Class::named(&of.name);
+pub(super) fn class(section: &mut Section<'_>, of: &ClassSettings) -> ClassSettings {
+    let plain = ClassSettings::named(&of.name);
     let priority =
         section.unless(of.priority == plain.priority, |section| section.number("priority", 0..=255, of.priority));
     let follows = of.priorities == (0..=of.priority);
@@ -157,7 +160,7 @@ pub(super) fn class(section: &mut Section<'_>, of: &Class) -> Class {
         let remedy = "lower shortest_deadline_ms, or raise deadline_ms";
         section.refuse_pair(["shortest_deadline_ms", "deadline_ms"], cause, remedy);
     }
-    Class {
+    ClassSettings {
         name: of.name.clone(),
         level: section.unless(of.level == plain.level, |section| section.value("level", of.level)),
         priority,
@@ -284,10 +287,10 @@ impl Value for RangeInclusive<u8> {
 /// Walks through a rule that gives one of the classes called `names`, one of `schedules`, or both.
 pub(super) fn rule(
     section: &mut Section<'_>,
-    of: Option<&Rule>,
+    of: Option<&PolicyRule>,
     names: &[&str],
-    schedules: &BTreeMap<String, Schedule>,
-) -> Option<Rule> {
+    schedules: &BTreeMap<String, ScheduleSettings>,
+) -> Option<PolicyRule> {
     let class = of.and_then(|of| of.class).and_then(|ClassId(id)| names.get(usize::from(id)));
     let class = section.name::<ClassName>("class", names, class.map(|&name| name.to_owned()));
     let class = class.and_then(|class| names.iter().position(|name| *name == class));
@@ -313,5 +316,5 @@ pub(super) fn rule(
         let cause = "this is about requests for models, which have no target";
         section.refuse_unless(!is_about_targets, key, cause, "write a rule for tunnels and another for requests");
     }
-    Some(Rule { class, schedule, users, to, ports, protocol, listeners, models, service_tiers, asked_classes })
+    Some(PolicyRule { class, schedule, users, to, ports, protocol, listeners, models, service_tiers, asked_classes })
 }

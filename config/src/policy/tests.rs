@@ -20,7 +20,7 @@ fn refusals(text: &str) -> String {
 }
 
 /// The class `a` of a text that defines it behind the default one.
-fn class_a(text: &str) -> Class {
+fn class_a(text: &str) -> ClassSettings {
     let class = valid(text).classes.remove(1);
     assert_eq!(class.name, "a");
     class
@@ -98,7 +98,7 @@ dscp = 46
 late = "refuse"
 placement = "sa-ecf"
 "#;
-    let expected = Class {
+    let expected = ClassSettings {
         name: "a".into(),
         level: Level::High,
         priority: 100,
@@ -113,7 +113,7 @@ placement = "sa-ecf"
         packets_down: Some(900),
         dscp: Some(46),
         late: Late::Refuse,
-        placement: Placement::SaEcf,
+        placement: PathPlacement::SaEcf,
     };
     assert_eq!(class_a(text), expected);
 }
@@ -152,7 +152,7 @@ weight = 2
     assert_eq!((&c.priorities, &b.priorities, &a.priorities), (&(0..=90), &(0..=90), &(0..=120)));
     let default = valid("[class.b]\nlike = \"default\"\n[class.default]\nweight = 9\n");
     assert_eq!((&default.classes[0].name[..], default.classes[1].weight), (DEFAULT, 9));
-    assert_eq!(class_a("[class.a]\nlike = \"default\""), Class::named("a"));
+    assert_eq!(class_a("[class.a]\nlike = \"default\""), ClassSettings::named("a"));
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn a_signal_counts_as_far_as_the_class_lets_it() {
     for (text, expected) in rows {
         assert_eq!(class.service(Some(&signal(text)), NOW), expected, "{text}");
     }
-    let patient = Class::named("patient");
+    let patient = ClassSettings::named("patient");
     assert_eq!(patient.service(Some(&signal("dl=5")), NOW).deadline_ns, None);
 }
 
@@ -418,5 +418,5 @@ fn a_signal_counts_as_far_as_the_class_lets_it() {
 fn the_edge_asks_for_what_its_class_has() {
     let class = class_a("[class.a]\npriority = 200\ndeadline_ms = 1500\n");
     assert_eq!(class.signal().to_field_value(), "u=2, dl=1500");
-    assert_eq!(Class::named("b").signal().to_field_value(), "u=3");
+    assert_eq!(ClassSettings::named("b").signal().to_field_value(), "u=3");
 }

@@ -1,7 +1,7 @@
 //! How a policy is written as text: what [`Policy::from_toml`] reads back as the same policy.
 
 use super::read::{class, rule, schedule};
-use super::{Class, DEFAULT, Policy};
+use super::{ClassSettings, DEFAULT, Policy};
 use crate::document::Text;
 
 impl Policy {
@@ -20,7 +20,7 @@ impl Policy {
             text.section(&format!("[schedule.{name}]"), |section| schedule(section, of));
         }
         for of in &self.classes {
-            if of.name != DEFAULT || *of != Class::named(DEFAULT) || text.is_whole() {
+            if of.name != DEFAULT || *of != ClassSettings::named(DEFAULT) || text.is_whole() {
                 text.section(&format!("[class.{}]", of.name), |section| class(section, of));
             }
         }

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Auth, ClientCertificate, Limits, ListenerIdentity, ListenerSettings, NAME, RelaySettings, StrangerLimits, Token,
-    quotas,
+    Auth, ClientCertificate, ListenerIdentity, ListenerSettings, NAME, RelayLimits, RelaySettings, StrangerLimits,
+    Token, quotas,
 };
 use crate::error::Problem;
 use crate::policy::Policy;
 use crate::quota;
 use crate::section::{Section, Value};
-use crate::targets::{Pattern, Ports, Rule, TargetRules};
+use crate::targets::{Pattern, Ports, TargetRule, TargetRules};
 
 /// Where a relay listens unless it is told otherwise: the HTTPS port of every address.
 const EVERYWHERE: [SocketAddr; 2] =
@@ -21,7 +21,7 @@ const EVERYWHERE: [SocketAddr; 2] =
 
 /// Reads a relay whose listeners' classes and schedules have to be of `policy`.
 pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySettings> {
-    let limits = relay.section("limits", |section| limits(section, &Limits::default()));
+    let limits = relay.section("limits", |section| limits(section, &RelayLimits::default()));
     let targets = relay.section("targets", |section| targets(section, &TargetRules::default()));
     let tokens = relay.sections("token", |section| token(section, None, &limits));
     let certificates = relay.sections("client_certificate", |section| client_certificate(section, None, &limits));
@@ -66,7 +66,7 @@ pub(crate) fn own(section: &mut Section<'_>, of: RelaySettings) -> RelaySettings
 }
 
 /// Walks through the entry of a token. It takes from `limits` what it leaves out.
-pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &Limits) -> Option<Token> {
+pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &RelayLimits) -> Option<Token> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let sha256 = section.require("sha256", of.map(|of| of.sha256));
     let max_tunnels = of.map_or(limits.tunnels_per_user, |of| of.max_tunnels);
@@ -80,7 +80,7 @@ pub(crate) fn token(section: &mut Section<'_>, of: Option<&Token>, limits: &Limi
 pub(crate) fn client_certificate(
     section: &mut Section<'_>,
     of: Option<&ClientCertificate>,
-    limits: &Limits,
+    limits: &RelayLimits,
 ) -> Option<ClientCertificate> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let san = section.require("san", of.map(|of| of.san.clone()));
@@ -205,8 +205,8 @@ pub(crate) fn write_listener(listener: &ListenerSettings, section: &mut Section<
 /// Walks through the rules about targets.
 pub(crate) fn targets(section: &mut Section<'_>, of: &TargetRules) -> TargetRules {
     let rules = TargetRules {
-        allow: section.list_or_tables::<Rule, Pattern>("allow", of.allow.clone(), rule),
-        deny: section.list_or_tables::<Rule, Pattern>("deny", of.deny.clone(), rule),
+        allow: section.list_or_tables::<TargetRule, Pattern>("allow", of.allow.clone(), rule),
+        deny: section.list_or_tables::<TargetRule, Pattern>("deny", of.deny.clone(), rule),
         own: section.list("own", of.own.clone()),
         nat64_prefixes: section.list("nat64_prefixes", of.nat64_prefixes.clone()),
         unlisted: section.value("unlisted", of.unlisted),
@@ -220,11 +220,11 @@ pub(crate) fn targets(section: &mut Section<'_>, of: &TargetRules) -> TargetRule
     rules
 }
 
-fn rule(section: &mut Section<'_>, of: Option<&Rule>) -> Option<Rule> {
+fn rule(section: &mut Section<'_>, of: Option<&TargetRule>) -> Option<TargetRule> {
     let to = section.require("to", of.map(|of| of.to.clone()));
     let protocol = section.optional("protocol", of.and_then(|of| of.protocol));
     let ports = section.optional_list("ports", of.and_then(|of| of.ports.as_ref()).map(|Ports(ports)| ports.clone()));
-    Some(Rule { to: to?, protocol, ports: ports.map(Ports) })
+    Some(TargetRule { to: to?, protocol, ports: ports.map(Ports) })
 }
 
 fn strangers(section: &mut Section<'_>, of: &StrangerLimits) -> StrangerLimits {
@@ -243,8 +243,8 @@ const TUNNELS: RangeInclusive<u64> = 1..=1 << 20;
 const QUEUE_BYTES: RangeInclusive<u64> = 1 << 12..=1 << 30;
 
 /// Walks through the limits.
-pub(crate) fn limits(section: &mut Section<'_>, of: &Limits) -> Limits {
-    let limits = Limits {
+pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits {
+    let limits = RelayLimits {
         connections: section.number("connections", 1..=1 << 24, of.connections),
         strangers: strangers(section, &of.strangers),
         handshakes_in_flight: section.number("handshakes_in_flight", 0..=1 << 20, of.handshakes_in_flight),

@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Why an address range is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Range {
+pub enum SpecialRange {
     /// 0.0.0.0/8 and `::`.
     Unspecified,
     /// 127.0.0.0/8 and `::1`.
@@ -45,7 +45,7 @@ pub enum Range {
     Reserved,
 }
 
-impl Range {
+impl SpecialRange {
     /// Returns the name of the range for metrics and logs.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -70,40 +70,40 @@ impl Range {
 }
 
 /// The first row that contains an address decides.
-const REFUSED: &[(IpNet, Range)] = &[
-    (v4([0, 0, 0, 0], 8), Range::Unspecified),
-    (v4([10, 0, 0, 0], 8), Range::Private),
-    (v4([100, 64, 0, 0], 10), Range::Shared),
-    (v4([127, 0, 0, 0], 8), Range::Loopback),
-    (v4([168, 63, 129, 16], 32), Range::CloudHost),
-    (v4([169, 254, 0, 0], 16), Range::LinkLocal),
-    (v4([172, 16, 0, 0], 12), Range::Private),
-    (v4([192, 0, 0, 0], 24), Range::Reserved),
-    (v4([192, 0, 2, 0], 24), Range::Documentation),
-    (v4([192, 88, 99, 0], 24), Range::Reserved),
-    (v4([192, 168, 0, 0], 16), Range::Private),
-    (v4([198, 18, 0, 0], 15), Range::Benchmarking),
-    (v4([198, 51, 100, 0], 24), Range::Documentation),
-    (v4([203, 0, 113, 0], 24), Range::Documentation),
-    (v4([224, 0, 0, 0], 4), Range::Multicast),
-    (v4([255, 255, 255, 255], 32), Range::Broadcast),
-    (v4([240, 0, 0, 0], 4), Range::Reserved),
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Range::Unspecified),
-    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Range::Loopback),
-    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), Range::LocalTranslation),
-    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), Range::Discard),
-    (v6([0x2001, 2, 0, 0, 0, 0, 0, 0], 48), Range::Benchmarking),
-    (v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), Range::Documentation),
-    (v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23), Range::Reserved),
-    (v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20), Range::Documentation),
-    (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), Range::UniqueLocal),
-    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Range::LinkLocal),
-    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), Range::SiteLocal),
-    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Range::Multicast),
+const REFUSED: &[(IpNet, SpecialRange)] = &[
+    (v4([0, 0, 0, 0], 8), SpecialRange::Unspecified),
+    (v4([10, 0, 0, 0], 8), SpecialRange::Private),
+    (v4([100, 64, 0, 0], 10), SpecialRange::Shared),
+    (v4([127, 0, 0, 0], 8), SpecialRange::Loopback),
+    (v4([168, 63, 129, 16], 32), SpecialRange::CloudHost),
+    (v4([169, 254, 0, 0], 16), SpecialRange::LinkLocal),
+    (v4([172, 16, 0, 0], 12), SpecialRange::Private),
+    (v4([192, 0, 0, 0], 24), SpecialRange::Reserved),
+    (v4([192, 0, 2, 0], 24), SpecialRange::Documentation),
+    (v4([192, 88, 99, 0], 24), SpecialRange::Reserved),
+    (v4([192, 168, 0, 0], 16), SpecialRange::Private),
+    (v4([198, 18, 0, 0], 15), SpecialRange::Benchmarking),
+    (v4([198, 51, 100, 0], 24), SpecialRange::Documentation),
+    (v4([203, 0, 113, 0], 24), SpecialRange::Documentation),
+    (v4([224, 0, 0, 0], 4), SpecialRange::Multicast),
+    (v4([255, 255, 255, 255], 32), SpecialRange::Broadcast),
+    (v4([240, 0, 0, 0], 4), SpecialRange::Reserved),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), SpecialRange::Unspecified),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), SpecialRange::Loopback),
+    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), SpecialRange::LocalTranslation),
+    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), SpecialRange::Discard),
+    (v6([0x2001, 2, 0, 0, 0, 0, 0, 0], 48), SpecialRange::Benchmarking),
+    (v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), SpecialRange::Documentation),
+    (v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23), SpecialRange::Reserved),
+    (v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20), SpecialRange::Documentation),
+    (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), SpecialRange::UniqueLocal),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), SpecialRange::LinkLocal),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), SpecialRange::SiteLocal),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), SpecialRange::Multicast),
     // What is left outside 2000::/3 is not assigned to unicast (RFC 4291 §2.4).
-    (v6([0, 0, 0, 0, 0, 0, 0, 0], 3), Range::Reserved),
-    (v6([0x4000, 0, 0, 0, 0, 0, 0, 0], 2), Range::Reserved),
-    (v6([0x8000, 0, 0, 0, 0, 0, 0, 0], 1), Range::Reserved),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 3), SpecialRange::Reserved),
+    (v6([0x4000, 0, 0, 0, 0, 0, 0, 0], 2), SpecialRange::Reserved),
+    (v6([0x8000, 0, 0, 0, 0, 0, 0, 0], 1), SpecialRange::Reserved),
 ];
 
 const fn v4([a, b, c, d]: [u8; 4], prefix: u8) -> IpNet {
@@ -115,7 +115,7 @@ const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], prefix: u8) -> IpNet {
 }
 
 /// Returns the refused range that `ip` is in, and its extent. Does not look for embedded addresses.
-pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, Range)> {
+pub(super) fn refused(ip: IpAddr) -> Option<(IpNet, SpecialRange)> {
     REFUSED.iter().find(|(network, _)| network.contains(&ip)).copied()
 }
 

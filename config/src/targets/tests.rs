@@ -8,7 +8,7 @@ use super::*;
 fn rules(allow: &[&str], deny: &[&str]) -> TargetRules {
     let entry = |text: &&str| {
         let (to, port) = text.split_once(' ').map_or((*text, None), |(to, port)| (to, Some(port.parse().unwrap())));
-        Rule { ports: port.map(|port| Ports(vec![port..=port])), ..to.parse::<Pattern>().unwrap().into() }
+        TargetRule { ports: port.map(|port| Ports(vec![port..=port])), ..to.parse::<Pattern>().unwrap().into() }
     };
     TargetRules {
         allow: allow.iter().map(entry).collect(),
@@ -28,22 +28,22 @@ fn named(rules: &TargetRules, name: &str, ip: &str) -> Result<(), Denied> {
 #[test]
 fn special_addresses_are_refused_by_default_and_their_neighbours_are_not() {
     let table = [
-        (Range::Unspecified, "0.0.0.0 0.255.255.255 ::"),
-        (Range::Loopback, "127.0.0.1 127.255.255.254 ::1"),
-        (Range::Private, "10.0.0.1 10.255.255.255 172.16.0.1 172.31.255.255 192.168.0.1 192.168.255.255"),
-        (Range::Shared, "100.64.0.1 100.127.255.255"),
-        (Range::LinkLocal, "169.254.169.254 fe80::1 febf::1"),
-        (Range::UniqueLocal, "fc00::1 fdff::1"),
-        (Range::SiteLocal, "fec0::1 feff::1"),
-        (Range::Documentation, "192.0.2.1 198.51.100.1 203.0.113.1 2001:db8::1 3fff:fff::1"),
-        (Range::Benchmarking, "198.18.0.1 198.19.255.255 2001:2::1"),
-        (Range::Multicast, "224.0.0.1 239.255.255.255 ff02::1"),
-        (Range::Broadcast, "255.255.255.255"),
-        (Range::Discard, "100::1"),
-        (Range::CloudHost, "168.63.129.16 64:ff9b::a83f:8110"),
-        (Range::LocalTranslation, "64:ff9b:1::808:808"),
+        (SpecialRange::Unspecified, "0.0.0.0 0.255.255.255 ::"),
+        (SpecialRange::Loopback, "127.0.0.1 127.255.255.254 ::1"),
+        (SpecialRange::Private, "10.0.0.1 10.255.255.255 172.16.0.1 172.31.255.255 192.168.0.1 192.168.255.255"),
+        (SpecialRange::Shared, "100.64.0.1 100.127.255.255"),
+        (SpecialRange::LinkLocal, "169.254.169.254 fe80::1 febf::1"),
+        (SpecialRange::UniqueLocal, "fc00::1 fdff::1"),
+        (SpecialRange::SiteLocal, "fec0::1 feff::1"),
+        (SpecialRange::Documentation, "192.0.2.1 198.51.100.1 203.0.113.1 2001:db8::1 3fff:fff::1"),
+        (SpecialRange::Benchmarking, "198.18.0.1 198.19.255.255 2001:2::1"),
+        (SpecialRange::Multicast, "224.0.0.1 239.255.255.255 ff02::1"),
+        (SpecialRange::Broadcast, "255.255.255.255"),
+        (SpecialRange::Discard, "100::1"),
+        (SpecialRange::CloudHost, "168.63.129.16 64:ff9b::a83f:8110"),
+        (SpecialRange::LocalTranslation, "64:ff9b:1::808:808"),
         (
-            Range::Reserved,
+            SpecialRange::Reserved,
             "192.0.0.1 192.88.99.1 240.0.0.1 255.255.255.254 2001:20::1 100:0:0:1::1 4000::1 8000::1 fe00::1",
         ),
     ];
@@ -94,7 +94,7 @@ fn a_networks_own_nat64_prefix_hides_nothing() {
     };
     assert_eq!(udp(&TargetRules::default(), "2a00:64::a00:1", 443), Ok(()), "without being told, it is an address");
     let default = with(&[]);
-    assert_eq!(udp(&default, "2a00:64::a00:1", 443), Err(Denied::Range(Range::Private)));
+    assert_eq!(udp(&default, "2a00:64::a00:1", 443), Err(Denied::Range(SpecialRange::Private)));
     assert_eq!(udp(&default, "2a00:64::909:909", 443), Err(Denied::OwnAddress));
     assert_eq!(udp(&default, "2a00:64::808:404", 443), Err(Denied::Listed));
     assert_eq!(udp(&default, "2a00:64::808:808", 443), Ok(()));
@@ -106,8 +106,8 @@ fn a_networks_own_nat64_prefix_hides_nothing() {
 fn teredo_is_judged_by_its_server_and_its_client() {
     for (server, client, verdict) in [
         ("8.8.8.8", "9.9.9.9", Ok(())),
-        ("127.0.0.1", "9.9.9.9", Err(Denied::Range(Range::Loopback))),
-        ("8.8.8.8", "192.168.1.1", Err(Denied::Range(Range::Private))),
+        ("127.0.0.1", "9.9.9.9", Err(Denied::Range(SpecialRange::Loopback))),
+        ("8.8.8.8", "192.168.1.1", Err(Denied::Range(SpecialRange::Private))),
     ] {
         let ip = teredo(server.parse().unwrap(), client.parse().unwrap());
         assert_eq!(udp(&TargetRules::default(), &ip.to_string(), 443), verdict, "{ip}");
@@ -158,7 +158,7 @@ fn a_refused_range_opens_only_to_an_entry_that_names_it_or_a_part() {
 #[test]
 fn a_name_on_the_allow_list_does_not_lead_inside() {
     let rules = rules(&["*.example.org"], &[]);
-    assert_eq!(named(&rules, "rebound.example.org", "127.0.0.1"), Err(Denied::Range(Range::Loopback)));
+    assert_eq!(named(&rules, "rebound.example.org", "127.0.0.1"), Err(Denied::Range(SpecialRange::Loopback)));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn an_entry_for_one_protocol_says_nothing_about_the_other() {
     let mut rules = rules(&["10.0.0.1"], &["9.9.9.9"]);
     rules.allow[0].protocol = Some(Protocol::Tcp);
     rules.deny[0].protocol = Some(Protocol::Tcp);
-    assert_eq!(udp(&rules, "10.0.0.1", 443), Err(Denied::Range(Range::Private)));
+    assert_eq!(udp(&rules, "10.0.0.1", 443), Err(Denied::Range(SpecialRange::Private)));
     assert_eq!(udp(&rules, "9.9.9.9", 443), Ok(()));
     let tcp = |ip: &str| rules.check(Protocol::Tcp, None, ip.parse().unwrap(), 443, false);
     assert_eq!((tcp("10.0.0.1"), tcp("9.9.9.9")), (Ok(()), Err(Denied::Listed)));

@@ -78,7 +78,7 @@ mod tests {
         let now = Instant::now();
         let mut places = taken(MOST, now);
         assert!(!places.take(now));
-        assert!(MOST < config::relay::Limits::default().tunnels_per_connection as usize);
+        assert!(MOST < config::relay::RelayLimits::default().tunnels_per_connection as usize);
         places.give_back();
         assert!(places.take(now));
     }

@@ -14,7 +14,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use config::{
     forward::TunnelMode,
-    proxy::{Protocol, Proxy},
+    proxy::{Proxy, ProxyKind},
 };
 use quic::class::Membership;
 use role::{
@@ -44,7 +44,7 @@ pub struct Entrance {
 /// What all clients of a proxy share.
 pub struct Shared {
     way: Way,
-    protocols: Vec<Protocol>,
+    protocols: Vec<ProxyKind>,
     /// `None` if everybody may use it.
     users: Option<Users>,
     mode: TunnelMode,

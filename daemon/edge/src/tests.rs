@@ -434,7 +434,7 @@ async fn more_senders_than_places_are_answered_over_one_connection() {
     let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     ask(&edge, places::MOST as u16 + 200).await;
     assert_eq!(relay.seen.connections.load(Relaxed), 1);
-    assert!(relay.seen.most.load(Relaxed) < config::relay::Limits::default().tunnels_per_connection as usize);
+    assert!(relay.seen.most.load(Relaxed) < config::relay::RelayLimits::default().tunnels_per_connection as usize);
     // The system may have chosen a port twice.
     assert!((100..=200).contains(&edge.counters.sources_evicted.get()));
 }

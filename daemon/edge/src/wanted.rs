@@ -96,7 +96,7 @@ impl Wanted {
 pub(super) struct Way {
     pub(super) uplink: UplinkSettings,
     /// The paths, if there are any.
-    pub(super) paths: Vec<config::path::Path>,
+    pub(super) paths: Vec<config::path::PathSettings>,
     /// The hops that it leads through.
     pub(super) hops: Vec<config::hop::Hop>,
     /// Of the files that all of these name.
@@ -108,7 +108,7 @@ impl Way {
         Self::over(uplink, &config.paths, &config.hops)
     }
 
-    fn over(uplink: &UplinkSettings, paths: &[config::path::Path], all: &[config::hop::Hop]) -> Self {
+    fn over(uplink: &UplinkSettings, paths: &[config::path::PathSettings], all: &[config::hop::Hop]) -> Self {
         let hops: Vec<_> = config::hop::passed(all, uplink, paths).into_iter().cloned().collect();
         let uplinks = std::iter::once(uplink).chain(hops.iter().map(|hop| &hop.uplink));
         let contents = uplinks.map(|uplink| Access::of(uplink).first().map(Access::contents).unwrap_or_default());
@@ -118,11 +118,11 @@ impl Way {
 
     /// The hop that a path leads through, or the way if it has no paths, and the way to that: packets leave for it as they do by
     /// the path.
-    pub(super) fn before<'a>(&'a self, path: Option<&'a config::path::Path>) -> Option<(&'a str, Self)> {
+    pub(super) fn before<'a>(&'a self, path: Option<&'a config::path::PathSettings>) -> Option<(&'a str, Self)> {
         let name = path.and_then(|path| path.via.as_deref()).or(self.uplink.via.as_deref())?;
         let hop = self.hops.iter().find(|hop| hop.name == name)?;
         let exit = path.filter(|path| path.interface.is_some() || path.address.is_some());
-        let exit = exit.map(|path| config::path::Path {
+        let exit = exit.map(|path| config::path::PathSettings {
             name: String::new(),
             relay: None,
             via: None,
@@ -145,7 +145,7 @@ impl Way {
     }
 
     /// The relays of a path, with what it takes to use them.
-    pub(super) fn accesses(&self, path: &config::path::Path) -> Vec<Access> {
+    pub(super) fn accesses(&self, path: &config::path::PathSettings) -> Vec<Access> {
         let mut accesses = Access::of(&self.uplink);
         if let Some(relay) = &path.relay {
             accesses.truncate(1);

@@ -46,7 +46,7 @@ impl Classes {
     /// the same name before go on counting where they were.
     #[must_use]
     pub fn new(policy: Policy, role: PolicyRole, metrics: &ClassMetrics, marks: impl Fn(&str) -> ClassMarks) -> Self {
-        let class = |class: &policy::Class| {
+        let class = |class: &policy::ClassSettings| {
             let counters = metrics.of(role, &class.name);
             Arc::new(Class::new(class.clone(), role, counters, marks(&class.name)))
         };
@@ -101,7 +101,7 @@ pub struct ClassMarks {
 /// A class as the data path sees it; all tunnels and streams of the class share it, over all connections.
 #[derive(Debug)]
 pub struct Class {
-    policy: policy::Class,
+    policy: policy::ClassSettings,
     /// What packets' records call it.
     pub key: ClassKey,
     /// The rate toward the other end of QUIC connections.
@@ -115,7 +115,7 @@ pub struct Class {
 }
 
 impl Class {
-    fn new(policy: policy::Class, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
+    fn new(policy: policy::ClassSettings, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
         let up = Cap::new(policy.rate_up, policy.packets_up);
         let (to_peers, to_targets) = match role {
             PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
@@ -126,7 +126,7 @@ impl Class {
 
     /// What the policy says about the class.
     #[must_use]
-    pub fn policy(&self) -> &policy::Class {
+    pub fn policy(&self) -> &policy::ClassSettings {
         &self.policy
     }
 

@@ -370,7 +370,7 @@ pub struct Admission {
 impl Default for Admission {
     /// What the configuration allows if it says nothing, counted by nobody else.
     fn default() -> Self {
-        let limits = config::relay::Limits::default();
+        let limits = config::relay::RelayLimits::default();
         Self {
             places: Arc::default(),
             max_handshakes: limits.handshakes_in_flight,

@@ -27,7 +27,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use config::relay::{Limits, StrangerLimits as Terms};
+use config::relay::{RelayLimits, StrangerLimits as Terms};
 use futures::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
@@ -47,7 +47,7 @@ pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;
 
 /// The places that connections have at all endpoints of a relay.
 pub struct Places {
-    state: Mutex<(Census, Limits)>,
+    state: Mutex<(Census, RelayLimits)>,
     refused: Counter,
     hits: Hits,
 }
@@ -55,23 +55,23 @@ pub struct Places {
 impl Default for Places {
     /// As many as the configuration grants if it says nothing, and nobody counts.
     fn default() -> Self {
-        Self::new(Limits::default(), Counter::default(), Box::new(|_| {}))
+        Self::new(RelayLimits::default(), Counter::default(), Box::new(|_| {}))
     }
 }
 
 impl Places {
     /// Grants what `limits` say. Attempts that are turned away are counted in `refused`, limits that are reached with `hits`.
     #[must_use]
-    pub fn new(limits: Limits, refused: Counter, hits: Hits) -> Self {
+    pub fn new(limits: RelayLimits, refused: Counter, hits: Hits) -> Self {
         Self { state: Mutex::new((Census::default(), limits)), refused, hits }
     }
 
     /// Grants something else from now on. Connections that exist keep the budget with which they began.
-    pub fn set_limits(&self, limits: Limits) {
+    pub fn set_limits(&self, limits: RelayLimits) {
         self.lock().1 = limits;
     }
 
-    fn lock(&self) -> MutexGuard<'_, (Census, Limits)> {
+    fn lock(&self) -> MutexGuard<'_, (Census, RelayLimits)> {
         // Nothing under this lock panics.
         self.state.lock()
     }
@@ -305,7 +305,7 @@ impl Drop for WaitingRequest {
 mod tests {
     use super::*;
 
-    fn places(limits: Limits) -> Arc<Places> {
+    fn places(limits: RelayLimits) -> Arc<Places> {
         Arc::new(Places::new(limits, Counter::default(), Box::new(|_| {})))
     }
 
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_place_is_given_back_once_however_far_the_connection_came() {
-        let places = places(Limits { connections: 1, ..Limits::default() });
+        let places = places(RelayLimits { connections: 1, ..RelayLimits::default() });
         let stages: [fn(&Standing); 4] = [|_| {}, Standing::prove, Standing::admit, Standing::leave];
         for stage in stages {
             assert_eq!(places.judge(address(1), false), Verdict::Admit);
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn a_stranger_has_so_many_requests_at_once_and_a_user_any_number() {
         let strangers = Terms { requests: 2, ..Terms::default() };
-        let standing = places(Limits { strangers, ..Limits::default() }).enter(address(1));
+        let standing = places(RelayLimits { strangers, ..RelayLimits::default() }).enter(address(1));
         let (first, second) = (standing.begin_request(), standing.begin_request());
         assert!(first.is_some() && second.is_some() && standing.begin_request().is_none());
         drop(first);
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn a_stranger_that_goes_beyond_a_limit_ends_and_a_user_does_not() {
         let strangers = Terms { refusals: 2, ..Terms::default() };
-        let places = places(Limits { strangers, ..Limits::default() });
+        let places = places(RelayLimits { strangers, ..RelayLimits::default() });
         for known in [false, true] {
             let standing = places.enter(address(1));
             if known {

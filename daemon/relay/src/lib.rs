@@ -36,7 +36,7 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use config::{
     quota::Quota,
-    relay::{Auth, Limits, ListenerSettings},
+    relay::{Auth, ListenerSettings, RelayLimits},
 };
 use masque::{proxy_status::ProxyName, template::Template};
 use pacing::{path::PathStats, qlog::Tap};
@@ -66,7 +66,7 @@ pub struct Rules {
     /// Which targets may be reached.
     pub targets: config::targets::TargetRules,
     /// How much of everything there may be.
-    pub limits: Limits,
+    pub limits: RelayLimits,
     /// Which addresses of this host targets see.
     source_addresses: Vec<IpAddr>,
     /// What users may use, by name.

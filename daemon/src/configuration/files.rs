@@ -12,7 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{
     Config,
-    control::Tcp,
+    control::TcpDoor,
     relay::{ListenerIdentity, ListenerSettings},
     uplink::{TrustSource, UplinkSettings},
 };
@@ -70,7 +70,7 @@ fn paths(config: &Config) -> Vec<&Path> {
         paths.extend(client_ca.as_deref());
         paths.extend(client_crl.as_deref());
     }
-    if let Some(Tcp { certificate, private_key, client_ca, client_crl, .. }) = &config.control.tcp {
+    if let Some(TcpDoor { certificate, private_key, client_ca, client_crl, .. }) = &config.control.tcp {
         paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
         paths.extend(client_crl.as_deref());
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use config::control::{Bus, ControlSettings as Settings, Tcp};
+use config::control::{Bus, ControlSettings as Settings, TcpDoor};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UnixListener as Socket},
@@ -185,7 +185,7 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
     }
 }
 
-fn listen(tcp: &Tcp) -> Result<TcpListener> {
+fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
     let why =
         || format!("failed to listen on {}; set `listen` in [control.tcp] to an address of this host", tcp.address);
     let bind = || -> io::Result<TcpListener> {

@@ -62,7 +62,7 @@ impl Control {
         limit: usize,
     ) -> (Vec<Arc<Tunnel>>, Vec<Arc<roster::Tunnel>>) {
         let Filter { class, user, connection } = filter;
-        let is_of = |found: &policy::Class| class.as_ref().is_none_or(|class| found.name == *class);
+        let is_of = |found: &policy::ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
         let is_over = |found: u64| connection.is_none_or(|id| found == id);
         let accepted = |tunnel: &Tunnel| {
             is_over(tunnel.caller.id)
@@ -246,7 +246,7 @@ impl Control {
         ];
         let policy = self.policies.current();
         let classes = policy.policy.classes.iter();
-        let of = |(role, class): (PolicyRole, &policy::Class)| ClassStats {
+        let of = |(role, class): (PolicyRole, &policy::ClassSettings)| ClassStats {
             class: class.name.clone(),
             role,
             counters: self.parts.classes.of(role, &class.name),

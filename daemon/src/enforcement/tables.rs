@@ -18,7 +18,7 @@ use bpf::{
 };
 use config::{
     kernel::Kernel,
-    policy::{Class, Policy},
+    policy::{ClassSettings, Policy},
 };
 use pacing::monotonic;
 use parking_lot::{Mutex, MutexGuard};
@@ -394,7 +394,7 @@ fn limits(kernel: &Kernel) -> GuardLimits {
 /// The order in which classes are shed when too much arrives: the low level before the high one, and on one level lower
 /// priorities first. Classes that are alike have one rank.
 fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
-    let place = |class: &Class| (class.level == Level::High, class.priority);
+    let place = |class: &ClassSettings| (class.level == Level::High, class.priority);
     let places: BTreeSet<_> = policy.classes.iter().map(place).collect();
     let ranked = policy.classes.iter().filter_map(|class| {
         let rank = places.range(..place(class)).count();

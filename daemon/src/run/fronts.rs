@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Result;
-use config::gateway::{GatewaySettings, Listener};
+use config::gateway::{GatewayListener, GatewaySettings};
 use relay::Relay;
 use role::{
     bind_error::BindError,
@@ -27,7 +27,7 @@ pub(super) struct Fronts(BTreeMap<SocketAddr, Open>);
 /// An open listener.
 struct Open {
     /// What it was opened with.
-    settings: Listener,
+    settings: GatewayListener,
     shown: Shown,
     /// The same socket as its door's, for another door on other terms.
     socket: TcpListener,
@@ -39,7 +39,7 @@ struct Open {
 pub(super) struct Prepared(Vec<Wanted>);
 
 struct Wanted {
-    settings: Listener,
+    settings: GatewayListener,
     shown: Option<Arc<ServerConfig>>,
     socket: TcpListener,
     door: Door,
@@ -62,7 +62,7 @@ impl Fronts {
         state_dir: &Path,
         parts: &Parts,
     ) -> Result<Prepared> {
-        let prepare = |settings: &Listener| -> Result<Wanted> {
+        let prepare = |settings: &GatewayListener| -> Result<Wanted> {
             let shown = gateway_identity(settings, state_dir)?;
             let socket = match self.0.get(&settings.address) {
                 Some(open) => open.socket.try_clone(),
@@ -89,7 +89,7 @@ impl Fronts {
         for Wanted { settings, shown, socket, door } in wanted {
             let address = settings.address;
             let is_like = |open: &Open| {
-                let Listener { address: _, identity, max_connections, idle } = &open.settings;
+                let GatewayListener { address: _, identity, max_connections, idle } = &open.settings;
                 identity.is_some() == settings.identity.is_some()
                     && (*max_connections, *idle) == (settings.max_connections, settings.idle)
             };

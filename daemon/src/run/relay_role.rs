@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use config::{
     Config,
     policy::Policy,
-    relay::{Limits, ListenerSettings, RelaySettings as Settings},
+    relay::{ListenerSettings, RelayLimits, RelaySettings as Settings},
 };
 use quic::{
     class::PolicyRole,
@@ -131,7 +131,7 @@ impl RelayRole {
     /// An endpoint or a thread does not start.
     pub(super) async fn listen(
         &self,
-        limits: &Limits,
+        limits: &RelayLimits,
         transport: Transport,
         parts: &Parts,
         (sockets, watchdog): (WorkerSockets, Option<Arc<Watchdog>>),

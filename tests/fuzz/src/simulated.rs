@@ -144,7 +144,7 @@ impl Books {
         let handshakes = &self.handshakes;
         let unfinished = handshakes.started.get() - handshakes.completed.get() - handshakes.failed.get();
         // Where one place is all that there are, it is granted to nobody while anybody has it.
-        let limits = config::relay::Limits { connections: 1, ..config::relay::Limits::default() };
+        let limits = config::relay::RelayLimits { connections: 1, ..config::relay::RelayLimits::default() };
         self.places.set_limits(limits);
         let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != Verdict::Admit;
         let is_empty = (connections, requests, streams, unfinished, is_full) == (0, 0, 0, 0, false);

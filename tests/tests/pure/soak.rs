@@ -188,7 +188,7 @@ async fn soak(ends: Ends, seconds: u64) {
         }
         if second.is_multiple_of(60) {
             let connections = 1_000 + second as u32 % 7;
-            ends.places.set_limits(config::relay::Limits { connections, ..config::relay::Limits::default() });
+            ends.places.set_limits(config::relay::RelayLimits { connections, ..config::relay::RelayLimits::default() });
         }
         if second.is_multiple_of(seconds.div_ceil(24)) {
             in_use.push(IN_USE_BYTES.get());

@@ -345,7 +345,7 @@ async fn ask_for(questions: usize, ends: Ends) {
 #[test]
 fn a_client_that_opens_and_closes_tunnels_for_ever_is_never_short_of_streams() {
     let seconds: usize = std::env::var("PACED_SOAK_SECONDS").map_or(15, |seconds| seconds.parse().unwrap());
-    let streams = Transport::requests_for(config::relay::Limits::default().tunnels_per_connection);
+    let streams = Transport::requests_for(config::relay::RelayLimits::default().tunnels_per_connection);
     let soak = move |ends| ask_for(200 * seconds, ends);
     simulate_few_streams(streams, &network(50), SEED, soak).unwrap();
 }

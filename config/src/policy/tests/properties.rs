@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn any_class() -> impl Strategy<Value = Class> {
+fn any_class() -> impl Strategy<Value = ClassSettings> {
     let ends = (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(a, b, c)| {
         let mut ends = [a, b, c];
         ends.sort_unstable();
@@ -19,7 +19,15 @@ fn any_class() -> impl Strategy<Value = Class> {
         let [lowest, priority, highest] = ends;
         let level = if high { Level::High } else { Level::Low };
         let priorities = lowest..=highest;
-        Class { level, priority, priorities, weight, deadline, shortest_deadline, ..Class::named("any") }
+        ClassSettings {
+            level,
+            priority,
+            priorities,
+            weight,
+            deadline,
+            shortest_deadline,
+            ..ClassSettings::named("any")
+        }
     })
 }
 
@@ -36,7 +44,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     let rates = prop::option::of((8..1_000_000u64).prop_map(|kbit_s| kbit_s * 125));
     let late = prop::sample::select(vec![Late::Serve, Late::Refuse]);
     let class = (any_class(), drops, rates.clone(), rates, prop::option::of(0..64u8), late);
-    let class = class.prop_map(|(class, drop, rate_up, rate_down, dscp, late)| Class {
+    let class = class.prop_map(|(class, drop, rate_up, rate_down, dscp, late)| ClassSettings {
         drop,
         rate_up,
         rate_down,
@@ -61,7 +69,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         prop::option::of(prop::sample::select(vec![Protocol::Udp, Protocol::Tcp])),
         prop::option::of(Just(vec!["[2001:db8::1]:443".parse().unwrap()])),
     );
-    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| Rule {
+    let rule = rule.prop_map(|(class, users, to, ports, protocol, listeners)| PolicyRule {
         class: Some(ClassId(class)),
         schedule: None,
         users,
@@ -75,7 +83,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     });
     let names = || prop::option::of(prop::collection::vec("[ -~]{1,8}", 1..3));
     let about_requests = (rule.clone(), names(), names(), names());
-    let about_requests = about_requests.prop_map(|(rule, models, service_tiers, asked_classes)| Rule {
+    let about_requests = about_requests.prop_map(|(rule, models, service_tiers, asked_classes)| PolicyRule {
         to: None,
         ports: None,
         protocol: None,
@@ -85,7 +93,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         ..rule
     });
     let by_schedule = (rule.clone(), any::<bool>(), prop::sample::select(vec!["x", "y-2"]));
-    let by_schedule = by_schedule.prop_map(|(rule, has_class, name)| Rule {
+    let by_schedule = by_schedule.prop_map(|(rule, has_class, name)| PolicyRule {
         class: rule.class.filter(|_| has_class),
         schedule: Some(name.to_owned()),
         to: None,
@@ -95,7 +103,8 @@ fn any_policy() -> impl Strategy<Value = Policy> {
     });
     let rule = prop_oneof![rule, about_requests, by_schedule];
     let schedule = (disciplines, prop::option::of(1..=1_024u32));
-    let schedule = schedule.prop_map(|(discipline, low_mark_packets)| Schedule { discipline, low_mark_packets });
+    let schedule =
+        schedule.prop_map(|(discipline, low_mark_packets)| ScheduleSettings { discipline, low_mark_packets });
     let named = [schedule.clone(), schedule.clone()];
     (schedule, named, prop::collection::vec(class, 4), prop::collection::vec(rule, 0..4)).prop_map(
         |(schedule, named, mut classes, rules)| {

@@ -107,10 +107,10 @@ listener = "192.0.2.1:443"
     ] {
         assert_eq!(policy.schedule_of(user, listener, own), expected, "{user:?} {listener} {own:?}");
     }
-    let shares = Schedule { discipline: Discipline::Wfq, low_mark_packets: Some(3) };
+    let shares = ScheduleSettings { discipline: Discipline::Wfq, low_mark_packets: Some(3) };
     assert_eq!(*policy.schedule_named(Some("shares")), shares);
     // What one leaves out is not taken from the one for all.
-    assert_eq!(*policy.schedule_named(Some("urgent")), Schedule::default());
+    assert_eq!(*policy.schedule_named(Some("urgent")), ScheduleSettings::default());
     for name in [None, Some("gone")] {
         assert_eq!(policy.schedule_named(name).discipline, Discipline::Rr);
     }

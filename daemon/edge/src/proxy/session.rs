@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
-use config::proxy::Protocol;
+use config::proxy::ProxyKind;
 use masque::{proxy_status::ErrorType, request::TunnelRefused, target::Target};
 use role::door::reset;
 use tokio::{
@@ -149,16 +149,16 @@ async fn listen(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
         client.fill().await?;
     }
     let speaks = match client.read[0] {
-        socks::VERSION => Protocol::Socks5,
+        socks::VERSION => ProxyKind::Socks5,
         socks::VERSION_4 => return Err(Denied::Gone("socks4")),
-        _ => Protocol::Http,
+        _ => ProxyKind::Http,
     };
     if !shared.protocols.contains(&speaks) {
         return Err(Denied::Gone("protocol"));
     }
     match speaks {
-        Protocol::Socks5 => listen_socks(shared, client).await,
-        Protocol::Http => listen_http(shared, client).await,
+        ProxyKind::Socks5 => listen_socks(shared, client).await,
+        ProxyKind::Http => listen_http(shared, client).await,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use config::relay::Limits;
+use config::relay::RelayLimits;
 
 use super::Limit;
 
@@ -83,7 +83,7 @@ pub(super) struct Census {
 }
 
 impl Census {
-    pub(super) fn judge(&self, prefix: Prefix, proven: bool, limits: &Limits) -> Verdict {
+    pub(super) fn judge(&self, prefix: Prefix, proven: bool, limits: &RelayLimits) -> Verdict {
         const NONE: Neighbours = Neighbours { handshakes: 0, strangers: 0, known: 0, remembered: false };
         let neighbours = self.prefixes.get(&prefix).unwrap_or(&NONE);
         let most = limits.strangers.per_prefix;
@@ -188,16 +188,16 @@ mod tests {
         Prefix::V4([10, b, c])
     }
 
-    fn limits(connections: u32, percent: u8, per_prefix: u32) -> Limits {
-        Limits {
+    fn limits(connections: u32, percent: u8, per_prefix: u32) -> RelayLimits {
+        RelayLimits {
             connections,
             strangers: StrangerLimits { percent, per_prefix, ..StrangerLimits::default() },
-            ..Limits::default()
+            ..RelayLimits::default()
         }
     }
 
     /// Lets strangers of a prefix connect until one may not; returns how many came, and why no more.
-    fn crowd(census: &mut Census, prefix: Prefix, limits: &Limits) -> (u32, Limit) {
+    fn crowd(census: &mut Census, prefix: Prefix, limits: &RelayLimits) -> (u32, Limit) {
         let mut came = 0;
         loop {
             if let Verdict::Refuse(limit) = census.judge(prefix, true, limits) {

@@ -157,7 +157,7 @@ impl Ends {
                 flow_bytes: self.queue_bytes,
                 connection_bytes: self
                     .queue_bytes
-                    .max(config::relay::Limits::default().queue_bytes_per_connection as usize),
+                    .max(config::relay::RelayLimits::default().queue_bytes_per_connection as usize),
             },
             counters: self.counters.clone(),
             max_frame_bytes: u64::from(u16::MAX),
