@@ -79,7 +79,7 @@ fn is_hidden(file: &Path) -> bool {
 ///
 /// # Errors
 /// A file cannot be read, or is none of its kind; the key is another certificate's; or the certificate has expired.
-pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Prepared> {
+pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::PreparedTls> {
     match &listener.identity {
         ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
         ListenerIdentity::Files { certificate, private_key } => {

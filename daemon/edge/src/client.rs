@@ -14,7 +14,7 @@ use masque::{
     target::Target,
     template::Template,
 };
-use quic::h3::{self, Connection, MessageLimits, Request, Reserved};
+use quic::h3::{self, H3Connection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -74,7 +74,7 @@ impl OpenError {
 }
 
 impl Relay {
-    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`Connection`] that comes with the relay
+    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`H3Connection`] that comes with the relay
     /// has to be driven ([`drive`]) for anything to happen.
     ///
     /// `queue_bytes` bounds what waits per tunnel to leave as capsules.
@@ -86,8 +86,8 @@ impl Relay {
         template: Arc<Template>,
         bearer: Option<Arc<str>>,
         queue_bytes: usize,
-    ) -> Result<(Self, Connection), h3::Error> {
-        let connection = Connection::start(connection, Role::Client, MessageLimits::default()).await?;
+    ) -> Result<(Self, H3Connection), h3::Error> {
+        let connection = H3Connection::start(connection, Role::Client, MessageLimits::default()).await?;
         let client = connection.client();
         let first = Arc::new(Semaphore::new(FIRST_REQUESTS));
         Ok((Self { client, template, bearer, queue_bytes, first }, connection))
@@ -225,7 +225,7 @@ impl Relay {
 }
 
 /// Drives a client's connection until it ends, and says why it did.
-pub async fn drive(mut connection: Connection) -> h3::Error {
+pub async fn drive(mut connection: H3Connection) -> h3::Error {
     loop {
         if let Err(error) = connection.next().await {
             return error;

@@ -12,7 +12,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use routing::{
     Measured,
     decision::{self, Decision},
-    learn::{self, Row},
+    learn::{self, RateResult},
     policy::{self, PolicyFile},
     replay::{self, Replayed},
     scenario::{self, Scenario},
@@ -294,7 +294,7 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
     );
     let models = scenario.model_names().into_iter().enumerate();
     policies.extend(models.map(|(at, name)| (format!("only {name}"), RoutingPolicy::Fixed(at))));
-    let scored: Vec<(String, Vec<Row>)> = (policies.into_iter())
+    let scored: Vec<(String, Vec<RateResult>)> = (policies.into_iter())
         .map(|(name, policy)| (name, learn::evaluate(&scenario, &policy, u64::from(*seeds))))
         .collect();
     if as_json {
@@ -312,7 +312,7 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     for (at, requests_per_sec) in scenario.requests_per_sec.iter().enumerate() {
         say!("at {requests_per_sec} requests/s, {seeds} seeds of {} s", scenario.seconds);
-        let row = |(name, rows): &(String, Vec<Row>)| {
+        let row = |(name, rows): &(String, Vec<RateResult>)| {
             let row = rows.get(at)?;
             let half = (row.score.high - row.score.low) / 2.0;
             let score = format!("{:.3} ± {half:.3}", row.score.mean);
@@ -321,14 +321,14 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
         table(["policy", "score, 95 %", "in time"], scored.iter().filter_map(row));
         say!("");
     }
-    let mean = |rows: &[Row]| rows.iter().map(|row| row.score.mean).sum::<f64>() / rows.len().max(1) as f64;
+    let mean = |rows: &[RateResult]| rows.iter().map(|row| row.score.mean).sum::<f64>() / rows.len().max(1) as f64;
     say!("at all rates alike");
     table(["policy", "score"], scored.iter().map(|(name, rows)| [name.clone(), format!("{:.3}", mean(rows))]));
     Ok(())
 }
 
-fn rate(row: &Row) -> Value {
-    let Row { requests_per_sec, score, met, requests } = row;
+fn rate(row: &RateResult) -> Value {
+    let RateResult { requests_per_sec, score, met, requests } = row;
     json!({
         "requests_per_sec": requests_per_sec,
         "requests": requests,
@@ -348,7 +348,7 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
         file => read_policy(Path::new(file)).with_context(|| format!("failed to use {file}"))?,
     };
     let PolicyFile { models, classes, policy } = &file;
-    let replayed = replay::replay(&decisions, replay::Asked { policy, models, classes, margin: MARGIN });
+    let replayed = replay::replay(&decisions, replay::NamedPolicy { policy, models, classes, margin: MARGIN });
     let Replayed { asked, other_models, same, pairs, in_time, worth, met } = &replayed;
     ensure!(
         *asked > 0,

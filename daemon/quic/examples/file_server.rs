@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use config::policy::Policy;
 use quic::{
-    application::{Connection, Connector, Discipline, Listener, Settings, Stream},
+    application::{ApplicationSettings, Connection, Connector, Discipline, Listener, Stream},
     tls::{self, Trust},
 };
 use tokio::{sync::watch, task::JoinSet, time::sleep};
@@ -38,7 +38,7 @@ struct Tally {
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("quic-file-server-{}", std::process::id()));
     for (name, discipline) in [("first come, first served", Discipline::Fcfs), ("by priority", Discipline::Abs)] {
-        let settings = Settings { policy: Policy::from_toml(POLICY)?, ..Settings::new(b"files") };
+        let settings = ApplicationSettings { policy: Policy::from_toml(POLICY)?, ..ApplicationSettings::new(b"files") };
         let identity = tls::development_identity(&folder)?;
         let trust = Trust::Pinned(tls::fingerprint(identity.chain.first().context("a chain has a certificate")?));
         let mut listener = Listener::bind(([127, 0, 0, 1], 0).into(), identity, &settings)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use config::policy::Policy;
 use quic::{
-    application::{Connection, Connector, Listener, Settings, Stream},
+    application::{ApplicationSettings, Connection, Connector, Listener, Stream},
     tls::{self, Trust},
 };
 use tokio::task::JoinSet;
@@ -35,9 +35,9 @@ async fn main() -> Result<()> {
         ("deadlines first, then by weight", "discipline = \"ml\"\nlow = \"wfq\""),
     ] {
         println!("{discipline}");
-        let settings = Settings {
+        let settings = ApplicationSettings {
             policy: Policy::from_toml(&format!("[schedule]\n{schedule}\n{CLASSES}"))?,
-            ..Settings::new(b"echo")
+            ..ApplicationSettings::new(b"echo")
         };
         round(&settings).await?;
     }
@@ -45,7 +45,7 @@ async fn main() -> Result<()> {
 }
 
 /// Sends all messages at once and waits for their echoes.
-async fn round(settings: &Settings) -> Result<()> {
+async fn round(settings: &ApplicationSettings) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("quic-three-classes-{}", std::process::id()));
     let trust = || -> Result<_> {
         let identity = tls::development_identity(&folder)?;

@@ -7,13 +7,13 @@
 //! # use std::path::Path;
 //! use config::policy::Policy;
 //! use quic::{
-//!     application::{Connector, Settings},
+//!     application::{ApplicationSettings, Connector},
 //!     tls::Trust,
 //! };
 //!
 //! # async fn example() -> anyhow::Result<()> {
 //! let policy = Policy::from_toml("[schedule]\ndiscipline = \"abs\"\n[class.urgent]\npriority = 255\n")?;
-//! let settings = Settings { policy, ..Settings::new(b"echo") };
+//! let settings = ApplicationSettings { policy, ..ApplicationSettings::new(b"echo") };
 //! let connector = Connector::new(Trust::System, None, &settings)?;
 //! let mut connection = connector.connect(([192, 0, 2, 1], 4433).into(), "server.example").await?;
 //! let mut stream = connection.open("urgent").await?;
@@ -67,7 +67,7 @@ const FRAME_BYTES: u64 = u16::MAX as u64;
 
 /// What both ends of an application agree on, and how each of them sends.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ApplicationSettings {
     /// The application's protocol (ALPN, RFC 7301), which has to be the same at both ends.
     pub protocol: Vec<u8>,
     /// Classes, and the discipline with which connections begin. Rules are for tunnels and decide nothing here.
@@ -78,7 +78,7 @@ pub struct Settings {
     pub datagrams: QueueLimits,
 }
 
-impl Settings {
+impl ApplicationSettings {
     /// The settings of a protocol, with one class and round robin.
     #[must_use]
     pub fn new(protocol: &[u8]) -> Self {
@@ -120,7 +120,7 @@ impl Listener {
     ///
     /// # Errors
     /// The address is in use or not ours, or certificate and key do not belong together.
-    pub fn bind(address: SocketAddr, identity: Identity, settings: &Settings) -> Result<Self> {
+    pub fn bind(address: SocketAddr, identity: Identity, settings: &ApplicationSettings) -> Result<Self> {
         let (classes, datagrams) = settings.begin(PolicyRole::Relay);
         let transport = settings.transport()?;
         let tls = ServerTls::new(identity.prepare_for(&settings.protocol)?);
@@ -160,7 +160,7 @@ impl Connector {
     ///
     /// # Errors
     /// There is no socket to be had, or `trust` names no usable authority.
-    pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &Settings) -> Result<Self> {
+    pub fn new(trust: Trust, identity: Option<ClientIdentity>, settings: &ApplicationSettings) -> Result<Self> {
         let tls = tls::client_for(&settings.protocol, trust, identity)?;
         let ((classes, _), transport) = (settings.begin(PolicyRole::Edge), settings.transport()?);
         let client = |any: IpAddr| -> Result<Client> {
@@ -304,7 +304,7 @@ impl Stream {
 /// The sending half of a stream. Dropped before it was finished, it is reset.
 pub struct Sending {
     shared: Arc<Shared>,
-    stream: dispatch::SendStream,
+    stream: dispatch::ScheduledSendStream,
     terms: Terms,
     begun_ns: Option<u64>,
 }
@@ -314,7 +314,7 @@ impl Sending {
     ///
     /// # Errors
     /// The stream has ended otherwise than by being finished.
-    pub async fn send(&mut self, bytes: Bytes) -> Result<(), dispatch::Error> {
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), dispatch::StreamWriteError> {
         poll_fn(|cx| self.stream.poll_ready(cx)).await?;
         self.begun_ns.get_or_insert_with(self.shared.hub.clock().now_ns);
         self.stream.push(bytes);
@@ -354,7 +354,7 @@ impl Sending {
     ///
     /// # Errors
     /// The stream has ended otherwise than by being finished.
-    pub async fn delivered(&mut self) -> Result<Delivery, dispatch::Error> {
+    pub async fn delivered(&mut self) -> Result<Delivery, dispatch::StreamWriteError> {
         poll_fn(|cx| self.stream.poll_acknowledged(cx)).await?;
         let now_ns = (self.shared.hub.clock().now_ns)();
         let took = Duration::from_nanos(now_ns.saturating_sub(self.begun_ns.unwrap_or(now_ns)));

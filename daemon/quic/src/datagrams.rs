@@ -6,7 +6,7 @@ use std::sync::Arc;
 use s2n_quic::provider::datagram as provider;
 
 pub use super::{
-    hub::{DatagramBatch, DatagramCounters, Flow, Hub, Losses, QueueLimits, View},
+    hub::{DatagramBatch, DatagramCounters, Flow, FlowView, Hub, Losses, QueueLimits},
     schedule::{Schedule, Schedules},
 };
 

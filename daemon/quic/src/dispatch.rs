@@ -39,8 +39,8 @@ use super::{
 
 mod writer;
 
-pub use self::writer::{Ahead, Payloads, SendStream};
-pub use super::{binding::Binding, hub::Error};
+pub use self::writer::{Ahead, Payloads, ScheduledSendStream};
+pub use super::{binding::Binding, hub::StreamWriteError};
 
 /// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends that nobody finished, or whose deadline is over.
 const CANCELLED: u32 = 0x10c;
@@ -83,7 +83,7 @@ impl Dispatcher {
 
     /// Takes charge of the sending half of a bidirectional stream to which nothing was written yet.
     #[must_use]
-    pub fn attach(&self, stream: stream::SendStream, terms: Terms) -> SendStream {
+    pub fn attach(&self, stream: stream::SendStream, terms: Terms) -> ScheduledSendStream {
         let id = stream.id();
         let name = self.hub.lock().streams.reserve();
         let books = stream
@@ -95,7 +95,7 @@ impl Dispatcher {
             self.hub.gauge().inc();
             self.wake();
         }
-        SendStream::new(self.clone(), name, id)
+        ScheduledSendStream::new(self.clone(), name, id)
     }
 
     /// Changes the terms of a stream, if there is one of this ID.
@@ -225,7 +225,7 @@ impl Driver {
         let Some(stream) = self.stream(name) else { return };
         if let Some(code) = asked.reset {
             _ = stream.reset(code);
-            self.fail(name, Error::Cancelled);
+            self.fail(name, StreamWriteError::Cancelled);
             return;
         }
         if asked.finish {
@@ -251,7 +251,7 @@ impl Driver {
             let Some(slot) = state.streams.slot(name) else { continue };
             match flushed {
                 Poll::Ready(result) => {
-                    slot.acknowledged = Some(result.map_err(Error::from));
+                    slot.acknowledged = Some(result.map_err(StreamWriteError::from));
                     slot.asks_acknowledged.take().into_iter().for_each(std::task::Waker::wake);
                 }
                 Poll::Pending => self.flushing.push(name),
@@ -304,7 +304,7 @@ impl Driver {
                     if let Some(stream) = self.stream(name) {
                         _ = stream.reset(CANCELLED.into());
                     }
-                    self.fail(name, Error::Expired);
+                    self.fail(name, StreamWriteError::Expired);
                     continue;
                 }
             };
@@ -375,7 +375,7 @@ impl Driver {
     }
 
     /// Ends a stream on which nothing more can be sent.
-    fn fail(&mut self, name: u32, error: Error) {
+    fn fail(&mut self, name: u32, error: StreamWriteError) {
         // Nothing more of it will be sent, whatever the callbacks are still told.
         self.close_books(name);
         if self.of.hub.lock().fail(name, error, &self.of.ledger) {

@@ -27,8 +27,8 @@ use super::{
     carried::{CarriedPackets, Carrier, Carrying},
     connection_id::Issuer,
     datagrams::Datagrams,
-    events::{Events, HandshakeCounters, LoopTurns},
-    strangers::{Places, Verdict},
+    events::{EndpointSubscriber, HandshakeCounters, LoopTurns},
+    strangers::{AdmissionVerdict, ConnectionPlaces},
     tls::ServerTls,
 };
 
@@ -314,7 +314,7 @@ pub fn serve_over<I: io::Provider>(
 ) -> Result<Server> {
     let (handshakes, turns, places) = (admission.handshakes.clone(), admission.turns.clone(), admission.places.clone());
     let tokens = issuer.address_tokens().honoured_by(places.clone());
-    let events = Events { handshakes, turns, places: Some(places) };
+    let events = EndpointSubscriber { handshakes, turns, places: Some(places) };
     let builder = Server::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -339,7 +339,7 @@ pub fn connect_over<I: io::Provider>(
     tls: s2n_quic_rustls::Client,
     datagrams: Datagrams,
 ) -> Result<Client> {
-    let events = Events::default();
+    let events = EndpointSubscriber::default();
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -353,7 +353,7 @@ pub fn connect_over<I: io::Provider>(
 /// Decides what becomes of a connection attempt, before it costs a handshake.
 pub struct Admission {
     /// The places for connections, which all endpoints that share them count together.
-    pub places: Arc<Places>,
+    pub places: Arc<ConnectionPlaces>,
     /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
     /// §8.1.2).
     pub max_handshakes: u32,
@@ -393,10 +393,10 @@ impl Limiter for Admission {
         }
         let address = SocketAddr::from(attempt.remote_address.clone()).ip();
         let verdict = self.places.judge(address, false);
-        if let Verdict::Refuse(_) = verdict {
+        if let AdmissionVerdict::Refuse(_) = verdict {
             return Outcome::close();
         }
-        if verdict == Verdict::Prove || attempt.inflight_handshakes >= self.max_handshakes as usize {
+        if verdict == AdmissionVerdict::Prove || attempt.inflight_handshakes >= self.max_handshakes as usize {
             self.handshakes.retried.inc();
             return Outcome::retry();
         }

@@ -30,8 +30,8 @@ use tokio::sync::Notify;
 
 use super::{
     ledger::Account,
-    strangers::{Budget, Limit, Places, Standing},
-    tls::{Refused, client_certificates},
+    strangers::{Budget, ClientStanding, ConnectionPlaces, Limit},
+    tls::{RefusedCertificate, client_certificates},
 };
 
 /// By this name, peers are counted that want to open more streams than they have credit for (RFC 9000 §19.14).
@@ -74,13 +74,13 @@ impl LoopTurns {
 
 /// The event subscriber of an endpoint.
 #[derive(Debug, Default)]
-pub struct Events {
+pub struct EndpointSubscriber {
     /// Of this endpoint only.
     pub turns: LoopTurns,
     /// Shared by all connections.
     pub handshakes: Arc<HandshakeCounters>,
     /// The places that connections take; none for those of our own making.
-    pub places: Option<Arc<Places>>,
+    pub places: Option<Arc<ConnectionPlaces>>,
 }
 
 /// What is remembered per connection; the application asks with `Handle::query_event_context`.
@@ -101,7 +101,7 @@ pub struct ConnectionState {
     /// What arrives from addresses to which the transport does not follow its peer.
     pub strays: Strays,
     /// What is known about the peer.
-    pub standing: Standing,
+    pub standing: ClientStanding,
     /// What the peer used while it was a stranger.
     pub budget: Budget,
     /// Below this limit of streams, credit that the peer missed has been counted.
@@ -110,7 +110,7 @@ pub struct ConnectionState {
     /// The address that the peer connected from.
     address: Option<SocketAddr>,
     /// The peer's certificate, if it was not accepted.
-    refused: Option<Refused>,
+    refused: Option<RefusedCertificate>,
 }
 
 /// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
@@ -161,7 +161,7 @@ impl Strays {
     }
 }
 
-impl Subscriber for Events {
+impl Subscriber for EndpointSubscriber {
     type ConnectionContext = ConnectionState;
 
     fn create_connection_context(&mut self, meta: &ConnectionMeta, _: &ConnectionInfo) -> ConnectionState {
@@ -172,7 +172,7 @@ impl Subscriber for Events {
         let tap = Tap::new(packets.clone());
         let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
         // A peer that connects to us gets its place once its address is told.
-        let (standing, budget) = (Standing::own(), Budget::default());
+        let (standing, budget) = (ClientStanding::own(), Budget::default());
         ConnectionState {
             peer_certificate: None,
             packets,
@@ -370,7 +370,7 @@ impl Subscriber for Events {
             self.handshakes.failed.inc();
             let client = state.address.map(tracing::field::display);
             match &state.refused {
-                Some(Refused { fingerprint, reason }) => {
+                Some(RefusedCertificate { fingerprint, reason }) => {
                     let certificate = hex(fingerprint);
                     tracing::debug!(client, certificate, %reason, "refused the certificate of a client");
                 }

@@ -1,6 +1,6 @@
 //! HTTP/3 on s2n-quic: feeds [`masque::h3`] with what arrives and carries out its verdicts.
 //!
-//! One task polls [`Connection::next`], which drives everything that belongs to the connection as a whole: control and
+//! One task polls [`H3Connection::next`], which drives everything that belongs to the connection as a whole: control and
 //! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
 //! holds its [`RecvStream`] and [`SendStream`].
 //!
@@ -47,14 +47,14 @@ use super::{
     dispatch::{Dispatcher, Driver},
     events::ConnectionState,
     stirred::Stirred,
-    strangers::{Limit, Standing, WaitingRequest},
+    strangers::{ClientStanding, Limit, WaitingRequest},
 };
 
 /// By this name, forgotten priorities of streams are counted.
 const PRIORITY_UPDATES: Limit = "priority_updates";
 
 /// A HTTP/3 connection, as seen by the one task that drives it.
-pub struct Connection {
+pub struct H3Connection {
     role: Role,
     requests: BidirectionalStreamAcceptor,
     unidirectional: ReceiveStreamAcceptor,
@@ -111,7 +111,7 @@ impl Request {
     }
 }
 
-impl Connection {
+impl H3Connection {
     /// Takes over a QUIC connection whose handshake is complete and opens the control stream.
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl Connection {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`Connection::next`], for callers that have other things to poll too.
+    /// As [`H3Connection::next`], for callers that have other things to poll too.
     ///
     /// # Errors
     /// The connection ended, by either side.
@@ -348,7 +348,7 @@ impl Connection {
 }
 
 /// Counts that a stranger went beyond a limit, and says that this ends the connection.
-fn excess(standing: &Standing, limit: Limit) -> h3::ProtocolError {
+fn excess(standing: &ClientStanding, limit: Limit) -> h3::ProtocolError {
     standing.count(limit);
     h3::ProtocolError::Connection(Code::ExcessiveLoad, "too much for a client that is not known yet")
 }

@@ -35,8 +35,8 @@ use sched::stream::Discipline;
 
 pub use self::{
     flow::{DatagramBatch, Flow},
-    slot::Error,
-    view::View,
+    slot::StreamWriteError,
+    view::FlowView,
 };
 use self::{
     inbox::Inbox,

@@ -33,8 +33,8 @@ use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 
 pub use self::budget::Budget;
+pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
 use self::census::{Census, Origin};
-pub use self::census::{Prefix, REMEMBERED, Verdict};
 
 mod budget;
 mod census;
@@ -46,20 +46,20 @@ pub type Limit = &'static str;
 pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;
 
 /// The places that connections have at all endpoints of a relay.
-pub struct Places {
+pub struct ConnectionPlaces {
     state: Mutex<(Census, RelayLimits)>,
     refused: Counter,
     hits: Hits,
 }
 
-impl Default for Places {
+impl Default for ConnectionPlaces {
     /// As many as the configuration grants if it says nothing, and nobody counts.
     fn default() -> Self {
         Self::new(RelayLimits::default(), Counter::default(), Box::new(|_| {}))
     }
 }
 
-impl Places {
+impl ConnectionPlaces {
     /// Grants what `limits` say. Attempts that are turned away are counted in `refused`, limits that are reached with `hits`.
     #[must_use]
     pub fn new(limits: RelayLimits, refused: Counter, hits: Hits) -> Self {
@@ -78,10 +78,10 @@ impl Places {
 
     /// Decides about an attempt to connect, and counts it if it is refused. `proven` says whether the client has shown
     /// that the address is its own.
-    pub fn judge(&self, address: IpAddr, proven: bool) -> Verdict {
+    pub fn judge(&self, address: IpAddr, proven: bool) -> AdmissionVerdict {
         let (census, limits) = &*self.lock();
-        let verdict = census.judge(Prefix::of(address), proven, limits);
-        if let Verdict::Refuse(limit) = verdict {
+        let verdict = census.judge(AddressPrefix::of(address), proven, limits);
+        if let AdmissionVerdict::Refuse(limit) = verdict {
             self.refused.inc();
             (self.hits)(limit);
         }
@@ -90,15 +90,15 @@ impl Places {
 
     /// Takes a place for a connection that begins.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, address: IpAddr) -> Standing {
-        let prefix = Prefix::of(address);
+    pub fn enter(self: &Arc<Self>, address: IpAddr) -> ClientStanding {
+        let prefix = AddressPrefix::of(address);
         let (census, limits) = &mut *self.lock();
         let place = Place { places: self.clone(), prefix, stage: Some(Stage::Handshake(census.enter(prefix))) };
-        Standing(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
+        ClientStanding(Arc::new(Shared { place: Some(Mutex::new(place)), ..Shared::on(limits.strangers) }))
     }
 }
 
-impl fmt::Debug for Places {
+impl fmt::Debug for ConnectionPlaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Places").field(&self.lock().0).finish()
     }
@@ -113,8 +113,8 @@ enum Stage {
 }
 
 struct Place {
-    places: Arc<Places>,
-    prefix: Prefix,
+    places: Arc<ConnectionPlaces>,
+    prefix: AddressPrefix,
     /// `None` once the place was given back.
     stage: Option<Stage>,
 }
@@ -145,7 +145,7 @@ impl Drop for Place {
 
 /// What is known about the client of one connection, and what it may still cost. Clones are of the same connection.
 #[derive(Clone)]
-pub struct Standing(Arc<Shared>);
+pub struct ClientStanding(Arc<Shared>);
 
 struct Shared {
     /// None for connections of our own making.
@@ -187,7 +187,7 @@ impl Shared {
     }
 }
 
-impl Standing {
+impl ClientStanding {
     /// That of a connection which we made ourselves: nothing is bounded here.
     #[must_use]
     pub fn own() -> Self {
@@ -286,7 +286,7 @@ impl Standing {
     }
 }
 
-impl fmt::Debug for Standing {
+impl fmt::Debug for ClientStanding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Standing").field("known", &self.is_known()).finish_non_exhaustive()
     }
@@ -305,8 +305,8 @@ impl Drop for WaitingRequest {
 mod tests {
     use super::*;
 
-    fn places(limits: RelayLimits) -> Arc<Places> {
-        Arc::new(Places::new(limits, Counter::default(), Box::new(|_| {})))
+    fn places(limits: RelayLimits) -> Arc<ConnectionPlaces> {
+        Arc::new(ConnectionPlaces::new(limits, Counter::default(), Box::new(|_| {})))
     }
 
     fn address(last: u8) -> IpAddr {
@@ -316,9 +316,10 @@ mod tests {
     #[test]
     fn a_place_is_given_back_once_however_far_the_connection_came() {
         let places = places(RelayLimits { connections: 1, ..RelayLimits::default() });
-        let stages: [fn(&Standing); 4] = [|_| {}, Standing::prove, Standing::admit, Standing::leave];
+        let stages: [fn(&ClientStanding); 4] =
+            [|_| {}, ClientStanding::prove, ClientStanding::admit, ClientStanding::leave];
         for stage in stages {
-            assert_eq!(places.judge(address(1), false), Verdict::Admit);
+            assert_eq!(places.judge(address(1), false), AdmissionVerdict::Admit);
             let standing = places.enter(address(1));
             stage(&standing);
             standing.clone().leave();

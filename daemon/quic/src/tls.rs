@@ -14,7 +14,7 @@ use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
 use sha2::{Digest, Sha256};
 
-pub use self::trust::{Refusals, Refused, Trust};
+pub use self::trust::{Refusals, RefusedCertificate, Trust};
 use self::{client_certificates::Noting, trust::Verifier};
 
 pub(crate) mod client_certificates;
@@ -128,14 +128,14 @@ pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
 pub struct ServerTls(Arc<RwLock<s2n_quic_rustls::Server>>);
 
 /// A configuration that is known to work.
-pub struct Prepared(s2n_quic_rustls::Server);
+pub struct PreparedTls(s2n_quic_rustls::Server);
 
 impl Identity {
     /// Checks that certificate, key and authorities can be used, and makes ready to use them.
     ///
     /// # Errors
     /// Key and certificate do not belong together, or an authority is not usable as one.
-    pub fn prepare(self) -> Result<Prepared> {
+    pub fn prepare(self) -> Result<PreparedTls> {
         self.prepare_for(H3)
     }
 
@@ -143,8 +143,8 @@ impl Identity {
     ///
     /// # Errors
     /// As [`Identity::prepare`].
-    pub fn prepare_for(self, protocol: &[u8]) -> Result<Prepared> {
-        Ok(Prepared(
+    pub fn prepare_for(self, protocol: &[u8]) -> Result<PreparedTls> {
+        Ok(PreparedTls(
             Arc::new(server_config(self, &[protocol], ClientCertVerifierBuilder::allow_unauthenticated)?).into(),
         ))
     }
@@ -171,12 +171,12 @@ impl Identity {
 impl ServerTls {
     /// Builds the provider.
     #[must_use]
-    pub fn new(prepared: Prepared) -> Self {
+    pub fn new(prepared: PreparedTls) -> Self {
         Self(Arc::new(RwLock::new(prepared.0)))
     }
 
     /// Puts another configuration in force for new connections.
-    pub fn replace(&self, prepared: Prepared) {
+    pub fn replace(&self, prepared: PreparedTls) {
         *self.0.write() = prepared.0;
     }
 }

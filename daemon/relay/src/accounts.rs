@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge as Shown},
     registry::Registry,
 };
-use role::{account::UserAccount, limits::Place, month::Month};
+use role::{account::UserAccount, limits::GaugePlace, month::Month};
 
 use crate::holder::Holder;
 
@@ -26,7 +26,7 @@ const KEPT: usize = 1024;
 pub struct Seat {
     /// The account.
     pub account: Arc<UserAccount>,
-    _place: Place,
+    _place: GaugePlace,
 }
 
 /// Why there is no seat.

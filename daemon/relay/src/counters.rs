@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
-use role::{labelled, traffic::Usage};
+use role::{labelled, traffic::UserTraffic};
 
 use super::{accounts::QuotaGauges, usage::Usages};
 use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
@@ -183,7 +183,7 @@ impl RelayMetrics {
     }
 
     /// Counts a tunnel that opens, of a user whose usage this is.
-    pub fn opened(&self, protocol: TunnelProtocol, usage: Option<&Usage>) {
+    pub fn opened(&self, protocol: TunnelProtocol, usage: Option<&UserTraffic>) {
         let labels = [("protocol", label(protocol))];
         self.opened.get_or_create(&labels).inc();
         self.tunnels.get_or_create(&labels).inc();
@@ -194,7 +194,7 @@ impl RelayMetrics {
     }
 
     /// Counts a tunnel that closes, and for what reason.
-    pub fn closed(&self, protocol: TunnelProtocol, reason: &'static str, usage: Option<&Usage>) {
+    pub fn closed(&self, protocol: TunnelProtocol, reason: &'static str, usage: Option<&UserTraffic>) {
         self.tunnels.get_or_create(&[("protocol", label(protocol))]).dec();
         self.closed.get_or_create(&[("reason", reason)]).inc();
         if let Some(usage) = usage {

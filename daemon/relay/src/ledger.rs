@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use role::kept::Kept;
+use role::kept::StateFile;
 use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
@@ -24,7 +24,7 @@ const FILE: &str = "quotas.json";
 pub struct QuotaLedger {
     accounts: Arc<Accounts>,
     gauges: QuotaGauges,
-    kept: Kept<Used>,
+    kept: StateFile<Used>,
 }
 
 impl QuotaLedger {
@@ -32,7 +32,7 @@ impl QuotaLedger {
     /// begins the month anew.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
-        let (kept, used) = Kept::open(state_dir.join(FILE), "the quota usage of this month");
+        let (kept, used) = StateFile::open(state_dir.join(FILE), "the quota usage of this month");
         let now = SystemTime::now();
         if let Some(used) = &used {
             accounts.restore(used, now);

@@ -1,7 +1,7 @@
 //! The relay role: connections of clients in, tunnels to targets out.
 //!
 //! ```text
-//! Server::accept → serve_connection → Connection::next → serve_request → admit → UdpPump | TcpPump
+//! Server::accept → serve_connection → H3Connection::next → serve_request → admit → UdpPump | TcpPump
 //! ```
 //!
 //! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
@@ -45,7 +45,7 @@ use quic::{
     class::Classes,
     datagrams::Hub,
     schedule::{Schedule, Schedules},
-    strangers::{Places, Standing},
+    strangers::{ClientStanding, ConnectionPlaces},
 };
 use role::{limits::Gauge, seldom::Seldom, table::Table};
 use serving::gateway::Gateway;
@@ -139,7 +139,7 @@ pub struct Relay {
     sources_taken: AtomicUsize,
     /// Says that no more sockets can be had.
     exhausted: Seldom,
-    places: Arc<Places>,
+    places: Arc<ConnectionPlaces>,
     phase: watch::Sender<Phase>,
 }
 
@@ -172,7 +172,7 @@ pub struct Caller {
     pub hub: Arc<Hub>,
     user: OnceLock<Arc<str>>,
     /// What is known about it.
-    pub standing: Standing,
+    pub standing: ClientStanding,
     /// Its verified certificate, if it showed one.
     certificate: Option<Vec<u8>>,
     tunnels: Gauge,
@@ -200,7 +200,7 @@ impl Relay {
         accounts.set_quotas(&rules.quotas);
         let (refused, hits) = (resources.metrics.handshakes.refused.clone(), resources.metrics.clone());
         let [connection_ids, tunnel_ids] = resources.ids.clone();
-        let places = Places::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
+        let places = ConnectionPlaces::new(rules.limits.clone(), refused, Box::new(move |limit| hits.limit_hit(limit)));
         Arc::new(Self {
             rules: RwLock::new(Arc::new(rules)),
             gateway: ArcSwapOption::default(),
@@ -219,7 +219,7 @@ impl Relay {
 
     /// The places that connections take, at all endpoints.
     #[must_use]
-    pub fn places(&self) -> &Arc<Places> {
+    pub fn places(&self) -> &Arc<ConnectionPlaces> {
         &self.places
     }
 

@@ -9,7 +9,7 @@ use masque::{
     request::{self, Host, Refusal, TunnelRequest},
 };
 use quic::class::{Class, Terms};
-use role::limits::Place;
+use role::limits::GaugePlace;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
@@ -51,7 +51,7 @@ pub struct Attempt {
 
 /// Given back when the tunnel ends.
 pub struct HeldPlaces {
-    _connection: Place,
+    _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
     pub seat: Seat,
 }

@@ -21,7 +21,7 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{gate::Gate, limits::Gauge, tcp::TcpPump, traffic::Usage, tunnel::UdpTunnel};
+use role::{gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic, tunnel::UdpTunnel};
 use s2n_quic::{Server, connection::Connection};
 use serving::gateway::{Asker, Gateway};
 use socket2::SockRef;
@@ -121,7 +121,7 @@ impl Relay {
         limits: MessageLimits,
         strays: Strays,
     ) -> Error {
-        let mut connection = match h3::Connection::start(connection, Role::Server, limits).await {
+        let mut connection = match h3::H3Connection::start(connection, Role::Server, limits).await {
             Ok(connection) => connection,
             Err(error) => return error,
         };
@@ -144,7 +144,7 @@ impl Relay {
     /// Starts a task for each request until the connection ends, by the client or because the relay does.
     async fn accept_requests(
         self: &Arc<Self>,
-        connection: &mut h3::Connection,
+        connection: &mut h3::H3Connection,
         caller: &Arc<Caller>,
         requests: &mut JoinSet<()>,
     ) -> Error {
@@ -211,7 +211,7 @@ struct OpenTunnel {
     tunnel: Arc<Tunnel>,
     protocol: TunnelProtocol,
     places: HeldPlaces,
-    usage: Option<Arc<Usage>>,
+    usage: Option<Arc<UserTraffic>>,
     expires: Option<SystemTime>,
     /// Moves what goes through it, and completes with a word for its end.
     pump: Pin<Box<dyn Future<Output = &'static str> + Send>>,

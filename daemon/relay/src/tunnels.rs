@@ -14,10 +14,10 @@ use masque::target::{Host, Target};
 use parking_lot::{Mutex, MutexGuard};
 use quic::{
     class::{Class, Classes, Membership},
-    datagrams::View,
+    datagrams::FlowView,
     h3,
 };
-use role::traffic::{Traffic, Usage};
+use role::traffic::{Traffic, UserTraffic};
 use tokio::sync::Notify;
 
 use super::Caller;
@@ -66,7 +66,7 @@ pub struct Tunnel {
     pub traffic: Arc<Traffic>,
     /// The stream of its request, and so of it.
     pub stream_id: u64,
-    view: View,
+    view: FlowView,
     class: Membership,
     /// The class that the operator gave it, whatever the rules say.
     pinned: Mutex<Option<String>>,
@@ -81,8 +81,8 @@ impl Tunnel {
         id: u64,
         (caller, client): (Arc<Caller>, h3::Client),
         asked: TunnelOrigin,
-        (stream_id, view): (u64, View),
-        (class, usage): (Membership, Option<Arc<Usage>>),
+        (stream_id, view): (u64, FlowView),
+        (class, usage): (Membership, Option<Arc<UserTraffic>>),
     ) -> Self {
         Self {
             id,

@@ -12,7 +12,7 @@ use futures::task::waker_ref;
 use masque::h3::Code;
 use quic::{h3, segments::Segments, stirred::Stirred};
 use role::{
-    gate::{Gate, Load},
+    gate::{Gate, TransferCost},
     traffic::Traffic,
     tunnel::{TunnelEnd, UdpTunnel},
 };
@@ -219,7 +219,7 @@ impl UdpPump {
                     &mut self.chunk
                 }
             };
-            let load = Load { bytes: leaving.bytes() as u64, packets: leaving.len() as u64 };
+            let load = TransferCost { bytes: leaving.bytes() as u64, packets: leaving.len() as u64 };
             if self.gate.poll(cx, load).is_pending() {
                 break Ok(());
             }
@@ -281,7 +281,7 @@ impl UdpPump {
                 Poll::Ready(Ok(received)) => {
                     packets += received.payloads as u64;
                     bytes += received.bytes as u64;
-                    gate.received(Load { bytes: received.bytes as u64, packets: received.payloads as u64 });
+                    gate.received(TransferCost { bytes: received.bytes as u64, packets: received.payloads as u64 });
                     if received.more {
                         *more = true;
                         break Ok(());

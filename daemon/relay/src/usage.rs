@@ -10,7 +10,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
-use role::traffic::{Usage, Volume};
+use role::traffic::{UserTraffic, Volume};
 
 /// The common name of all users without metrics of their own.
 pub const OTHER: &str = "other";
@@ -31,8 +31,8 @@ pub struct Usages {
 #[derive(Debug, Default)]
 struct Known {
     limit: usize,
-    users: HashMap<Arc<str>, Arc<Usage>>,
-    other: Option<Arc<Usage>>,
+    users: HashMap<Arc<str>, Arc<UserTraffic>>,
+    other: Option<Arc<UserTraffic>>,
 }
 
 impl Usages {
@@ -52,7 +52,7 @@ impl Usages {
 
     /// Returns the usage of a user.
     #[must_use]
-    pub fn of(&self, user: &Arc<str>) -> Arc<Usage> {
+    pub fn of(&self, user: &Arc<str>) -> Arc<UserTraffic> {
         let mut known = self.known.lock();
         if let Some(usage) = known.users.get(user) {
             return usage.clone();
@@ -65,7 +65,7 @@ impl Usages {
         usage
     }
 
-    fn open(&self, user: &str) -> Arc<Usage> {
+    fn open(&self, user: &str) -> Arc<UserTraffic> {
         let volume = |direction: &str| {
             let labels = [("user", user.to_owned()), ("direction", direction.to_owned())];
             Volume {
@@ -74,7 +74,7 @@ impl Usages {
             }
         };
         let labels = [("user", user.to_owned())];
-        Arc::new(Usage {
+        Arc::new(UserTraffic {
             up: volume("up"),
             down: volume("down"),
             tunnels: self.tunnels.get_or_create(&labels).clone(),

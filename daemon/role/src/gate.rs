@@ -22,14 +22,14 @@ const TCP_SEGMENT_BYTES: u64 = 1400;
 
 /// What something costs that moves through a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct TransferCost {
     /// Bytes of payloads, or of what TCP carries.
     pub bytes: u64,
     /// Packets toward or from the target.
     pub packets: u64,
 }
 
-impl Load {
+impl TransferCost {
     /// That of so many bytes of TCP.
     #[must_use]
     pub fn of_tcp(bytes: usize) -> Self {
@@ -92,7 +92,7 @@ impl Gate {
     }
 
     /// Ready once the next load may leave; it is reserved with the first call, and wanted again until [`Gate::passed`].
-    pub fn poll(&mut self, cx: &mut Context<'_>, load: Load) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>, load: TransferCost) -> Poll<()> {
         loop {
             match &mut self.state {
                 State::Open => return Poll::Ready(()),
@@ -134,7 +134,7 @@ impl Gate {
 
     /// Notes what was received from the target. What exceeds the user's rate has been received already, so what comes
     /// next waits for it: UDP in the socket's buffer, which then drops, and TCP at the target.
-    pub fn received(&mut self, load: Load) {
+    pub fn received(&mut self, load: TransferCost) {
         self.account.use_up(load.bytes);
         if !self.account.has_cap_down() {
             return;
@@ -146,7 +146,7 @@ impl Gate {
         }
     }
 
-    fn with_headers(&self, load: Load) -> u64 {
+    fn with_headers(&self, load: TransferCost) -> u64 {
         load.bytes.saturating_add(load.packets.saturating_mul(self.header_bytes))
     }
 }
@@ -172,14 +172,14 @@ mod tests {
     }
 
     /// How many loads leave at once.
-    fn at_once(mut gate: Gate, load: Load) -> u64 {
+    fn at_once(mut gate: Gate, load: TransferCost) -> u64 {
         let mut cx = Context::from_waker(Waker::noop());
         (0..1_000).take_while(|_| gate.poll(&mut cx, load).is_ready().then(|| gate.passed()).is_some()).count() as u64
     }
 
     #[test]
     fn empty_payloads_cost_their_headers() {
-        let empty = Load { bytes: 0, packets: 1 };
+        let empty = TransferCost { bytes: 0, packets: 1 };
         // 10 ms of 28,000 bytes a second are ten empty packets of IPv4.
         assert_eq!(at_once(gate("rate_up = \"224 kbit/s\"", Quota::default()), empty), 11);
         let quota = Quota { rate_up: Some(28_000), ..Quota::default() };
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn packets_are_capped_by_class_and_by_user_whatever_they_carry() {
-        let load = Load { bytes: 1, packets: 1 };
+        let load = TransferCost { bytes: 1, packets: 1 };
         assert_eq!(at_once(gate("packets_up = 500", Quota::default()), load), 6);
         let quota = Quota { packets_up: Some(500), ..Quota::default() };
         assert_eq!(at_once(gate("", quota), load), 6);
@@ -200,9 +200,9 @@ mod tests {
     fn what_comes_back_too_fast_has_the_next_wait() {
         let mut cx = Context::from_waker(Waker::noop());
         let mut gate = gate("", Quota { rate_down: Some(1_000_000), ..Quota::default() });
-        gate.received(Load { bytes: 20_000, packets: 1 });
+        gate.received(TransferCost { bytes: 20_000, packets: 1 });
         assert!(gate.poll_receive(&mut cx).is_ready(), "a burst is granted");
-        gate.received(Load { bytes: 1, packets: 1 });
+        gate.received(TransferCost { bytes: 1, packets: 1 });
         assert!(gate.poll_receive(&mut cx).is_pending());
     }
 }

@@ -12,7 +12,7 @@ use crate::seldom::Seldom;
 
 /// A value's file, which is replaced as a whole, and what it holds.
 #[derive(Debug)]
-pub struct Kept<T> {
+pub struct StateFile<T> {
     file: PathBuf,
     /// For people.
     what: &'static str,
@@ -20,7 +20,7 @@ pub struct Kept<T> {
     not_saved: Seldom,
 }
 
-impl<T: Serialize + DeserializeOwned + PartialEq + Clone> Kept<T> {
+impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     /// Reads the value of a file; `None` if there is no file. One that cannot be read is logged, with `what` it held, and
     /// counts as none.
     #[must_use]

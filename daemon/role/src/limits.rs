@@ -16,14 +16,14 @@ pub struct Gauge(Arc<AtomicUsize>);
 
 /// One place in a [`Gauge`], given back when dropped.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct GaugePlace(Arc<AtomicUsize>);
 
 impl Gauge {
     /// Takes a place, unless `limit` are taken already.
     #[must_use]
-    pub fn take(&self, limit: usize) -> Option<Place> {
+    pub fn take(&self, limit: usize) -> Option<GaugePlace> {
         let taken = self.0.fetch_update(AcqRel, Acquire, |count| (count < limit).then_some(count + 1));
-        taken.ok().map(|_| Place(self.0.clone()))
+        taken.ok().map(|_| GaugePlace(self.0.clone()))
     }
 
     /// How many places are taken.
@@ -33,7 +33,7 @@ impl Gauge {
     }
 }
 
-impl Drop for Place {
+impl Drop for GaugePlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, AcqRel);
     }
@@ -46,7 +46,7 @@ pub struct PerUser(Mutex<HashMap<Arc<str>, Gauge>>);
 impl PerUser {
     /// Takes a place of `user`, unless `limit` are taken already.
     #[must_use]
-    pub fn take(&self, user: &Arc<str>, limit: usize) -> Option<Place> {
+    pub fn take(&self, user: &Arc<str>, limit: usize) -> Option<GaugePlace> {
         let mut users = self.0.lock();
         if users.len() > 1024 && !users.contains_key(user) {
             users.retain(|_, gauge| gauge.count() > 0);

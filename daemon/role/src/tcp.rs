@@ -26,7 +26,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::gate::{Gate, Load};
+use super::gate::{Gate, TransferCost};
 use crate::traffic::Traffic;
 
 /// How much is read from the socket at once: one DATA frame.
@@ -164,7 +164,7 @@ impl TcpPump {
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         loop {
             while !self.unwritten.is_empty() {
-                ready!(self.gate.poll(cx, Load::of_tcp(self.unwritten.len())));
+                ready!(self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())));
                 let written = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.unwritten))?;
                 self.unwritten.advance(written);
                 match self.role {
@@ -228,6 +228,6 @@ impl TcpPump {
             PolicyRole::Relay => self.traffic.add_down(bytes as u64, 0),
             PolicyRole::Edge => self.traffic.add_up(bytes as u64, 0),
         }
-        self.gate.received(Load::of_tcp(bytes));
+        self.gate.received(TransferCost::of_tcp(bytes));
     }
 }

@@ -35,7 +35,7 @@ impl Volume {
 
 /// What one user uses, over all connections.
 #[derive(Debug, Default)]
-pub struct Usage {
+pub struct UserTraffic {
     /// To targets.
     pub up: Volume,
     /// From targets.
@@ -60,13 +60,13 @@ pub struct Traffic {
     /// UDP payloads that this host refused to send to the target.
     pub refused_by_host: AtomicU64,
     /// Of the user, if there is one.
-    usage: Option<Arc<Usage>>,
+    usage: Option<Arc<UserTraffic>>,
 }
 
 impl Traffic {
     /// Returns that of a tunnel of the user whose usage this is, which counts the same.
     #[must_use]
-    pub fn of(usage: Option<Arc<Usage>>) -> Self {
+    pub fn of(usage: Option<Arc<UserTraffic>>) -> Self {
         Self { usage, ..Self::default() }
     }
 

@@ -145,7 +145,7 @@ impl UdpTunnel {
 
     /// What others may know of the tunnel, and after its end.
     #[must_use]
-    pub fn view(&self) -> datagrams::View {
+    pub fn view(&self) -> datagrams::FlowView {
         self.flow.view()
     }
 

@@ -25,13 +25,13 @@ pub struct Decision {
     #[serde(default)]
     pub max_tokens: u32,
     /// Its limits.
-    pub limits: Limits,
+    pub limits: TimeLimits,
     /// The way back.
     pub path: ReturnPath,
     /// The models that were open to it, with what each is worth.
     pub models: Vec<Candidate>,
     /// The engines, with what they had to do and what is known of their costs.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<EngineSnapshot>,
     /// The kind of the policy.
     pub policy: String,
     /// What was decided; nothing if no engine was usable.
@@ -41,12 +41,12 @@ pub struct Decision {
     pub shadow: Option<String>,
     /// What became of it; nothing if it was not answered to its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<AnswerOutcome>,
 }
 
 /// The time limits of a request, in nanoseconds; what is missing is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Limits {
+pub struct TimeLimits {
     /// To the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_token_ns: Option<u64>,
@@ -82,7 +82,7 @@ pub struct Candidate {
 
 /// An engine at the time of a decision.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub struct Engine {
+pub struct EngineSnapshot {
     /// The name of its model.
     pub model: String,
     /// Its place among the engines of the model.
@@ -123,7 +123,7 @@ pub struct Chosen {
 
 /// What became of a request that was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Outcome {
+pub struct AnswerOutcome {
     /// How long it took.
     pub took_ns: u64,
     /// How many tokens the answer had, as the engine billed or as they passed.
@@ -132,7 +132,7 @@ pub struct Outcome {
     pub met: bool,
 }
 
-impl Limits {
+impl TimeLimits {
     /// The limits of a request.
     #[must_use]
     pub fn of(slo: &Slo) -> Self {
@@ -171,7 +171,7 @@ impl ReturnPath {
     }
 }
 
-impl Engine {
+impl EngineSnapshot {
     /// An engine of a model, and its place there.
     #[must_use]
     pub fn of(model: &str, place: usize, replica: &Replica) -> Self {
@@ -271,7 +271,7 @@ pub(crate) mod tests {
 
     /// A decision between a large and a small model, of one engine each: of the large one with so many requests.
     pub fn decision(at_ms: u64, running: u32, budget_ms: u64) -> Decision {
-        let engine = |model: &str, gpu, running, step_ms: f64| Engine {
+        let engine = |model: &str, gpu, running, step_ms: f64| EngineSnapshot {
             model: model.to_owned(),
             place: 0,
             gpu,
@@ -292,14 +292,14 @@ pub(crate) mod tests {
             prompt_tokens: 100,
             expected_tokens: 200,
             max_tokens: 0,
-            limits: Limits { budget_ns: Some(budget_ms * 1_000_000), ..Limits::default() },
+            limits: TimeLimits { budget_ns: Some(budget_ms * 1_000_000), ..TimeLimits::default() },
             path: ReturnPath { smoothed_rtt_ns: 40_000_000, ..ReturnPath::default() },
             models: vec![open("large", 1.0), open("small", 0.7)],
             engines: vec![engine("large", 0, running, 20.0), engine("small", 1, 0, 5.0)],
             policy: "rule".to_owned(),
             choice: None,
             shadow: None,
-            outcome: Some(Outcome { took_ns: 1_000_000_000, tokens: 180, met: true }),
+            outcome: Some(AnswerOutcome { took_ns: 1_000_000_000, tokens: 180, met: true }),
         }
     }
 
@@ -313,14 +313,14 @@ pub(crate) mod tests {
     #[test]
     fn an_engine_is_what_it_was_for_a_router() {
         let replica = decision(1, 3, 1).engines[0].replica(0, 77);
-        assert_eq!(Engine::of("large", 0, &replica), decision(1, 3, 1).engines[0]);
+        assert_eq!(EngineSnapshot::of("large", 0, &replica), decision(1, 3, 1).engines[0]);
         assert_eq!((replica.load.running, replica.load.updated_ns), (3, 77));
     }
 
     #[test]
     fn limits_that_are_none_are_not_said() {
-        assert_eq!(Limits::of(&Slo::unlimited()), Limits::default());
-        assert_eq!(Limits::default().slo(), Slo::unlimited());
+        assert_eq!(TimeLimits::of(&Slo::unlimited()), TimeLimits::default());
+        assert_eq!(TimeLimits::default().slo(), Slo::unlimited());
         assert!(!decision(1, 1, 1).line().contains("per_token_ns"));
     }
 }

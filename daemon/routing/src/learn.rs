@@ -11,7 +11,7 @@ use crate::{Measured, policy::PolicyFile, scenario::Scenario};
 
 /// How a policy did at one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row {
+pub struct RateResult {
     /// The rate.
     pub requests_per_sec: f64,
     /// The mean worth of a request: of an answer in time its model's quality, from 0 to 1, of a late one nothing.
@@ -65,7 +65,7 @@ pub fn train(scenario: &Scenario, training: &Training) -> (PolicyFile, Trained) 
 /// Plays a policy at each rate for so many seeds from [`EVALUATION`] on. All policies get the same requests. The guard is in
 /// force as in a gateway, except over [`RoutingPolicy::Fixed`], which stands for clients that name their model.
 #[must_use]
-pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<Row> {
+pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<RateResult> {
     let setup = scenario.setup();
     let at_rate = |rate: &f64| {
         let (mut scores, mut met, mut requests) = (Vec::new(), Vec::new(), 0);
@@ -82,7 +82,7 @@ pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<
             met.push(in_time as f64 / outcomes.len() as f64);
             requests += arrivals.len();
         }
-        Row { requests_per_sec: *rate, score: Interval::of(&scores), met: Interval::of(&met), requests }
+        RateResult { requests_per_sec: *rate, score: Interval::of(&scores), met: Interval::of(&met), requests }
     };
     scenario.requests_per_sec.iter().map(at_rate).collect()
 }
@@ -123,7 +123,7 @@ mod tests {
         Scenario::parse(crate::scenario::tests::TWO).unwrap()
     }
 
-    fn mean(rows: &[Row]) -> f64 {
+    fn mean(rows: &[RateResult]) -> f64 {
         rows.iter().map(|row| row.score.mean).sum::<f64>() / rows.len() as f64
     }
 

@@ -12,7 +12,7 @@ use crate::{decision::Decision, policy};
 
 /// A policy with the names of what it is for; without names it takes any.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct NamedPolicy<'a> {
     /// The policy.
     pub policy: &'a RoutingPolicy,
     /// The models in the order of the policy; those of each record if there are none.
@@ -44,7 +44,7 @@ pub struct Replayed {
 
 /// Asks a policy about decisions, in the order of their time, with the guard in force.
 #[must_use]
-pub fn replay(decisions: &[Decision], asked: Asked<'_>) -> Replayed {
+pub fn replay(decisions: &[Decision], asked: NamedPolicy<'_>) -> Replayed {
     let mut replayed = Replayed::default();
     let mut routers: BTreeMap<Vec<String>, Router> = BTreeMap::new();
     for decision in decisions {
@@ -108,8 +108,8 @@ mod tests {
     use super::*;
     use crate::decision::tests::decision;
 
-    fn asked(policy: &RoutingPolicy) -> Asked<'_> {
-        Asked { policy, models: &[], classes: &[], margin: 1.1 }
+    fn asked(policy: &RoutingPolicy) -> NamedPolicy<'_> {
+        NamedPolicy { policy, models: &[], classes: &[], margin: 1.1 }
     }
 
     /// Decisions of the rule, of which the later ones find the large model's engine busy.
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_policy_for_other_models_is_not_asked() {
         let names = ["large".to_owned(), "other".to_owned()];
-        let replayed = replay(&recorded(), Asked { models: &names, ..asked(&RoutingPolicy::RoundRobin) });
+        let replayed = replay(&recorded(), NamedPolicy { models: &names, ..asked(&RoutingPolicy::RoundRobin) });
         assert_eq!((replayed.asked, replayed.other_models), (0, 10));
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use routing::decision::{Decision, Outcome};
+use routing::decision::{AnswerOutcome, Decision};
 use tokio::sync::Notify;
 
 /// The most bytes of records that wait. Further records are lost, and counted.
@@ -97,7 +97,7 @@ impl Decisions {
 
 impl Draft {
     /// Notes how the answer came to its end.
-    pub fn answered(&mut self, outcome: Outcome) {
+    pub fn answered(&mut self, outcome: AnswerOutcome) {
         self.decision.outcome = Some(outcome);
     }
 }

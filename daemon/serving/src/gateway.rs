@@ -24,7 +24,7 @@ use quic::{
     class::{Classes, Terms},
     clock::Clock,
 };
-use routing::decision::Outcome;
+use routing::decision::AnswerOutcome;
 use sched::route::Curve;
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
 
@@ -323,7 +323,7 @@ impl Gateway {
                     self.routes.observe(&route, &wanted, took_ns);
                     if let Some(draft) = &mut draft {
                         let met = wanted.is_met(took).unwrap_or(true);
-                        draft.answered(Outcome { took_ns, tokens, met });
+                        draft.answered(AnswerOutcome { took_ns, tokens, met });
                     }
                     self.metrics.finished(&model.name, took, &route, &wanted);
                     return Ok(());

@@ -8,7 +8,7 @@ use std::{
 };
 
 use relay::Relay;
-use role::kept::Kept;
+use role::kept::StateFile;
 use serving::{
     learned::Learned,
     spending::{Spending, Spent},
@@ -24,14 +24,14 @@ const FILE: &str = "engines.json";
 /// What was learned before, and by the gateway that runs.
 pub(super) struct Lessons {
     relay: Arc<Relay>,
-    kept: Kept<Learned>,
+    kept: StateFile<Learned>,
     before: Learned,
 }
 
 impl Lessons {
     /// Reads what was learned before, if anything was.
     pub(super) fn open(state_dir: &Path, relay: Arc<Relay>) -> Arc<Self> {
-        let (kept, before) = Kept::open(state_dir.join(FILE), "what was learned of engines");
+        let (kept, before) = StateFile::open(state_dir.join(FILE), "what was learned of engines");
         Arc::new(Self { relay, kept, before: before.unwrap_or_default() })
     }
 
@@ -69,13 +69,13 @@ const TOKENS_FILE: &str = "tokens.json";
 /// The tokens that keys of clients were used for this month.
 pub(super) struct TokenLedger {
     spending: Arc<Spending>,
-    kept: Kept<Spent>,
+    kept: StateFile<Spent>,
 }
 
 impl TokenLedger {
     /// Takes over what was used this month before.
     pub(super) fn open(state_dir: &Path, spending: Arc<Spending>) -> Arc<Self> {
-        let (kept, spent) = Kept::open(state_dir.join(TOKENS_FILE), "the tokens that were used this month");
+        let (kept, spent) = StateFile::open(state_dir.join(TOKENS_FILE), "the tokens that were used this month");
         if let Some(spent) = &spent {
             spending.restore(spent, SystemTime::now());
         }

@@ -175,7 +175,7 @@ impl RelayRole {
     pub(super) fn replace(
         &mut self,
         settings: &Settings,
-        (identities, gateway): (Vec<tls::Prepared>, Option<Arc<Gateway>>),
+        (identities, gateway): (Vec<tls::PreparedTls>, Option<Arc<Gateway>>),
         parts: &Parts,
         runtime: &Handle,
     ) {

@@ -23,7 +23,7 @@ struct Prepared {
     files: SeenFiles,
     certificates: Vec<Certificate>,
     /// In the order of the listeners.
-    identities: Vec<tls::Prepared>,
+    identities: Vec<tls::PreparedTls>,
     gateway: Option<Arc<Gateway>>,
     fronts: fronts::Prepared,
     entrances: edge::Prepared,

@@ -20,7 +20,7 @@ use quic::{
     datagrams::{Datagrams, QueueLimits, Schedule},
     dispatch::{self, Binding, Dispatcher},
     endpoint::{self, Admission, Congestion, Io, Pacing, Sockets, Transport},
-    events::Events,
+    events::EndpointSubscriber,
     tls::{self, Identity, ServerTls, Trust},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
@@ -189,7 +189,7 @@ impl Ends {
             .with_tls(tls)?
             .with_datagram(self.datagrams())?
             .with_limits(self.transport.limits()?)?
-            .with_event((Events::default(), observer))?
+            .with_event((EndpointSubscriber::default(), observer))?
             .with_congestion_controller(congestion)
             .map_err(|error| anyhow!("{error}"))?;
         Ok(builder.start()?)
@@ -289,12 +289,14 @@ async fn exchange(
         while let Some(chunk) = receive.receive().await? {
             received += chunk.len();
         }
-        Ok::<_, dispatch::Error>(received)
+        Ok::<_, dispatch::StreamWriteError>(received)
     };
     match try_join(sending, receiving).await {
         Ok(((), received)) if received == bytes => Ok(Some(elapsed(clock, start_ns))),
         Ok(((), received)) => bail!("{received} bytes came back of {bytes}"),
-        Err(dispatch::Error::Expired | dispatch::Error::Stream(StreamError::StreamReset { .. })) => Ok(None),
+        Err(
+            dispatch::StreamWriteError::Expired | dispatch::StreamWriteError::Stream(StreamError::StreamReset { .. }),
+        ) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

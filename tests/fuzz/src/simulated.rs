@@ -28,9 +28,9 @@ use quic::{
     connection_id::Issuer,
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
     endpoint::{Admission, Transport},
-    events::{ConnectionState, Events, HandshakeCounters},
-    h3::{self, Connection, MessageLimits, Request},
-    strangers::{Places, Standing, Verdict},
+    events::{ConnectionState, EndpointSubscriber, HandshakeCounters},
+    h3::{self, H3Connection, MessageLimits, Request},
+    strangers::{AdmissionVerdict, ClientStanding, ConnectionPlaces},
     tls::{self, ServerTls},
 };
 use s2n_quic::{
@@ -100,7 +100,7 @@ fn datagrams(counters: &Arc<DatagramCounters>) -> Datagrams {
 /// A client endpoint whose packets pass by `interceptor` on their way.
 pub fn client(io: Io, transport: &Transport, seed: u64, interceptor: impl PacketInterceptor) -> Result<Client> {
     let datagrams = datagrams(&Arc::default());
-    let events = Events::default();
+    let events = EndpointSubscriber::default();
     let builder = Client::builder()
         .with_io(io)
         .map_err(|error| anyhow!("{error}"))?
@@ -120,11 +120,11 @@ pub struct Books {
     pub datagrams: Arc<DatagramCounters>,
     /// What became of handshakes.
     pub handshakes: Arc<HandshakeCounters>,
-    places: Arc<Places>,
+    places: Arc<ConnectionPlaces>,
     connections: AtomicUsize,
     requests: AtomicUsize,
     /// Every connection so far, and whether it has ended.
-    standings: Mutex<Vec<(Standing, Arc<AtomicBool>)>>,
+    standings: Mutex<Vec<(ClientStanding, Arc<AtomicBool>)>>,
 }
 
 impl Books {
@@ -146,7 +146,7 @@ impl Books {
         // Where one place is all that there are, it is granted to nobody while anybody has it.
         let limits = config::relay::RelayLimits { connections: 1, ..config::relay::RelayLimits::default() };
         self.places.set_limits(limits);
-        let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != Verdict::Admit;
+        let is_full = self.places.judge(IpAddr::from([192, 0, 2, 200]), true) != AdmissionVerdict::Admit;
         let is_empty = (connections, requests, streams, unfinished, is_full) == (0, 0, 0, 0, false);
         let rest = || {
             format!(
@@ -185,7 +185,7 @@ pub fn relay(io: Io, transport: &Transport, books: &Arc<Books>) -> Result<Socket
     let (places, handshakes) = (books.places.clone(), books.handshakes.clone());
     let admission = Admission { places: places.clone(), handshakes: handshakes.clone(), ..Admission::default() };
     let datagrams = datagrams(&books.datagrams);
-    let events = Events { handshakes, places: Some(places.clone()), ..Events::default() };
+    let events = EndpointSubscriber { handshakes, places: Some(places.clone()), ..EndpointSubscriber::default() };
     // As `endpoint::serve` does it.
     let builder = Server::builder()
         .with_io(io)
@@ -231,7 +231,7 @@ async fn serve_connection(connection: s2n_quic::Connection, books: &Arc<Books>) 
 }
 
 async fn serve_requests(connection: s2n_quic::Connection, books: &Arc<Books>) {
-    let Ok(mut connection) = Connection::start(connection, Role::Server, MessageLimits::default()).await else {
+    let Ok(mut connection) = H3Connection::start(connection, Role::Server, MessageLimits::default()).await else {
         return;
     };
     let (client, mut requests) = (connection.client(), FuturesUnordered::new());

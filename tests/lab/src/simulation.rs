@@ -22,9 +22,9 @@ use quic::clock::{Clock, Sleep};
 use quic::connection_id::Issuer;
 use quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
 use quic::endpoint::{self, Admission, Transport};
-use quic::h3::{self, Connection, MessageLimits, Request};
+use quic::h3::{self, H3Connection, MessageLimits, Request};
 use quic::segments::Segments;
-use quic::strangers::Places;
+use quic::strangers::ConnectionPlaces;
 use quic::tls::{self, Identity, ServerTls};
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
@@ -58,7 +58,7 @@ pub struct Ends {
     /// How the relay orders what it sends.
     pub schedules: Schedules,
     /// The places that connections have at the relay.
-    pub places: Arc<Places>,
+    pub places: Arc<ConnectionPlaces>,
     endpoint: s2n_quic::Client,
     address: SocketAddr,
 }
@@ -273,7 +273,7 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
         let arrived = arrived.clone();
         spawn(async move {
             let limits = MessageLimits::default();
-            let mut connection = Connection::start(connection, Role::Server, limits).await?;
+            let mut connection = H3Connection::start(connection, Role::Server, limits).await?;
             loop {
                 let request = connection.next().await?;
                 spawn(echo(request, connection.client(), arrived.clone()));

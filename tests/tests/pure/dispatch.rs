@@ -14,7 +14,7 @@ use lab::simulation::{SEED, within};
 use lab::streams::{End, simulate};
 use quic::class::{ClassMetrics, Classes, PolicyRole, Terms};
 use quic::datagrams::{Schedule, Sender};
-use quic::dispatch::{Ahead, Binding, Dispatcher, Error, SendStream};
+use quic::dispatch::{Ahead, Binding, Dispatcher, ScheduledSendStream, StreamWriteError};
 use quic::endpoint::Transport;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use s2n_quic::stream::ReceiveStream;
@@ -44,7 +44,7 @@ fn high() -> Terms {
     Terms::of(Service { level: Level::High, ..Service::default() }, Some(1_000_000_000))
 }
 
-async fn open(end: &mut End, terms: Terms) -> (ReceiveStream, SendStream) {
+async fn open(end: &mut End, terms: Terms) -> (ReceiveStream, ScheduledSendStream) {
     let (recv, send) = end.connection.open_bidirectional_stream().await.unwrap().split();
     (recv, end.dispatcher.attach(send, terms))
 }
@@ -54,7 +54,7 @@ fn zeros(len: usize) -> Bytes {
 }
 
 /// Sends bytes and the end of a stream.
-fn send_all(mut send: SendStream, len: usize) {
+fn send_all(mut send: ScheduledSendStream, len: usize) {
     send.push(zeros(len));
     send.finish();
 }
@@ -202,7 +202,7 @@ fn writers_learn_that_nobody_hands_over_any_more() {
             send.push(zeros(1 << 20));
             let asked = poll_fn(|cx| send.poll_acknowledged(cx)).await;
             drop(recv);
-            asked.is_err_and(|error| matches!(error, Error::Cancelled))
+            asked.is_err_and(|error| matches!(error, StreamWriteError::Cancelled))
         });
         let ends = async {
             time::delay(Duration::from_millis(50)).await;
@@ -212,7 +212,7 @@ fn writers_learn_that_nobody_hands_over_any_more() {
         assert_eq!(told, [true, true]);
         assert_eq!(end.dispatcher.streams(), 0);
         let (_recv, mut late) = open(&mut end, low()).await;
-        assert!(late.send(zeros(1)).await.is_err_and(|error| matches!(error, Error::Cancelled)));
+        assert!(late.send(zeros(1)).await.is_err_and(|error| matches!(error, StreamWriteError::Cancelled)));
         assert_eq!(end.dispatcher.streams(), 0);
     };
     simulate(&network(), SEED, late(Discipline::Rr), scenario, serve).unwrap();
@@ -367,7 +367,7 @@ fn writers_of_a_connection_that_ends_are_told() {
             });
         }
         let told = within(LONG, join_all(writers)).await.expect("all are told");
-        assert!(told.iter().all(|error| matches!(error, Error::Stream(_))), "{told:?}");
+        assert!(told.iter().all(|error| matches!(error, StreamWriteError::Stream(_))), "{told:?}");
         assert_all_returned(&end.dispatcher).await;
     };
     let server = |end: End| async move {
@@ -437,7 +437,7 @@ fn what_has_expired_is_reset_and_what_has_not_is_sent() {
         let writer = async { while bulk.send(zeros(20_000)).await.is_ok() {} };
         within(LONG, writer).await.expect("the writer is told");
         let ended = std::future::poll_fn(|cx| bulk.poll_ready(cx)).await;
-        assert!(matches!(ended, Err(Error::Expired)), "{ended:?}");
+        assert!(matches!(ended, Err(StreamWriteError::Expired)), "{ended:?}");
         assert_eq!(answer(lasting).await, Some(8));
         drop(bulk);
         assert_all_returned(&end.dispatcher).await;

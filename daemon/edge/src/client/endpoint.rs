@@ -259,7 +259,7 @@ pub struct Connected {
     /// The relay, ready for requests.
     pub relay: Relay,
     /// What has to be [driven](super::drive) for anything to happen.
-    pub connection: h3::Connection,
+    pub connection: h3::H3Connection,
     /// How large its packets are.
     pub packets: PacketSize,
     /// What arrives from the relay.
@@ -476,7 +476,7 @@ impl Endpoint {
         let attempt = client.connect(Connect::new(peer).with_server_name(name));
         let Ok(result) = timeout(HANDSHAKE_TIMEOUT, attempt).await else { return Err(ConnectError::NoAnswer(address)) };
         let mut connection = result.map_err(|cause| match (self.refusals.take(), cause) {
-            (Some(tls::Refused { fingerprint, reason }), _) => {
+            (Some(tls::RefusedCertificate { fingerprint, reason }), _) => {
                 ConnectError::Untrusted { name: name.to_owned(), fingerprint, reason }
             }
             (None, s2n_quic::connection::Error::MaxHandshakeDurationExceeded { .. }) => ConnectError::NoAnswer(address),

@@ -430,7 +430,7 @@ impl Work<'_> {
 }
 
 /// Drives a connection until it ends, or what it runs in does.
-async fn drive_until(line: &Line, connection: h3::Connection, ended: BoxFuture<'static, ()>) -> h3::Error {
+async fn drive_until(line: &Line, connection: h3::H3Connection, ended: BoxFuture<'static, ()>) -> h3::Error {
     let mut driving = pin!(drive(connection));
     tokio::select! {
         error = &mut driving => error,

@@ -58,7 +58,7 @@ impl Device {
 }
 
 /// Where packets go, and from which of our addresses.
-pub type Route = (IpAddr, IpAddr);
+pub type AddressPair = (IpAddr, IpAddr);
 
 /// How many peers' devices are remembered before all are asked for again.
 const MAX_ROUTES: usize = 65_536;
@@ -72,18 +72,18 @@ const MAX_QUESTIONS: usize = 1_024;
 /// nothing is handed over more than 2 ms ahead.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
-    routes: Arc<Routes>,
+    routes: Arc<RouteCache>,
     /// Nobody tells devices apart without it.
-    questions: Option<mpsc::Sender<Route>>,
+    questions: Option<mpsc::Sender<AddressPair>>,
 }
 
 impl Devices {
     /// Devices that are asked for when a packet leaves for a new peer, and where to answer. The questions end with the
     /// last clone.
     #[must_use]
-    pub fn with_questions() -> (Self, Arc<Routes>, mpsc::Receiver<Route>) {
+    pub fn with_questions() -> (Self, Arc<RouteCache>, mpsc::Receiver<AddressPair>) {
         let (questions, asked) = mpsc::channel(MAX_QUESTIONS);
-        let routes = Arc::<Routes>::default();
+        let routes = Arc::<RouteCache>::default();
         (Self { routes: routes.clone(), questions: Some(questions) }, routes, asked)
     }
 
@@ -115,20 +115,20 @@ impl Devices {
 
 /// By which device packets leave, as far as it has been asked and answered.
 #[derive(Debug)]
-pub struct Routes {
+pub struct RouteCache {
     unknown: Arc<Device>,
-    known: RwLock<HashMap<Route, Arc<Device>>>,
+    known: RwLock<HashMap<AddressPair, Arc<Device>>>,
 }
 
-impl Default for Routes {
+impl Default for RouteCache {
     fn default() -> Self {
         Self { unknown: Arc::new(Device::new("unknown")), known: RwLock::default() }
     }
 }
 
-impl Routes {
+impl RouteCache {
     /// Notes by which device packets leave for `route`.
-    pub fn answer(&self, route: Route, device: Arc<Device>) {
+    pub fn answer(&self, route: AddressPair, device: Arc<Device>) {
         let mut known = self.known.write();
         if known.len() >= MAX_ROUTES {
             known.clear();

@@ -24,7 +24,7 @@ use tokio::{
     time::{interval, sleep},
 };
 
-use super::device::{Device, Devices, Route, Routes};
+use super::device::{AddressPair, Device, Devices, RouteCache};
 use crate::pacer::HORIZON_NS;
 
 /// How often the counters of `fq` are read.
@@ -82,7 +82,7 @@ const GROUPS: [Group; 4] = [Group::Link, Group::Tc, Group::Ipv4Route, Group::Ipv
 const TRIES: u32 = 5;
 
 struct Follower {
-    routes: Arc<Routes>,
+    routes: Arc<RouteCache>,
     gauges: Gauges,
     listener: DeviceListener,
     /// By interface index.
@@ -92,7 +92,7 @@ struct Follower {
 }
 
 impl Follower {
-    async fn run(mut self, mut questions: mpsc::Receiver<Route>) {
+    async fn run(mut self, mut questions: mpsc::Receiver<AddressPair>) {
         loop {
             match Socket::open(&GROUPS) {
                 Ok(socket) => match self.serve(socket, &mut questions).await {
@@ -108,7 +108,7 @@ impl Follower {
     }
 
     /// Answers questions and follows changes until nobody asks any more.
-    async fn serve(&mut self, mut socket: Socket, questions: &mut mpsc::Receiver<Route>) -> Result<(), Error> {
+    async fn serve(&mut self, mut socket: Socket, questions: &mut mpsc::Receiver<AddressPair>) -> Result<(), Error> {
         self.read(&socket).await?;
         self.routes.forget();
         let mut counters = interval(COUNTERS_EVERY);
@@ -178,7 +178,7 @@ impl Follower {
     }
 
     /// Asks the kernel by which device packets leave for `route`; leaves it unknown if there is none.
-    async fn find(&self, socket: &Socket, route: Route) {
+    async fn find(&self, socket: &Socket, route: AddressPair) {
         let answer = socket.ask(RouteNetlinkMessage::GetRoute(question(route))).await;
         let Ok(Some(RouteNetlinkMessage::NewRoute(message))) = answer else { return };
         let index = message.attributes.iter().find_map(|attribute| match attribute {
@@ -227,7 +227,7 @@ impl Gauges {
     }
 }
 
-fn question((to, from): Route) -> RouteMessage {
+fn question((to, from): AddressPair) -> RouteMessage {
     let mut message = RouteMessage::default();
     let bits = if to.is_ipv4() { 32 } else { 128 };
     message.header.address_family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -415,7 +415,7 @@ mod tests {
         assert!(!devices.toward(&path).keeps_departures());
     }
 
-    fn follower(routes: Arc<Routes>, listener: DeviceListener) -> Follower {
+    fn follower(routes: Arc<RouteCache>, listener: DeviceListener) -> Follower {
         Follower { routes, gauges: Gauges::default(), listener, devices: HashMap::new(), is_first: true }
     }
 

@@ -419,7 +419,7 @@ impl Formed {
         }
         // It may have been formed before somebody wanted it.
         let Some(handed_ns) = handed_ns.filter(|_| !self.decided.is_empty()) else { return };
-        counters.recorder.note(recorder::Message {
+        counters.recorder.note(recorder::SentMessage {
             thread: message::thread(),
             handed_ns,
             returned_ns: monotonic::now_ns(),

@@ -30,7 +30,7 @@ pub struct Packet {
 
 /// A message that the kernel took: one packet, or several of the same size.
 #[derive(Clone, Debug)]
-pub struct Message {
+pub struct SentMessage {
     /// The thread that sent it.
     pub thread: u32,
     /// When the system call began that it was sent by, maybe among others.
@@ -57,7 +57,7 @@ pub struct Message {
 #[derive(Debug, Default)]
 pub struct Records {
     /// Messages in the order in which they were sent, by thread.
-    pub messages: Vec<Message>,
+    pub messages: Vec<SentMessage>,
     /// Packets that were sent as well, but there was no room for their records.
     pub lost_packets: u64,
 }
@@ -99,7 +99,7 @@ impl Recorder {
     }
 
     /// Notes a message that was sent.
-    pub fn note(&self, message: Message) {
+    pub fn note(&self, message: SentMessage) {
         let mut current = self.log.lock();
         let Some(log) = current.as_ref().filter(|log| message.handed_ns < log.until_ns) else {
             // The caller has had its time, and may not even have noticed.
@@ -155,9 +155,9 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3_600);
 
-    fn message(handed_ns: u64, packets: usize) -> Message {
+    fn message(handed_ns: u64, packets: usize) -> SentMessage {
         let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
-        Message {
+        SentMessage {
             thread: 1,
             handed_ns,
             returned_ns: handed_ns,

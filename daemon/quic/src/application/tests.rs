@@ -3,8 +3,8 @@ use super::*;
 const POLICY: &str =
     "[schedule]\ndiscipline = \"edf\"\n[class.calm]\ndeadline_ms = 60000\n[class.hasty]\ndeadline_ms = 1\n";
 
-fn settings(protocol: &[u8]) -> Settings {
-    Settings { policy: Policy::from_toml(POLICY).unwrap(), ..Settings::new(protocol) }
+fn settings(protocol: &[u8]) -> ApplicationSettings {
+    ApplicationSettings { policy: Policy::from_toml(POLICY).unwrap(), ..ApplicationSettings::new(protocol) }
 }
 
 /// A server that echoes streams and datagrams, and whom to trust for it.

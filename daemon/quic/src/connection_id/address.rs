@@ -17,7 +17,7 @@ use s2n_quic_core::{
 };
 
 use super::sip_hash;
-use crate::strangers::{Places, Verdict};
+use crate::strangers::{AdmissionVerdict, ConnectionPlaces};
 
 /// Issues and takes tokens without keeping any state about clients that have not come back: all workers of a listener,
 /// and a relay that was restarted, take each other's.
@@ -32,7 +32,7 @@ pub struct AddressTokens {
     stamp_key: StampKey,
     now_seconds: fn() -> u64,
     used: Used,
-    places: Arc<Places>,
+    places: Arc<ConnectionPlaces>,
 }
 
 const GOOD_FOR_SECONDS: u64 = 10;
@@ -79,7 +79,7 @@ impl AddressTokens {
 
     /// Takes tokens only for as long as there are places.
     #[must_use]
-    pub fn honoured_by(self, places: Arc<Places>) -> Self {
+    pub fn honoured_by(self, places: Arc<ConnectionPlaces>) -> Self {
         Self { places, ..self }
     }
 
@@ -146,7 +146,7 @@ impl Format for AddressTokens {
             return None;
         }
         let address = SocketAddr::from(context.remote_address.clone()).ip();
-        if self.places.judge(address, true) != Verdict::Admit {
+        if self.places.judge(address, true) != AdmissionVerdict::Admit {
             return None;
         }
         let (len, id) = claims[TIME..].split_first()?;
@@ -252,7 +252,7 @@ mod tests {
     fn a_token_is_good_only_while_there_is_a_place_for_who_shows_it() {
         let limits = config::relay::RelayLimits { connections: 1, ..Default::default() };
         let refused = Counter::default();
-        let places = Arc::new(Places::new(limits, refused.clone(), Box::new(|_| {})));
+        let places = Arc::new(ConnectionPlaces::new(limits, refused.clone(), Box::new(|_| {})));
         let mut tokens = tokens(1, || 1_000).honoured_by(places.clone());
         let shown = |tokens: &mut AddressTokens, client| {
             let token = issue(tokens, client);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use s2n_quic::application;
 
-use super::{CANCELLED, Dispatcher, Error};
+use super::{CANCELLED, Dispatcher, StreamWriteError};
 use crate::{
     backlog::Losses,
     class::Terms,
@@ -30,13 +30,13 @@ pub struct Ahead {
 }
 
 /// The sending half of a stream whose bytes wait for their turn. Dropped before it was finished, it is reset.
-pub struct SendStream {
+pub struct ScheduledSendStream {
     of: Dispatcher,
     name: u32,
     id: u64,
 }
 
-impl SendStream {
+impl ScheduledSendStream {
     pub(super) fn new(of: Dispatcher, name: u32, id: u64) -> Self {
         Self { of, name, id }
     }
@@ -51,28 +51,28 @@ impl SendStream {
     ///
     /// # Errors
     /// The stream has ended otherwise than by being finished.
-    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
         self.poll_below(cx, QUEUE_BYTES)
     }
 
     /// Ready when nothing waits for its turn.
     ///
     /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    /// As [`ScheduledSendStream::poll_ready`].
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
         self.poll_below(cx, 1)
     }
 
     /// Ready when the peer has acknowledged all that was written.
     ///
     /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+    /// As [`ScheduledSendStream::poll_ready`].
+    pub fn poll_acknowledged(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamWriteError>> {
         if self.poll_flush(cx)?.is_pending() {
             return Poll::Pending;
         }
         let mut state = self.of.hub.lock();
-        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(Error::Cancelled)) };
+        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(StreamWriteError::Cancelled)) };
         if let Some(acknowledged) = slot.acknowledged.take() {
             return Poll::Ready(acknowledged);
         }
@@ -86,8 +86,8 @@ impl SendStream {
     /// Asks to be woken when the stream takes no more bytes.
     ///
     /// # Errors
-    /// As [`SendStream::poll_ready`].
-    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+    /// As [`ScheduledSendStream::poll_ready`].
+    pub fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Result<(), StreamWriteError> {
         match self.poll_below(cx, 0) {
             Poll::Ready(result) => result,
             Poll::Pending => Ok(()),
@@ -95,10 +95,10 @@ impl SendStream {
     }
 
     /// Ready when fewer than `bytes` wait for their turn.
-    fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), Error>> {
+    fn poll_below(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), StreamWriteError>> {
         let mut state = self.of.hub.lock();
         // They are all gone with the driver.
-        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(Error::Cancelled)) };
+        let Some(slot) = state.streams.slot(self.name) else { return Poll::Ready(Err(StreamWriteError::Cancelled)) };
         if let Some(error) = slot.error {
             return Poll::Ready(Err(error));
         }
@@ -112,7 +112,8 @@ impl SendStream {
         Poll::Pending
     }
 
-    /// Queues bytes, however much is queued already: what is never asked with [`SendStream::poll_ready`] has no bound.
+    /// Queues bytes, however much is queued already: what is never asked with [`ScheduledSendStream::poll_ready`] has
+    /// no bound.
     pub fn push(&mut self, bytes: Bytes) {
         self.change(|slot, now_ns| {
             slot.begun_ns.get_or_insert(now_ns);
@@ -125,7 +126,7 @@ impl SendStream {
     ///
     /// # Errors
     /// The stream has ended otherwise than by being finished.
-    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Error> {
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), StreamWriteError> {
         poll_fn(|cx| self.poll_ready(cx)).await?;
         self.push(bytes);
         Ok(())
@@ -186,7 +187,7 @@ impl SendStream {
     }
 }
 
-impl Drop for SendStream {
+impl Drop for ScheduledSendStream {
     fn drop(&mut self) {
         let mut state = self.of.hub.lock();
         let Some(slot) = state.streams.slot(self.name) else { return };

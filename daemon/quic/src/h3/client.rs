@@ -20,7 +20,7 @@ use crate::{
     datagrams::Hub,
     dispatch::Dispatcher,
     events::ConnectionState,
-    strangers::Standing,
+    strangers::ClientStanding,
 };
 
 /// What the tasks of one connection share; opens requests in the client role.
@@ -33,7 +33,7 @@ pub struct Client {
     pub(super) hub: Arc<Hub>,
     pub(super) dispatcher: Dispatcher,
     pub(super) peer: Arc<Peer>,
-    pub(super) standing: Standing,
+    pub(super) standing: ClientStanding,
     pub(super) limits: MessageLimits,
 }
 
@@ -69,7 +69,7 @@ impl Client {
 
     /// What is known about the peer.
     #[must_use]
-    pub fn standing(&self) -> &Standing {
+    pub fn standing(&self) -> &ClientStanding {
         &self.standing
     }
 

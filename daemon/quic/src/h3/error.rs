@@ -25,7 +25,7 @@ pub enum Error {
     Stream(stream::Error),
     /// We ended the stream.
     #[error(transparent)]
-    Ended(dispatch::Error),
+    Ended(dispatch::StreamWriteError),
     /// The peer goes away and takes no more requests (RFC 9114 §5.2).
     #[error("the peer is going away")]
     GoingAway,
@@ -53,11 +53,11 @@ impl From<stream::Error> for Error {
     }
 }
 
-impl From<dispatch::Error> for Error {
-    fn from(error: dispatch::Error) -> Self {
+impl From<dispatch::StreamWriteError> for Error {
+    fn from(error: dispatch::StreamWriteError) -> Self {
         match error {
-            dispatch::Error::Stream(error) => Self::Stream(error),
-            dispatch::Error::Expired | dispatch::Error::Cancelled => Self::Ended(error),
+            dispatch::StreamWriteError::Stream(error) => Self::Stream(error),
+            dispatch::StreamWriteError::Expired | dispatch::StreamWriteError::Cancelled => Self::Ended(error),
         }
     }
 }

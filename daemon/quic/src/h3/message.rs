@@ -81,7 +81,7 @@ impl RecvStream {
 
 /// The sending half of a request stream. What is written waits for its turn (see [`dispatch`]).
 pub struct SendStream {
-    pub(super) stream: dispatch::SendStream,
+    pub(super) stream: dispatch::ScheduledSendStream,
     pub(super) peer: Arc<Peer>,
 }
 
@@ -115,7 +115,7 @@ impl SendStream {
         Ok(self.stream.send(bytes).await?)
     }
 
-    /// Begins a batch of payloads that leave in capsules (see [`dispatch::SendStream::payloads`]).
+    /// Begins a batch of payloads that leave in capsules (see [`dispatch::ScheduledSendStream::payloads`]).
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         self.stream.payloads(limit_bytes, losses)

@@ -12,7 +12,7 @@ use masque::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Hub, Losses, State, View, inbox::Arrivals};
+use super::{FlowView, Hub, Losses, State, inbox::Arrivals};
 use crate::{class::Terms, segments::Segments};
 
 /// One tunnel's end of its connection's datagrams. Dropping it discards what is queued for it in both directions.
@@ -53,8 +53,8 @@ impl Flow {
 
     /// What others may know of the flow.
     #[must_use]
-    pub fn view(&self) -> View {
-        View::new(&self.arrivals, &self.losses)
+    pub fn view(&self) -> FlowView {
+        FlowView::new(&self.arrivals, &self.losses)
     }
 
     /// What the tunnel lost.

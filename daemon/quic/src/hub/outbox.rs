@@ -25,7 +25,7 @@ const FRAME_HEADER_BYTES: usize = 1 + 2;
 /// What waits to leave.
 #[derive(Default)]
 pub(super) struct Outbox {
-    pub(super) queues: Vec<Option<Queue>>,
+    pub(super) queues: Vec<Option<FlowQueue>>,
     free: Vec<u32>,
     bytes: usize,
     /// The roomiest packet seen so far: a payload that does not fit into one as roomy never will.
@@ -35,7 +35,7 @@ pub(super) struct Outbox {
     capped: Departures,
 }
 
-pub(super) struct Queue {
+pub(super) struct FlowQueue {
     pub(super) payloads: Backlog,
     stream_id: u64,
     terms: Terms,
@@ -72,7 +72,7 @@ impl Outbox {
         let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
         let departure = Departure::default();
-        let queue = Queue { payloads, stream_id, terms, header, misses: 0, departure, losses };
+        let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, departure, losses };
         match self.queues.get_mut(slot as usize) {
             Some(free) => *free = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -93,7 +93,7 @@ impl Outbox {
         self.bytes
     }
 
-    fn queue(&mut self, slot: u32) -> Option<&mut Queue> {
+    fn queue(&mut self, slot: u32) -> Option<&mut FlowQueue> {
         self.queues.get_mut(slot as usize)?.as_mut()
     }
 
@@ -245,7 +245,7 @@ impl Outbox {
     }
 }
 
-impl Queue {
+impl FlowQueue {
     fn service(&self) -> sched::stream::Service {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }

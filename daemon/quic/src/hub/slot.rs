@@ -14,7 +14,7 @@ use crate::{
 
 /// Why a stream takes no more bytes.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub enum Error {
+pub enum StreamWriteError {
     /// The peer or the connection ended it.
     #[error(transparent)]
     Stream(#[from] s2n_quic::stream::Error),
@@ -39,7 +39,7 @@ pub(crate) struct Slot {
     pub(crate) finished: bool,
     /// Nobody holds the stream's writing end any more.
     pub(crate) detached: bool,
-    pub(crate) error: Option<Error>,
+    pub(crate) error: Option<StreamWriteError>,
     /// With which code the driver has to reset it.
     pub(crate) reset: Option<application::Error>,
     /// Whether the transport knows of its end, which was proper or not.
@@ -52,7 +52,7 @@ pub(crate) struct Slot {
     pub(crate) writer: Option<(Waker, usize)>,
     /// Who asks whether all of it was acknowledged, and the answer.
     pub(crate) asks_acknowledged: Option<Waker>,
-    pub(crate) acknowledged: Option<Result<(), Error>>,
+    pub(crate) acknowledged: Option<Result<(), StreamWriteError>>,
     pub(crate) departure: Departure,
     /// Whether it waits aside until the transport has room for its bytes.
     pub(crate) buffer_full: bool,
@@ -130,7 +130,7 @@ impl Slot {
     }
 
     /// Gives it up: what is queued is discarded, and nothing more is taken.
-    pub(crate) fn fail(&mut self, error: Error) {
+    pub(crate) fn fail(&mut self, error: StreamWriteError) {
         self.error.get_or_insert(error);
         self.queue.clear();
         self.wake_all();

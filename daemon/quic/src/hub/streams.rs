@@ -8,7 +8,7 @@ use sched::stream::{Discipline, Expiry, Level, Rank, Service};
 
 use super::{
     State,
-    slot::{Error, Slot},
+    slot::{Slot, StreamWriteError},
 };
 use crate::{
     class::Terms,
@@ -306,7 +306,7 @@ impl State {
     }
 
     /// Gives a stream up, of which the callbacks are told nothing any more. Returns whether it may be forgotten.
-    pub(crate) fn fail(&mut self, name: u32, error: Error, ledger: &Ledger) -> bool {
+    pub(crate) fn fail(&mut self, name: u32, error: StreamWriteError, ledger: &Ledger) -> bool {
         let Some(slot) = self.streams.slot(name) else { return false };
         if !mem::replace(&mut slot.settled, true) {
             slot.ended = true;
@@ -322,7 +322,7 @@ impl State {
     pub(crate) fn cancel(&mut self, name: u32, code: application::Error) {
         if let Some(slot) = self.streams.slot(name).filter(|slot| slot.error.is_none()) {
             slot.reset = Some(code);
-            slot.fail(Error::Cancelled);
+            slot.fail(StreamWriteError::Cancelled);
             self.turns.remove(TurnKind::Stream, name);
             self.streams.ask(name);
         }

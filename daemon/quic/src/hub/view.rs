@@ -10,13 +10,13 @@ use crate::backlog::Losses;
 
 /// What can be known of a tunnel's flow by others than its owner, and after its end.
 #[derive(Clone)]
-pub struct View {
+pub struct FlowView {
     arrivals: Arc<Mutex<Arrivals>>,
     /// What it lost.
     pub losses: Arc<Losses>,
 }
 
-impl View {
+impl FlowView {
     pub(super) fn new(arrivals: &Arc<Mutex<Arrivals>>, losses: &Arc<Losses>) -> Self {
         Self { arrivals: arrivals.clone(), losses: losses.clone() }
     }

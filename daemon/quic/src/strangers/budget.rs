@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use s2n_quic::provider::event::events::Frame;
 
-use super::Standing;
+use super::ClientStanding;
 
 /// The smallest piece of memory that s2n-quic takes for bytes of a stream (`buffer/reassembler.rs`).
 const BLOCK_BYTES: u64 = 4096;
@@ -70,7 +70,7 @@ impl Extent {
 
 impl Budget {
     /// Counts a packet.
-    pub fn on_packet(&mut self, standing: &Standing) {
+    pub fn on_packet(&mut self, standing: &ClientStanding) {
         if standing.is_known() {
             return;
         }
@@ -81,7 +81,7 @@ impl Budget {
     }
 
     /// Counts a frame of the peer, and what it may have us hold.
-    pub fn on_frame(&mut self, frame: &Frame, standing: &Standing) {
+    pub fn on_frame(&mut self, frame: &Frame, standing: &ClientStanding) {
         if standing.is_known() {
             if self.held_bytes > 0 {
                 *self = Self::default();
@@ -129,7 +129,7 @@ impl Budget {
     }
 
     /// A stream was ended from our side, so that the transport keeps nothing of it.
-    pub fn release(&mut self, id: u64, standing: &Standing) {
+    pub fn release(&mut self, id: u64, standing: &ClientStanding) {
         if standing.is_known() {
             return;
         }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_packet_full_of_frames_counts_as_many() {
         let (places, frame) = (std::sync::Arc::default(), builder::Frame::Ping {}.into_event());
-        let standing = super::super::Places::enter(&places, std::net::IpAddr::from([192, 0, 2, 1]));
+        let standing = super::super::ConnectionPlaces::enter(&places, std::net::IpAddr::from([192, 0, 2, 1]));
         let mut budget = Budget::default();
         for _ in 0..10 {
             budget.on_packet(&standing);
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_stream_that_was_let_go_counts_no_more_whatever_arrives_for_it() {
         let (mut budget, standing) = (Budget::default(), std::sync::Arc::default());
-        let standing = super::super::Places::enter(&standing, std::net::IpAddr::from([192, 0, 2, 1]));
+        let standing = super::super::ConnectionPlaces::enter(&standing, std::net::IpAddr::from([192, 0, 2, 1]));
         budget.note(0, 9_000, 1_000);
         budget.note(4, 0, 10);
         budget.release(0, &standing);

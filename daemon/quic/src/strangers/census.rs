@@ -14,14 +14,14 @@ pub const REMEMBERED: usize = 4_096;
 
 /// The part of an address that is taken to be one party's: /24 of IPv4, /56 of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Prefix {
+pub enum AddressPrefix {
     /// The first 24 bits.
     V4([u8; 3]),
     /// The first 56 bits.
     V6([u8; 7]),
 }
 
-impl Prefix {
+impl AddressPrefix {
     /// That of an address; IPv4 addresses in IPv6 form are IPv4 addresses.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
@@ -40,7 +40,7 @@ impl Prefix {
 
 /// What becomes of an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmissionVerdict {
     /// It may go on.
     Admit,
     /// It may, once it has proven its address.
@@ -77,35 +77,35 @@ pub(super) struct Census {
     open: u32,
     /// The connections among them that are no user's and came from a prefix without one.
     unknown: u32,
-    prefixes: HashMap<Prefix, Neighbours>,
+    prefixes: HashMap<AddressPrefix, Neighbours>,
     /// Prefixes whose last user has left, the earliest in front.
-    remembered: VecDeque<Prefix>,
+    remembered: VecDeque<AddressPrefix>,
 }
 
 impl Census {
-    pub(super) fn judge(&self, prefix: Prefix, proven: bool, limits: &RelayLimits) -> Verdict {
+    pub(super) fn judge(&self, prefix: AddressPrefix, proven: bool, limits: &RelayLimits) -> AdmissionVerdict {
         const NONE: Neighbours = Neighbours { handshakes: 0, strangers: 0, known: 0, remembered: false };
         let neighbours = self.prefixes.get(&prefix).unwrap_or(&NONE);
         let most = limits.strangers.per_prefix;
         if self.open >= limits.connections {
-            return Verdict::Refuse("connections");
+            return AdmissionVerdict::Refuse("connections");
         }
         if !neighbours.is_known() && self.unknown >= limits.places_for_strangers() {
-            return Verdict::Refuse("strangers");
+            return AdmissionVerdict::Refuse("strangers");
         }
         // Addresses in handshakes may be forged. So handshakes do not count against clients that prove their address,
         // unless there are so many proofs that the prefix floods us itself.
         if neighbours.strangers >= most || (proven && neighbours.handshakes >= most.saturating_mul(2)) {
-            return Verdict::Refuse("strangers_per_prefix");
+            return AdmissionVerdict::Refuse("strangers_per_prefix");
         }
-        if !proven && neighbours.handshakes >= most { Verdict::Prove } else { Verdict::Admit }
+        if !proven && neighbours.handshakes >= most { AdmissionVerdict::Prove } else { AdmissionVerdict::Admit }
     }
 
-    fn neighbours(&mut self, prefix: Prefix) -> &mut Neighbours {
+    fn neighbours(&mut self, prefix: AddressPrefix) -> &mut Neighbours {
         self.prefixes.entry(prefix).or_default()
     }
 
-    pub(super) fn enter(&mut self, prefix: Prefix) -> Origin {
+    pub(super) fn enter(&mut self, prefix: AddressPrefix) -> Origin {
         let neighbours = self.neighbours(prefix);
         neighbours.handshakes += 1;
         let origin = if neighbours.is_known() { Origin::Known } else { Origin::Unknown };
@@ -114,28 +114,28 @@ impl Census {
         origin
     }
 
-    pub(super) fn leave_handshake(&mut self, prefix: Prefix, origin: Origin) {
+    pub(super) fn leave_handshake(&mut self, prefix: AddressPrefix, origin: Origin) {
         self.neighbours(prefix).handshakes -= 1;
         self.leave(prefix, origin);
     }
 
-    pub(super) fn enter_stranger(&mut self, prefix: Prefix, origin: Origin) {
+    pub(super) fn enter_stranger(&mut self, prefix: AddressPrefix, origin: Origin) {
         self.neighbours(prefix).strangers += 1;
         self.open += 1;
         self.unknown += u32::from(origin == Origin::Unknown);
     }
 
-    pub(super) fn leave_stranger(&mut self, prefix: Prefix, origin: Origin) {
+    pub(super) fn leave_stranger(&mut self, prefix: AddressPrefix, origin: Origin) {
         self.neighbours(prefix).strangers -= 1;
         self.leave(prefix, origin);
     }
 
-    pub(super) fn enter_known(&mut self, prefix: Prefix) {
+    pub(super) fn enter_known(&mut self, prefix: AddressPrefix) {
         self.neighbours(prefix).known += 1;
         self.open += 1;
     }
 
-    pub(super) fn leave_known(&mut self, prefix: Prefix) {
+    pub(super) fn leave_known(&mut self, prefix: AddressPrefix) {
         let neighbours = self.neighbours(prefix);
         neighbours.known -= 1;
         if neighbours.known == 0 && !neighbours.remembered {
@@ -151,14 +151,14 @@ impl Census {
         }
     }
 
-    fn leave(&mut self, prefix: Prefix, origin: Origin) {
+    fn leave(&mut self, prefix: AddressPrefix, origin: Origin) {
         self.open -= 1;
         self.unknown -= u32::from(origin == Origin::Unknown);
         self.forget(prefix);
     }
 
     /// Keeps no entry for a prefix of which nothing is known.
-    fn forget(&mut self, prefix: Prefix) {
+    fn forget(&mut self, prefix: AddressPrefix) {
         let empty =
             |neighbours: &Neighbours| neighbours.handshakes + neighbours.strangers == 0 && !neighbours.is_known();
         if self.prefixes.get(&prefix).is_some_and(empty) {
@@ -183,9 +183,9 @@ mod tests {
 
     use super::*;
 
-    fn prefix(number: u16) -> Prefix {
+    fn prefix(number: u16) -> AddressPrefix {
         let [b, c] = number.to_be_bytes();
-        Prefix::V4([10, b, c])
+        AddressPrefix::V4([10, b, c])
     }
 
     fn limits(connections: u32, percent: u8, per_prefix: u32) -> RelayLimits {
@@ -197,10 +197,10 @@ mod tests {
     }
 
     /// Lets strangers of a prefix connect until one may not; returns how many came, and why no more.
-    fn crowd(census: &mut Census, prefix: Prefix, limits: &RelayLimits) -> (u32, Limit) {
+    fn crowd(census: &mut Census, prefix: AddressPrefix, limits: &RelayLimits) -> (u32, Limit) {
         let mut came = 0;
         loop {
-            if let Verdict::Refuse(limit) = census.judge(prefix, true, limits) {
+            if let AdmissionVerdict::Refuse(limit) = census.judge(prefix, true, limits) {
                 return (came, limit);
             }
             let origin = census.enter(prefix);
@@ -223,23 +223,27 @@ mod tests {
         // Neighbours of a user are not worse off for that, and not better among themselves.
         assert_eq!(crowd(&mut census, prefix(0), &limits), (20, "strangers_per_prefix"));
         for number in 0..10 {
-            assert_eq!(census.judge(prefix(0), true, &limits), Verdict::Refuse("strangers_per_prefix"), "{number}");
+            assert_eq!(
+                census.judge(prefix(0), true, &limits),
+                AdmissionVerdict::Refuse("strangers_per_prefix"),
+                "{number}"
+            );
             census.enter_known(prefix(6));
         }
-        assert_eq!(census.judge(prefix(6), true, &limits), Verdict::Refuse("connections"));
+        assert_eq!(census.judge(prefix(6), true, &limits), AdmissionVerdict::Refuse("connections"));
     }
 
     #[test]
     fn forged_handshakes_of_a_prefix_cost_others_of_it_a_proof_and_no_place() {
         let (mut census, limits) = (Census::default(), limits(100, 70, 10));
-        while census.judge(prefix(1), false, &limits) == Verdict::Admit {
+        while census.judge(prefix(1), false, &limits) == AdmissionVerdict::Admit {
             _ = census.enter(prefix(1));
         }
         assert_eq!(census.open, 10);
-        assert_eq!(census.judge(prefix(1), false, &limits), Verdict::Prove);
-        assert_eq!(census.judge(prefix(2), false, &limits), Verdict::Admit);
+        assert_eq!(census.judge(prefix(1), false, &limits), AdmissionVerdict::Prove);
+        assert_eq!(census.judge(prefix(2), false, &limits), AdmissionVerdict::Admit);
         let mut proven = 0;
-        while census.judge(prefix(1), true, &limits) == Verdict::Admit {
+        while census.judge(prefix(1), true, &limits) == AdmissionVerdict::Admit {
             _ = census.enter(prefix(1));
             proven += 1;
         }
@@ -259,7 +263,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_party_have_one_prefix() {
-        let of = |address: &str| Prefix::of(address.parse().unwrap());
+        let of = |address: &str| AddressPrefix::of(address.parse().unwrap());
         assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.200"));
         assert_ne!(of("192.0.2.1"), of("192.0.3.1"));
         assert_eq!(of("2001:db8:0:1ff::1"), of("2001:db8:0:100::2"));

@@ -9,17 +9,17 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::{fingerprint, trust::Refused};
+use super::{fingerprint, trust::RefusedCertificate};
 
 thread_local! {
-    static LAST_REFUSED: RefCell<Option<Refused>> = const { RefCell::new(None) };
+    static LAST_REFUSED: RefCell<Option<RefusedCertificate>> = const { RefCell::new(None) };
 }
 
 /// Takes the client certificate that was refused last in this thread.
 ///
 /// rustls tells the transport no more than an alert. The transport works on one handshake at a time in a thread and
 /// reports its failure before it turns to another, so what is noted here belongs to the failure being reported.
-pub(crate) fn take_refused() -> Option<Refused> {
+pub(crate) fn take_refused() -> Option<RefusedCertificate> {
     LAST_REFUSED.take()
 }
 
@@ -50,7 +50,7 @@ impl ClientCertVerifier for Noting {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         self.0.verify_client_cert(end_entity, intermediates, now).inspect_err(|reason| {
-            LAST_REFUSED.set(Some(Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() }));
+            LAST_REFUSED.set(Some(RefusedCertificate { fingerprint: fingerprint(end_entity), reason: reason.clone() }));
         })
     }
 

@@ -30,11 +30,11 @@ pub enum Trust {
 
 /// The last server certificate that was refused. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Refusals(Arc<Mutex<Option<Refused>>>);
+pub struct Refusals(Arc<Mutex<Option<RefusedCertificate>>>);
 
 /// A certificate that was not accepted.
 #[derive(Clone, Debug)]
-pub struct Refused {
+pub struct RefusedCertificate {
     /// Its SHA-256.
     pub fingerprint: [u8; 32],
     /// What is wrong with it.
@@ -44,7 +44,7 @@ pub struct Refused {
 impl Refusals {
     /// Takes what was noted last.
     #[must_use]
-    pub fn take(&self) -> Option<Refused> {
+    pub fn take(&self) -> Option<RefusedCertificate> {
         self.0.lock().take()
     }
 }
@@ -127,7 +127,8 @@ impl ServerCertVerifier for Verifier {
             }
         };
         verdict.inspect_err(|reason| {
-            *self.refusals.0.lock() = Some(Refused { fingerprint: fingerprint(end_entity), reason: reason.clone() });
+            *self.refusals.0.lock() =
+                Some(RefusedCertificate { fingerprint: fingerprint(end_entity), reason: reason.clone() });
         })
     }
 

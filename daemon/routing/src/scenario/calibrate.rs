@@ -65,7 +65,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
             sigma: rounded(sigma.min(3.0)),
         }
     };
-    let runs = |engine: &crate::decision::Engine| {
+    let runs = |engine: &crate::decision::EngineSnapshot| {
         let ms = engine.cost.map(|ns| rounded(ns / 1e6));
         EngineSpec {
             model: engine.model.clone(),

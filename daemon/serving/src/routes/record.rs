@@ -1,7 +1,7 @@
 //! Decisions as they are recorded: all that they depended on, and nothing of what was asked.
 
 use config::gateway::GatewaySettings;
-use routing::decision::{Candidate, Decision, Engine, Limits, ReturnPath};
+use routing::decision::{Candidate, Decision, EngineSnapshot, ReturnPath, TimeLimits};
 use sched::route::{ModelChoice, Replica, RoutedRequest, State};
 
 use super::{Asked, Decided, chooser::worth};
@@ -38,7 +38,7 @@ impl Recorder {
             let model = state.replicas.get(at).map(|replica| replica.model);
             state.replicas.iter().take(at).filter(|other| Some(other.model) == model).count()
         };
-        let engine = |(at, replica): (usize, &Replica)| Engine::of(&name(replica.model), place(at), replica);
+        let engine = |(at, replica): (usize, &Replica)| EngineSnapshot::of(&name(replica.model), place(at), replica);
         let mut decision = Decision {
             at_ms: unix_ms(),
             at_ns,
@@ -47,7 +47,7 @@ impl Recorder {
             prompt_tokens: request.prompt_tokens,
             expected_tokens: request.expected_tokens,
             max_tokens: request.max_tokens,
-            limits: Limits::of(&request.slo),
+            limits: TimeLimits::of(&request.slo),
             path: ReturnPath::of(&state.path),
             models: asked.models.iter().filter_map(|model| self.models.get(*model)).cloned().collect(),
             engines: state.replicas.iter().enumerate().map(engine).collect(),

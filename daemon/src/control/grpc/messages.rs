@@ -203,7 +203,7 @@ pub(super) fn departures(control: &Control, records: Records) -> v1::WatchDepart
         wanted_ns: packet.wanted_ns,
         class: packet.class.and_then(|key| names.get(&key)).cloned().unwrap_or_default(),
     };
-    let message = |message: recorder::Message| v1::SentMessage {
+    let message = |message: recorder::SentMessage| v1::SentMessage {
         thread: message.thread,
         handed_ns: message.handed_ns,
         returned_ns: message.returned_ns,

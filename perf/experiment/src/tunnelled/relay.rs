@@ -24,7 +24,7 @@ use quic::{
     datagrams::{DatagramCounters, Datagrams, Hub, QueueLimits, Schedule, Sender},
     endpoint::{self, Admission, Transport},
     events::ConnectionState,
-    h3::{self, Connection, MessageLimits, Request},
+    h3::{self, H3Connection, MessageLimits, Request},
     segments::Segments,
     tls::{self, Trust},
 };
@@ -54,7 +54,7 @@ struct Counts {
     datagrams: AtomicU64,
     capsules: AtomicU64,
     /// What is known of its tunnels, by which it is known what they dropped.
-    tunnels: Mutex<Vec<quic::datagrams::View>>,
+    tunnels: Mutex<Vec<quic::datagrams::FlowView>>,
     queue_sum: AtomicU64,
     queue_looks: AtomicU64,
     queue_peak: AtomicU64,
@@ -267,7 +267,7 @@ async fn serve(mut relay: Server, of: Of) {
             *of.seen.0.path.lock() = path.clone();
             let ended = Arc::new(AtomicUsize::new(0));
             spawn(watch(hub, path, of.seen.clone(), Arc::downgrade(&ended)));
-            let mut connection = Connection::start(connection, Role::Server, MessageLimits::default()).await?;
+            let mut connection = H3Connection::start(connection, Role::Server, MessageLimits::default()).await?;
             while let Ok(request) = connection.next().await {
                 spawn(relay_one(request, connection.client(), of.clone()));
             }

@@ -195,7 +195,7 @@ async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_
     // Taken apart, each packet keeps what was recorded of it.
     double.wire().verdict = Some(|message| (message.payload.len() > message.segment_bytes).then_some(libc::EIO));
     push(&mut tx, [marked(3, at_ns), marked(3, at_ns + 1), marked(3, at_ns + 2)]);
-    let wanted_ns = |message: &recorder::Message| message.packets[0].wanted_ns;
+    let wanted_ns = |message: &recorder::SentMessage| message.packets[0].wanted_ns;
     assert!(recording.take().messages.iter().map(wanted_ns).eq([0, 1, 2].map(|ns| Some(at_ns + ns))));
     drop(recording);
     push(&mut tx, [packet(1_200, 0, None)]);
