@@ -20,7 +20,7 @@ const OWN: Duration = Duration::from_millis(1);
 
 /// What is known of one gateway.
 #[derive(Clone, Debug, Default)]
-pub struct Gateway {
+pub struct GatewayHealth {
     /// What its answers told last of its engines' load, in thousandths of what they work on at once, and when.
     told: Option<(u32, Instant)>,
     /// How often it failed in a row, and until when it is asked last.
@@ -39,7 +39,7 @@ pub struct Seen {
     pub smoothed_rtt: Option<Duration>,
 }
 
-impl Gateway {
+impl GatewayHealth {
     /// Notes that it gets a request.
     pub fn asked(&mut self) {
         self.own += 1;
@@ -77,7 +77,7 @@ impl Gateway {
 
 /// Returns the gateway to ask, by its place, of those that were not `tried`; of equals, the first.
 #[must_use]
-pub fn choose(gateways: &[Gateway], seen: &[Seen], tried: &[usize], now: Instant) -> Option<usize> {
+pub fn choose(gateways: &[GatewayHealth], seen: &[Seen], tried: &[usize], now: Instant) -> Option<usize> {
     let untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));
     untried.min_by_key(|(_, (gateway, seen))| gateway.cost(**seen, now)).map(|(place, _)| place)
 }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_nearest_gateway_is_asked_unless_its_load_costs_more_than_the_way_to_another() {
-        let (mut gateways, seen, now) = (vec![Gateway::default(); 2], [near(20), near(30)], Instant::now());
+        let (mut gateways, seen, now) = (vec![GatewayHealth::default(); 2], [near(20), near(30)], Instant::now());
         assert_eq!(choose(&gateways, &seen, &[], now), Some(0));
         gateways[0].answered(Some(100), now);
         assert_eq!(choose(&gateways, &seen, &[], now), Some(0), "5 ms of load");
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn requests_that_begin_together_do_not_all_go_to_the_same_gateway() {
-        let (mut gateways, seen, now) = (vec![Gateway::default(); 2], [near(20), near(22)], Instant::now());
+        let (mut gateways, seen, now) = (vec![GatewayHealth::default(); 2], [near(20), near(22)], Instant::now());
         let mut asked = [0, 0];
         for _ in 0..100 {
             let place = choose(&gateways, &seen, &[], now).unwrap();
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_gateway_that_fails_or_is_out_of_reach_is_asked_last_and_later_each_time() {
-        let (mut gateways, mut now) = (vec![Gateway::default(); 2], Instant::now());
+        let (mut gateways, mut now) = (vec![GatewayHealth::default(); 2], Instant::now());
         assert_eq!(choose(&gateways, &[Seen::default(), near(900)], &[], now), Some(1));
         for wait_s in [1, 2, 4, 8, 16, 30, 30] {
             gateways[0].failed(now);

@@ -37,7 +37,7 @@ pub enum OpenError {
 
 /// A relay that a client is connected to. Clones share the connection.
 #[derive(Clone)]
-pub struct Relay {
+pub struct RelayConnection {
     client: h3::Client,
     template: Arc<Template>,
     bearer: Option<Arc<str>>,
@@ -73,7 +73,7 @@ impl OpenError {
     }
 }
 
-impl Relay {
+impl RelayConnection {
     /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`H3Connection`] that comes with the relay
     /// has to be driven ([`drive`]) for anything to happen.
     ///
@@ -107,10 +107,10 @@ impl Relay {
         self.open_udp_signalled(target, None).await
     }
 
-    /// As [`Relay::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    /// As [`RelayConnection::open_udp`], telling the relay how to rank what it sends back (RFC 9218 §5).
     ///
     /// # Errors
-    /// As [`Relay::open_udp`].
+    /// As [`RelayConnection::open_udp`].
     pub async fn open_udp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Opened, OpenError> {
         // Not on a stream that nothing may be sent on.
         self.client.wait_for_settings().await?;
@@ -125,10 +125,10 @@ impl Relay {
         self.client.reserve().await
     }
 
-    /// As [`Relay::open_udp_signalled`], on a stream that was reserved.
+    /// As [`RelayConnection::open_udp_signalled`], on a stream that was reserved.
     ///
     /// # Errors
-    /// As [`Relay::open_udp`].
+    /// As [`RelayConnection::open_udp`].
     pub async fn open_udp_on(
         &self,
         reserved: Reserved,
@@ -154,7 +154,7 @@ impl Relay {
         self.open_tcp_signalled(target, None).await
     }
 
-    /// As [`Relay::open_tcp`], telling the relay how to rank what it sends back (RFC 9218 §5).
+    /// As [`RelayConnection::open_tcp`], telling the relay how to rank what it sends back (RFC 9218 §5).
     ///
     /// # Errors
     /// See [`OpenError`]; the connection survives a refusal.

@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{debug, info};
 
 use super::{
-    Counters,
+    LocalAddressCounters,
     link::{Link, NoDatagrams},
     uplink::{CONNECTIONS, Uplink},
 };
@@ -44,7 +44,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 const COUNT: Duration = Duration::from_secs(1);
 
 /// How connections of one local address get to a relay.
-pub struct Way {
+pub struct RelayAccess {
     /// The connection to the relay.
     pub uplink: Arc<Uplink>,
     /// The class of what leaves for the relay.
@@ -54,7 +54,7 @@ pub struct Way {
     /// How long a connection may be silent.
     pub idle: Duration,
     /// What is counted.
-    pub counters: Arc<Counters>,
+    pub counters: Arc<LocalAddressCounters>,
     /// When refusals were told last, by reason.
     pub told: Mutex<HashMap<&'static str, Instant>>,
 }
@@ -77,7 +77,7 @@ pub struct OpenedUdp {
 
 impl OpenedUdp {
     /// Makes payloads leave on the terms of the class that they are of by now.
-    pub fn follow(&mut self, way: &Way) {
+    pub fn follow(&mut self, way: &RelayAccess) {
         if way.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
             if let Some(signal) = way.signal(&self.class) {
@@ -171,7 +171,7 @@ struct Tries {
 impl Tries {
     /// Allows another request after one that failed, where that may fare better: the relay was just lost, and nothing was
     /// sent yet that could arrive twice; or it has no room on this connection.
-    fn again(&mut self, way: &Way, link: &Link, error: OpenError) -> Result<(), NoConnection> {
+    fn again(&mut self, way: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
         if error.is_limit() {
             way.counters.limit_refusals.inc();
             link.limit();
@@ -185,7 +185,7 @@ impl Tries {
     }
 }
 
-impl Way {
+impl RelayAccess {
     /// Asks the relay to connect to a target. A failure is counted, and logged once a minute for each reason.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl Way {
         self.settle(opening).await
     }
 
-    /// Asks the relay for a UDP tunnel to a target, which payloads go through by `mode`; as [`Way::open`].
+    /// Asks the relay for a UDP tunnel to a target, which payloads go through by `mode`; as [`RelayAccess::open`].
     ///
     /// # Errors
     /// See [`NoConnection`].

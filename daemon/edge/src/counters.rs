@@ -18,7 +18,7 @@ use role::{labelled, ready::Readiness};
 
 use super::{
     roster::Roster,
-    uplink::{Attempts, Condition, ConnectionCounters, PathState},
+    uplink::{Attempts, Condition, ConnectionCounters, PathReport},
 };
 
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -55,7 +55,7 @@ pub struct EdgeMetrics {
 
 /// What one local address counts.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct LocalAddressCounters {
     /// Tunnels that are open.
     pub open: Gauge,
     /// Tunnels that relays opened.
@@ -148,10 +148,10 @@ impl EdgeMetrics {
 
     /// Returns the counters of a local address that serves a protocol; those of the same one go on where they were.
     #[must_use]
-    pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<Counters> {
+    pub fn of(&self, listen: SocketAddr, protocol: &str) -> Arc<LocalAddressCounters> {
         let labels = [("listen", listen.to_string()), ("protocol", protocol.to_owned())];
         let of = |family: &Family<Labels<2>, Counter>| family.get_or_create(&labels).clone();
-        let counters = Arc::new(Counters {
+        let counters = Arc::new(LocalAddressCounters {
             open: self.open.get_or_create(&labels).clone(),
             roster: self.roster.clone(),
             tunnels_opened: of(&self.tunnels_opened),
@@ -177,7 +177,7 @@ impl EdgeMetrics {
     }
 }
 
-impl Counters {
+impl LocalAddressCounters {
     /// The local address.
     #[must_use]
     pub fn listen(&self) -> &str {
@@ -252,7 +252,7 @@ impl Collector for Uplinks {
 }
 
 /// The name of a gauge, its help, and its value for a path.
-type PathGauge = (&'static str, &'static str, fn(&PathState) -> f64);
+type PathGauge = (&'static str, &'static str, fn(&PathReport) -> f64);
 
 /// The paths of the edge as metrics, at most eight names. Where local addresses do not share connections, a path is as fast as its
 /// fastest connection, and what it carries is added up.
@@ -261,7 +261,7 @@ struct PathGauges(Arc<Roster>);
 
 impl Collector for PathGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut paths = BTreeMap::<String, PathState>::new();
+        let mut paths = BTreeMap::<String, PathReport>::new();
         for state in self.0.uplinks().iter().flat_map(|uplink| uplink.path_states()) {
             paths.entry(state.name.clone()).and_modify(|known| known.join(&state)).or_insert(state);
         }

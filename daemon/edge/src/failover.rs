@@ -15,7 +15,7 @@ pub const STAGGER: Duration = Duration::from_secs(1);
 
 /// Where one relay stands.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Standing {
+pub struct RelayAvailability {
     /// Connections to it that take new tunnels.
     pub usable: usize,
     /// Whether one of them has a place for a tunnel.
@@ -65,7 +65,7 @@ impl Failover {
 
     /// Says what to do at `now`, where `wanted` tells whether somebody waits for a place.
     #[must_use]
-    pub fn next(&self, now: Instant, wanted: bool, standings: &[Standing]) -> Next {
+    pub fn next(&self, now: Instant, wanted: bool, standings: &[RelayAvailability]) -> Next {
         let works = |relay: usize| standings.get(relay).is_some_and(|standing| standing.usable > 0);
         let used = self.chosen.filter(|chosen| works(*chosen));
         match used.or_else(|| (0..standings.len()).find(|relay| works(*relay))) {
@@ -93,7 +93,7 @@ impl Failover {
     }
 
     /// The relay in place `used` works: those before it are tried, and it once more if it is full.
-    fn better(&self, now: Instant, wanted: bool, used: usize, standings: &[Standing]) -> Next {
+    fn better(&self, now: Instant, wanted: bool, used: usize, standings: &[RelayAvailability]) -> Next {
         let is_full = !standings.iter().any(|standing| standing.has_room);
         let more = wanted && is_full && standings.get(used).is_some_and(|it| it.usable < self.connections);
         let is_tried = |relay: usize| match self.chosen {
@@ -153,9 +153,9 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const NONE: Standing = Standing { usable: 0, has_room: false };
-    const UP: Standing = Standing { usable: 1, has_room: true };
-    const FULL: Standing = Standing { usable: 1, has_room: false };
+    const NONE: RelayAvailability = RelayAvailability { usable: 0, has_room: false };
+    const UP: RelayAvailability = RelayAvailability { usable: 1, has_room: true };
+    const FULL: RelayAvailability = RelayAvailability { usable: 1, has_room: false };
 
     fn of(relays: usize) -> Failover {
         Failover::new(relays, 2, (SECOND, 8 * SECOND))
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(relays.next(now, true, &[FULL, NONE]), Next::Connect(0));
         assert_eq!(relays.next(now, false, &[FULL, NONE]), Next::Nothing);
         assert_eq!(relays.next(now, true, &[UP, NONE]), Next::Nothing);
-        assert_eq!(relays.next(now, true, &[Standing { usable: 2, has_room: false }, NONE]), Next::Nothing);
+        assert_eq!(relays.next(now, true, &[RelayAvailability { usable: 2, has_room: false }, NONE]), Next::Nothing);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::{
     },
     form::USABLE_PAYLOAD_BYTES,
     link::Link,
-    roster::{Entry, Roster, TunnelOwner},
+    roster::{Roster, RosterEntry, TunnelOwner},
     uplink::{CONNECTIONS, Uplink},
 };
 
@@ -116,7 +116,7 @@ struct Tunnel {
     /// Its place on the connection to the hop's relay.
     link: Link,
     /// Its place in the list of tunnels.
-    entry: Entry,
+    entry: RosterEntry,
     withheld: Counter,
     /// Told of the end by being dropped.
     _used: oneshot::Sender<()>,

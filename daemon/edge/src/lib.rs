@@ -80,7 +80,7 @@ pub mod uplink;
 mod wanted;
 
 pub use classes::EntranceClasses;
-pub use counters::{Counters, EdgeMetrics};
+pub use counters::{EdgeMetrics, LocalAddressCounters};
 use exit::Exit;
 use hop::HopTunnels;
 use local::Local;
@@ -89,7 +89,7 @@ use proxy::Entrance;
 pub use schedules::NamedSchedules;
 use tcp::Connections;
 use uplink::Uplink;
-use wanted::{Wanted, Way};
+use wanted::{SharingKey, Wanted};
 
 /// The edge role: the local addresses that are served, and the connections to relays that they share.
 ///
@@ -142,22 +142,22 @@ impl Socket {
 struct Served {
     wanted: Wanted,
     contents: [u8; 32],
-    ways: Vec<Way>,
+    ways: Vec<SharingKey>,
     /// Those to the hops that these lead through.
-    before: Vec<Way>,
+    before: Vec<SharingKey>,
     socket: Socket,
     task: AbortHandle,
 }
 
 /// A connection to a relay that local addresses share.
 struct Shared {
-    way: Way,
+    way: SharingKey,
     uplink: Arc<Uplink>,
     task: AbortHandle,
 }
 
 /// Local addresses that can be served: their files could be used and their sockets bound.
-pub struct Prepared(Vec<Place>);
+pub struct PreparedAddresses(Vec<Place>);
 
 enum Place {
     /// A local address that is served already, by its place among the served ones.
@@ -173,9 +173,9 @@ struct Other {
     wanted: Wanted,
     contents: [u8; 32],
     /// To several gateways where requests are spread over them.
-    ways: Vec<(Way, Arc<Uplink>)>,
+    ways: Vec<(SharingKey, Arc<Uplink>)>,
     /// To the hops that these lead through.
-    before: Vec<(Way, Arc<Uplink>)>,
+    before: Vec<(SharingKey, Arc<Uplink>)>,
     socket: Socket,
     membership: Membership,
     serving: Serving,
@@ -200,8 +200,8 @@ impl Edge {
     /// # Errors
     /// A local address is taken or not ours, or a file that the configuration names is not usable. Relays that cannot be
     /// reached are no errors: they are tried again.
-    pub fn prepare(&self, config: &Config) -> Result<Prepared> {
-        let mut made: Vec<(Way, Arc<Uplink>)> = Vec::new();
+    pub fn prepare(&self, config: &Config) -> Result<PreparedAddresses> {
+        let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
             let (ways, contents) = (wanted.ways(config), wanted.contents());
             let is_same = |of: &Served| of.wanted == wanted && of.ways == ways && of.contents == contents;
@@ -210,15 +210,15 @@ impl Edge {
                 None => Place::Other(Box::new(self.prepare_one(wanted, contents, ways, &mut made)?)),
             })
         };
-        Wanted::all(config).map(place).collect::<Result<_>>().map(Prepared)
+        Wanted::all(config).map(place).collect::<Result<_>>().map(PreparedAddresses)
     }
 
     fn prepare_one(
         &self,
         wanted: Wanted,
         contents: [u8; 32],
-        ways: Vec<Way>,
-        made: &mut Vec<(Way, Arc<Uplink>)>,
+        ways: Vec<SharingKey>,
+        made: &mut Vec<(SharingKey, Arc<Uplink>)>,
     ) -> Result<Other> {
         let (listen, name) = (wanted.listen(), wanted.name());
         let ways = ways.into_iter().map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
@@ -241,7 +241,12 @@ impl Edge {
     }
 
     /// Returns the connections that a way leads over, which local addresses share.
-    fn uplink(&self, way: Way, listen: SocketAddr, made: &mut Vec<(Way, Arc<Uplink>)>) -> Result<Arc<Uplink>> {
+    fn uplink(
+        &self,
+        way: SharingKey,
+        listen: SocketAddr,
+        made: &mut Vec<(SharingKey, Arc<Uplink>)>,
+    ) -> Result<Arc<Uplink>> {
         let known = self.uplinks.iter().map(|shared| (&shared.way, &shared.uplink));
         let mut known = known.chain(made.iter().map(|(way, uplink)| (way, uplink)));
         if let Some((_, uplink)) = known.find(|(known, _)| **known == way) {
@@ -319,7 +324,7 @@ impl Edge {
     }
 
     /// Serves what was prepared last, each address of the class that `classes` has for it, and nothing else any more.
-    pub fn serve(&mut self, Prepared(places): Prepared, classes: &EntranceClasses) {
+    pub fn serve(&mut self, PreparedAddresses(places): PreparedAddresses, classes: &EntranceClasses) {
         let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
         let (mut same, mut others) = (Vec::new(), Vec::new());
         for place in places {
@@ -359,7 +364,7 @@ impl Edge {
         }
         while self.connections.try_join_next().is_some() {}
         let served = &self.served;
-        let uses = |served: &Served, way: &Way| served.ways.contains(way) || served.before.contains(way);
+        let uses = |served: &Served, way: &SharingKey| served.ways.contains(way) || served.before.contains(way);
         let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.way));
         let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
         self.close_uplinks(unused);

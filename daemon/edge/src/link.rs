@@ -30,11 +30,11 @@ use tracing::info;
 use super::{
     exit::Exit,
     form::{self, USABLE_PAYLOAD_BYTES, Witness},
-    moves::{Paths, Verdict},
-    places::Places,
+    moves::{MoveVerdict, Paths},
+    places::TunnelPlaces,
     sizes::{self, Sizes},
 };
-use crate::client::{Relay, endpoint::Connected};
+use crate::client::{RelayConnection, endpoint::Connected};
 
 /// The relay does not allow datagrams, and nothing else was asked for.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub struct NoDatagrams;
 /// A connection that works, as far as anybody knows.
 pub struct Line {
     /// The relay.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// The place of its path among those of the uplink.
@@ -85,7 +85,7 @@ pub struct Line {
     retired: AtomicBool,
     /// Whether it was said that the path is too narrow.
     told: AtomicBool,
-    places: Mutex<Places>,
+    places: Mutex<TunnelPlaces>,
     /// Whether it was closed from here.
     closed: AtomicBool,
     /// Told of every place that is given back.
@@ -150,13 +150,13 @@ impl Line {
     /// Asks the kernel from which address packets leave for the relay by now, and says what that means. If it is
     /// another one than before, something is sent, so that the relay learns of it.
     #[must_use]
-    pub fn follow(&self) -> Verdict {
+    pub fn follow(&self) -> MoveVerdict {
         let source = self.exit.source_toward(self.address);
         let verdict = self.paths.lock().moved(source);
-        if verdict == Verdict::Wears {
+        if verdict == MoveVerdict::Wears {
             self.worn.store(true, Relaxed);
         }
-        if matches!(verdict, Verdict::Follows | Verdict::Wears) {
+        if matches!(verdict, MoveVerdict::Follows | MoveVerdict::Wears) {
             self.ping();
         }
         verdict
@@ -304,7 +304,7 @@ impl Line {
         self.closed.load(Relaxed)
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn places(&self) -> MutexGuard<'_, TunnelPlaces> {
         // Nothing under this lock panics.
         self.places.lock()
     }
@@ -313,7 +313,7 @@ impl Line {
 /// A place for one tunnel on a connection. To be kept as long as the tunnel lives: dropping it gives the place back.
 pub struct Link {
     /// The relay.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     line: Arc<Line>,
     number: u64,
     /// The form for its tunnel, if nothing else is asked for.

@@ -37,7 +37,7 @@ use tracing::{debug, info, warn};
 
 use self::source::Source;
 use super::{
-    Counters,
+    LocalAddressCounters,
     backoff::{Backoff, random},
     connect::NoConnection,
     link::{Line, Link},
@@ -107,7 +107,7 @@ struct Shared {
     crowding: AtomicUsize,
     crowded: Notify,
     notice: Notice,
-    counters: Arc<Counters>,
+    counters: Arc<LocalAddressCounters>,
 }
 
 /// A sender's tunnel, as the table holds it.
@@ -167,7 +167,7 @@ impl Local {
         forward: &Forward,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<Counters>,
+        counters: Arc<LocalAddressCounters>,
     ) -> io::Result<Self> {
         let socket = UdpSocket::from_std(socket)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;

@@ -29,7 +29,7 @@ pub struct Paths {
 
 /// What becomes of a connection whose source changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum MoveVerdict {
     /// It did not change.
     Stays,
     /// It goes on from the new address.
@@ -48,18 +48,18 @@ impl Paths {
     }
 
     /// Judges the address that packets leave from by now, if there is a route.
-    pub fn moved(&mut self, to: Option<IpAddr>) -> Verdict {
+    pub fn moved(&mut self, to: Option<IpAddr>) -> MoveVerdict {
         if std::mem::replace(&mut self.last, to) == to {
-            return Verdict::Stays;
+            return MoveVerdict::Stays;
         }
-        let Some(to) = to else { return Verdict::Stays };
+        let Some(to) = to else { return MoveVerdict::Stays };
         if !self.seen.contains(&to) {
             self.seen.push(to);
         }
         match self.seen.len() {
-            count if count > MOST => Verdict::Ends,
-            WORN.. => Verdict::Wears,
-            _ => Verdict::Follows,
+            count if count > MOST => MoveVerdict::Ends,
+            WORN.. => MoveVerdict::Wears,
+            _ => MoveVerdict::Follows,
         }
     }
 }
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn a_connection_follows_until_the_relay_would_not() {
         let mut paths = Paths::new(Some(address(0)));
-        assert_eq!(paths.moved(Some(address(0))), Verdict::Stays);
+        assert_eq!(paths.moved(Some(address(0))), MoveVerdict::Stays);
         let verdicts = (1..=5).map(|last| paths.moved(Some(address(last))));
-        use Verdict::{Ends, Follows, Wears};
+        use MoveVerdict::{Ends, Follows, Wears};
         assert_eq!(verdicts.collect::<Vec<_>>(), [Follows, Follows, Wears, Wears, Ends]);
     }
 
@@ -116,15 +116,15 @@ mod tests {
     fn an_address_that_the_relay_knows_costs_nothing() {
         let mut paths = Paths::new(Some(address(0)));
         for _ in 0..10 {
-            assert_eq!(paths.moved(Some(address(1))), Verdict::Follows);
-            assert_eq!(paths.moved(Some(address(0))), Verdict::Follows);
+            assert_eq!(paths.moved(Some(address(1))), MoveVerdict::Follows);
+            assert_eq!(paths.moved(Some(address(0))), MoveVerdict::Follows);
         }
     }
 
     #[test]
     fn a_connection_whose_route_comes_back_has_something_to_say() {
         let mut paths = Paths::new(Some(address(0)));
-        assert_eq!(paths.moved(None), Verdict::Stays);
-        assert_eq!(paths.moved(Some(address(0))), Verdict::Follows);
+        assert_eq!(paths.moved(None), MoveVerdict::Stays);
+        assert_eq!(paths.moved(Some(address(0))), MoveVerdict::Follows);
     }
 }

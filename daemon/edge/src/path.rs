@@ -49,14 +49,14 @@ impl Path {
 
 /// What a tunnel or a request asks of paths.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct PathDemand {
     /// How its path is chosen.
     pub placement: Placement,
     /// What is known of it.
     pub request: StreamProfile,
 }
 
-impl Ask {
+impl PathDemand {
     /// What one of a class asks, of which is expected what those before it carried.
     #[must_use]
     pub fn of(class: &Class, sizes: &Sizes) -> Self {
@@ -73,9 +73,9 @@ impl Ask {
     }
 }
 
-/// What is known of one path, brought up to date by [`View::refresh`].
+/// What is known of one path, brought up to date by [`PathView::refresh`].
 #[derive(Debug, Default)]
-pub struct View {
+pub struct PathView {
     /// What placements see.
     pub path: path::CandidatePath,
     /// What went over it.
@@ -86,7 +86,7 @@ pub struct View {
 /// What a path takes if nothing was heard of it yet: so little that others are preferred.
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
-impl View {
+impl PathView {
     /// Looks at the connections of a path. Until there was a round trip, its handshake counts as one.
     pub fn refresh(&mut self, now: Instant, of: &Path, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));

@@ -13,20 +13,20 @@ const FORGET: Duration = Duration::from_secs(5);
 
 /// The places for tunnels on one connection.
 #[derive(Debug)]
-pub struct Places {
+pub struct TunnelPlaces {
     taken: usize,
     most: usize,
     /// When the relay allowed no more than `most`.
     limited: Option<Instant>,
 }
 
-impl Default for Places {
+impl Default for TunnelPlaces {
     fn default() -> Self {
         Self { taken: 0, most: MOST, limited: None }
     }
 }
 
-impl Places {
+impl TunnelPlaces {
     /// How many are taken.
     #[must_use]
     pub fn taken(&self) -> usize {
@@ -67,8 +67,8 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn taken(count: usize, now: Instant) -> Places {
-        let mut places = Places::default();
+    fn taken(count: usize, now: Instant) -> TunnelPlaces {
+        let mut places = TunnelPlaces::default();
         (0..count).for_each(|_| assert!(places.take(now)));
         places
     }

@@ -23,8 +23,8 @@ use role::{
 };
 use tokio::sync::Semaphore;
 
-use self::users::Users;
-use super::{Counters, connect::Way, uplink::Uplink};
+use self::users::ProxyUsers;
+use super::{LocalAddressCounters, connect::RelayAccess, uplink::Uplink};
 
 pub mod association;
 pub mod http;
@@ -43,10 +43,10 @@ pub struct Entrance {
 
 /// What all clients of a proxy share.
 pub struct Shared {
-    way: Way,
+    way: RelayAccess,
     protocols: Vec<ProxyKind>,
     /// `None` if everybody may use it.
-    users: Option<Users>,
+    users: Option<ProxyUsers>,
     mode: TunnelMode,
     udp_idle: Duration,
     /// How long a UDP target is left alone that the relay refused.
@@ -65,15 +65,15 @@ impl Entrance {
         proxy: &Proxy,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<Counters>,
+        counters: Arc<LocalAddressCounters>,
     ) -> Result<Self> {
         let door =
             Door::new(listener, proxy.max_connections, counters.when_full()).context("failed to watch the listener")?;
         let is_chosen = proxy.class.is_some();
         let shared = Shared {
-            way: Way { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
+            way: RelayAccess { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
             protocols: proxy.protocols.clone(),
-            users: proxy.users_file.as_deref().map(Users::read).transpose()?,
+            users: proxy.users_file.as_deref().map(ProxyUsers::read).transpose()?,
             mode: proxy.mode,
             udp_idle: proxy.udp_idle,
             pause: proxy.uplink.backoff.0,

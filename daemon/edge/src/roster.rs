@@ -18,7 +18,7 @@ use role::{table::Table, traffic::Traffic};
 use tokio::sync::Notify;
 
 use super::{
-    Counters,
+    LocalAddressCounters,
     link::{Line, Link},
     uplink::Uplink,
 };
@@ -27,8 +27,8 @@ use super::{
 #[derive(Default)]
 pub struct Roster {
     /// Tunnels that are open. The relay's IDs come from the same count.
-    pub tunnels: Table<Tunnel>,
-    entrances: Mutex<Vec<Weak<Counters>>>,
+    pub tunnels: Table<EdgeTunnel>,
+    entrances: Mutex<Vec<Weak<LocalAddressCounters>>>,
     uplinks: Mutex<Vec<Weak<Uplink>>>,
 }
 
@@ -51,7 +51,7 @@ fn living<T>(list: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
 
 impl Roster {
     /// Notes a local address, which is listed as long as somebody serves it.
-    pub(super) fn note_entrance(&self, counters: &Arc<Counters>) {
+    pub(super) fn note_entrance(&self, counters: &Arc<LocalAddressCounters>) {
         note(&self.entrances, counters);
     }
 
@@ -62,7 +62,7 @@ impl Roster {
 
     /// The local addresses that are served.
     #[must_use]
-    pub fn entrances(&self) -> Vec<Arc<Counters>> {
+    pub fn entrances(&self) -> Vec<Arc<LocalAddressCounters>> {
         living(&self.entrances)
     }
 
@@ -79,8 +79,8 @@ impl Roster {
         owner: TunnelOwner,
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
-    ) -> Entry {
-        let tunnel = self.tunnels.insert(|id| Tunnel {
+    ) -> RosterEntry {
+        let tunnel = self.tunnels.insert(|id| EdgeTunnel {
             id,
             connection: link.connection(),
             stream_id,
@@ -91,7 +91,7 @@ impl Roster {
             traffic: Arc::default(),
             closed: Notify::new(),
         });
-        Entry { tunnel, roster: self.clone(), open: None }
+        RosterEntry { tunnel, roster: self.clone(), open: None }
     }
 
     /// The open connections with an ID above `after`, by ID, each with its relay.
@@ -123,7 +123,7 @@ pub enum TunnelOwner {
 }
 
 /// A tunnel through a relay.
-pub struct Tunnel {
+pub struct EdgeTunnel {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// The ID of the connection that it goes over.
@@ -143,7 +143,7 @@ pub struct Tunnel {
     closed: Notify,
 }
 
-impl Tunnel {
+impl EdgeTunnel {
     /// The class that it is of now; `None` of a hop.
     #[must_use]
     pub fn class(&self) -> Option<Arc<Class>> {
@@ -165,30 +165,30 @@ impl Tunnel {
 }
 
 /// A tunnel's place in the roster, given back when dropped.
-pub struct Entry {
-    tunnel: Arc<Tunnel>,
+pub struct RosterEntry {
+    tunnel: Arc<EdgeTunnel>,
     roster: Arc<Roster>,
     /// The gauge of open tunnels, for an application's tunnel.
     open: Option<Gauge>,
 }
 
-impl Entry {
+impl RosterEntry {
     /// Returns the tunnel, which may outlive its place in the list.
     #[must_use]
-    pub fn tunnel(&self) -> Arc<Tunnel> {
+    pub fn tunnel(&self) -> Arc<EdgeTunnel> {
         self.tunnel.clone()
     }
 }
 
-impl Deref for Entry {
-    type Target = Tunnel;
+impl Deref for RosterEntry {
+    type Target = EdgeTunnel;
 
-    fn deref(&self) -> &Tunnel {
+    fn deref(&self) -> &EdgeTunnel {
         &self.tunnel
     }
 }
 
-impl Drop for Entry {
+impl Drop for RosterEntry {
     fn drop(&mut self) {
         self.roster.tunnels.remove(self.tunnel.id);
         if let Some(open) = &self.open {
@@ -197,7 +197,7 @@ impl Drop for Entry {
     }
 }
 
-impl Counters {
+impl LocalAddressCounters {
     /// Enters a tunnel for `sender` to `target` that goes over `link`, as the stream of an ID, and is of the class of
     /// `membership`.
     #[must_use]
@@ -207,7 +207,7 @@ impl Counters {
         (protocol, target): (Protocol, &Target),
         (link, stream_id): (&Link, u64),
         membership: &Membership,
-    ) -> Entry {
+    ) -> RosterEntry {
         let owner =
             TunnelOwner::Application { listen: self.listen().to_owned(), sender, membership: membership.clone() };
         let mut entry = self.roster.enter(owner, (protocol, target), (link, stream_id));

@@ -22,10 +22,10 @@ use serving::{
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Counters,
-    balance::{self, Gateway, Seen},
+    LocalAddressCounters,
+    balance::{self, GatewayHealth, Seen},
     client::{FirstRequest, endpoint::ANSWER_TIMEOUT},
-    connect::{NoConnection, Way},
+    connect::{NoConnection, RelayAccess},
     link::Link,
     uplink::Uplink,
 };
@@ -40,20 +40,20 @@ pub struct Clients {
 /// How requests of one local address get to gateways.
 struct ToGateways {
     /// One for each gateway, or a single one for the first gateway that works.
-    ways: Vec<Way>,
-    known: Arc<Mutex<Vec<Gateway>>>,
+    ways: Vec<RelayAccess>,
+    known: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
 /// A request that a gateway has.
-pub struct Asked {
+pub struct RequestAtGateway {
     link: Link,
     _first: FirstRequest,
     /// Which gateway, by its place.
     place: usize,
-    known: Arc<Mutex<Vec<Gateway>>>,
+    known: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
-impl Drop for Asked {
+impl Drop for RequestAtGateway {
     fn drop(&mut self) {
         if let Some(gateway) = self.known.lock().get_mut(self.place) {
             gateway.ended();
@@ -72,16 +72,16 @@ impl Clients {
         serve: &Serve,
         membership: Membership,
         uplinks: Vec<Arc<Uplink>>,
-        counters: Arc<Counters>,
+        counters: Arc<LocalAddressCounters>,
     ) -> io::Result<Self> {
         let (is_chosen, idle) = (serve.class.is_some(), serve.idle);
         let door = Door::new(listener, serve.max_connections, counters.when_full())?;
         let way = |uplink| {
             let (membership, counters) = (membership.clone(), counters.clone());
-            Way { uplink, membership, is_chosen, idle, counters, told: Default::default() }
+            RelayAccess { uplink, membership, is_chosen, idle, counters, told: Default::default() }
         };
         let ways: Vec<_> = uplinks.into_iter().map(way).collect();
-        let known = Arc::new(Mutex::new(vec![Gateway::default(); ways.len()]));
+        let known = Arc::new(Mutex::new(vec![GatewayHealth::default(); ways.len()]));
         Ok(Self {
             door,
             way: Arc::new(ToGateways { ways, known }),
@@ -114,8 +114,8 @@ impl Clients {
 
 impl ToGateways {
     /// Chooses a gateway that was not tried, and notes that it has the request.
-    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&Way, usize)> {
-        let see = |way: &Way| Seen {
+    fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, usize)> {
+        let see = |way: &RelayAccess| Seen {
             // It is asked for a connection if there is none.
             is_within_reach: way.uplink.is_within_reach(),
             smoothed_rtt: way.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
@@ -145,9 +145,9 @@ impl ToGateways {
 }
 
 impl entrance::Way for ToGateways {
-    type Place = Asked;
+    type Place = RequestAtGateway;
 
-    async fn ask(&self, head: RequestHead, tried: &mut Vec<usize>) -> Result<(Request, Asked), String> {
+    async fn ask(&self, head: RequestHead, tried: &mut Vec<usize>) -> Result<(Request, RequestAtGateway), String> {
         let (way, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
             let (link, class) = way.place().await?;
@@ -158,7 +158,7 @@ impl entrance::Way for ToGateways {
             }
             let (request, first) = link.relay.ask_itself(head).await.map_err(NoConnection::Lost)?;
             request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
-            Ok((request, Asked { link, _first: first, place: chosen, known: self.known.clone() }))
+            Ok((request, RequestAtGateway { link, _first: first, place: chosen, known: self.known.clone() }))
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
         match &asked {
@@ -178,11 +178,11 @@ impl entrance::Way for ToGateways {
         (0..self.ways.len()).any(|place| !tried.contains(&place))
     }
 
-    async fn lost(&self, asked: &Asked) {
+    async fn lost(&self, asked: &RequestAtGateway) {
         asked.link.line().silenced().await;
     }
 
-    fn answered(&self, asked: &Asked, answer: Option<&ResponseHead>) {
+    fn answered(&self, asked: &RequestAtGateway, answer: Option<&ResponseHead>) {
         // Without credentials that the gateway takes, it takes us for a stranger. 401 is about the client's own key.
         if answer.is_some_and(|head| head.status != 407) {
             asked.link.relay.let_in();

@@ -12,12 +12,12 @@ use quic::class::Membership;
 use role::door::{self, Door};
 use tracing::debug;
 
-use super::{Counters, connect::Way, uplink::Uplink};
+use super::{LocalAddressCounters, connect::RelayAccess, uplink::Uplink};
 
 /// A local address, and the connections to it.
 pub struct Connections {
     door: Door,
-    way: Arc<Way>,
+    way: Arc<RelayAccess>,
     target: Target,
 }
 
@@ -31,11 +31,11 @@ impl Connections {
         forward: &Forward,
         membership: Membership,
         uplink: Arc<Uplink>,
-        counters: Arc<Counters>,
+        counters: Arc<LocalAddressCounters>,
     ) -> io::Result<Self> {
         let is_chosen = forward.class.is_some();
         let door = Door::new(listener, forward.max_connections, counters.when_full())?;
-        let way = Way { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
+        let way = RelayAccess { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
         Ok(Self { door, way: Arc::new(way), target: forward.target.clone() })
     }
 

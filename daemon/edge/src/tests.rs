@@ -40,7 +40,7 @@ use tokio::{
 };
 
 use super::{
-    Counters,
+    LocalAddressCounters,
     local::{self, Local},
     places,
     uplink::{CONNECTIONS, Uplink},
@@ -214,7 +214,7 @@ async fn echo(mut request: Request, client: h3::Client, does: Does, seen: &Seen)
 /// A forward to a relay, and an application that uses it.
 struct Edge {
     address: SocketAddr,
-    counters: Arc<Counters>,
+    counters: Arc<LocalAddressCounters>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -260,7 +260,7 @@ impl Edge {
             idle_answered,
             max_connections: 1,
         };
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(LocalAddressCounters::default());
         let endpoint =
             |access| Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
         let uplink = Uplink::new(accesses.into_iter().map(endpoint).collect(), None, backoff, Arc::default());

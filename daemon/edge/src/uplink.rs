@@ -29,9 +29,9 @@ use tracing::info;
 
 use self::work::{Step, Work};
 use super::{
-    failover::Standing,
+    failover::RelayAvailability,
     link::{Line, Link},
-    path::{Ask, LOOK, Path, View},
+    path::{LOOK, Path, PathDemand, PathView},
     sizes::Sizes,
 };
 use crate::client::endpoint::{ConnectError, Connected, Endpoint};
@@ -39,7 +39,7 @@ use crate::client::endpoint::{ConnectError, Connected, Endpoint};
 mod paths;
 mod work;
 
-pub use paths::{Condition, NotMoved, PathState};
+pub use paths::{Condition, NotMoved, PathReport};
 
 /// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
 /// configuration says nothing (`tunnels_per_user`, 4,096).
@@ -103,7 +103,7 @@ impl ConnectionCounters {
 pub struct Uplink {
     paths: Vec<Path>,
     /// What is known of each path.
-    views: Mutex<Vec<View>>,
+    views: Mutex<Vec<PathView>>,
     /// What tunnels of each class carry.
     sizes: Arc<Sizes>,
     /// How many tunnels were placed.
@@ -192,8 +192,8 @@ impl State {
         lines
     }
 
-    fn standings(&self, path: usize, relays: usize) -> Vec<Standing> {
-        let mut standings = vec![Standing::default(); relays];
+    fn standings(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
+        let mut standings = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
             // Another connection over a slow path would be no faster.
             let stands_by = line.stands_by();
@@ -229,7 +229,7 @@ impl Uplink {
     ) -> Arc<Self> {
         let attempts = paths.iter().map(|path| vec![Attempts::default(); path.relays.len()]).collect();
         let state = watch::Sender::new(State { settling: backoff.1, attempts, ..State::default() });
-        let views = Mutex::new(paths.iter().map(|_| View::default()).collect());
+        let views = Mutex::new(paths.iter().map(|_| PathView::default()).collect());
         let (wanted, freed, ready) = (Notify::new(), Arc::default(), counters.ready.clone());
         let (sizes, turn) = (Arc::default(), AtomicU64::new(0));
         let uplink = Arc::new(Self { paths, views, sizes, turn, schedule, backoff, counters, wanted, freed, state });
@@ -334,12 +334,12 @@ impl Uplink {
     /// # Errors
     /// As [`link`](Self::link).
     pub async fn link_for(&self, class: &Class) -> Result<Link, Arc<ConnectError>> {
-        let ask = self.has_several_paths().then(|| Ask::of(class, &self.sizes));
+        let ask = self.has_several_paths().then(|| PathDemand::of(class, &self.sizes));
         self.link_of(ask).await
     }
 
     /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
-    fn placed<'a>(&self, ask: Option<&Ask>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
         let Some(ask) = ask else { return lines };
         let mut candidates: Vec<usize> = Vec::new();
         for line in lines.iter().filter(|line| line.has_room()) {
@@ -362,7 +362,7 @@ impl Uplink {
         first
     }
 
-    async fn link_of(&self, ask: Option<Ask>) -> Result<Link, Arc<ConnectError>> {
+    async fn link_of(&self, ask: Option<PathDemand>) -> Result<Link, Arc<ConnectError>> {
         let mut changes = self.state.subscribe();
         let failures = changes.borrow().failures;
         loop {

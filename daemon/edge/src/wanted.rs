@@ -75,14 +75,14 @@ impl Wanted {
     }
 
     /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
-    pub(super) fn ways(&self, config: &Config) -> Vec<Way> {
+    pub(super) fn ways(&self, config: &Config) -> Vec<SharingKey> {
         let uplink = self.uplink();
         match self {
             Self::Serve(serve) if serve.balance && uplink.relays.len() > 1 => {
                 let to = |relay: &Template| UplinkSettings { relays: vec![relay.clone()], ..uplink.clone() };
-                uplink.relays.iter().map(|relay| Way::of(&to(relay), config)).collect()
+                uplink.relays.iter().map(|relay| SharingKey::of(&to(relay), config)).collect()
             }
-            _ => vec![Way::of(uplink, config)],
+            _ => vec![SharingKey::of(uplink, config)],
         }
     }
 
@@ -93,7 +93,7 @@ impl Wanted {
 
 /// What two local addresses have to have in common to share a connection.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct SharingKey {
     pub(super) uplink: UplinkSettings,
     /// The paths, if there are any.
     pub(super) paths: Vec<config::path::PathSettings>,
@@ -103,7 +103,7 @@ pub(super) struct Way {
     contents: Vec<[u8; 32]>,
 }
 
-impl Way {
+impl SharingKey {
     fn of(uplink: &UplinkSettings, config: &Config) -> Self {
         Self::over(uplink, &config.paths, &config.hops)
     }

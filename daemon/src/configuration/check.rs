@@ -15,7 +15,7 @@ use config::{
 };
 use edge::{
     client::endpoint::{Access, Endpoint},
-    proxy::users::Users,
+    proxy::users::ProxyUsers,
 };
 use quic::{datagrams::Schedules, endpoint::Transport};
 use serving::upstream::Upstream;
@@ -85,7 +85,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
         look(uplink_files(uplink), connectable(uplink));
     }
     for file in config.proxies.iter().filter_map(|proxy| proxy.users_file.as_ref()) {
-        look(vec![("users_file", file.clone())], Users::read(file).map(drop));
+        look(vec![("users_file", file.clone())], ProxyUsers::read(file).map(drop));
     }
     for listener in config.gateway.iter().flat_map(|gateway| &gateway.listeners) {
         let Some(ListenerIdentity::Files { certificate, private_key }) = &listener.identity else { continue };

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use config::policy;
 use edge::{
     roster::{self, Roster},
-    uplink::{NotMoved, PathState},
+    uplink::{NotMoved, PathReport},
 };
 use quic::class::{ClassCounters, PolicyRole};
 use relay::{Relay, tunnels::Tunnel};
@@ -60,7 +60,7 @@ impl Control {
         filter: &Filter,
         after: u64,
         limit: usize,
-    ) -> (Vec<Arc<Tunnel>>, Vec<Arc<roster::Tunnel>>) {
+    ) -> (Vec<Arc<Tunnel>>, Vec<Arc<roster::EdgeTunnel>>) {
         let Filter { class, user, connection } = filter;
         let is_of = |found: &policy::ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
         let is_over = |found: u64| connection.is_none_or(|id| found == id);
@@ -70,7 +70,7 @@ impl Control {
                 && is_of(tunnel.class().policy())
         };
         // At an edge there are no users, and hops have no class.
-        let opened = |tunnel: &roster::Tunnel| {
+        let opened = |tunnel: &roster::EdgeTunnel| {
             user.is_none()
                 && is_over(tunnel.connection)
                 && tunnel.class().map_or(class.is_none(), |class| is_of(class.policy()))
@@ -112,7 +112,7 @@ impl Control {
 
     /// Lists the paths of the edge, for each set of local addresses that share connections.
     #[must_use]
-    pub fn paths(&self) -> Vec<PathState> {
+    pub fn paths(&self) -> Vec<PathReport> {
         self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
     }
 

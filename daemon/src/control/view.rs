@@ -104,7 +104,7 @@ impl TunnelView {
         }
     }
 
-    pub(super) fn of_edge(found: &roster::Tunnel, caller: &Caller) -> Self {
+    pub(super) fn of_edge(found: &roster::EdgeTunnel, caller: &Caller) -> Self {
         let (up_bytes, down_bytes) = found.traffic.bytes();
         let (listen, sender, hop) = match &found.owner {
             TunnelOwner::Application { listen, sender, .. } => {

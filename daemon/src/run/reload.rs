@@ -26,7 +26,7 @@ struct Prepared {
     identities: Vec<tls::PreparedTls>,
     gateway: Option<Arc<Gateway>>,
     fronts: fronts::Prepared,
-    entrances: edge::Prepared,
+    entrances: edge::PreparedAddresses,
     doors: doors::PreparedDoors,
     /// Another page, or none; `None` for the one that is served already.
     page: Option<Option<MetricsPage>>,

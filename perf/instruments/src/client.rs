@@ -39,7 +39,7 @@ pub struct Client {
 
 /// A connection; its end is that of all its tunnels.
 pub struct Connection {
-    relay: client::Relay,
+    relay: client::RelayConnection,
     target: Target,
     driver: JoinHandle<()>,
 }
@@ -81,7 +81,7 @@ impl Client {
         let connect = Connect::new(self.relay).with_server_name("localhost");
         let connection = self.endpoint.connect(connect).await.context("no connection to the relay")?;
         let (relay, connection) =
-            client::Relay::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
+            client::RelayConnection::start(connection, self.template.clone(), None, QUEUES.flow_bytes).await?;
         // What ends the connection is seen by the tunnels.
         let driver = tokio::task::spawn_local(async { _ = drive(connection).await });
         Ok(Connection { relay, target: self.target.clone(), driver })

@@ -1,7 +1,7 @@
 //! What local programs send to a proxy of the edge: SOCKS and HTTP/1.1.
 
 use edge::proxy::{
-    http::{self, Ask},
+    http::{self, ProxyOperation},
     socks,
 };
 
@@ -33,7 +33,7 @@ pub fn socks(input: &[u8]) {
 pub fn proxy_request(input: &[u8]) {
     whole_or_nothing(input, http::request);
     let answer = match http::request(input) {
-        Ok(Some((http::Request { ask: Ok(Ask::Forward { head, .. }), .. }, _))) => {
+        Ok(Some((http::HttpProxyRequest { ask: Ok(ProxyOperation::Forward { head, .. }), .. }, _))) => {
             let ends = head.windows(4).filter(|window| window == b"\r\n\r\n").count();
             assert!(ends == 1 && head.ends_with(b"Via: 1.1 paced\r\nConnection: close\r\n\r\n"));
             let lines = head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r"));
@@ -44,7 +44,7 @@ pub fn proxy_request(input: &[u8]) {
             assert!(names.into_iter().all(|name| !own.contains(&name)), "a field for the proxy goes on");
             return;
         }
-        Ok(Some((http::Request { ask: Err(answer), .. }, _))) | Err(answer) => answer,
+        Ok(Some((http::HttpProxyRequest { ask: Err(answer), .. }, _))) | Err(answer) => answer,
         Ok(_) => return,
     };
     let bytes = answer.to_bytes();

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use anyhow::Result;
-use edge::client::{self, Relay};
+use edge::client::{self, RelayConnection};
 use lab::{
     client::Tunnel,
     simulation::{SEED, TEMPLATE, run, socket, target, within},
@@ -188,7 +188,7 @@ struct User {
     asked: u32,
     /// What has to come back on the stream, in this order.
     awaited: VecDeque<u32>,
-    relay: Relay,
+    relay: RelayConnection,
 }
 
 impl User {
@@ -198,7 +198,7 @@ impl User {
         let mut connection = connected.unwrap_or_else(|error| panic!("a user connects: {error}"));
         connection.keep_alive(true).unwrap_or_else(|error| panic!("a user stays: {error}"));
         let template = Template::parse(TEMPLATE).unwrap_or_else(|error| panic!("{error}"));
-        let started = Relay::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
+        let started = RelayConnection::start(connection, Arc::new(template), None, QUEUE_BYTES).await;
         let (relay, connection) = started.unwrap_or_else(|error| panic!("a user speaks HTTP/3: {error}"));
         spawn(client::drive(connection));
         let [streamed, datagrams] = [open(&relay).await, open(&relay).await];
@@ -233,7 +233,7 @@ impl User {
     }
 }
 
-async fn open(relay: &Relay) -> Tunnel {
+async fn open(relay: &RelayConnection) -> Tunnel {
     let opened = relay.open_udp(&target()).await;
     Tunnel::new(opened.unwrap_or_else(|error| panic!("a user gets a tunnel: {error}")).tunnel)
 }

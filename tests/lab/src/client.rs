@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use edge::client::endpoint::{Access, ConnectError, Endpoint};
-use edge::client::{OpenError, Relay, drive};
+use edge::client::{OpenError, RelayConnection, drive};
 use masque::proxy_status::{ErrorType, ProxyStatus};
 use masque::request::TunnelRefused;
 use masque::target::{Host, Target};
@@ -25,7 +25,7 @@ use crate::site::SOON;
 /// A connection to a relay, driven by a task of its own.
 pub struct Client {
     /// The relay, for requests.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     /// How large the client's packets are at the moment.
     pub packets: PacketSize,
     /// Tells why the connection ended.
@@ -59,7 +59,7 @@ impl Client {
     /// Opens a tunnel to an address.
     ///
     /// # Errors
-    /// As [`Relay::open_udp`].
+    /// As [`RelayConnection::open_udp`].
     pub async fn open(&self, target: SocketAddr) -> Result<Tunnel, OpenError> {
         self.open_target(&target_of(target)).await
     }
@@ -67,7 +67,7 @@ impl Client {
     /// Opens a tunnel to an address or a name.
     ///
     /// # Errors
-    /// As [`Relay::open_udp`].
+    /// As [`RelayConnection::open_udp`].
     pub async fn open_target(&self, target: &Target) -> Result<Tunnel, OpenError> {
         let opened = self.relay.open_udp(target).await?;
         Ok(Tunnel { udp: opened.tunnel, next_hop: opened.next_hop, arrived: Segments::new(1 << 20) })

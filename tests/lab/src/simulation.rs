@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use edge::client::{self, Relay};
+use edge::client::{self, RelayConnection};
 use masque::h3::{Part, Role};
 use masque::proxy_status::ProxyName;
 use masque::request::{self, TunnelProtocol};
@@ -48,7 +48,7 @@ const QUEUE_BYTES: usize = 16 << 20;
 /// The client's end of a simulation.
 pub struct Ends {
     /// The relay, ready for requests.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     /// What became of the client's datagrams.
     pub client: Arc<DatagramCounters>,
     /// What became of the relay's.
@@ -68,16 +68,16 @@ impl Ends {
     ///
     /// # Errors
     /// When the relay cannot be reached, or does not speak HTTP/3.
-    pub async fn connect(&self) -> Result<Relay> {
+    pub async fn connect(&self) -> Result<RelayConnection> {
         connect(&self.endpoint, self.address).await
     }
 }
 
-async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<Relay> {
+async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<RelayConnection> {
     let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
     let connect = s2n_quic::client::Connect::new(address).with_server_name("relay.example");
     let connection = endpoint.connect(connect).await?;
-    let (relay, connection) = Relay::start(connection, template, None, QUEUE_BYTES).await?;
+    let (relay, connection) = RelayConnection::start(connection, template, None, QUEUE_BYTES).await?;
     spawn(client::drive(connection));
     Ok(relay)
 }

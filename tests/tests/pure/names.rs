@@ -12,29 +12,16 @@ use crate::arrows::{crates, files};
 /// (`h3::Error`, `bpf::Error`), or they lie in crates that do not know of each other. The list may only become shorter: a
 /// type whose name another crate has gets a name of its own.
 const SHARED: &[&str] = &[
-    "Answer",
-    "Ask",
-    "Asked",
     "Caller",
     "Client",
-    "Entry",
     "Error",
     "Events",
-    "Gateway",
     "Listener",
-    "Malformed",
-    "PathState",
     "Refusal",
-    "Relay",
-    "Request",
     "Seat",
-    "Standing",
     "Told",
     "Tunnel",
-    "Users",
-    "Verdict",
     "Waiting",
-    "Way",
 ];
 
 /// Folders of what is no part of the product: plans of experiments speak of what the product has, by the same names.

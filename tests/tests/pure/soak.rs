@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use edge::client::Relay;
+use edge::client::RelayConnection;
 use lab::client::Tunnel;
 use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
 use masque::h3::Code;
@@ -78,7 +78,7 @@ struct Counts {
 /// What the tunnels share.
 #[derive(Default)]
 struct Shared {
-    relays: Mutex<Vec<Relay>>,
+    relays: Mutex<Vec<RelayConnection>>,
     counts: Counts,
     is_over: AtomicBool,
 }

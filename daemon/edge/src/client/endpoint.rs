@@ -36,7 +36,7 @@ use s2n_quic::client::Connect;
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Relay;
+use super::RelayConnection;
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
@@ -257,7 +257,7 @@ pub struct Endpoint {
 /// A connection to a relay.
 pub struct Connected {
     /// The relay, ready for requests.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     /// What has to be [driven](super::drive) for anything to happen.
     pub connection: h3::H3Connection,
     /// How large its packets are.
@@ -404,7 +404,8 @@ impl Endpoint {
             (state.packets.clone(), state.heard.clone(), state.path.clone(), state.tap.clone())
         };
         let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
-        let (relay, connection) = Relay::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
+        let (relay, connection) =
+            RelayConnection::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
         let (exit, experience) = (self.exit.clone(), self.experience.clone());
         Ok(Connected { relay, connection, packets, heard, path, experience, tap, address, exit, handshake, inside })
     }
@@ -441,7 +442,7 @@ impl Endpoint {
     }
 
     /// Closes `relay`'s connection properly and gives the peer a moment to be told.
-    pub async fn close(&self, relay: &Relay) {
+    pub async fn close(&self, relay: &RelayConnection) {
         relay.http().close(Code::NoError);
         if self.via.is_some() {
             // The tunnel is still there.

@@ -232,13 +232,13 @@ mod tests {
 
     use super::*;
     use crate::{
-        Counters,
+        LocalAddressCounters,
         local::{Local, MESSAGE_BYTES, MESSAGES, bind},
         uplink::Uplink,
     };
 
     /// A local address without a relay: tunnels wait for ever.
-    fn local(counters: &Arc<Counters>) -> Local {
+    fn local(counters: &Arc<LocalAddressCounters>) -> Local {
         let backoff = (Duration::from_secs(1), Duration::from_secs(60));
         let forward = Forward {
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
@@ -265,7 +265,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_payload_that_comes_as_its_tunnel_ends_waits_for_the_next() {
-        let counters = Arc::<Counters>::default();
+        let counters = Arc::<LocalAddressCounters>::default();
         let mut local = local(&counters);
         let application = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut meta = RecvMeta::default();

@@ -27,7 +27,7 @@ use tracing::debug;
 use super::{
     super::connect::OpenedUdp,
     Shared,
-    socks::{self, Ignored, Reply},
+    socks::{self, IgnoredDatagram, Reply},
 };
 
 /// How many targets one client may have tunnels to at once.
@@ -154,8 +154,8 @@ impl Association {
         }
         let (target, payload) = match socks::datagram(bytes) {
             Ok(found) => found,
-            Err(Ignored::Fragment) => return counters.ignore("fragment"),
-            Err(Ignored::Malformed) => return counters.ignore("malformed"),
+            Err(IgnoredDatagram::Fragment) => return counters.ignore("fragment"),
+            Err(IgnoredDatagram::Malformed) => return counters.ignore("malformed"),
         };
         self.client.1 = Some(from.port());
         let (now, to) = (Instant::now(), SocketAddr::new(from.ip(), from.port()));

@@ -26,16 +26,16 @@ const OWN_FIELDS: [&str; 7] =
 
 /// A request as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct HttpProxyRequest {
     /// What is asked for, or the answer if it cannot be had.
-    pub ask: Result<Ask, Answer>,
+    pub ask: Result<ProxyOperation, ProxyResponse>,
     /// The name and the password that the client shows (RFC 7617), if it shows any.
     pub credentials: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// What a client wants of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum ProxyOperation {
     /// A tunnel to a target (CONNECT, RFC 9110 §9.3.6).
     Connect(Target),
     /// An answer from a server (RFC 9110 §7.1).
@@ -51,13 +51,13 @@ pub enum Ask {
 
 /// An answer of the proxy's own, after which the connection ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ProxyResponse {
     status: u16,
     reports: Vec<ProxyStatus>,
     text: String,
 }
 
-impl Answer {
+impl ProxyResponse {
     /// An answer about the request itself.
     #[must_use]
     pub fn new(status: u16, text: impl Into<String>) -> Self {
@@ -156,39 +156,41 @@ const fn phrase(status: u16) -> &'static str {
 ///
 /// # Errors
 /// The answer to bytes that are no request.
-pub fn request(bytes: &[u8]) -> Result<Option<(Request, usize)>, Answer> {
+pub fn request(bytes: &[u8]) -> Result<Option<(HttpProxyRequest, usize)>, ProxyResponse> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
     let len = match parsed.parse(bytes) {
         Ok(httparse::Status::Complete(len)) => len,
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            return Err(Answer::new(431, "the head of the request is too long"));
+            return Err(ProxyResponse::new(431, "the head of the request is too long"));
         }
-        Err(error) => return Err(Answer::new(400, format!("this is no HTTP/1.1 request: {error}"))),
+        Err(error) => return Err(ProxyResponse::new(400, format!("this is no HTTP/1.1 request: {error}"))),
     };
     let (method, uri) = (parsed.method.unwrap_or_default(), parsed.path.unwrap_or_default());
     let fields = &*parsed.headers;
     let ask = match method {
-        "CONNECT" => Target::from_authority(uri).map(Ask::Connect).map_err(|error| bad_target(&error)),
+        "CONNECT" => Target::from_authority(uri).map(ProxyOperation::Connect).map_err(|error| bad_target(&error)),
         _ => forward(method, uri, fields),
     };
-    Ok(Some((Request { ask, credentials: credentials(fields) }, len)))
+    Ok(Some((HttpProxyRequest { ask, credentials: credentials(fields) }, len)))
 }
 
-fn bad_target(error: &InvalidTarget) -> Answer {
-    Answer::new(400, error.to_string())
+fn bad_target(error: &InvalidTarget) -> ProxyResponse {
+    ProxyResponse::new(400, error.to_string())
 }
 
 /// Reads a request that is not CONNECT.
-fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<Ask, Answer> {
+fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<ProxyOperation, ProxyResponse> {
     let scheme = uri.split_once("://").map(|(scheme, rest)| (scheme.to_ascii_lowercase(), rest));
     let rest = match &scheme {
         Some((scheme, rest)) if scheme == "http" => *rest,
-        Some(_) => return Err(Answer::new(400, "only http:// URIs are served this way; use CONNECT for the others")),
+        Some(_) => {
+            return Err(ProxyResponse::new(400, "only http:// URIs are served this way; use CONNECT for the others"));
+        }
         None => {
             let text = "this is a proxy: name it as such to a browser, or to curl with --proxy, and ask for whole URIs";
-            return Err(Answer::new(400, text));
+            return Err(ProxyResponse::new(400, text));
         }
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -210,7 +212,7 @@ fn forward(method: &str, uri: &str, fields: &[httparse::Header<'_>]) -> Result<A
         head.extend(b"\r\n");
     }
     head.extend(b"Via: 1.1 paced\r\nConnection: close\r\n\r\n");
-    Ok(Ask::Forward { target, head, content_bytes })
+    Ok(ProxyOperation::Forward { target, head, content_bytes })
 }
 
 /// The values of a field.
@@ -224,9 +226,9 @@ fn tokens(value: &[u8]) -> Vec<String> {
 }
 
 /// How much content a request has (RFC 9112 §6.3).
-fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, Answer> {
+fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, ProxyResponse> {
     if values(fields, "transfer-encoding").next().is_some() {
-        return Err(Answer::new(411, "say how long the content is (Content-Length), or use CONNECT"));
+        return Err(ProxyResponse::new(411, "say how long the content is (Content-Length), or use CONNECT"));
     }
     let mut lengths = values(fields, "content-length").map(|value| {
         let digits = value.iter().all(u8::is_ascii_digit).then_some(value);
@@ -235,7 +237,7 @@ fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, Answer> {
     match (lengths.next(), lengths.next()) {
         (None, _) => Ok(0),
         (Some(Some(length)), None) => Ok(length),
-        _ => Err(Answer::new(400, "the Content-Length is no single number")),
+        _ => Err(ProxyResponse::new(400, "the Content-Length is no single number")),
     }
 }
 
@@ -257,7 +259,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Request {
+    fn read(text: &str) -> HttpProxyRequest {
         let (request, len) = request(text.as_bytes()).unwrap().unwrap();
         assert_eq!(len, text.len());
         request
@@ -265,7 +267,7 @@ mod tests {
 
     fn status(text: &str) -> u16 {
         match request(text.as_bytes()) {
-            Ok(Some((Request { ask: Err(answer), .. }, _))) | Err(answer) => answer.status(),
+            Ok(Some((HttpProxyRequest { ask: Err(answer), .. }, _))) | Err(answer) => answer.status(),
             other => panic!("{text:?}: {other:?}"),
         }
     }
@@ -274,7 +276,7 @@ mod tests {
     fn connect_names_a_target_and_may_show_who_asks() {
         let asked =
             read("CONNECT Example.org:443 HTTP/1.1\r\nHost: x\r\nproxy-authorization: basic YWxpY2U6YTpi\r\n\r\n");
-        assert_eq!(asked.ask, Ok(Ask::Connect(Target::from_authority("example.org:443").unwrap())));
+        assert_eq!(asked.ask, Ok(ProxyOperation::Connect(Target::from_authority("example.org:443").unwrap())));
         assert_eq!(asked.credentials, Some((b"alice".to_vec(), b"a:b".to_vec())));
     }
 
@@ -284,7 +286,7 @@ mod tests {
             "POST http://Example.org/a?b HTTP/1.1\r\nHost: other\r\nProxy-Connection: keep-alive\r\nX-Own: 1\r\nAccept: */*\r\n\
              Connection: x-own, close\r\nProxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\n",
         );
-        let Ok(Ask::Forward { target, head, content_bytes }) = asked.ask else { panic!("{asked:?}") };
+        let Ok(ProxyOperation::Forward { target, head, content_bytes }) = asked.ask else { panic!("{asked:?}") };
         assert_eq!((target.to_string().as_str(), content_bytes, asked.credentials), ("example.org:80", 3, None));
         let expected = "POST /a?b HTTP/1.1\r\nHost: Example.org\r\nAccept: */*\r\nContent-Length: 3\r\nVia: 1.1 paced\r\n\
                         Connection: close\r\n\r\n";
@@ -295,7 +297,7 @@ mod tests {
             ("http://192.0.2.1/", "GET / ", "192.0.2.1:80"),
         ] {
             let asked = read(&format!("GET {uri} HTTP/1.0\r\n\r\n"));
-            let Ok(Ask::Forward { target: found, head, .. }) = asked.ask else { panic!("{asked:?}") };
+            let Ok(ProxyOperation::Forward { target: found, head, .. }) = asked.ask else { panic!("{asked:?}") };
             assert_eq!(found.to_string(), target);
             assert!(String::from_utf8(head).unwrap().starts_with(line), "{uri}");
         }
@@ -325,7 +327,8 @@ mod tests {
     fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
         let refused = |status, error| {
             let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
-            let answer = Answer::unreachable(&NoConnection::Refused(TunnelRefused::Status { status, proxy_status }));
+            let answer =
+                ProxyResponse::unreachable(&NoConnection::Refused(TunnelRefused::Status { status, proxy_status }));
             String::from_utf8(answer.to_bytes()).unwrap()
         };
         let text = refused(502, ErrorType::ConnectionRefused);
@@ -336,7 +339,7 @@ mod tests {
         let text = refused(407, ErrorType::HttpRequestDenied);
         assert!(text.starts_with("HTTP/1.1 502 ") && !text.contains("Proxy-Authenticate"), "{text}");
         assert!(refused(418, ErrorType::HttpRequestDenied).starts_with("HTTP/1.1 502 "));
-        let text = String::from_utf8(Answer::unauthenticated().to_bytes()).unwrap();
+        let text = String::from_utf8(ProxyResponse::unauthenticated().to_bytes()).unwrap();
         assert!(text.contains("Proxy-Authenticate: Basic"), "{text}");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("Content-Length: {}", body.len())), "{text}");
@@ -357,7 +360,7 @@ mod tests {
         fn no_bytes_panic_and_no_field_is_smuggled(bytes: Vec<u8>, name in "[a-zA-Z-]{1,9}", value in "\\PC{0,20}") {
             let _ = request(&bytes);
             let text = format!("GET http://a.example/ HTTP/1.1\r\n{name}: {value}\r\n\r\n");
-            if let Ok(Some((Request { ask: Ok(Ask::Forward { head, .. }), .. }, _))) = request(text.as_bytes()) {
+            if let Ok(Some((HttpProxyRequest { ask: Ok(ProxyOperation::Forward { head, .. }), .. }, _))) = request(text.as_bytes()) {
                 let text = String::from_utf8_lossy(&head).into_owned();
                 prop_assert_eq!(text.matches("\r\n\r\n").count(), 1);
                 prop_assert!(text.ends_with("Connection: close\r\n\r\n"));

@@ -16,7 +16,7 @@ use tracing::debug;
 use super::{
     super::connect::NoConnection,
     Shared, association,
-    http::{self, Answer, Ask},
+    http::{self, ProxyOperation, ProxyResponse},
     socks::{self, Address, Command, Method, Reply},
 };
 
@@ -112,7 +112,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
         },
         Ok(Err(denied)) => Err((client.stream, denied)),
         Err(_) if client.read.first().is_some_and(u8::is_ascii_alphabetic) => {
-            let answer = Answer::new(408, "the request did not come in time");
+            let answer = ProxyResponse::new(408, "the request did not come in time");
             Err((client.stream, Denied::Told("handshake_timeout", answer.to_bytes())))
         }
         Err(_) => Err((client.stream, Denied::Gone("handshake_timeout"))),
@@ -120,7 +120,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     if let Err((stream, denied)) = denied {
         let (Denied::Gone(reason) | Denied::Told(reason, _)) = &denied;
         debug!(%from, reason, "a client of the proxy was denied");
-        // `Way::open` has counted refusals by relays already.
+        // `RelayAccess::open` has counted refusals by relays already.
         if *reason != RELAY {
             shared.way.counters.refuse(reason);
         }
@@ -128,7 +128,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
     }
 }
 
-/// Stands for what [`Way::open`](super::super::connect::Way::open) has counted.
+/// Stands for what [`RelayAccess::open`](super::super::connect::RelayAccess::open) has counted.
 const RELAY: &str = "relay";
 
 /// Tells a client why it gets nothing, and gives it time to read that.
@@ -163,7 +163,7 @@ async fn listen(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
 }
 
 async fn listen_socks(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
-    let malformed = |socks::Malformed| Denied::Gone("malformed");
+    let malformed = |socks::MalformedSocks| Denied::Gone("malformed");
     let chosen = client.read(|bytes| socks::greeting(bytes, shared.users.is_some()), malformed).await?;
     if chosen == Method::Unacceptable {
         return Err(Denied::Told("unauthenticated", socks::method(chosen).to_vec()));
@@ -191,20 +191,20 @@ async fn listen_socks(shared: &Shared, client: &mut Client) -> Result<Wish, Deni
 }
 
 async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denied> {
-    let denied = |reason| move |answer: Answer| Denied::Told(reason, answer.to_bytes());
+    let denied = |reason| move |answer: ProxyResponse| Denied::Told(reason, answer.to_bytes());
     let request = client.read(http::request, denied("malformed")).await?;
     if let Some(users) = &shared.users {
         let shown = request.credentials.as_ref();
         if !shown.is_some_and(|(name, password)| users.knows(name, password)) {
-            return Err(denied("unauthenticated")(Answer::unauthenticated()));
+            return Err(denied("unauthenticated")(ProxyResponse::unauthenticated()));
         }
     }
     match request.ask.map_err(denied("target"))? {
-        Ask::Connect(target) => {
+        ProxyOperation::Connect(target) => {
             let first = client.read.split().to_vec();
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
         }
-        Ask::Forward { target, head, content_bytes } => {
+        ProxyOperation::Forward { target, head, content_bytes } => {
             // Bytes behind the content belong to no request that is served.
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
             let first = [&head[..], &client.read[..here]].concat();
@@ -229,7 +229,7 @@ async fn carry(
             debug!(%from, %target, "no connection: {error}");
             let answer = match told {
                 Told::Socks => socks::reply(reply_of(&error), None),
-                Told::Connect | Told::Response => Answer::unreachable(&error).to_bytes(),
+                Told::Connect | Told::Response => ProxyResponse::unreachable(&error).to_bytes(),
             };
             return Err((client.stream, Denied::Told(RELAY, answer)));
         }

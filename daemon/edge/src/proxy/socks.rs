@@ -24,10 +24,10 @@ const IPV6: u8 = 4;
 /// Bytes that no client of SOCKS 5 sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is not SOCKS version 5")]
-pub struct Malformed;
+pub struct MalformedSocks;
 
 /// What was read, and how many bytes it took; `None` while bytes are missing.
-type Read<T, E = Malformed> = Result<Option<(T, usize)>, E>;
+type Read<T, E = MalformedSocks> = Result<Option<(T, usize)>, E>;
 
 /// How a client may authenticate (RFC 1928 §3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Address {
 /// This is another version, or none.
 pub fn greeting(bytes: &[u8], is_wanted: bool) -> Read<Method> {
     let (VERSION, Some(count)) = (*bytes.first().unwrap_or(&VERSION), bytes.get(1)) else {
-        return if bytes.first().is_none_or(|version| *version == VERSION) { Ok(None) } else { Err(Malformed) };
+        return if bytes.first().is_none_or(|version| *version == VERSION) { Ok(None) } else { Err(MalformedSocks) };
     };
     let end = 2 + usize::from(*count);
     let Some(methods) = bytes.get(2..end) else { return Ok(None) };
@@ -126,7 +126,7 @@ pub const fn method(chosen: Method) -> [u8; 2] {
 /// This is something else.
 pub fn password(bytes: &[u8]) -> Read<(Vec<u8>, Vec<u8>)> {
     if bytes.first().is_some_and(|version| *version != PASSWORD_VERSION) {
-        return Err(Malformed);
+        return Err(MalformedSocks);
     }
     let Some((name, rest)) = bytes.get(1..).and_then(counted) else { return Ok(None) };
     let Some((password, rest)) = counted(rest) else { return Ok(None) };
@@ -176,7 +176,7 @@ pub fn reply(reply: Reply, bound: Option<SocketAddr>) -> Vec<u8> {
 
 /// Why a datagram of a client is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ignored {
+pub enum IgnoredDatagram {
     /// It is a part of one (RFC 1928 §7 lets servers drop those).
     Fragment,
     /// It has no whole header, or one that names no target.
@@ -186,14 +186,14 @@ pub enum Ignored {
 /// Takes a client's datagram apart (RFC 1928 §7): where it is to go, and what.
 ///
 /// # Errors
-/// See [`Ignored`].
-pub fn datagram(bytes: &[u8]) -> Result<(Target, &[u8]), Ignored> {
-    let head = bytes.first_chunk::<3>().ok_or(Ignored::Malformed)?;
+/// See [`IgnoredDatagram`].
+pub fn datagram(bytes: &[u8]) -> Result<(Target, &[u8]), IgnoredDatagram> {
+    let head = bytes.first_chunk::<3>().ok_or(IgnoredDatagram::Malformed)?;
     if head[2] != 0 {
-        return Err(Ignored::Fragment);
+        return Err(IgnoredDatagram::Fragment);
     }
-    let (address, len) = address(&bytes[3..]).ok().flatten().ok_or(Ignored::Malformed)?;
-    let target = address.target().map_err(|_| Ignored::Malformed)?;
+    let (address, len) = address(&bytes[3..]).ok().flatten().ok_or(IgnoredDatagram::Malformed)?;
+    let target = address.target().map_err(|_| IgnoredDatagram::Malformed)?;
     Ok((target, &bytes[3 + len..]))
 }
 
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(greeting(&[5, 2, 0, 2, 9], true), Ok(Some((Method::Password, 4))));
         assert_eq!(greeting(&[5, 1, 0], true), Ok(Some((Method::Unacceptable, 3))));
         assert_eq!(greeting(&[5, 0], false), Ok(Some((Method::Unacceptable, 2))));
-        assert_eq!(greeting(&[4, 1], false), Err(Malformed));
+        assert_eq!(greeting(&[4, 1], false), Err(MalformedSocks));
     }
 
     #[test]
@@ -283,17 +283,17 @@ mod tests {
     fn a_name_and_a_password_are_read_rfc_1929_2() {
         let bytes = [&[1, 5][..], b"alice", &[3], b"abc", b"rest"].concat();
         assert_eq!(password(&bytes), Ok(Some(((b"alice".to_vec(), b"abc".to_vec()), 11))));
-        assert_eq!(password(&[5]), Err(Malformed));
+        assert_eq!(password(&[5]), Err(MalformedSocks));
         assert_eq!((password_status(true), password_status(false)), ([1, 0], [1, 1]));
     }
 
     #[test]
     fn fragments_and_datagrams_without_a_target_are_ignored() {
-        assert_eq!(datagram(&[0, 0, 1, 1, 1, 2, 3, 4, 0, 53, 9]), Err(Ignored::Fragment));
+        assert_eq!(datagram(&[0, 0, 1, 1, 1, 2, 3, 4, 0, 53, 9]), Err(IgnoredDatagram::Fragment));
         for bytes in
             [&[][..], &[0, 0, 0], &[0, 0, 0, 1, 1, 2, 3, 4, 0], &[0, 0, 0, 9, 1], &[0, 0, 0, 1, 1, 2, 3, 4, 0, 0]]
         {
-            assert_eq!(datagram(bytes), Err(Ignored::Malformed), "{bytes:?}");
+            assert_eq!(datagram(bytes), Err(IgnoredDatagram::Malformed), "{bytes:?}");
         }
         assert_eq!(datagram(&[0, 0, 0, 1, 1, 2, 3, 4, 0, 53]), Ok((target("1.2.3.4:53"), &[][..])));
     }

@@ -14,9 +14,9 @@ const LONGEST: usize = 255;
 
 /// The users of a proxy. Passwords are kept as hashes, so that all comparisons take equally long.
 #[derive(Clone, Debug, Default)]
-pub struct Users(HashMap<Vec<u8>, [u8; 32]>);
+pub struct ProxyUsers(HashMap<Vec<u8>, [u8; 32]>);
 
-impl Users {
+impl ProxyUsers {
     /// Reads a file of users.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn users_are_known_by_name_and_password_and_nobody_else_is() {
-        let users = Users::parse("# office\nalice:a:b\n\nbob:secret\n").unwrap();
+        let users = ProxyUsers::parse("# office\nalice:a:b\n\nbob:secret\n").unwrap();
         assert!(users.knows(b"alice", b"a:b") && users.knows(b"bob", b"secret"));
         for (name, password) in [("alice", "secret"), ("bob", ""), ("carol", "secret"), ("", "")] {
             assert!(!users.knows(name.as_bytes(), password.as_bytes()), "{name}:{password}");
@@ -72,7 +72,7 @@ mod tests {
         for (text, why) in
             [("", "no user"), ("alice", "line 1"), ("a:b\nalice:", "line 2"), (":x", "line 1"), ("a:b\na:c", "line 2")]
         {
-            assert!(Users::parse(text).unwrap_err().to_string().contains(why), "{text:?}");
+            assert!(ProxyUsers::parse(text).unwrap_err().to_string().contains(why), "{text:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{Attempts, State, Uplink};
 use crate::{
     client::endpoint::{ConnectError, Endpoint},
     link::Line,
-    path::{Path, View},
+    path::{Path, PathView},
 };
 
 /// How long a relay may take to be connected to when somebody has chosen it.
@@ -38,7 +38,7 @@ pub enum NotMoved {
 
 /// How a path does.
 #[derive(Clone, Debug)]
-pub struct PathState {
+pub struct PathReport {
     /// Its name.
     pub name: String,
     /// The name of the hop that it leads through; empty without one.
@@ -80,7 +80,7 @@ pub enum Condition {
     Down,
 }
 
-impl PathState {
+impl PathReport {
     /// Adds the same path as other local addresses have it.
     pub fn join(&mut self, other: &Self) {
         let shorter = |ours: Duration, theirs: Duration| match (ours.is_zero(), theirs.is_zero()) {
@@ -120,12 +120,12 @@ impl Condition {
 impl Uplink {
     /// How each path does, in the order of the configuration; none where it has no paths.
     #[must_use]
-    pub fn path_states(&self) -> Vec<PathState> {
+    pub fn path_states(&self) -> Vec<PathReport> {
         if self.paths.iter().all(|path| path.name.is_empty()) {
             return Vec::new();
         }
         let (state, views) = (self.state.borrow(), self.views.lock());
-        let of = |(place, (path, view)): (usize, (&Path, &View))| {
+        let of = |(place, (path, view)): (usize, (&Path, &PathView))| {
             let lines: Vec<_> =
                 state.lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
             let usable = lines.iter().filter(|line| line.is_usable()).count();
@@ -138,7 +138,7 @@ impl Uplink {
             let path_of = lines.iter().map(|line| line.path.get());
             let (sent, lost) =
                 path_of.fold((0, 0), |(sent, lost), it| (sent + it.sent_packets, lost + it.lost_packets));
-            PathState {
+            PathReport {
                 name: path.name.clone(),
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,

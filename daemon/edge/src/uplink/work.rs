@@ -26,7 +26,7 @@ use crate::{
     },
     failover::{Failover, Next},
     link::Line,
-    moves::Verdict,
+    moves::MoveVerdict,
     path::{
         Path,
         pulse::{Beat, Pulse},
@@ -379,15 +379,15 @@ impl Work<'_> {
             let heard = line.heard();
             let relay = line.address;
             match line.follow() {
-                Verdict::Stays => continue,
-                Verdict::Follows => {
+                MoveVerdict::Stays => continue,
+                MoveVerdict::Follows => {
                     info!(%relay, "this host's address changed: the connection continues from the new address")
                 }
-                Verdict::Wears => {
+                MoveVerdict::Wears => {
                     info!(%relay, "this host's address changed again: new tunnels get a new connection");
                     self.wanted = true;
                 }
-                Verdict::Ends => {
+                MoveVerdict::Ends => {
                     info!(%relay, "this host's address changed too often for one connection: making a new one");
                     self.uplink.counters.left.inc();
                     line.close();

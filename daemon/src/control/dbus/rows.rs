@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use edge::uplink::PathState;
+use edge::uplink::PathReport;
 use quic::class::PolicyRole;
 use serving::view::{EngineView, RequestView};
 
@@ -30,7 +30,7 @@ pub(super) fn micros(time: SystemTime) -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-pub(super) fn path_row(found: PathState) -> PathRow {
+pub(super) fn path_row(found: PathReport) -> PathRow {
     (
         found.name,
         found.via,

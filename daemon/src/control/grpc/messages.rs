@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use api::v1;
-use edge::uplink::PathState;
+use edge::uplink::PathReport;
 use pacing::io::recorder::{self, Records};
 use serving::{
     routes::Tally,
@@ -134,7 +134,7 @@ pub(super) fn connection(found: ConnectionView) -> v1::Connection {
     }
 }
 
-pub(super) fn path(found: PathState) -> v1::Path {
+pub(super) fn path(found: PathReport) -> v1::Path {
     let duration = |time: Duration| prost_types::Duration::try_from(time).ok();
     v1::Path {
         name: found.name,
@@ -158,7 +158,7 @@ pub(super) fn uplink(found: UplinkView) -> v1::Uplink {
     v1::Uplink { relay, via, connections, connects, failures, failure }
 }
 
-pub(super) fn entrance(counters: &edge::Counters) -> v1::Entrance {
+pub(super) fn entrance(counters: &edge::LocalAddressCounters) -> v1::Entrance {
     v1::Entrance {
         listen: counters.listen().to_owned(),
         protocol: counters.protocol().to_owned(),

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use edge::client::{self, Relay};
+use edge::client::{self, RelayConnection};
 use lab::simulation::{CLOCK, TEMPLATE, accept, identity, target};
 use masque::{h3::Role, template::Template, tunnel::Form};
 use pacing::path::{PacketSize, PathState, PathStats};
@@ -203,7 +203,7 @@ impl Ends {
         let known = |state: &ConnectionState| (state.path.clone(), state.packets.clone());
         let (path, packets) = connection.query_event_context(known)?;
         let template = Arc::new(Template::parse(TEMPLATE).context("the template is valid")?);
-        let (relay, connection) = Relay::start(connection, template, None, self.queue_bytes).await?;
+        let (relay, connection) = RelayConnection::start(connection, template, None, self.queue_bytes).await?;
         spawn(client::drive(connection));
         Ok(Connected { relay, path, packets })
     }
@@ -213,7 +213,7 @@ impl Ends {
 #[derive(Clone)]
 pub struct Connected {
     /// The relay.
-    pub relay: Relay,
+    pub relay: RelayConnection,
     /// What is known of its path.
     pub path: PathStats,
     /// How large its packets are.
@@ -309,7 +309,7 @@ async fn relay_one(mut request: Request, client: h3::Client, of: Of) -> Result<(
 ///
 /// # Errors
 /// The tunnel ends.
-pub async fn carry(relay: Relay, socket: Socket, form: impl FnOnce() -> Option<Form>) -> Result<()> {
+pub async fn carry(relay: RelayConnection, socket: Socket, form: impl FnOnce() -> Option<Form>) -> Result<()> {
     let (sender, _, payload) = socket.recv_from().await?;
     let mut opened = relay.open_udp(&target()).await?;
     let form = form();
