@@ -17,7 +17,7 @@ use quic::{
 use role::door::Door;
 use serving::{
     LOAD,
-    entrance::{self, Limits},
+    entrance::{self, ClientLimits},
 };
 use tokio::time::{Instant, timeout};
 
@@ -34,7 +34,7 @@ use super::{
 pub struct Clients {
     door: Door,
     way: Arc<ToGateways>,
-    limits: Limits,
+    limits: ClientLimits,
 }
 
 /// How requests of one local address get to gateways.
@@ -85,7 +85,7 @@ impl Clients {
         Ok(Self {
             door,
             way: Arc::new(ToGateways { ways, known }),
-            limits: Limits { max_body_bytes: serve.max_body_bytes as usize, idle },
+            limits: ClientLimits { max_body_bytes: serve.max_body_bytes as usize, idle },
         })
     }
 
@@ -144,7 +144,7 @@ impl ToGateways {
     }
 }
 
-impl entrance::Way for ToGateways {
+impl entrance::GatewayAccess for ToGateways {
     type Place = RequestAtGateway;
 
     async fn ask(&self, head: RequestHead, tried: &mut Vec<usize>) -> Result<(Request, RequestAtGateway), String> {

@@ -23,7 +23,7 @@ const KEPT: usize = 1024;
 
 /// A place for a tunnel, and the account that it is on. Given back when dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct UserPlace {
     /// The account.
     pub account: Arc<UserAccount>,
     _place: GaugePlace,
@@ -81,7 +81,7 @@ impl Accounts {
     ///
     /// # Errors
     /// There is none.
-    pub fn open(&self, holder: &Holder, tunnels: usize, now: SystemTime) -> Result<Seat, Full> {
+    pub fn open(&self, holder: &Holder, tunnels: usize, now: SystemTime) -> Result<UserPlace, Full> {
         let mut state = self.state();
         let month = state.turn(now);
         let account = state.account(holder);
@@ -89,7 +89,7 @@ impl Accounts {
             return Err(Full::Quota { seconds_left: month.seconds_left(now) });
         }
         let place = account.tunnels.take(tunnels).ok_or(Full::Tunnels)?;
-        Ok(Seat { account, _place: place })
+        Ok(UserPlace { account, _place: place })
     }
 
     /// Returns the account, of which nothing is taken.

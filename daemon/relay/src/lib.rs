@@ -52,7 +52,7 @@ use serving::gateway::Gateway;
 use tokio::sync::watch;
 
 pub use self::counters::RelayMetrics;
-use self::{accounts::Accounts, tunnels::Tunnel};
+use self::{accounts::Accounts, tunnels::RelayTunnel};
 use crate::{access::AccessLog, auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// What the configuration says about requests. Replaced as a whole; each request is judged by one version.
@@ -129,9 +129,9 @@ pub struct Relay {
     /// out, so that the last are those of the policy and the rules in force.
     schedules: Mutex<HashMap<SocketAddr, Schedules>>,
     /// The connections that are open.
-    pub connections: Table<Caller>,
+    pub connections: Table<RelayClient>,
     /// The tunnels that are open.
-    pub tunnels: Table<Tunnel>,
+    pub tunnels: Table<RelayTunnel>,
     resources: Resources,
     /// What users have, and have used.
     pub accounts: Arc<Accounts>,
@@ -155,7 +155,7 @@ pub enum Phase {
 }
 
 /// The client at the other end of a connection.
-pub struct Caller {
+pub struct RelayClient {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// Its address when it connected, if that is known.
@@ -178,7 +178,7 @@ pub struct Caller {
     tunnels: Gauge,
 }
 
-impl Caller {
+impl RelayClient {
     /// The user of its first request that showed credentials, if there was one.
     #[must_use]
     pub fn user(&self) -> Option<&Arc<str>> {
@@ -240,7 +240,7 @@ impl Relay {
     /// The name of the schedule that a connection goes by: the one that a rule gives its user or, without one, the one that
     /// its listener names; `None` if it is the schedule for all.
     #[must_use]
-    pub fn schedule_of(&self, caller: &Caller) -> Option<String> {
+    pub fn schedule_of(&self, caller: &RelayClient) -> Option<String> {
         self.schedule_name(caller.user().map(|user| &**user), caller.listener)
     }
 
@@ -251,7 +251,7 @@ impl Relay {
     }
 
     /// Makes a connection whose user has become known go by the schedule of that user.
-    fn schedule(&self, caller: &Caller) {
+    fn schedule(&self, caller: &RelayClient) {
         let _schedules = self.schedules.lock();
         caller.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(caller).as_deref()));
     }

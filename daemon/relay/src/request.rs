@@ -14,8 +14,8 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::{
-    Caller, Relay, RelayMetrics, Rules,
-    accounts::{Full, Seat},
+    Relay, RelayClient, RelayMetrics, Rules,
+    accounts::{Full, UserPlace},
     connect,
     tunnels::TunnelOrigin,
 };
@@ -53,7 +53,7 @@ pub struct Attempt {
 pub struct HeldPlaces {
     _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
-    pub seat: Seat,
+    pub seat: UserPlace,
 }
 
 /// A connected target.
@@ -82,7 +82,7 @@ impl ConnectedTarget {
 pub fn identify(
     relay: &Relay,
     rules: &Rules,
-    caller: &Caller,
+    caller: &RelayClient,
     head: &RequestHead,
     attempt: &mut Attempt,
 ) -> Result<Option<User>, Refusal> {
@@ -101,7 +101,12 @@ pub fn identify(
 ///
 /// # Errors
 /// The refusal to answer with.
-pub fn admit_model(relay: &Relay, rules: &Rules, caller: &Caller, user: Option<&User>) -> Result<HeldPlaces, Refusal> {
+pub fn admit_model(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &RelayClient,
+    user: Option<&User>,
+) -> Result<HeldPlaces, Refusal> {
     let holder = Holder::of(user.map(|user| &user.name), caller.address);
     let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
     // Where nobody shows credentials, every client that asks for something that is allowed is a user.
@@ -123,7 +128,7 @@ fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
 pub async fn admit(
     relay: &Relay,
     rules: &Rules,
-    caller: &Caller,
+    caller: &RelayClient,
     (head, user): (&RequestHead, Option<User>),
     signal: Option<Priority>,
     attempt: &mut Attempt,
@@ -176,7 +181,12 @@ pub async fn admit(
     Err(refusal)
 }
 
-fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemTime) -> Result<Option<User>, Refusal> {
+fn authenticate(
+    rules: &Rules,
+    caller: &RelayClient,
+    head: &RequestHead,
+    now: SystemTime,
+) -> Result<Option<User>, Refusal> {
     let refuse = |error| match error {
         AuthError::Missing => Refusal::CredentialsMissing,
         AuthError::Invalid => Refusal::CredentialsInvalid,
@@ -206,7 +216,7 @@ fn authenticate(rules: &Rules, caller: &Caller, head: &RequestHead, now: SystemT
 fn take_places(
     relay: &Relay,
     rules: &Rules,
-    caller: &Caller,
+    caller: &RelayClient,
     (holder, max_tunnels): (&Holder, usize),
     now: SystemTime,
 ) -> Result<HeldPlaces, Refusal> {

@@ -28,11 +28,11 @@ use socket2::SockRef;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use crate::{
-    Caller, Phase, Relay, Resources, Rules,
+    Phase, Relay, RelayClient, Resources, Rules,
     access::record::{self, RefusedRequest},
     holder::Holder,
     request::{self, Admitted, Attempt, ConnectedTarget, HeldPlaces, mark},
-    tunnels::Tunnel,
+    tunnels::RelayTunnel,
     udp::UdpPump,
 };
 
@@ -82,7 +82,7 @@ impl Relay {
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| (self.resources.proven)(address.ip()));
         let user = OnceLock::new();
-        let caller = self.connections.insert(|id| Caller {
+        let caller = self.connections.insert(|id| RelayClient {
             id,
             address,
             since,
@@ -117,7 +117,7 @@ impl Relay {
     async fn serve_requests(
         self: Arc<Self>,
         connection: Connection,
-        caller: Arc<Caller>,
+        caller: Arc<RelayClient>,
         limits: MessageLimits,
         strays: Strays,
     ) -> Error {
@@ -145,7 +145,7 @@ impl Relay {
     async fn accept_requests(
         self: &Arc<Self>,
         connection: &mut h3::H3Connection,
-        caller: &Arc<Caller>,
+        caller: &Arc<RelayClient>,
         requests: &mut JoinSet<()>,
     ) -> Error {
         let client = connection.client();
@@ -174,7 +174,7 @@ impl Relay {
     }
 }
 
-async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, request: Request) {
+async fn serve_request(relay: Arc<Relay>, caller: Arc<RelayClient>, client: h3::Client, request: Request) {
     // Boxes hold the state of what comes before the tunnel, so that its memory is free while the tunnel lives.
     if wait_for_turn(&relay, &caller).await.is_err() {
         return Box::pin(turn_away(&client, request, Rejected::Unanswered(Code::RequestRejected))).await;
@@ -189,7 +189,7 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Clien
 ///
 /// # Errors
 /// The turn would be too far away; that is found out late, so that the client gains nothing by it.
-async fn wait_for_turn(relay: &Relay, caller: &Caller) -> Result<(), ()> {
+async fn wait_for_turn(relay: &Relay, caller: &RelayClient) -> Result<(), ()> {
     if !caller.standing.is_known() {
         // A stranger has a budget of its own.
         return Ok(());
@@ -208,7 +208,7 @@ async fn wait_for_turn(relay: &Relay, caller: &Caller) -> Result<(), ()> {
 /// A tunnel that was opened.
 struct OpenTunnel {
     relay: Arc<Relay>,
-    tunnel: Arc<Tunnel>,
+    tunnel: Arc<RelayTunnel>,
     protocol: TunnelProtocol,
     places: HeldPlaces,
     usage: Option<Arc<UserTraffic>>,
@@ -218,7 +218,12 @@ struct OpenTunnel {
 }
 
 /// Decides about a request, and opens its tunnel or answers it otherwise.
-async fn open(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut request: Request) -> Option<OpenTunnel> {
+async fn open(
+    relay: Arc<Relay>,
+    caller: Arc<RelayClient>,
+    client: h3::Client,
+    mut request: Request,
+) -> Option<OpenTunnel> {
     let rules = relay.rules();
     let waiting = request.waiting.take();
     let admitted = match admit(&relay, &rules, &caller, &mut request).await {
@@ -260,7 +265,7 @@ async fn open(relay: Arc<Relay>, caller: Arc<Caller>, client: h3::Client, mut re
     metrics.opened(protocol, usage.as_deref());
     let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
     let stream = (request.stream_id, request.flow.view());
-    let tunnel = relay.tunnels.insert(|id| Tunnel::new(id, end, asked, stream, member));
+    let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
     // Another policy may have come since the tunnel was admitted; from here on, new policies find the tunnel.
     tunnel.follow(&relay.classes());
     let account = places.seat.account.clone();
@@ -374,7 +379,12 @@ struct ForModel {
 }
 
 /// Reads the head of a request and decides about it; answers it if the decision is no.
-async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Request) -> Result<Decision, Rejected> {
+async fn admit(
+    relay: &Relay,
+    rules: &Rules,
+    caller: &RelayClient,
+    request: &mut Request,
+) -> Result<Decision, Rejected> {
     let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
         Ok(Ok(Some(Part::Request(head)))) => head,
         Ok(Err(Error::Protocol(error))) => {
@@ -416,7 +426,7 @@ async fn admit(relay: &Relay, rules: &Rules, caller: &Caller, request: &mut Requ
 async fn decide(
     relay: &Relay,
     rules: &Rules,
-    caller: &Caller,
+    caller: &RelayClient,
     head: RequestHead,
     signal: Option<Priority>,
     attempt: &mut Attempt,
@@ -437,7 +447,7 @@ async fn decide(
 }
 
 /// Counts a request that was refused, and records it.
-fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attempt, refused: RefusedRequest) {
+fn note_refusal(relay: &Relay, caller: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
     let Resources { metrics, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
@@ -445,7 +455,7 @@ fn note_refusal(relay: &Relay, caller: &Caller, Attempt { user, target }: Attemp
     }
     if access.is_wanted() {
         let (protocol, target) = target.unzip();
-        let Caller { id: connection, listener, address: client, .. } = *caller;
+        let RelayClient { id: connection, listener, address: client, .. } = *caller;
         access.refused(record::RecordedRequest { connection, listener, client, user, protocol, target }, refused);
     }
 }

@@ -20,7 +20,7 @@ use quic::{
 use role::traffic::{Traffic, UserTraffic};
 use tokio::sync::Notify;
 
-use super::Caller;
+use super::RelayClient;
 use crate::access::record;
 
 /// What a tunnel was asked for with, by which rules judge it.
@@ -53,11 +53,11 @@ impl TunnelOrigin {
 }
 
 /// An open tunnel.
-pub struct Tunnel {
+pub struct RelayTunnel {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// The client's end of it.
-    pub caller: Arc<Caller>,
+    pub caller: Arc<RelayClient>,
     /// What it was asked for with.
     pub asked: TunnelOrigin,
     /// When it was opened.
@@ -74,12 +74,12 @@ pub struct Tunnel {
     closed: Notify,
 }
 
-impl Tunnel {
+impl RelayTunnel {
     /// Returns the entry of a tunnel that is of `class`.
     #[must_use]
     pub(super) fn new(
         id: u64,
-        (caller, client): (Arc<Caller>, h3::Client),
+        (caller, client): (Arc<RelayClient>, h3::Client),
         asked: TunnelOrigin,
         (stream_id, view): (u64, FlowView),
         (class, usage): (Membership, Option<Arc<UserTraffic>>),

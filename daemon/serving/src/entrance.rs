@@ -27,7 +27,7 @@ use masque::h3::{self, Code, Field, Part, RequestHead, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::{message, openai::Refusal};
+use crate::{message, openai::OpenAiError};
 
 /// How long the whole answer may take, in milliseconds.
 const BUDGET: &[u8] = b"x-paced-budget-ms";
@@ -43,7 +43,7 @@ const MOST_TRIES: usize = 2;
 
 /// What is granted to clients.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ClientLimits {
     /// The largest body of a request.
     pub max_body_bytes: usize,
     /// How long a connection may be without a request.
@@ -51,7 +51,7 @@ pub struct Limits {
 }
 
 /// How requests get to a gateway.
-pub trait Way: Send + Sync + 'static {
+pub trait GatewayAccess: Send + Sync + 'static {
     /// What is kept as long as the request lives.
     type Place: Send + Unpin + 'static;
 
@@ -77,7 +77,7 @@ pub trait Way: Send + Sync + 'static {
 }
 
 /// Serves a client's connection to its end.
-pub async fn serve<W: Way>(stream: TcpStream, way: &W, limits: Limits) {
+pub async fn serve<W: GatewayAccess>(stream: TcpStream, way: &W, limits: ClientLimits) {
     let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, way, limits).await);
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -92,7 +92,11 @@ pub async fn serve<W: Way>(stream: TcpStream, way: &W, limits: Limits) {
 
 type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
 
-async fn answer<W: Way>(request: hyper::Request<Incoming>, way: &W, limits: Limits) -> Answered<W::Place> {
+async fn answer<W: GatewayAccess>(
+    request: hyper::Request<Incoming>,
+    way: &W,
+    limits: ClientLimits,
+) -> Answered<W::Place> {
     match pass(request, way, limits).await {
         Ok(response) => response.map(Either::Right),
         Err(refusal) => {
@@ -109,11 +113,11 @@ async fn answer<W: Way>(request: hyper::Request<Incoming>, way: &W, limits: Limi
     }
 }
 
-async fn pass<W: Way>(
+async fn pass<W: GatewayAccess>(
     request: hyper::Request<Incoming>,
     way: &W,
-    limits: Limits,
-) -> Result<Response<Answer<W::Place>>, Refusal> {
+    limits: ClientLimits,
+) -> Result<Response<Answer<W::Place>>, OpenAiError> {
     let start = Instant::now();
     let (parts, body) = request.into_parts();
     let body = read(body, limits.max_body_bytes).await?;
@@ -128,7 +132,7 @@ async fn pass<W: Way>(
         let (request, place) = match way.ask(budgeted(&head, start.elapsed()), &mut tried).await {
             Ok(asked) => asked,
             Err(_) if way.has_others(&tried) => continue,
-            Err(why) => return Err(Refusal::NoGateway(why)),
+            Err(why) => return Err(OpenAiError::NoGateway(why)),
         };
         let mut answer = Answer::new(request, place);
         let began = {
@@ -145,14 +149,14 @@ async fn pass<W: Way>(
         match response {
             // A proxy's word for credentials, which are the edge's and not the client's.
             Some(head) if head.status == 407 => {
-                return Err(Refusal::NoGateway("it does not take this edge's credentials".into()));
+                return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
             }
             // It has no engine, or none in time; another gateway may.
             Some(head) if head.status == 503 && way.has_others(&tried) => {}
             Some(head) => return Ok(message::response(head, answer)),
             // Nothing of an answer came, so that nobody takes two for one.
             None if tries < MOST_TRIES || way.has_others(&tried) => {}
-            None => return Err(Refusal::NoGateway("the gateway was lost before it answered".into())),
+            None => return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into())),
         }
     }
 }
@@ -171,12 +175,12 @@ fn budgeted(head: &RequestHead, elapsed: Duration) -> RequestHead {
 }
 
 /// Reads a client's body.
-async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, Refusal> {
+async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, OpenAiError> {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, max_bytes).collect()).await;
-    match collected.map_err(|_| Refusal::BodyTimeout)? {
+    match collected.map_err(|_| OpenAiError::BodyTimeout)? {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { max_bytes }),
-        Err(_) => Err(Refusal::Json("it broke off".into())),
+        Err(error) if error.is::<LengthLimitError>() => Err(OpenAiError::TooLarge { max_bytes }),
+        Err(_) => Err(OpenAiError::Json("it broke off".into())),
     }
 }
 

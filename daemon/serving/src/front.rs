@@ -35,7 +35,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
-    gateway::{Answer, Asker, Exchange, Gateway, Tcp},
+    gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
     message,
     metrics::GatewayMetrics,
     served::Served,
@@ -61,13 +61,13 @@ const HEAD_BYTES: u32 = 64 << 10;
 pub type Source = Arc<dyn Fn() -> Option<(Arc<Gateway>, Arc<Classes>)> + Send + Sync>;
 
 /// What is told of each request that has ended.
-pub type Told = Arc<dyn Fn(Served) + Send + Sync>;
+pub type OnServed = Arc<dyn Fn(Served) + Send + Sync>;
 
 /// What a listener shows to clients: a certificate, or nothing where it speaks without TLS. Clones share it.
 #[derive(Clone)]
-pub struct Shown(Option<Arc<ArcSwap<ServerConfig>>>);
+pub struct ShownCertificate(Option<Arc<ArcSwap<ServerConfig>>>);
 
-impl Shown {
+impl ShownCertificate {
     /// Returns what was prepared; `None` for no TLS.
     #[must_use]
     pub fn new(prepared: Option<Arc<ServerConfig>>) -> Self {
@@ -87,7 +87,7 @@ pub struct Front {
     /// Lets clients in.
     pub door: Door,
     /// What clients are shown.
-    pub shown: Shown,
+    pub shown: ShownCertificate,
     /// The address, as configured: rules of the policy name it.
     pub listener: SocketAddr,
     /// How long a connection may be without a request.
@@ -95,7 +95,7 @@ pub struct Front {
     /// What answers.
     pub source: Source,
     /// What is told of requests that have ended.
-    pub told: Told,
+    pub told: OnServed,
     /// Counts handshakes.
     pub metrics: GatewayMetrics,
     /// Says when nobody is to be let in any more, and no connection is to begin another request.
@@ -104,11 +104,11 @@ pub struct Front {
 
 /// What all clients of a listener have in common.
 struct Hall {
-    shown: Shown,
+    shown: ShownCertificate,
     listener: SocketAddr,
     idle: Duration,
     source: Source,
-    told: Told,
+    told: OnServed,
     metrics: GatewayMetrics,
     ending: watch::Receiver<bool>,
     /// A client has to leave when its sender is dropped.
@@ -271,12 +271,12 @@ impl Hall {
         from: SocketAddr,
         newcomer: &Newcomer,
         open: Option<Open>,
-    ) -> io::Result<Response<Answer>> {
+    ) -> io::Result<Response<ResponseBody>> {
         let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
         let (parts, body) = request.into_parts();
         let head = message::head(&parts);
         newcomer.may_stay_if(|| gateway.knows(&head));
-        let (exchange, awaited) = Tcp::new(body);
+        let (exchange, awaited) = TcpExchange::new(body);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let told = self.told.clone();
         // A task of its own: it has to see that the client is gone, and then to end the engine's work.

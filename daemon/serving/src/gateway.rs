@@ -31,11 +31,11 @@ use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
 use crate::{
     decisions::Decisions,
     learned::{Learned, LearnedEngine},
-    live::{Entry, Live},
+    live::{Live, LiveRequest},
     metrics::GatewayMetrics,
-    openai::{Ask, Operation, Refusal},
-    places::{Claim, Engines, Fault, NoPlace, Place, Prefix, Prefixes, Turn},
-    routes::{AliasPolicies, Asked, Route, Routes, Wanted},
+    openai::{OpenAiError, Operation, RoutingFields},
+    places::{Claim, EnginePlace, Engines, Fault, NoPlace, PrefixHashes, Prefixes, Turn},
+    routes::{AliasPolicies, Route, RouteQuery, Routes, Wanted},
     served::Served,
     spending::Spending,
     tenants::Tenants,
@@ -52,7 +52,7 @@ mod silence;
 
 pub use self::{
     caller::Asker,
-    exchange::{Answer, Awaited, Exchange, Tcp},
+    exchange::{Awaited, Exchange, ResponseBody, TcpExchange},
 };
 use self::{
     caller::Caller,
@@ -102,13 +102,13 @@ enum Failure {
     /// The client is gone.
     Gone,
     /// It is refused.
-    Refused(Refusal),
+    Refused(OpenAiError),
     /// It broke off after a part of the answer had passed, in the middle of something or not.
-    Broken(Refusal, Ended),
+    Broken(OpenAiError, Ended),
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<OpenAiError> for Failure {
+    fn from(refusal: OpenAiError) -> Self {
         Self::Refused(refusal)
     }
 }
@@ -272,15 +272,15 @@ impl Gateway {
         exchange: &mut Exchange,
         operation: Operation,
         head: &RequestHead,
-        (caller, entry): (&Caller<'_>, &Entry),
+        (caller, entry): (&Caller<'_>, &LiveRequest),
         served: &mut Served,
     ) -> Result<(), Failure> {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
-            return Err(Refusal::ContentType.into());
+            return Err(OpenAiError::ContentType.into());
         }
         let seat = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
         let body = body::read(exchange, self.settings.max_body_bytes as usize, &self.bodies).await?;
-        let ask = Ask::read(&body.bytes)?;
+        let ask = RoutingFields::read(&body.bytes)?;
         let terms = caller.terms(Some(&ask));
         exchange.set_terms(&terms);
         (served.class, served.asked) = (terms.class.policy().name.clone(), ask.model.clone());
@@ -291,19 +291,19 @@ impl Gateway {
             seat.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
         }
         loop {
-            let asked = Asked { models: &models, alias, class: &terms.class.policy().name };
+            let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name };
             let path = caller.asker.path(exchange.ahead(), &terms);
-            let mut route = self.routes.route(asked, &wanted, path).ok_or(Refusal::NoEngine)?;
+            let mut route = self.routes.route(asked, &wanted, path).ok_or(OpenAiError::NoEngine)?;
             self.count_decision(&route);
             // Written when it is dropped, whatever becomes of the request.
             let most_bytes = u64::from(self.settings.decisions_bytes);
             let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
-            let model = self.models.get(route.model).ok_or(Refusal::NoEngine)?;
+            let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
             served.predicted = route.predicted();
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
-                return Err(Refusal::Late.into());
+                return Err(OpenAiError::Late.into());
             }
             let sent = ask.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
@@ -313,7 +313,7 @@ impl Gateway {
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
             match self.try_engines(exchange, &pass, &sent, &terms, served).await {
                 // The others that the name stands for may fare better.
-                Err(Failure::Refused(Refusal::OutOfReach { .. } | Refusal::NoEngine)) if models.len() > 1 => {
+                Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
@@ -359,7 +359,7 @@ impl Gateway {
                 (Err(failure), _) => return Err(failure),
             };
             if tried.is_empty() {
-                if pass.prefix != Prefix::default() {
+                if pass.prefix != PrefixHashes::default() {
                     self.metrics.placed(&model.name, place.kept);
                 }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
@@ -371,12 +371,12 @@ impl Gateway {
                     return Ok(done.tokens);
                 }
                 Err(Failure::Refused(
-                    failure @ (Refusal::Engine(_) | Refusal::OutOfReach { .. } | Refusal::EngineTimeout),
+                    failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
                 )) => failure,
                 Err(ended) => return Err(ended),
             };
             let (fault, why) = match &failure {
-                Refusal::OutOfReach { why } => (Fault::OutOfReach, format!("it takes no connections: {why}")),
+                OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it takes no connections: {why}")),
                 other => (Fault::Answer, other.to_string()),
             };
             let is_there = fault == Fault::Answer;
@@ -384,7 +384,7 @@ impl Gateway {
             tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
             tried.push(place.replica);
             // A request that took too long once would do so again, and one that made two engines fail would a third.
-            let is_suspect = failure == Refusal::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
+            let is_suspect = failure == OpenAiError::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
             if is_suspect || tried.len() == model.urls.len() {
                 return Err(failure.into());
             }
@@ -400,10 +400,10 @@ impl Gateway {
         model: &Model,
         claim: Claim,
         tried: &[usize],
-    ) -> Result<Place, Failure> {
+    ) -> Result<EnginePlace, Failure> {
         let refuse = |reason| match reason {
-            NoPlace::Crowded => Refusal::Crowded,
-            NoPlace::NoEngine => Refusal::NoEngine,
+            NoPlace::Crowded => OpenAiError::Crowded,
+            NoPlace::NoEngine => OpenAiError::NoEngine,
         };
         match model.engines.take(claim, tried).map_err(refuse)? {
             Turn::Now(place) => Ok(place),
@@ -419,14 +419,14 @@ impl Gateway {
     }
 
     /// Returns the places of the models that a name stands for, and that of the alias if it is one.
-    fn named(&self, name: &str) -> Result<(Vec<usize>, Option<usize>), Refusal> {
+    fn named(&self, name: &str) -> Result<(Vec<usize>, Option<usize>), OpenAiError> {
         let place = |name: &str| self.models.iter().position(|model| &*model.name == name);
         if let Some(place) = place(name) {
             return Ok((vec![place], None));
         }
         let at = self.settings.aliases.iter().position(|alias| alias.name == name);
         let alias = at.and_then(|at| self.settings.aliases.get(at));
-        let alias = alias.ok_or_else(|| Refusal::UnknownModel(name.to_owned()))?;
+        let alias = alias.ok_or_else(|| OpenAiError::UnknownModel(name.to_owned()))?;
         Ok((alias.models.iter().filter_map(|name| place(name)).collect(), at))
     }
 }
@@ -468,13 +468,13 @@ async fn respond(
 }
 
 /// Answers with an error of the API.
-async fn refuse(exchange: &mut Exchange, refusal: &Refusal) -> Ended {
+async fn refuse(exchange: &mut Exchange, refusal: &OpenAiError) -> Ended {
     tracing::debug!(%refusal, "request refused");
     let retry = refusal.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string()));
     let own = match refusal {
-        Refusal::Method(operation) => Some(Field::new("allow", operation.method())),
+        OpenAiError::Method(operation) => Some(Field::new("allow", operation.method())),
         // RFC 9110 §15.5.2.
-        Refusal::Key => Some(Field::new("www-authenticate", "Bearer")),
+        OpenAiError::Key => Some(Field::new("www-authenticate", "Bearer")),
         _ => None,
     };
     let fields = retry.into_iter().chain(own).collect();

@@ -42,7 +42,7 @@ pub enum Found {
 
 /// Whether an engine gets requests, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EngineHealth {
     /// It gets requests, and the last check or request found nothing wrong.
     Ready,
     /// It gets requests, though nobody knows whether it answers.
@@ -74,7 +74,7 @@ pub struct Health {
     trouble: Option<String>,
 }
 
-impl Verdict {
+impl EngineHealth {
     /// A word for it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -111,12 +111,12 @@ impl Health {
 
     /// Whether it gets requests, and why not.
     #[must_use]
-    pub const fn verdict(&self, now_ns: u64) -> Verdict {
+    pub const fn verdict(&self, now_ns: u64) -> EngineHealth {
         match self.ejected_until_ns.saturating_sub(now_ns) {
-            _ if self.is_down => Verdict::Down,
-            0 if self.is_proven => Verdict::Ready,
-            0 => Verdict::Untried,
-            for_ns => Verdict::Ejected { for_ns },
+            _ if self.is_down => EngineHealth::Down,
+            0 if self.is_proven => EngineHealth::Ready,
+            0 => EngineHealth::Untried,
+            for_ns => EngineHealth::Ejected { for_ns },
         }
     }
 
@@ -184,28 +184,28 @@ mod tests {
     #[test]
     fn without_checks_an_engine_out_of_reach_comes_back_by_itself_each_time_later() {
         let mut health = Health::new(false);
-        assert_eq!(health.verdict(0), Verdict::Untried);
+        assert_eq!(health.verdict(0), EngineHealth::Untried);
         let mut now_ns = 0;
         for wait_s in [1, 2, 4, 8, 16, 30, 30] {
             health.failed(Fault::OutOfReach, "refused", false, now_ns);
-            assert_eq!(health.verdict(now_ns), Verdict::Ejected { for_ns: wait_s * S });
+            assert_eq!(health.verdict(now_ns), EngineHealth::Ejected { for_ns: wait_s * S });
             now_ns += wait_s * S;
             assert!(!health.is_usable(now_ns - 1) && health.is_usable(now_ns));
         }
         assert_eq!(health.trouble(), Some("refused"));
         health.succeeded();
-        assert_eq!((health.verdict(now_ns), health.trouble()), (Verdict::Ready, None));
+        assert_eq!((health.verdict(now_ns), health.trouble()), (EngineHealth::Ready, None));
     }
 
     #[test]
     fn with_checks_an_engine_out_of_reach_comes_back_when_a_check_finds_it_ready_and_not_before() {
         let mut health = Health::new(true);
         health.failed(Fault::OutOfReach, "refused", true, 0);
-        assert_eq!(health.verdict(1_000_000 * S), Verdict::Down);
+        assert_eq!(health.verdict(1_000_000 * S), EngineHealth::Down);
         health.checked(Found::NotReady, "it loads its model", false);
-        assert_eq!((health.verdict(0), health.trouble()), (Verdict::Down, Some("it loads its model")));
+        assert_eq!((health.verdict(0), health.trouble()), (EngineHealth::Down, Some("it loads its model")));
         health.checked(Found::Ready, "", false);
-        assert_eq!(health.verdict(0), Verdict::Ready);
+        assert_eq!(health.verdict(0), EngineHealth::Ready);
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
             health.failed(Fault::Answer, "500", false, 0);
             health.checked(Found::Ready, "", false);
         }
-        assert_eq!((health.verdict(0), health.trouble()), (Verdict::Ejected { for_ns: S }, Some("500")));
+        assert_eq!((health.verdict(0), health.trouble()), (EngineHealth::Ejected { for_ns: S }, Some("500")));
         health.checked(Found::Ready, "", false);
         assert!(!health.is_usable(0) && health.is_usable(S));
         health.checked(Found::NotReady, "503", false);
@@ -233,9 +233,9 @@ mod tests {
         (0..SILENCES).for_each(|_| health.checked(Found::Silent, "no answer", true));
         assert!(health.is_usable(0), "the last one");
         health.checked(Found::Silent, "no answer", false);
-        assert_eq!(health.verdict(0), Verdict::Down);
+        assert_eq!(health.verdict(0), EngineHealth::Down);
         health.succeeded();
-        assert_eq!(health.verdict(0), Verdict::Ready, "an answer shows that it is there");
+        assert_eq!(health.verdict(0), EngineHealth::Ready, "an answer shows that it is there");
     }
 
     #[test]

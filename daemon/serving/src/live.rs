@@ -22,7 +22,7 @@ pub struct Live {
 
 /// A request that is served, until it is dropped.
 #[derive(Debug)]
-pub struct Entry {
+pub struct LiveRequest {
     live: Arc<Live>,
     open: Arc<Open>,
 }
@@ -44,7 +44,7 @@ struct Open {
 impl Live {
     /// Enters a request of a user, of which nothing else is known yet.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, user: Option<Arc<str>>) -> Entry {
+    pub fn enter(self: &Arc<Self>, user: Option<Arc<str>>) -> LiveRequest {
         let open = Arc::new(Open {
             id: self.last_id.fetch_add(1, Relaxed) + 1,
             user,
@@ -56,7 +56,7 @@ impl Live {
             first_ns: AtomicU64::new(0),
         });
         self.open.lock().insert(open.id, open.clone());
-        Entry { live: self.clone(), open }
+        LiveRequest { live: self.clone(), open }
     }
 
     /// Returns at most `limit` requests whose IDs are above `after`, by ID.
@@ -89,7 +89,7 @@ impl Open {
     }
 }
 
-impl Entry {
+impl LiveRequest {
     /// Notes that it waits for an engine of a model; its class and its budget are known by then.
     pub fn waits(&self, class: &str, model: &Arc<str>, budget: Option<Duration>) {
         *self.open.known.lock() = (class.to_owned(), model.clone(), budget);
@@ -123,7 +123,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for LiveRequest {
     fn drop(&mut self) {
         self.live.open.lock().remove(&self.open.id);
     }

@@ -20,14 +20,14 @@ use prometheus_client::{
 };
 use sched::route::{ModelChoice, Reason};
 
-use self::{engines::Shown, genai::GenAi, quotas::Quotas};
+use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
 use crate::{
     health::Found,
-    places::{Engines, Kept},
+    places::{Engines, PrefixAffinity},
     routes::{Decided, Route, Wanted},
     served::Served,
     spending::Spending,
-    sse::Usage,
+    sse::TokenUsage,
 };
 
 mod engines;
@@ -58,7 +58,7 @@ struct Deadlines {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Placed {
     model: Arc<str>,
-    /// "kept", "moved" or "new" ([`Kept`]).
+    /// "kept", "moved" or "new" ([`PrefixAffinity`]).
     result: &'static str,
 }
 
@@ -118,7 +118,7 @@ pub struct GatewayMetrics {
     shadowed: Family<Shadowed, Counter>,
     checks: Family<Checked, Counter>,
     genai: GenAi,
-    engines: Shown,
+    engines: ShownEngines,
     quotas: Quotas,
     full: Counter,
     handshakes: Family<[(&'static str, &'static str); 1], Counter>,
@@ -146,7 +146,7 @@ impl Default for GatewayMetrics {
             shadowed: Family::default(),
             checks: Family::default(),
             genai: GenAi::default(),
-            engines: Shown::default(),
+            engines: ShownEngines::default(),
             quotas: Quotas::default(),
             full: Counter::default(),
             handshakes: Family::default(),
@@ -275,7 +275,7 @@ impl GatewayMetrics {
     }
 
     /// Counts a request that may profit from an engine's cache, by whether it went there.
-    pub fn placed(&self, model: &Arc<str>, kept: Kept) {
+    pub fn placed(&self, model: &Arc<str>, kept: PrefixAffinity) {
         self.placed.get_or_create(&Placed { model: model.clone(), result: kept.name() }).inc();
     }
 
@@ -286,7 +286,7 @@ impl GatewayMetrics {
 
     /// Counts what an engine billed for a request of a user, who has a name in the configuration or in a certificate, and of a
     /// class.
-    pub fn billed(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: Usage) {
+    pub fn billed(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: TokenUsage) {
         let user = user.cloned().unwrap_or_default();
         for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
             let labels = Tokens { model: model.clone(), kind, user: user.clone(), class: class.to_owned() };

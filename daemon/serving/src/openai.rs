@@ -29,11 +29,11 @@ impl Operation {
     ///
     /// # Errors
     /// Nothing has that path, or what has it takes another method.
-    pub fn of(method: &[u8], path: &[u8]) -> Result<Self, Refusal> {
+    pub fn of(method: &[u8], path: &[u8]) -> Result<Self, OpenAiError> {
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
         let operation = Self::ALL.into_iter().find(|operation| operation.path().as_bytes() == path);
-        let operation = operation.ok_or(Refusal::NotFound)?;
-        if operation.method().as_bytes() == method { Ok(operation) } else { Err(Refusal::Method(operation)) }
+        let operation = operation.ok_or(OpenAiError::NotFound)?;
+        if operation.method().as_bytes() == method { Ok(operation) } else { Err(OpenAiError::Method(operation)) }
     }
 
     /// The path.
@@ -72,7 +72,7 @@ impl Operation {
 
 /// What of a request's body decides where it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct RoutingFields {
     /// The model, as the client names it.
     pub model: String,
     /// Where its name stands in the body, quotes included.
@@ -102,20 +102,20 @@ struct Body<'a> {
     max_completion_tokens: Option<u32>,
 }
 
-impl Ask {
+impl RoutingFields {
     /// Reads a request's body.
     ///
     /// # Errors
     /// The body is no JSON object, names no model, or says one of the keys that count here twice or as another type.
-    pub fn read(body: &[u8]) -> Result<Self, Refusal> {
-        let text = std::str::from_utf8(body).map_err(|_| Refusal::Json("the body is not UTF-8".into()))?;
+    pub fn read(body: &[u8]) -> Result<Self, OpenAiError> {
+        let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
         // A list would be read as the values of the keys, in their order.
         if !text.trim_start().starts_with('{') {
-            return Err(Refusal::Json("it is no object".into()));
+            return Err(OpenAiError::Json("it is no object".into()));
         }
-        let read: Body<'_> = serde_json::from_str(text).map_err(|error| Refusal::Json(error.to_string()))?;
-        let raw = read.model.ok_or(Refusal::NoModel)?.get();
-        let model: String = serde_json::from_str(raw).map_err(|_| Refusal::NoModel)?;
+        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::Json(error.to_string()))?;
+        let raw = read.model.ok_or(OpenAiError::NoModel)?.get();
+        let model: String = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
         // A raw value is a part of the text that it was read from.
         let place = |raw: &str| {
             let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
@@ -124,7 +124,7 @@ impl Ask {
         let prompt = read.messages.or(read.prompt);
         Ok(Self {
             model,
-            model_at: place(raw).ok_or(Refusal::NoModel)?,
+            model_at: place(raw).ok_or(OpenAiError::NoModel)?,
             prompt_at: prompt.and_then(|prompt| place(prompt.get())).unwrap_or_default(),
             service_tier: read.service_tier,
             max_tokens: read.max_completion_tokens.or(read.max_tokens),
@@ -157,7 +157,7 @@ impl Ask {
 
 /// Why a request is not answered by an engine; each is told to the client as an error of the API's own form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum OpenAiError {
     /// Nothing has that path.
     #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
     NotFound,
@@ -234,7 +234,7 @@ pub enum Refusal {
 /// After how many seconds a client may try again where nothing says when that helps.
 const RETRY_AFTER_S: u32 = 1;
 
-impl Refusal {
+impl OpenAiError {
     /// The status to answer with (RFC 9110 §15).
     #[must_use]
     pub const fn status(&self) -> u16 {
@@ -331,25 +331,25 @@ mod tests {
     fn a_request_is_known_by_its_method_and_path_whatever_its_query() {
         assert_eq!(Operation::of(b"POST", b"/v1/chat/completions?a=b"), Ok(Operation::ChatCompletions));
         assert_eq!(Operation::of(b"GET", b"/v1/models"), Ok(Operation::Models));
-        assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(Refusal::Method(Operation::Completions)));
-        assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(Refusal::NotFound));
-        assert_eq!(Operation::of(b"POST", b""), Err(Refusal::NotFound));
+        assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(OpenAiError::Method(Operation::Completions)));
+        assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(OpenAiError::NotFound));
+        assert_eq!(Operation::of(b"POST", b""), Err(OpenAiError::NotFound));
     }
 
     #[test]
     fn only_the_models_name_is_rewritten() {
         let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
-        let ask = Ask::read(&body).unwrap();
+        let ask = RoutingFields::read(&body).unwrap();
         assert_eq!((&ask.model[..], ask.service_tier.as_deref(), ask.max_tokens), ("ab", None, None));
         let rewritten = ask.with_model(&body, "big \"one\"");
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
         assert_eq!(ask.with_model(&body, "ab"), body, "the same model in other letters stays");
-        assert_eq!(Ask::read(&rewritten).unwrap().model, "big \"one\"");
+        assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
     }
 
     #[test]
     fn the_prompt_is_the_messages_or_the_prompt_as_they_stand_in_the_body() {
-        let prompt = |body: &'static str| Ask::read(body.as_bytes()).unwrap().prompt(body.as_bytes());
+        let prompt = |body: &'static str| RoutingFields::read(body.as_bytes()).unwrap().prompt(body.as_bytes());
         assert_eq!(prompt(r#"{"model":"m", "messages" : [ {"a":1} ] }"#), br#"[ {"a":1} ]"#);
         assert_eq!(prompt(r#"{"prompt":"x y","model":"m"}"#), br#""x y""#);
         assert_eq!(prompt(r#"{"model":"m","prompt":null}"#), b"");
@@ -357,7 +357,8 @@ mod tests {
 
     #[test]
     fn both_names_of_the_tokens_limit_count_and_the_newer_one_wins() {
-        let limit = |keys: &str| Ask::read(format!(r#"{{"model":"m"{keys}}}"#).as_bytes()).unwrap().max_tokens;
+        let limit =
+            |keys: &str| RoutingFields::read(format!(r#"{{"model":"m"{keys}}}"#).as_bytes()).unwrap().max_tokens;
         assert_eq!(limit(""), None);
         assert_eq!(limit(r#","max_tokens":7"#), Some(7));
         assert_eq!(limit(r#","max_completion_tokens":9,"max_tokens":7"#), Some(9));
@@ -379,18 +380,18 @@ mod tests {
             (br#"{"model":"a","service_tier":1}"#, "invalid_body"),
             (br#"{"model":"a","max_tokens":-1}"#, "invalid_body"),
         ] {
-            let refusal = Ask::read(body).unwrap_err();
+            let refusal = RoutingFields::read(body).unwrap_err();
             assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));
         }
     }
 
     #[test]
     fn an_error_has_the_form_of_the_api() {
-        let body: serde_json::Value = serde_json::from_slice(&Refusal::UnknownModel("x".into()).body()).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&OpenAiError::UnknownModel("x".into()).body()).unwrap();
         assert_eq!(body["error"]["type"], "not_found_error");
         assert_eq!(body["error"]["code"], "model_not_found");
         assert!(body["error"]["message"].as_str().unwrap().contains("\"x\""), "{body}");
-        let event = Refusal::Engine("it stopped").event();
+        let event = OpenAiError::Engine("it stopped").event();
         assert!(event.starts_with(b"data: {") && event.ends_with(b"}\n\n"));
     }
 }

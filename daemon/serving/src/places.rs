@@ -17,12 +17,12 @@ use tokio::sync::oneshot;
 
 use self::{affinity::Affinity, queue::Queue};
 pub use self::{
-    affinity::{Kept, Prefix, Prefixes},
+    affinity::{PrefixAffinity, PrefixHashes, Prefixes},
     queue::Claim,
 };
 pub use crate::health::Fault;
 use crate::{
-    health::{Found, Health, Verdict},
+    health::{EngineHealth, Found, Health},
     reported::Reported,
 };
 
@@ -45,7 +45,7 @@ struct State {
     /// How old what an engine reports may be, in nanoseconds.
     report_ns: u64,
     replicas: Vec<Replica>,
-    queue: Queue<(oneshot::Sender<Place>, Prefix)>,
+    queue: Queue<(oneshot::Sender<EnginePlace>, PrefixHashes)>,
     affinity: Affinity,
 }
 
@@ -61,13 +61,13 @@ struct Replica {
 
 /// An engine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct EngineStatus {
     /// How many requests it works on.
     pub in_flight: u32,
     /// What others have it do, as far as it is known.
     pub others: Reported,
     /// Whether it gets requests, and why not.
-    pub verdict: Verdict,
+    pub verdict: EngineHealth,
     /// What went wrong last, until it went well again.
     pub trouble: Option<String>,
     /// How many requests it answered.
@@ -87,20 +87,20 @@ pub enum NoPlace {
 
 /// A place at an engine, given back when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct EnginePlace {
     engines: Arc<Engines>,
     /// The engine.
     pub replica: usize,
     /// Whether it is the one that the prompt's beginning, or its session, had been sent to.
-    pub kept: Kept,
+    pub kept: PrefixAffinity,
 }
 
 /// A request that waits for its place. Dropped, it waits no longer.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct QueuedRequest {
     engines: Arc<Engines>,
     name: u32,
-    place: oneshot::Receiver<Place>,
+    place: oneshot::Receiver<EnginePlace>,
 }
 
 impl Engines {
@@ -151,7 +151,7 @@ impl Engines {
         if (state.queue.is_empty() || !tried.is_empty())
             && let Some((replica, kept)) = state.give(&claim.prefix, self.most_in_flight, tried, now_ns)
         {
-            return Ok(Turn::Now(Place { engines: self.clone(), replica, kept }));
+            return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, kept }));
         }
         if !tried.is_empty() || state.queue.len() >= self.most_waiting {
             return Err(NoPlace::Crowded);
@@ -163,22 +163,22 @@ impl Engines {
         Ok(Turn::Later(waiting))
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> Waiting {
+    fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {
         let (told, place) = oneshot::channel();
         let prefix = std::mem::take(&mut claim.prefix);
         let name = state.queue.add(claim, (told, prefix));
-        Waiting { engines: self.clone(), name, place }
+        QueuedRequest { engines: self.clone(), name, place }
     }
 
     /// Gives free places to the requests that wait, in turns. Returns places whose requests are gone, to be dropped without
     /// the lock.
-    fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<Place> {
+    fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
         let mut unwanted = Vec::new();
         while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
             && let Some((told, prefix)) = state.queue.next().and_then(|name| state.queue.serve(name))
             && let Some((replica, kept)) = state.give(&prefix, self.most_in_flight, &[], now_ns)
         {
-            unwanted.extend(told.send(Place { engines: self.clone(), replica, kept }).err());
+            unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, kept }).err());
         }
         unwanted
     }
@@ -257,9 +257,9 @@ impl Engines {
 
     /// How each engine does.
     #[must_use]
-    pub fn standings(&self) -> Vec<Standing> {
+    pub fn standings(&self) -> Vec<EngineStatus> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let standing = |replica: &Replica| Standing {
+        let standing = |replica: &Replica| EngineStatus {
             in_flight: replica.in_flight,
             others: replica.others(now_ns, state.report_ns),
             verdict: replica.health.verdict(now_ns),
@@ -324,7 +324,13 @@ impl Engines {
 impl State {
     /// Gives a request a place at an engine with room that is not among `tried`: at the one that its prefix was sent to, unless
     /// that has much more to do, or at the least busy one.
-    fn give(&mut self, prefix: &Prefix, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<(usize, Kept)> {
+    fn give(
+        &mut self,
+        prefix: &PrefixHashes,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
         let least = self.least_busy(most_in_flight, tried, now_ns)?;
         let known = self.affinity.engine(prefix);
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
@@ -335,8 +341,8 @@ impl State {
             !tried.contains(known) && self.replicas.get(*known).is_some_and(fits)
         };
         let (replica, kept) = match known.filter(is_good) {
-            Some(known) => (known, Kept::Kept),
-            None => (least, if known.is_some() { Kept::Moved } else { Kept::New }),
+            Some(known) => (known, PrefixAffinity::Kept),
+            None => (least, if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New }),
         };
         self.affinity.note(prefix, replica);
         self.replicas[replica].in_flight += 1;
@@ -388,20 +394,20 @@ impl Replica {
 #[derive(Debug)]
 pub enum Turn {
     /// There is one.
-    Now(Place),
+    Now(EnginePlace),
     /// There will be one.
-    Later(Waiting),
+    Later(QueuedRequest),
 }
 
-impl Future for Waiting {
-    type Output = Result<Place, NoPlace>;
+impl Future for QueuedRequest {
+    type Output = Result<EnginePlace, NoPlace>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.place).poll(cx).map(|place| place.map_err(|_| NoPlace::NoEngine))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for QueuedRequest {
     fn drop(&mut self) {
         self.place.close();
         let mut state = self.engines.state.lock();
@@ -412,7 +418,7 @@ impl Drop for Waiting {
     }
 }
 
-impl Drop for Place {
+impl Drop for EnginePlace {
     fn drop(&mut self) {
         self.engines.give_back(self.replica);
     }

@@ -14,7 +14,7 @@ use sched::route::{
     State, share_groups,
 };
 
-use crate::{openai::Ask, places::Engines};
+use crate::{openai::RoutingFields, places::Engines};
 
 mod chooser;
 mod flights;
@@ -90,7 +90,7 @@ pub struct Wanted {
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct RouteQuery<'a> {
     /// The models that may answer, by their places in the configuration.
     pub models: &'a [usize],
     /// The place of the alias that stands for them; `None` of a request that names its model.
@@ -147,7 +147,7 @@ impl Wanted {
     /// Reads what a request says of its deadline: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the
     /// whole answer. Without a budget of its own it has that of its class, which may be none.
     #[must_use]
-    pub fn of(head: &RequestHead, class_ns: Option<u64>, ask: &Ask, body_bytes: usize) -> Self {
+    pub fn of(head: &RequestHead, class_ns: Option<u64>, ask: &RoutingFields, body_bytes: usize) -> Self {
         let limit = |name: &str| -> Option<u64> {
             let text = std::str::from_utf8(head.field(name)?).ok()?;
             Some(text.trim().parse::<u64>().ok()?.saturating_mul(NS_PER_MS))
@@ -295,7 +295,7 @@ impl Routes {
     /// Decides which model answers a request to a client over `path`; `None` if none of them has an engine that has not
     /// failed. The policy of its alias decides about a request with limits. One without goes to the best model with room, or
     /// else to the one for which the fewest wait, unless the policy balances engines.
-    pub fn route(&self, asked: Asked<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
+    pub fn route(&self, asked: RouteQuery<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
         known.look(&self.engines, now_ns);

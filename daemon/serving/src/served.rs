@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::sse::Usage;
+use crate::sse::TokenUsage;
 
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Served {
     /// The URL of the engine that was asked last; empty if none was.
     pub engine: String,
     /// What the engine billed, if it did.
-    pub usage: Option<Usage>,
+    pub usage: Option<TokenUsage>,
     /// Tokens of the answer that passed, by events; 0 without streaming.
     pub passed_tokens: u64,
     /// How long the whole answer was predicted to take, if that could be known.

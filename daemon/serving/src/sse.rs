@@ -8,7 +8,7 @@ const MAX_EVENT_BYTES: usize = 1 << 20;
 
 /// How many tokens an engine bills (`usage` of the OpenAI API).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Those of the prompt.
     #[serde(default)]
     pub prompt_tokens: u64,
@@ -19,14 +19,14 @@ pub struct Usage {
 
 /// Why events pass no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
+pub enum MalformedEvent {
     /// The data of an event is neither a JSON object nor `[DONE]`.
     NoJson,
     /// An event is longer than 1 MiB.
     TooLong,
 }
 
-impl Malformed {
+impl MalformedEvent {
     /// Says what an engine did.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -39,9 +39,9 @@ impl Malformed {
 
 /// Judges a stream of events line by line. Bytes of lines that are not whole wait for the rest.
 #[derive(Debug, Default)]
-pub struct Events {
+pub struct EventStreamParser {
     partial: BytesMut,
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     is_done: bool,
     with_content: u64,
 }
@@ -50,7 +50,7 @@ pub struct Events {
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(default)]
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
 }
@@ -73,12 +73,12 @@ struct Delta<'a> {
     tool_calls: Option<&'a serde_json::value::RawValue>,
 }
 
-impl Events {
+impl EventStreamParser {
     /// Takes bytes as they arrive and returns what may pass: all lines that are whole by now, unchanged.
     ///
     /// # Errors
     /// What arrived is no event of the API. Nothing of the line that is not passes.
-    pub fn push(&mut self, mut bytes: Bytes) -> Result<Bytes, Malformed> {
+    pub fn push(&mut self, mut bytes: Bytes) -> Result<Bytes, MalformedEvent> {
         let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
             self.keep(&bytes)?;
             return Ok(Bytes::new());
@@ -97,16 +97,16 @@ impl Events {
         Ok(whole)
     }
 
-    fn keep(&mut self, bytes: &Bytes) -> Result<(), Malformed> {
+    fn keep(&mut self, bytes: &Bytes) -> Result<(), MalformedEvent> {
         if self.partial.len() + bytes.remaining() > MAX_EVENT_BYTES {
-            return Err(Malformed::TooLong);
+            return Err(MalformedEvent::TooLong);
         }
         self.partial.extend_from_slice(bytes);
         Ok(())
     }
 
     /// Reads one line. Comments, names of events and empty lines say nothing that counts.
-    fn read(&mut self, line: &[u8]) -> Result<(), Malformed> {
+    fn read(&mut self, line: &[u8]) -> Result<(), MalformedEvent> {
         let Some(data) = line.strip_prefix(b"data:") else { return Ok(()) };
         let data = data.trim_ascii();
         if data == b"[DONE]" {
@@ -115,7 +115,7 @@ impl Events {
         }
         // A list would be read as the values of the keys, in their order.
         if !data.starts_with(b"{") {
-            return Err(Malformed::NoJson);
+            return Err(MalformedEvent::NoJson);
         }
         match serde_json::from_slice::<Event<'_>>(data) {
             Ok(event) => {
@@ -125,13 +125,13 @@ impl Events {
             }
             // Keys of types that are not the API's are between engine and client.
             Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(()),
-            Err(_) => Err(Malformed::NoJson),
+            Err(_) => Err(MalformedEvent::NoJson),
         }
     }
 
     /// What the engine billed, once it has said so.
     #[must_use]
-    pub const fn usage(&self) -> Option<Usage> {
+    pub const fn usage(&self) -> Option<TokenUsage> {
         self.usage
     }
 
@@ -176,19 +176,19 @@ mod tests {
     #[test]
     fn events_pass_unchanged_and_are_billed_as_the_engine_says_however_they_are_cut() {
         for size in 1..=CHAT.len() {
-            let (mut events, mut passed) = (Events::default(), Vec::new());
+            let (mut events, mut passed) = (EventStreamParser::default(), Vec::new());
             for chunk in CHAT.as_bytes().chunks(size) {
                 passed.extend_from_slice(&events.push(Bytes::copy_from_slice(chunk)).unwrap());
             }
             assert_eq!(passed, CHAT.as_bytes(), "in pieces of {size}");
-            assert_eq!(events.usage(), Some(Usage { prompt_tokens: 3, completion_tokens: 2 }));
+            assert_eq!(events.usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
             assert!(events.is_done() && events.with_content() == 1 && !events.is_cut());
         }
     }
 
     #[test]
     fn a_role_alone_is_no_token() {
-        let mut events = Events::default();
+        let mut events = EventStreamParser::default();
         let first = CHAT.find("a\\u").unwrap();
         events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
         assert!(events.with_content() == 0 && events.is_cut());
@@ -201,7 +201,7 @@ mod tests {
             r#"{"choices":[{"delta":{"tool_calls":[{}]}}]}"#,
             r#"{"choices":[{"delta":{"reasoning_content":"x"}}]}"#,
         ] {
-            let mut events = Events::default();
+            let mut events = EventStreamParser::default();
             events.push(format!("data: {data}\n").into()).unwrap();
             assert_eq!(events.with_content(), 1, "{data}");
         }
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn events_with_keys_of_other_types_pass_and_bill_nothing() {
         for data in [r#"{"usage":"x"}"#, r#"{"choices":null}"#, r#"{"usage":{"completion_tokens":null}}"#] {
-            let mut events = Events::default();
+            let mut events = EventStreamParser::default();
             let event = Bytes::from(format!("data: {data}\n"));
             assert_eq!(events.push(event.clone()), Ok(event));
             assert_eq!((events.usage(), events.with_content()), (None, 0));
@@ -220,11 +220,11 @@ mod tests {
     #[test]
     fn what_is_no_event_does_not_pass() {
         for data in ["data: {\n", "data: secret\n", "data: 3\n", "data: [{}]\n", "data: {} {}\n"] {
-            assert_eq!(Events::default().push(data.into()), Err(Malformed::NoJson), "{data}");
+            assert_eq!(EventStreamParser::default().push(data.into()), Err(MalformedEvent::NoJson), "{data}");
         }
-        let mut events = Events::default();
+        let mut events = EventStreamParser::default();
         let chunk = Bytes::from(vec![b'x'; 1 << 16]);
         let end = (0..=16).map(|_| events.push(chunk.clone())).find(Result::is_err);
-        assert_eq!(end, Some(Err(Malformed::TooLong)));
+        assert_eq!(end, Some(Err(MalformedEvent::TooLong)));
     }
 }

@@ -13,7 +13,7 @@ use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use crate::{openai::Refusal, spending::Spending, sse::Usage};
+use crate::{openai::OpenAiError, spending::Spending, sse::TokenUsage};
 
 /// The keys of a gateway. Without any, clients show none.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ struct Budget {
 
 /// A request of a tenant, which counts among those in flight until it is dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct TenantRequest {
     tenant: Arc<Tenant>,
     spending: Arc<Spending>,
     now_ns: fn() -> u64,
@@ -118,20 +118,20 @@ impl Tenants {
     ///
     /// # Errors
     /// There is no key, or one that nobody has, or not any more.
-    pub fn of(&self, head: &RequestHead, now: SystemTime) -> Result<Option<Arc<Tenant>>, Refusal> {
+    pub fn of(&self, head: &RequestHead, now: SystemTime) -> Result<Option<Arc<Tenant>>, OpenAiError> {
         if self.by_hash.is_empty() {
             return Ok(None);
         }
         let (scheme, key) =
-            head.field("authorization").and_then(|value| value.split_at_checked(7)).ok_or(Refusal::Key)?;
+            head.field("authorization").and_then(|value| value.split_at_checked(7)).ok_or(OpenAiError::Key)?;
         if !scheme.eq_ignore_ascii_case(b"Bearer ") {
-            return Err(Refusal::Key);
+            return Err(OpenAiError::Key);
         }
         // How long a comparison of hashes takes tells nothing of a key.
         let digest: [u8; 32] = Sha256::digest(key.trim_ascii()).into();
-        let (_, tenant) = self.by_hash.iter().find(|(hash, _)| *hash == digest).ok_or(Refusal::Key)?;
+        let (_, tenant) = self.by_hash.iter().find(|(hash, _)| *hash == digest).ok_or(OpenAiError::Key)?;
         match tenant.expires {
-            Some(expires) if expires <= now => Err(Refusal::Key),
+            Some(expires) if expires <= now => Err(OpenAiError::Key),
             _ => Ok(Some(tenant.clone())),
         }
     }
@@ -140,22 +140,29 @@ impl Tenants {
     ///
     /// # Errors
     /// As many as may be are in flight, or the tokens of the month are used up. A request that has begun is not ended by that.
-    pub fn begin(&self, tenant: Arc<Tenant>, now: SystemTime) -> Result<Seat, Refusal> {
+    pub fn begin(&self, tenant: Arc<Tenant>, now: SystemTime) -> Result<TenantRequest, OpenAiError> {
         if let Some(quota) = tenant.monthly_tokens {
             let admitted = self.spending.admit(&tenant.name, quota, now);
-            admitted
-                .map_err(|seconds| Refusal::MonthUsed { retry_after_s: u32::try_from(seconds).unwrap_or(u32::MAX) })?;
+            admitted.map_err(|seconds| OpenAiError::MonthUsed {
+                retry_after_s: u32::try_from(seconds).unwrap_or(u32::MAX),
+            })?;
         }
         let before = tenant.in_flight.fetch_add(1, Relaxed);
         // Dropped, it gives back what it took.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
-        let seat = Seat { tenant, spending, now_ns: self.now_ns, reserved: AtomicU64::new(0), used: AtomicU64::new(0) };
-        if before >= most { Err(Refusal::TooManyRequests) } else { Ok(seat) }
+        let seat = TenantRequest {
+            tenant,
+            spending,
+            now_ns: self.now_ns,
+            reserved: AtomicU64::new(0),
+            used: AtomicU64::new(0),
+        };
+        if before >= most { Err(OpenAiError::TooManyRequests) } else { Ok(seat) }
     }
 }
 
-impl Seat {
+impl TenantRequest {
     /// Whose request it is.
     #[must_use]
     pub fn tenant(&self) -> &Tenant {
@@ -166,10 +173,10 @@ impl Seat {
     ///
     /// # Errors
     /// The tenant's minute has too few left.
-    pub fn reserve(&self, tokens: u64) -> Result<(), Refusal> {
+    pub fn reserve(&self, tokens: u64) -> Result<(), OpenAiError> {
         let Some(budget) = &self.tenant.tokens else { return Ok(()) };
         let taken = budget.lock().take(tokens, (self.now_ns)());
-        taken.map_err(|retry_after_s| Refusal::TooManyTokens { retry_after_s })?;
+        taken.map_err(|retry_after_s| OpenAiError::TooManyTokens { retry_after_s })?;
         self.reserved.fetch_add(tokens, Relaxed);
         Ok(())
     }
@@ -180,12 +187,12 @@ impl Seat {
     }
 
     /// Notes how many tokens an engine says it has used, whatever was noted before.
-    pub fn bill(&self, usage: Usage) {
+    pub fn bill(&self, usage: TokenUsage) {
         self.used.store(usage.prompt_tokens.saturating_add(usage.completion_tokens), Relaxed);
     }
 }
 
-impl Drop for Seat {
+impl Drop for TenantRequest {
     fn drop(&mut self) {
         self.tenant.in_flight.fetch_sub(1, Relaxed);
         self.spending.spend(&self.tenant.name, self.used.load(Relaxed), SystemTime::now());
@@ -222,7 +229,7 @@ mod tests {
         Tenants::new(&[key], &Arc::default(), now_ns)
     }
 
-    fn seat(tenants: &Tenants) -> Result<Seat, Refusal> {
+    fn seat(tenants: &Tenants) -> Result<TenantRequest, OpenAiError> {
         tenants.begin(tenants.by_hash[0].1.clone(), SystemTime::now())
     }
 
@@ -244,20 +251,20 @@ mod tests {
         };
         for value in ["Bearer sk-1", "bearer  sk-1 "] {
             assert_eq!(of(Some(value), "2027-01-30"), Ok("ann".to_owned()));
-            assert_eq!(of(Some(value), "2027-01-31"), Err(Refusal::Key));
+            assert_eq!(of(Some(value), "2027-01-31"), Err(OpenAiError::Key));
         }
         for value in ["Bearer sk-2", "Bearer ", "Basic sk-1", "sk-1", "Bearer", ""] {
-            assert_eq!(of(Some(value), "2027-01-30"), Err(Refusal::Key), "{value}");
+            assert_eq!(of(Some(value), "2027-01-30"), Err(OpenAiError::Key), "{value}");
         }
-        assert_eq!(of(None, "2027-01-30"), Err(Refusal::Key));
+        assert_eq!(of(None, "2027-01-30"), Err(OpenAiError::Key));
     }
 
     #[test]
     fn so_many_requests_are_in_flight_and_no_more() {
         let tenants = tenants(Some(2), None);
         let seats = [seat(&tenants), seat(&tenants)];
-        assert_eq!(seat(&tenants).unwrap_err(), Refusal::TooManyRequests);
-        assert_eq!(seat(&tenants).unwrap_err(), Refusal::TooManyRequests, "a refusal takes no place");
+        assert_eq!(seat(&tenants).unwrap_err(), OpenAiError::TooManyRequests);
+        assert_eq!(seat(&tenants).unwrap_err(), OpenAiError::TooManyRequests, "a refusal takes no place");
         drop(seats);
         assert!(seat(&tenants).is_ok());
     }
@@ -270,7 +277,7 @@ mod tests {
             seat.reserve(tokens).map(|()| seat)
         };
         let refused = |tokens| match reserve(tokens) {
-            Err(Refusal::TooManyTokens { retry_after_s }) => retry_after_s,
+            Err(OpenAiError::TooManyTokens { retry_after_s }) => retry_after_s,
             other => panic!("{other:?}"),
         };
         let first = reserve(500).unwrap();
@@ -281,7 +288,7 @@ mod tests {
         // 100 were used, so 500 are left; the engine's own count is believed before that.
         let second = reserve(400).unwrap();
         second.pass(10);
-        second.bill(Usage { prompt_tokens: 100, completion_tokens: 1_000 });
+        second.bill(TokenUsage { prompt_tokens: 100, completion_tokens: 1_000 });
         drop(second);
         // 600 are owed.
         assert_eq!(refused(1), 61);

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use sched::route::Cost;
 
-use crate::{health::Verdict, reported::Reported, routes::Tally};
+use crate::{health::EngineHealth, reported::Reported, routes::Tally};
 
 /// An engine of a gateway, at one moment.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct EngineView {
     /// The requests that others have it work on, and that wait in it, as it reports.
     pub others: Reported,
     /// Whether it gets requests, and why not.
-    pub verdict: Verdict,
+    pub verdict: EngineHealth,
     /// What went wrong last, until it went well again.
     pub trouble: Option<String>,
     /// How many requests it answered.

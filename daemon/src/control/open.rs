@@ -8,7 +8,7 @@ use edge::{
     uplink::{NotMoved, PathReport},
 };
 use quic::class::{ClassCounters, PolicyRole};
-use relay::{Relay, tunnels::Tunnel};
+use relay::{Relay, tunnels::RelayTunnel};
 use serving::view::{AliasView, EngineView, RequestView};
 
 use super::{
@@ -60,11 +60,11 @@ impl Control {
         filter: &Filter,
         after: u64,
         limit: usize,
-    ) -> (Vec<Arc<Tunnel>>, Vec<Arc<roster::EdgeTunnel>>) {
+    ) -> (Vec<Arc<RelayTunnel>>, Vec<Arc<roster::EdgeTunnel>>) {
         let Filter { class, user, connection } = filter;
         let is_of = |found: &policy::ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
         let is_over = |found: u64| connection.is_none_or(|id| found == id);
-        let accepted = |tunnel: &Tunnel| {
+        let accepted = |tunnel: &RelayTunnel| {
             is_over(tunnel.caller.id)
                 && user.as_ref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
                 && is_of(tunnel.class().policy())
@@ -178,7 +178,7 @@ impl Control {
         &self.parts.edge.roster
     }
 
-    fn tunnel(&self, id: u64) -> Result<Arc<Tunnel>, Error> {
+    fn tunnel(&self, id: u64) -> Result<Arc<RelayTunnel>, Error> {
         let found = self.relay.as_ref().and_then(|relay| relay.tunnels.get(id));
         found.ok_or_else(|| Error::Unknown { what: "tunnel", name: id.to_string() })
     }

@@ -10,7 +10,7 @@ use edge::{
 };
 use pacing::path::PathState;
 use quic::class::PolicyRole;
-use relay::tunnels::Tunnel;
+use relay::tunnels::RelayTunnel;
 
 use super::Caller;
 
@@ -79,7 +79,7 @@ pub struct TunnelView {
 }
 
 impl TunnelView {
-    pub(super) fn of_relay(found: &Tunnel, caller: &Caller) -> Self {
+    pub(super) fn of_relay(found: &RelayTunnel, caller: &Caller) -> Self {
         let (asked, (up_bytes, down_bytes)) = (&found.asked, found.traffic.bytes());
         let target = || {
             let name = asked.name.as_deref().map(|name| format!("{name}:{}", asked.next_hop.port()));
@@ -162,7 +162,7 @@ pub struct ConnectionView {
 }
 
 impl ConnectionView {
-    pub(super) fn of_relay(found: &relay::Caller, schedule: Option<String>, caller: &Caller) -> Self {
+    pub(super) fn of_relay(found: &relay::RelayClient, schedule: Option<String>, caller: &Caller) -> Self {
         let client = || found.address.map(|address| address.to_string()).unwrap_or_default();
         Self {
             id: found.id,

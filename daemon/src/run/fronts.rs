@@ -15,7 +15,7 @@ use role::{
     door::{self, Door},
 };
 use rustls::ServerConfig;
-use serving::front::{Front, Shown, Source, Told};
+use serving::front::{Front, OnServed, ShownCertificate, Source};
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{configuration::gateway_identity, parts::Parts};
@@ -28,7 +28,7 @@ pub(super) struct Fronts(BTreeMap<SocketAddr, Open>);
 struct Open {
     /// What it was opened with.
     settings: GatewayListener,
-    shown: Shown,
+    shown: ShownCertificate,
     /// The same socket as its door's, for another door on other terms.
     socket: TcpListener,
     ending: watch::Sender<bool>,
@@ -104,8 +104,8 @@ impl Fronts {
                 Some((relay.gateway()?, relay.classes()))
             });
             let access = parts.access.clone();
-            let told: Told = Arc::new(move |served| access.served(served));
-            let (shown, metrics, idle) = (Shown::new(shown), parts.gateway.clone(), settings.idle);
+            let told: OnServed = Arc::new(move |served| access.served(served));
+            let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
             let (ending, ends) = watch::channel(false);
             let front =
                 Front { door, shown: shown.clone(), listener: address, idle, source, told, metrics, ending: ends };

@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use serde_json::Value;
-use serving::{openai::Ask, reported, sse::Events};
+use serving::{openai::RoutingFields, reported, sse::EventStreamParser};
 
 /// Bodies of requests: only the model's name is rewritten, and nothing else changes its meaning.
 pub fn model_request(input: &[u8]) {
-    let Ok(ask) = Ask::read(input) else { return };
+    let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
     let rewritten = ask.with_model(&Bytes::copy_from_slice(input), name);
-    let again = Ask::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
+    let again = RoutingFields::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
     assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
     // A number may be larger than any that is compared here.
     let value = |body: &[u8]| serde_json::from_slice::<Value>(body);
@@ -23,7 +23,7 @@ pub fn model_request(input: &[u8]) {
 pub fn model_events(input: &[u8]) {
     let Some((size, bytes)) = input.split_first() else { return };
     let pass = |size: usize| {
-        let (mut events, mut passed) = (Events::default(), Vec::new());
+        let (mut events, mut passed) = (EventStreamParser::default(), Vec::new());
         let mut is_whole = true;
         for chunk in bytes.chunks(size.max(1)) {
             match events.push(Bytes::copy_from_slice(chunk)) {

@@ -11,18 +11,8 @@ use crate::arrows::{crates, files};
 /// Names that several crates of the product give to their types. Nobody meets two of the same name unless by their modules
 /// (`h3::Error`, `bpf::Error`), or they lie in crates that do not know of each other. The list may only become shorter: a
 /// type whose name another crate has gets a name of its own.
-const SHARED: &[&str] = &[
-    "Caller",
-    "Client",
-    "Error",
-    "Events",
-    "Listener",
-    "Refusal",
-    "Seat",
-    "Told",
-    "Tunnel",
-    "Waiting",
-];
+const SHARED: &[&str] =
+    &["Caller", "Client", "Error", "Events", "Listener", "Refusal", "Seat", "Told", "Tunnel", "Waiting"];
 
 /// Folders of what is no part of the product: plans of experiments speak of what the product has, by the same names.
 const OUTSIDE: [&str; 2] = ["perf", "tests"];

@@ -403,7 +403,7 @@ pub(super) mod tests {
         served.client = Some(([198, 51, 100, 7], 50_000).into());
         (served.class, served.asked, served.model) = ("interactive".into(), asked.into(), "large".into());
         served.engine = "http://203.0.113.5:8001".into();
-        served.usage = Some(serving::sse::Usage { prompt_tokens: 12, completion_tokens: 40 });
+        served.usage = Some(serving::sse::TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
         (served.predicted, served.duration) = (Some(Duration::from_millis(900)), Duration::from_millis(1_100));
         (served.status, served.reason) = (Some(200), "answered");
         AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) }

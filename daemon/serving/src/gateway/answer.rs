@@ -21,12 +21,12 @@ use super::{
 };
 use crate::{
     LOAD,
-    live::Entry,
-    openai::{Operation, Refusal},
-    places::{Fault, Place, Prefix},
+    live::LiveRequest,
+    openai::{OpenAiError, Operation},
+    places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
-    sse::{Events, Usage},
-    tenants::Seat,
+    sse::{EventStreamParser, TokenUsage},
+    tenants::TenantRequest,
     upstream::Unanswered,
 };
 
@@ -47,16 +47,16 @@ pub(super) struct Pass<'a> {
     /// When the request was whole.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
-    pub(super) entry: &'a Entry,
+    pub(super) entry: &'a LiveRequest,
     /// What of the prompt an engine may know.
-    pub(super) prefix: Prefix,
+    pub(super) prefix: PrefixHashes,
 }
 
 /// An answer that has passed whole.
 pub(super) struct Done {
     pub(super) status: u16,
     /// What the engine billed, if it did.
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<TokenUsage>,
     /// How many tokens it had, as billed, or else by its events.
     pub(super) tokens: u64,
 }
@@ -65,7 +65,7 @@ pub(super) struct Done {
 pub(super) struct Payer<'a> {
     pub(super) user: Option<&'a Arc<str>>,
     pub(super) class: &'a Class,
-    pub(super) seat: Option<&'a Seat>,
+    pub(super) seat: Option<&'a TenantRequest>,
 }
 
 impl Payer<'_> {
@@ -79,7 +79,7 @@ impl Payer<'_> {
 
 /// An engine that answers, and what is learned from that.
 struct Answering<'a> {
-    place: &'a Place,
+    place: &'a EnginePlace,
     lesson: Lesson<'a>,
 }
 
@@ -87,12 +87,17 @@ struct Answering<'a> {
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
 }
 
 impl Pass<'_> {
     /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
-    pub(super) async fn run(&self, exchange: &mut Exchange, body: &Bytes, place: &Place) -> Result<Done, Failure> {
+    pub(super) async fn run(
+        &self,
+        exchange: &mut Exchange,
+        body: &Bytes,
+        place: &EnginePlace,
+    ) -> Result<Done, Failure> {
         let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
         self.entry.at_work();
         let answer = self.ask(exchange, body, place).await?;
@@ -121,27 +126,32 @@ impl Pass<'_> {
         })
     }
 
-    async fn ask(&self, exchange: &mut Exchange, body: &Bytes, place: &Place) -> Result<Response<Incoming>, Failure> {
-        let url = self.model.urls.get(place.replica).ok_or(Refusal::NoEngine)?;
+    async fn ask(
+        &self,
+        exchange: &mut Exchange,
+        body: &Bytes,
+        place: &EnginePlace,
+    ) -> Result<Response<Incoming>, Failure> {
+        let url = self.model.urls.get(place.replica).ok_or(OpenAiError::NoEngine)?;
         let asked = hyper::Request::builder()
             .method(Method::POST)
             .uri(format!("{url}{}", self.operation.path()))
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let asked = asked.body(Full::new(body.clone())).map_err(|_| Refusal::NoEngine)?;
+        let asked = asked.body(Full::new(body.clone())).map_err(|_| OpenAiError::NoEngine)?;
         let answered = timeout(self.gateway.settings.answer_timeout, self.model.upstream.ask(asked));
         let answer = match exchange.unless_gone(answered).await? {
-            Err(_) => return Err(Refusal::EngineTimeout.into()),
-            Ok(Err(Unanswered::OutOfReach(why))) => return Err(Refusal::OutOfReach { why }.into()),
+            Err(_) => return Err(OpenAiError::EngineTimeout.into()),
+            Ok(Err(Unanswered::OutOfReach(why))) => return Err(OpenAiError::OutOfReach { why }.into()),
             Ok(Err(Unanswered::Closed(why))) => {
                 tracing::debug!(%url, "engine closed the connection: {why}");
-                return Err(Refusal::Engine("it closed the connection").into());
+                return Err(OpenAiError::Engine("it closed the connection").into());
             }
             Ok(Ok(answer)) => answer,
         };
         if answer.status().is_server_error() {
-            return Err(Refusal::Engine("it answered with an error of its own").into());
+            return Err(OpenAiError::Engine("it answered with an error of its own").into());
         }
         // An engine that has begun an answer may still hang; one that refuses a request is at work.
         if !answer.status().is_success() {
@@ -171,20 +181,20 @@ impl Pass<'_> {
         exchange: &mut Exchange,
         answer: Response<Incoming>,
         Answering { place, lesson }: &mut Answering<'_>,
-    ) -> Result<Option<Usage>, Failure> {
+    ) -> Result<Option<TokenUsage>, Failure> {
         let head = self.head(&answer, None);
-        let (mut answer, mut events, mut has_begun) = (self.pieces(answer), Events::default(), false);
+        let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
         let broken = loop {
             let bytes = match answer.next(exchange).await? {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) if events.is_done() => break None,
-                Ok(None) => break Some(Refusal::Engine("it ended its answer early")),
+                Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
                 Err(refusal) => break Some(refusal),
             };
             let before = events.with_content();
             let whole = match events.push(bytes) {
                 Ok(whole) => whole,
-                Err(malformed) => break Some(Refusal::Engine(malformed.as_str())),
+                Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
             if whole.is_empty() {
                 continue;
@@ -223,8 +233,8 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        place: &Place,
-    ) -> Result<Option<Usage>, Failure> {
+        place: &EnginePlace,
+    ) -> Result<Option<TokenUsage>, Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = |length| self.head(&answer, length);
@@ -294,16 +304,16 @@ struct Pieces {
 
 impl Pieces {
     /// Returns the next piece; `None` at the end of the answer.
-    async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, Refusal>, Failure> {
+    async fn next(&mut self, exchange: &mut Exchange) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
         let Self { body, silence } = self;
         silence.begin();
         let next = poll_fn(|cx| {
             loop {
                 return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {
-                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(Refusal::EngineTimeout),
+                    Poll::Pending if silence.poll_over(cx).is_ready() => Err(OpenAiError::EngineTimeout),
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => Ok(None),
-                    Poll::Ready(Some(Err(_))) => Err(Refusal::Engine("it broke off its answer")),
+                    Poll::Ready(Some(Err(_))) => Err(OpenAiError::Engine("it broke off its answer")),
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(bytes) => Ok(Some(bytes)),
                         Err(_) => continue,

@@ -12,7 +12,7 @@ use super::{
     Failure,
     exchange::{Exchange, Unread},
 };
-use crate::openai::Refusal;
+use crate::openai::OpenAiError;
 
 /// What a permit of the bound stands for.
 pub(super) const UNIT_BYTES: usize = 1 << 10;
@@ -30,11 +30,11 @@ pub(super) struct Body {
 pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<Semaphore>) -> Result<Body, Failure> {
     let (mut body, mut held) = (BytesMut::new(), take(bound, 0)?);
     loop {
-        let part = timeout(PIECE_TIMEOUT, exchange.piece()).await.map_err(|_| Refusal::BodyTimeout)?;
+        let part = timeout(PIECE_TIMEOUT, exchange.piece()).await.map_err(|_| OpenAiError::BodyTimeout)?;
         match part {
             Ok(Some(piece)) => {
                 if body.len() + piece.len() > max_bytes {
-                    return Err(Refusal::TooLarge { max_bytes }.into());
+                    return Err(OpenAiError::TooLarge { max_bytes }.into());
                 }
                 let units = (body.len() + piece.len()).div_ceil(UNIT_BYTES) - body.len().div_ceil(UNIT_BYTES);
                 held.merge(take(bound, units)?);
@@ -42,13 +42,13 @@ pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, bound: &Arc<
             }
             Ok(None) => return Ok(Body { bytes: body.freeze(), _held: held }),
             Err(Unread::Malformed) => {
-                return Err(Refusal::Json("its content is not what its head says".into()).into());
+                return Err(OpenAiError::Json("its content is not what its head says".into()).into());
             }
             Err(Unread::Gone) => return Err(Failure::Gone),
         }
     }
 }
 
-fn take(bound: &Arc<Semaphore>, units: usize) -> Result<OwnedSemaphorePermit, Refusal> {
-    bound.clone().try_acquire_many_owned(units as u32).map_err(|_| Refusal::Crowded)
+fn take(bound: &Arc<Semaphore>, units: usize) -> Result<OwnedSemaphorePermit, OpenAiError> {
+    bound.clone().try_acquire_many_owned(units as u32).map_err(|_| OpenAiError::Crowded)
 }

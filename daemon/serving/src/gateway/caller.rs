@@ -11,7 +11,7 @@ use quic::{
 };
 use sched::route::ClientPath;
 
-use crate::{openai::Ask, tenants::Tenant};
+use crate::{openai::RoutingFields, tenants::Tenant};
 
 /// The field in which a client asks for a class; rules decide what it gets.
 const ASKED_CLASS: &str = "x-paced-class";
@@ -71,7 +71,7 @@ impl<'a> Caller<'a> {
     }
 
     /// The terms on which the request is served, as far as they are known before its body was read.
-    pub(super) fn terms(&self, ask: Option<&Ask>) -> Terms {
+    pub(super) fn terms(&self, ask: Option<&RoutingFields>) -> Terms {
         let subject = RequestSubject {
             user: self.user().map(|user| &**user),
             listener: self.asker.listener,

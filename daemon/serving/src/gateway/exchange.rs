@@ -43,7 +43,7 @@ pub enum Exchange {
     /// An HTTP/3 stream.
     Stream(Request),
     /// A request by HTTP/1.1 or HTTP/2 over TCP.
-    Tcp(Tcp),
+    Tcp(TcpExchange),
 }
 
 /// The client is gone.
@@ -69,7 +69,7 @@ pub(super) enum Ended {
 }
 
 /// The gateway's end of a request over TCP.
-pub struct Tcp {
+pub struct TcpExchange {
     body: Incoming,
     head: Option<oneshot::Sender<ResponseHead>>,
     /// Pieces of the answer, and `None` behind the last: an end without it is none.
@@ -81,11 +81,11 @@ pub struct Tcp {
 /// The connection's end of a request over TCP. Dropped, it tells the gateway that the client has left.
 pub struct Awaited {
     head: oneshot::Receiver<ResponseHead>,
-    answer: Answer,
+    answer: ResponseBody,
 }
 
 /// The body of an answer, on its way to a connection over TCP.
-pub struct Answer {
+pub struct ResponseBody {
     pieces: mpsc::Receiver<Option<Bytes>>,
     is_over: bool,
     _left: oneshot::Receiver<Infallible>,
@@ -103,13 +103,13 @@ impl From<Error> for Gone {
     }
 }
 
-impl Tcp {
+impl TcpExchange {
     /// Returns both ends of a request with this body.
     #[must_use]
     pub fn new(body: Incoming) -> (Self, Awaited) {
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
         let (left, leaving) = oneshot::channel();
-        let answer = Answer { pieces: coming, is_over: false, _left: leaving };
+        let answer = ResponseBody { pieces: coming, is_over: false, _left: leaving };
         (Self { body, head: Some(head), pieces, left }, Awaited { head: awaited, answer })
     }
 
@@ -130,13 +130,13 @@ impl Awaited {
     ///
     /// # Errors
     /// There will be none.
-    pub async fn answer(self) -> io::Result<(ResponseHead, Answer)> {
+    pub async fn answer(self) -> io::Result<(ResponseHead, ResponseBody)> {
         let head = self.head.await.map_err(|_| io::ErrorKind::BrokenPipe)?;
         Ok((head, self.answer))
     }
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 

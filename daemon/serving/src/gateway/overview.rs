@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedEngine},
-    places::Standing,
+    places::EngineStatus,
     routes::Tally,
     view::{AliasView, EngineView},
 };
@@ -43,21 +43,22 @@ impl Gateway {
                 .zip(model.engines.standings())
                 .map(move |(url, standing)| (model, url, standing, waiting, most))
         });
-        let view = |((model, url, standing, waiting, most), curve): ((&Model, &Url, Standing, usize, u32), Curve)| {
-            EngineView {
-                model: model.name.to_string(),
-                engine: url.to_string(),
-                in_flight: (standing.in_flight, most),
-                waiting,
-                others: standing.others,
-                verdict: standing.verdict,
-                trouble: standing.trouble,
-                answered: standing.answered,
-                failed: standing.failed,
-                samples: curve.samples(),
-                cost: curve.cost(),
-            }
-        };
+        let view =
+            |((model, url, standing, waiting, most), curve): ((&Model, &Url, EngineStatus, usize, u32), Curve)| {
+                EngineView {
+                    model: model.name.to_string(),
+                    engine: url.to_string(),
+                    in_flight: (standing.in_flight, most),
+                    waiting,
+                    others: standing.others,
+                    verdict: standing.verdict,
+                    trouble: standing.trouble,
+                    answered: standing.answered,
+                    failed: standing.failed,
+                    samples: curve.samples(),
+                    cost: curve.cost(),
+                }
+            };
         engines.zip(curves).map(view).collect()
     }
 

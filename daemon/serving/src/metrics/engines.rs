@@ -11,8 +11,8 @@ use prometheus_client::{
 };
 
 use crate::{
-    health::Verdict,
-    places::{Engines, Standing},
+    health::EngineHealth,
+    places::{EngineStatus, Engines},
 };
 
 /// The engines of each model of the gateway in force.
@@ -20,14 +20,14 @@ type Models = Vec<(Arc<str>, Arc<Engines>)>;
 
 /// The engines that are shown. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shown(Arc<Mutex<Models>>);
+pub(super) struct ShownEngines(Arc<Mutex<Models>>);
 
 /// A metric of an engine: its name, its help, and its value.
-type Row = (&'static str, &'static str, fn(&Standing) -> i64);
+type Row = (&'static str, &'static str, fn(&EngineStatus) -> i64);
 
 const ROWS: [Row; 4] = [
     ("gateway_engine_usable", "Whether an engine gets requests: 1 if it does", |of| {
-        i64::from(matches!(of.verdict, Verdict::Ready | Verdict::Untried))
+        i64::from(matches!(of.verdict, EngineHealth::Ready | EngineHealth::Untried))
     }),
     ("gateway_engine_in_flight", "Requests that an engine works on for this gateway", |of| i64::from(of.in_flight)),
     ("gateway_engine_others_running", "Requests that an engine works on for others, as it reports", |of| {
@@ -38,14 +38,14 @@ const ROWS: [Row; 4] = [
     }),
 ];
 
-impl Shown {
+impl ShownEngines {
     /// Shows these and no others.
     pub(super) fn replace(&self, models: Models) {
         *self.0.lock() = models;
     }
 }
 
-impl Collector for Shown {
+impl Collector for ShownEngines {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let models = self.0.lock().clone();
         let standings: Vec<_> = models.iter().map(|(model, engines)| (model, engines.standings())).collect();

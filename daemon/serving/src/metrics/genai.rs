@@ -128,7 +128,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::*;
-    use crate::sse::Usage;
+    use crate::sse::TokenUsage;
 
     #[test]
     fn a_request_is_told_under_the_names_of_the_conventions() {
@@ -138,7 +138,7 @@ mod tests {
         genai.note(&served);
         served.model = "large".into();
         served.reason = "answered";
-        served.usage = Some(Usage { prompt_tokens: 5, completion_tokens: 11 });
+        served.usage = Some(TokenUsage { prompt_tokens: 5, completion_tokens: 11 });
         (served.first_token, served.duration) = (Some(Duration::from_millis(50)), Duration::from_millis(2_050));
         genai.note(&served);
         let mut shown = String::new();

@@ -25,7 +25,7 @@ const MOST_ENTRIES: usize = 1 << 16;
 /// What a request has in common with others: a hash of its session, or of its prompt up to the end of each block, the shortest
 /// first. Empty if it has nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prefix(Vec<u64>);
+pub struct PrefixHashes(Vec<u64>);
 
 /// Makes prefixes by hashes that nobody outside can foresee.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +41,7 @@ pub(super) struct Affinity {
 
 /// Whether a request went to the engine that its prefix had been sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kept {
+pub enum PrefixAffinity {
     /// Nothing was known of its prefix.
     #[default]
     New,
@@ -51,7 +51,7 @@ pub enum Kept {
     Moved,
 }
 
-impl Kept {
+impl PrefixAffinity {
     /// A word for metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -66,9 +66,9 @@ impl Kept {
 impl Prefixes {
     /// Returns what a request with this head and this prompt, as JSON, has in common with others.
     #[must_use]
-    pub fn of(&self, head: &RequestHead, prompt: &[u8]) -> Prefix {
+    pub fn of(&self, head: &RequestHead, prompt: &[u8]) -> PrefixHashes {
         if let Some(session) = head.field(SESSION).filter(|session| !session.is_empty()) {
-            return Prefix(vec![self.0.hash_one((SESSION, session))]);
+            return PrefixHashes(vec![self.0.hash_one((SESSION, session))]);
         }
         let mut hasher = self.0.build_hasher();
         // The rest of a prompt that fills no block is what differs in the next turn.
@@ -77,19 +77,19 @@ impl Prefixes {
             hasher.write(block);
             hasher.finish()
         };
-        Prefix(blocks.map(hash).collect())
+        PrefixHashes(blocks.map(hash).collect())
     }
 }
 
 impl Affinity {
     /// The engine that the longest known beginning of a prefix was sent to.
-    pub(super) fn engine(&self, prefix: &Prefix) -> Option<usize> {
+    pub(super) fn engine(&self, prefix: &PrefixHashes) -> Option<usize> {
         let known = |hash| self.newer.get(hash).or_else(|| self.older.get(hash)).copied();
         prefix.0.iter().rev().find_map(known)
     }
 
     /// Notes which engine a prefix is sent to.
-    pub(super) fn note(&mut self, prefix: &Prefix, engine: usize) {
+    pub(super) fn note(&mut self, prefix: &PrefixHashes, engine: usize) {
         for hash in &prefix.0 {
             if self.newer.len() >= MOST_ENTRIES / 2 && !self.newer.contains_key(hash) {
                 self.older = std::mem::take(&mut self.newer);
@@ -148,10 +148,10 @@ mod tests {
     fn memory_is_bounded_and_the_newest_are_known() {
         let mut affinity = Affinity::default();
         for hash in 0..200_000 {
-            affinity.note(&Prefix(vec![hash]), 3);
+            affinity.note(&PrefixHashes(vec![hash]), 3);
             assert!(affinity.newer.len() + affinity.older.len() <= MOST_ENTRIES);
         }
-        assert_eq!(affinity.engine(&Prefix(vec![199_999 - MOST_ENTRIES as u64 / 2])), Some(3));
-        assert_eq!(affinity.engine(&Prefix(vec![0])), None);
+        assert_eq!(affinity.engine(&PrefixHashes(vec![199_999 - MOST_ENTRIES as u64 / 2])), Some(3));
+        assert_eq!(affinity.engine(&PrefixHashes(vec![0])), None);
     }
 }

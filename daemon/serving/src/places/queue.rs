@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use sched::stream::{Discipline, DisciplineClock, Service, Streams};
 
-use super::Prefix;
+use super::PrefixHashes;
 
 /// What a request is to the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Claim {
     /// How many tokens it is expected to use.
     pub tokens: u64,
     /// What of its prompt an engine may know.
-    pub prefix: Prefix,
+    pub prefix: PrefixHashes,
 }
 
 impl From<Service> for Claim {

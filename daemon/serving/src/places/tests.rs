@@ -12,21 +12,21 @@ fn due(deadline_ns: u64) -> Service {
     Service { deadline_ns: Some(deadline_ns), ..Service::default() }
 }
 
-fn now(turn: Result<Turn, NoPlace>) -> Place {
+fn now(turn: Result<Turn, NoPlace>) -> EnginePlace {
     match turn {
         Ok(Turn::Now(place)) => place,
         other => panic!("{other:?}"),
     }
 }
 
-fn later(turn: Result<Turn, NoPlace>) -> Waiting {
+fn later(turn: Result<Turn, NoPlace>) -> QueuedRequest {
     match turn {
         Ok(Turn::Later(waiting)) => waiting,
         other => panic!("{other:?}"),
     }
 }
 
-fn poll(waiting: &mut Waiting) -> Poll<Result<Place, NoPlace>> {
+fn poll(waiting: &mut QueuedRequest) -> Poll<Result<EnginePlace, NoPlace>> {
     Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -56,17 +56,17 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
         |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
     let _busy = now(engines.take(Service::default(), &[]));
     let first = now(engines.take(turn(1), &[]));
-    assert_eq!((first.replica, first.kept), (1, Kept::New));
+    assert_eq!((first.replica, first.kept), (1, PrefixAffinity::New));
     let second = now(engines.take(turn(2), &[]));
-    assert_eq!((second.replica, second.kept), (1, Kept::Kept), "though the third one has nothing to do");
+    assert_eq!((second.replica, second.kept), (1, PrefixAffinity::Kept), "though the third one has nothing to do");
     let third = now(engines.take(turn(3), &[]));
-    assert_eq!((third.replica, third.kept), (1, Kept::Kept));
+    assert_eq!((third.replica, third.kept), (1, PrefixAffinity::Kept));
     let fourth = now(engines.take(turn(4), &[]));
-    assert_eq!((fourth.replica, fourth.kept), (2, Kept::Moved), "three more than that one");
+    assert_eq!((fourth.replica, fourth.kept), (2, PrefixAffinity::Moved), "three more than that one");
     engines.failed(2, Fault::OutOfReach, "");
     let fifth = now(engines.take(turn(5), &[]));
-    assert_eq!((fifth.replica, fifth.kept), (0, Kept::Moved), "it failed");
-    assert_eq!(now(engines.take(turn(6), &[0])).kept, Kept::Moved, "it was tried");
+    assert_eq!((fifth.replica, fifth.kept), (0, PrefixAffinity::Moved), "it failed");
+    assert_eq!(now(engines.take(turn(6), &[0])).kept, PrefixAffinity::Moved, "it was tried");
 }
 
 #[test]

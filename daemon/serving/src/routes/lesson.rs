@@ -1,7 +1,7 @@
 //! What an engine's answer teaches of its costs.
 
 use super::{Route, Routes, flights::Flight};
-use crate::sse::Usage;
+use crate::sse::TokenUsage;
 
 /// How much of an average the newest answer is.
 const NEWEST: f64 = 0.05;
@@ -93,7 +93,7 @@ impl Lesson<'_> {
     }
 
     /// Learns from an answer that came to its end. The engine's own count of tokens is believed before that of events.
-    pub fn learn(&self, usage: Option<Usage>, body_bytes: usize) {
+    pub fn learn(&self, usage: Option<TokenUsage>, body_bytes: usize) {
         let mut known = self.routes.state.lock();
         if let Some(usage) = usage {
             let average = |before: f64, now: f64| before + NEWEST * (now - before);

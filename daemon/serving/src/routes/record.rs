@@ -4,7 +4,7 @@ use config::gateway::GatewaySettings;
 use routing::decision::{Candidate, Decision, EngineSnapshot, ReturnPath, TimeLimits};
 use sched::route::{ModelChoice, Replica, RoutedRequest, State};
 
-use super::{Asked, Decided, chooser::worth};
+use super::{Decided, RouteQuery, chooser::worth};
 
 /// Makes records of decisions, in which models and aliases have the names of the configuration.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Recorder {
     /// Records a choice that the policy of an alias made at `at_ns`.
     pub(super) fn record(
         &self,
-        (asked, by): (Asked<'_>, &Decided),
+        (asked, by): (RouteQuery<'_>, &Decided),
         (request, state): (&RoutedRequest, State<'_>),
         choice: &ModelChoice,
         at_ns: u64,

@@ -12,8 +12,8 @@ use ::routing::policy::PolicyFile;
 use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
 
 use super::*;
-use crate::places::{Fault, Place, Turn};
-use crate::sse::Usage;
+use crate::places::{EnginePlace, Fault, Turn};
+use crate::sse::TokenUsage;
 
 thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
 
@@ -59,12 +59,12 @@ fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     routes_of(&settings(Routing::Rule, None), most_in_flight)
 }
 
-fn named(models: &[usize]) -> Asked<'_> {
-    Asked { models, alias: None, class: "default" }
+fn named(models: &[usize]) -> RouteQuery<'_> {
+    RouteQuery { models, alias: None, class: "default" }
 }
 
-fn either(models: &[usize]) -> Asked<'_> {
-    Asked { models, alias: Some(0), class: "default" }
+fn either(models: &[usize]) -> RouteQuery<'_> {
+    RouteQuery { models, alias: Some(0), class: "default" }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
@@ -72,7 +72,7 @@ fn wanted(budget_ms: Option<u64>) -> Wanted {
     Wanted { slo: Slo { budget_ns, ..Slo::unlimited() }, body_bytes: 400, max_tokens: Some(20) }
 }
 
-fn take(engines: &Arc<Engines>) -> Place {
+fn take(engines: &Arc<Engines>) -> EnginePlace {
     match engines.take(Service::default(), &[]) {
         Ok(Turn::Now(place)) => place,
         other => panic!("{other:?}"),
@@ -90,7 +90,7 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
         pass(step_ms);
         lesson.token();
     }
-    lesson.learn(Some(Usage { prompt_tokens: 100, completion_tokens: 20 }), 400);
+    lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 20 }), 400);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
         protocol: None,
         fields,
     };
-    let ask = Ask::read(br#"{"model":"m"}"#).unwrap();
+    let ask = RoutingFields::read(br#"{"model":"m"}"#).unwrap();
     let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &ask, 0).slo;
     assert_eq!(limits(vec![], None), Slo::unlimited());
     assert_eq!(limits(vec![], Some(7)), Slo::within(7));
@@ -272,7 +272,7 @@ fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
         teach(&routes);
         // 20 tokens take the large model 200 ms, of 1 s.
         let choose = |class| {
-            let asked = Asked { models: &[0, 1], alias: Some(0), class };
+            let asked = RouteQuery { models: &[0, 1], alias: Some(0), class };
             let route = routes.route(asked, &wanted(Some(1_000)), ClientPath::default()).unwrap();
             (route.model, route.reason, route.by.map(|by| by.policy))
         };
