@@ -143,9 +143,9 @@ pub fn shown(config: &Config) -> Result<Vec<Certificate>> {
 
 /// What has been said about certificates.
 #[derive(Debug, Default)]
-pub struct Told(HashMap<(PathBuf, SystemTime), Nearness>);
+pub struct CertificateWarnings(HashMap<(PathBuf, SystemTime), Nearness>);
 
-impl Told {
+impl CertificateWarnings {
     /// Returns what is to be said at `now` and was not said yet, once for each file; what is not in use any more is forgotten.
     pub fn due<'a>(&mut self, certificates: &'a [Certificate], now: SystemTime) -> Vec<(&'a Certificate, Nearness)> {
         let key = |certificate: &Certificate| (certificate.file.clone(), certificate.expires);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn each_nearness_is_told_once_for_each_file_and_anew_for_another_certificate() {
-        let mut told = Told::default();
+        let mut told = CertificateWarnings::default();
         let [a, b] = ["a", "b"].map(|file| certificate(file, day(100)));
         let both = [a.clone(), b, a.clone()];
         let mut due = |certificates: &[Certificate], now: SystemTime| -> Vec<Nearness> {

@@ -27,7 +27,7 @@ use tokio::{
 pub use self::{
     caller::{Bearers, Caller, Peer, Writers},
     error::{Error, ErrorKind},
-    events::{ACCESS, Event, Events, Happening},
+    events::{ACCESS, Event, EventSubscription, Happening},
     open::{ClassStats, Filter},
     view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
 };
@@ -161,8 +161,8 @@ impl Control {
 
     /// Tells what happens from now on, of these kinds, or of all if there are none.
     #[must_use]
-    pub fn events(&self, kinds: Vec<String>) -> Events {
-        Events::new(self.events.subscribe(), &self.parts.access, kinds)
+    pub fn events(&self, kinds: Vec<String>) -> EventSubscription {
+        EventSubscription::new(self.events.subscribe(), &self.parts.access, kinds)
     }
 
     /// What is in force.

@@ -15,7 +15,7 @@ use self::{
     tables::Loaded,
 };
 use crate::monitor::{
-    Monitor, MonitorNotice, Notices, PartOutcome, Plan, Program, Successors, Waiting, WaitingForSuccessors,
+    MessageReceiver, Monitor, MonitorNotice, Notices, PartOutcome, Plan, Program, Successors, WaitingForSuccessors,
     rights::{self, Rights},
 };
 
@@ -133,7 +133,7 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
     Ok(())
 }
 
-async fn next(monitor: Option<&Waiting<MonitorNotice>>) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
+async fn next(monitor: Option<&MessageReceiver<MonitorNotice>>) -> io::Result<Option<(MonitorNotice, Vec<OwnedFd>)>> {
     match monitor {
         Some(monitor) => monitor.next().await,
         None => pending().await,

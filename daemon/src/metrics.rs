@@ -19,7 +19,7 @@ use role::{
 };
 use tokio::{net::TcpListener, sync::Semaphore, task::AbortHandle, time::timeout};
 
-use self::process::Process;
+use self::process::ProcessMetrics;
 use crate::{certificates::Certificate, parts::Parts};
 
 pub mod page;
@@ -48,7 +48,7 @@ impl Metrics {
             reloads: Family::default(),
             certificates: Family::default(),
         };
-        metrics.conventional.register_collector(Box::new(Process::new()));
+        metrics.conventional.register_collector(Box::new(ProcessMetrics::new()));
         parts.gateway.register_conventional(&mut metrics.conventional);
         metrics.register_own();
         let registry = &mut metrics.registry;

@@ -232,8 +232,8 @@ impl Notices {
     ///
     /// # Errors
     /// There is no descriptor left.
-    pub fn waiting(self) -> io::Result<Waiting<MonitorNotice>> {
-        Waiting::new(self.0)
+    pub fn waiting(self) -> io::Result<MessageReceiver<MonitorNotice>> {
+        MessageReceiver::new(self.0)
     }
 }
 
@@ -243,17 +243,17 @@ impl Successors {
     /// # Errors
     /// There is no descriptor left.
     pub fn waiting(self) -> io::Result<WaitingForSuccessors> {
-        Ok(WaitingForSuccessors { keeper: Waiting::new(self.keeper)?, current: self.current })
+        Ok(WaitingForSuccessors { keeper: MessageReceiver::new(self.keeper)?, current: self.current })
     }
 }
 
 /// A socket at which a task waits for messages.
-pub struct Waiting<T> {
+pub struct MessageReceiver<T> {
     socket: AsyncFd<Socket>,
     kind: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned> Waiting<T> {
+impl<T: DeserializeOwned> MessageReceiver<T> {
     fn new(socket: Socket) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         Ok(Self { socket: watch(socket, Interest::READABLE)?, kind: PhantomData })
@@ -270,7 +270,7 @@ impl<T: DeserializeOwned> Waiting<T> {
 
 /// Where a task waits for further monitors.
 pub struct WaitingForSuccessors {
-    keeper: Waiting<Started>,
+    keeper: MessageReceiver<Started>,
     current: Current,
 }
 

@@ -32,7 +32,7 @@ use self::{
 };
 use crate::{
     activation::Activation,
-    certificates::{Certificate, Nearness, Told},
+    certificates::{Certificate, CertificateWarnings, Nearness},
     configuration::{self, files::SeenFiles},
     confinement::{self, Process},
     control::{Control, Reload, doors::Doors},
@@ -160,7 +160,7 @@ struct Daemon {
     read: Arc<ArcSwap<SeenFiles>>,
     /// The certificates that are shown, and what was said of them.
     certificates: Vec<Certificate>,
-    told: Told,
+    told: CertificateWarnings,
 }
 
 /// What is asked, and by which doors.

@@ -46,13 +46,13 @@ pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
 const CONNECTING: Duration = Duration::from_secs(10);
 
 /// A client of the door.
-pub type Client = v1::control_service_client::ControlServiceClient<Channel>;
+pub type ControlClient = v1::control_service_client::ControlServiceClient<Channel>;
 
 /// Connects to a daemon's door on this machine.
 ///
 /// # Errors
 /// Nobody serves at `path`, or this user may not connect.
-pub async fn connect(path: &Path) -> std::result::Result<Client, tonic::transport::Error> {
+pub async fn connect(path: &Path) -> std::result::Result<ControlClient, tonic::transport::Error> {
     let path = path.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
@@ -66,7 +66,10 @@ pub async fn connect(path: &Path) -> std::result::Result<Client, tonic::transpor
 ///
 /// # Errors
 /// Nobody serves there, or one side does not trust the other's certificate.
-pub async fn connect_tcp(place: Uri, tls: Arc<ClientConfig>) -> std::result::Result<Client, tonic::transport::Error> {
+pub async fn connect_tcp(
+    place: Uri,
+    tls: Arc<ClientConfig>,
+) -> std::result::Result<ControlClient, tonic::transport::Error> {
     let connector = tower::service_fn(move |place: Uri| {
         let tls = TlsConnector::from(tls.clone());
         async move {
@@ -81,9 +84,9 @@ pub async fn connect_tcp(place: Uri, tls: Arc<ClientConfig>) -> std::result::Res
     Endpoint::from(place).connect_timeout(CONNECTING).connect_with_connector(connector).await.map(client)
 }
 
-fn client(channel: Channel) -> Client {
+fn client(channel: Channel) -> ControlClient {
     // A list of revisions has the differences of all of them.
-    Client::new(channel).max_decoding_message_size(16 * REQUEST_BYTES)
+    ControlClient::new(channel).max_decoding_message_size(16 * REQUEST_BYTES)
 }
 
 #[cfg(test)]

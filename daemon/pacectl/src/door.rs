@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use api::Client;
+use api::ControlClient;
 use clap::Args;
 use edge::client::{OpenError, endpoint::ConnectError};
 use quic::tls::{self, Trust};
@@ -65,7 +65,7 @@ impl Door {
     }
 
     /// Connects to the daemon.
-    pub(crate) async fn open(&self) -> Result<Client> {
+    pub(crate) async fn open(&self) -> Result<ControlClient> {
         if let (None, Some(remote)) = (&self.socket, &self.remote) {
             return remote.open().await;
         }
@@ -83,7 +83,7 @@ impl Door {
 }
 
 impl Remote {
-    async fn open(&self) -> Result<Client> {
+    async fn open(&self) -> Result<ControlClient> {
         let trust = Trust::Authorities(tls::read_certificates(&self.remote_ca)?);
         let identity = (tls::read_certificates(&self.remote_cert)?, tls::read_key(&self.remote_key)?);
         let opened = api::connect_tcp(self.remote.clone(), tls::client_http2(trust, identity)?).await;

@@ -3,7 +3,7 @@
 use std::{fs, io::Read as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use api::{Client, print, say, v1};
+use api::{ControlClient, print, say, v1};
 use clap::{Args, Subcommand};
 use config::policy::MAX_TEXT_BYTES;
 
@@ -65,7 +65,7 @@ pub(crate) struct Set {
     save: bool,
 }
 
-pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) -> Result<()> {
+pub(crate) async fn run(client: &mut ControlClient, command: Command, as_json: bool) -> Result<()> {
     match command {
         Command::Get { revision } => {
             let request = v1::GetPolicyRequest { revision: revision.unwrap_or(0) };
@@ -119,7 +119,7 @@ pub(crate) async fn run(client: &mut Client, command: Command, as_json: bool) ->
     }
 }
 
-async fn try_out(client: &mut Client, file: &PathBuf) -> Result<v1::SetPolicyResponse> {
+async fn try_out(client: &mut ControlClient, file: &PathBuf) -> Result<v1::SetPolicyResponse> {
     let request = v1::SetPolicyRequest { text: read(file)?, dry_run: true, ..v1::SetPolicyRequest::default() };
     Ok(client.set_policy(request).await?.into_inner())
 }

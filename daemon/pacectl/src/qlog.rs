@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use api::{Client, print, say, v1};
+use api::{ControlClient, print, say, v1};
 use clap::Args;
 use serde::Serialize;
 use tokio::signal::ctrl_c;
@@ -34,7 +34,7 @@ struct Written {
 }
 
 /// Writes the file, which is JSON in any case; `as_json` is about what is said of it.
-pub(crate) async fn run(client: &mut Client, arguments: &Arguments, as_json: bool) -> Result<()> {
+pub(crate) async fn run(client: &mut ControlClient, arguments: &Arguments, as_json: bool) -> Result<()> {
     let Arguments { connection, seconds, output } = arguments;
     let duration = prost_types::Duration { seconds: (*seconds).cast_signed(), nanos: 0 };
     let request = v1::WatchQlogRequest { connection: *connection, duration: Some(duration) };

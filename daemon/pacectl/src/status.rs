@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use api::{Client, say, v1};
+use api::{ControlClient, say, v1};
 use clap::{Args, ValueEnum};
 
 use super::{
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-pub(crate) async fn status(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn status(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
     show(as_json, status, people)
 }
@@ -139,7 +139,7 @@ const WHILE: Duration = Duration::from_secs(1);
 const CLASSES: [Column; 9] = [CLASS, ROLE, TUNNELS, RATE, SENT, DROPPED, LATE_PAYLOADS, LATE_PACKETS, EXPIRED_STREAMS];
 
 /// Shows what became of each class over a while.
-pub(crate) async fn classes(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn classes(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let request = v1::WatchStatsRequest { interval: Some(WHILE.try_into()?) };
     let mut stats = client.watch_stats(request).await?.into_inner();
     let Some(before) = stats.message().await? else { bail!("the daemon ended") };
@@ -181,7 +181,7 @@ fn class_lines(before: &[v1::ClassStats], after: Vec<v1::ClassStats>) -> impl It
         .chain(["Rates are of the last second; all else is since the start.".to_owned()])
 }
 
-pub(crate) async fn tunnels(client: &mut Client, arguments: Tunnels, as_json: bool) -> Result<()> {
+pub(crate) async fn tunnels(client: &mut ControlClient, arguments: Tunnels, as_json: bool) -> Result<()> {
     let Tunnels { class, user, connection } = arguments;
     let mut request = v1::ListTunnelsRequest {
         class: class.unwrap_or_default(),
@@ -231,7 +231,7 @@ fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
-pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let connections = pages(async |page_token| {
         let request = v1::ListConnectionsRequest { page_token, ..v1::ListConnectionsRequest::default() };
         let page = client.list_connections(request).await?.into_inner();
@@ -270,7 +270,7 @@ pub(crate) async fn connections(client: &mut Client, as_json: bool) -> Result<()
     show(as_json, connections.await?, |connections| table(heads, connections.into_iter().map(row)))
 }
 
-pub(crate) async fn requests(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn requests(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let requests = pages(async |page_token| {
         let request = v1::ListRequestsRequest { page_token, ..v1::ListRequestsRequest::default() };
         let page = client.list_requests(request).await?.into_inner();
@@ -304,7 +304,7 @@ pub(crate) fn engine_state(of: &v1::Engine) -> String {
     }
 }
 
-pub(crate) async fn engines(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
     let ms = |time: Option<prost_types::Duration>| {
         let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
@@ -373,7 +373,7 @@ fn alias(of: v1::ModelAlias) -> [String; 7] {
     ]
 }
 
-pub(crate) async fn paths(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn paths(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let answer = client.list_paths(v1::ListPathsRequest {}).await?.into_inner();
     let ms = |time: Option<prost_types::Duration>| {
         let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
@@ -420,7 +420,7 @@ pub(crate) async fn paths(client: &mut Client, as_json: bool) -> Result<()> {
     })
 }
 
-pub(crate) async fn move_edge(client: &mut Client, relay: Option<String>, as_json: bool) -> Result<()> {
+pub(crate) async fn move_edge(client: &mut ControlClient, relay: Option<String>, as_json: bool) -> Result<()> {
     let request = v1::MoveEdgeRequest { relay: relay.clone().unwrap_or_default() };
     let answer = client.move_edge(request).await?.into_inner();
     show(as_json, answer, |answer| match relay {
@@ -429,19 +429,19 @@ pub(crate) async fn move_edge(client: &mut Client, relay: Option<String>, as_jso
     })
 }
 
-pub(crate) async fn close(client: &mut Client, tunnel: u64, as_json: bool) -> Result<()> {
+pub(crate) async fn close(client: &mut ControlClient, tunnel: u64, as_json: bool) -> Result<()> {
     let answer = client.close_tunnel(v1::CloseTunnelRequest { tunnel }).await?.into_inner();
     show(as_json, answer, |_| say!("tunnel {tunnel} is closed"))
 }
 
 /// Gives a tunnel a class; without one, has rules decide again.
-pub(crate) async fn class(client: &mut Client, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
+pub(crate) async fn class(client: &mut ControlClient, tunnel: u64, class: Option<String>, as_json: bool) -> Result<()> {
     let request = v1::SetTunnelClassRequest { tunnel, class: class.unwrap_or_default() };
     let answer = client.set_tunnel_class(request).await?.into_inner();
     show(as_json, answer, |answer| table(TUNNEL, answer.tunnel.into_iter().map(self::tunnel)))
 }
 
-pub(crate) async fn events(client: &mut Client, arguments: Events, as_json: bool) -> Result<()> {
+pub(crate) async fn events(client: &mut ControlClient, arguments: Events, as_json: bool) -> Result<()> {
     let kinds = arguments.kind.into_iter().map(|kind| kind.as_str().to_owned()).collect();
     let mut events = client.watch_events(v1::WatchEventsRequest { kinds }).await?.into_inner();
     while let Some(event) = events.message().await? {
@@ -453,7 +453,7 @@ pub(crate) async fn events(client: &mut Client, arguments: Events, as_json: bool
     bail!("the daemon ended")
 }
 
-pub(crate) async fn reload(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn reload(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let answer = client.reload(v1::ReloadRequest {}).await?.into_inner();
     show(as_json, answer, |answer| say!("reloaded; revision {} is in force", answer.revision))
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Result, bail, ensure};
-use api::{Client, say, v1};
+use api::{ControlClient, say, v1};
 use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyModifiers};
 use futures::StreamExt as _;
 use ratatui::{
@@ -112,7 +112,7 @@ struct Change {
     expired: u64,
 }
 
-pub(crate) async fn run(client: &mut Client, as_json: bool) -> Result<()> {
+pub(crate) async fn run(client: &mut ControlClient, as_json: bool) -> Result<()> {
     if as_json {
         return print(client).await;
     }
@@ -124,7 +124,7 @@ pub(crate) async fn run(client: &mut Client, as_json: bool) -> Result<()> {
 }
 
 /// Prints what is counted since the start, a line each second.
-async fn print(client: &mut Client) -> Result<()> {
+async fn print(client: &mut ControlClient) -> Result<()> {
     let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
     while let Some(found) = stats.message().await? {
         say!("{}", serde_json::to_string(&found)?);
@@ -132,7 +132,7 @@ async fn print(client: &mut Client) -> Result<()> {
     bail!("the daemon ended")
 }
 
-async fn show(client: &mut Client, terminal: &mut DefaultTerminal) -> Result<()> {
+async fn show(client: &mut ControlClient, terminal: &mut DefaultTerminal) -> Result<()> {
     let mut screen =
         Screen { status: client.get_status(v1::GetStatusRequest {}).await?.into_inner(), ..Screen::default() };
     let mut stats = client.watch_stats(v1::WatchStatsRequest::default()).await?.into_inner();
@@ -161,7 +161,7 @@ async fn show(client: &mut Client, terminal: &mut DefaultTerminal) -> Result<()>
     }
 }
 
-async fn look_at_models(client: &mut Client) -> Result<Models> {
+async fn look_at_models(client: &mut ControlClient) -> Result<Models> {
     let engines = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner().engines;
     let requests = client.list_requests(v1::ListRequestsRequest::default()).await?.into_inner().requests;
     Ok(Models { engines, requests })

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use api::{Client, print, v1};
+use api::{ControlClient, print, v1};
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
@@ -134,7 +134,7 @@ fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recor
 }
 
 /// Makes the daemon record for a while; returns its records, and how many more packets there were.
-async fn departures(client: &mut Client, span: Duration) -> Result<(Vec<v1::SentMessage>, u64)> {
+async fn departures(client: &mut ControlClient, span: Duration) -> Result<(Vec<v1::SentMessage>, u64)> {
     let request = v1::WatchDeparturesRequest { duration: Some(span.try_into()?) };
     let mut answers = client.watch_departures(request).await?.into_inner();
     let (mut messages, mut rows, mut lost) = (Vec::new(), 0, 0);

@@ -21,7 +21,7 @@ use super::{
     Control,
     caller::{Bearers, Writers},
     dbus,
-    grpc::{self, Certificates, Listener},
+    grpc::{self, Certificates, ControlListener},
 };
 use crate::configuration::control_identity;
 
@@ -150,11 +150,11 @@ impl Doors {
             }
         }
         if let (Some(socket), Some(path)) = (unix.and_then(Bound::take), settings.socket) {
-            let listener = Listener::Unix { socket, writers: self.writers.clone() };
+            let listener = ControlListener::Unix { socket, writers: self.writers.clone() };
             self.unix = Some((path, self.serve(listener)));
         }
         if let (Some(socket), Some(tcp), Some(certificates)) = (tcp, &settings.tcp, self.certificates.clone()) {
-            let listener = Listener::Tcp { socket, certificates, bearers: self.bearers.clone() };
+            let listener = ControlListener::Tcp { socket, certificates, bearers: self.bearers.clone() };
             self.tcp = Some((tcp.address, self.serve(listener)));
         }
         if let (Some(bus), None) = (settings.bus, &self.bus) {
@@ -164,7 +164,7 @@ impl Doors {
         }
     }
 
-    fn serve(&self, listener: Listener) -> AbortHandle {
+    fn serve(&self, listener: ControlListener) -> AbortHandle {
         self.runtime.spawn(grpc::serve(self.control.clone(), listener)).abort_handle()
     }
 }

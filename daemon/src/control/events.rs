@@ -24,14 +24,14 @@ pub const ACCESS: &str = "access";
 
 /// What happens, for one listener.
 #[derive(Debug)]
-pub struct Events {
+pub struct EventSubscription {
     own: broadcast::Receiver<Event>,
     /// Apart, so that a crowd of clients crowds out no event of operators.
     access: Option<broadcast::Receiver<Arc<AccessRecord>>>,
     kinds: Vec<String>,
 }
 
-/// One of [`Events`].
+/// What an [`EventSubscription`] gives next.
 #[derive(Clone, Debug)]
 pub enum Happening {
     /// What operators did, and what the daemon tells them.
@@ -42,7 +42,7 @@ pub enum Happening {
     Lost(u64),
 }
 
-impl Events {
+impl EventSubscription {
     pub(super) fn new(own: broadcast::Receiver<Event>, access: &AccessLog, kinds: Vec<String>) -> Self {
         Self { own, access: is_wanted(&kinds, ACCESS).then(|| access.listen()), kinds }
     }
@@ -85,9 +85,9 @@ mod tests {
     #[tokio::test]
     async fn who_asks_for_kinds_hears_of_those_alone() {
         let (own, access) = (broadcast::channel(8).0, AccessLog::default());
-        let mut all = Events::new(own.subscribe(), &access, Vec::new());
-        let mut some = Events::new(own.subscribe(), &access, vec!["reload".into()]);
-        let mut records = Events::new(own.subscribe(), &access, vec![ACCESS.into()]);
+        let mut all = EventSubscription::new(own.subscribe(), &access, Vec::new());
+        let mut some = EventSubscription::new(own.subscribe(), &access, vec!["reload".into()]);
+        let mut records = EventSubscription::new(own.subscribe(), &access, vec![ACCESS.into()]);
         for kind in ["policy", "reload"] {
             own.send(event(kind)).unwrap();
         }

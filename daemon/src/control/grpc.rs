@@ -17,7 +17,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 pub use self::{
-    listener::{Certificates, Listener, bind},
+    listener::{Certificates, ControlListener, bind},
     service::ControlService,
 };
 use super::Control;
@@ -34,14 +34,14 @@ const REQUESTS: u32 = 64;
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Serves on a listener until dropped, or until it fails for good, which is logged.
-pub async fn serve(control: Arc<Control>, listener: Listener) {
+pub async fn serve(control: Arc<Control>, listener: ControlListener) {
     let name = listener.name();
     if let Err(error) = try_serve(control, listener).await {
         tracing::error!("gRPC on {name} has stopped: {error:#}");
     }
 }
 
-async fn try_serve(control: Arc<Control>, listener: Listener) -> Result<()> {
+async fn try_serve(control: Arc<Control>, listener: ControlListener) -> Result<()> {
     let counters = control.parts().doors.clone();
     let service = ControlServiceServer::new(ControlService::new(control)).max_decoding_message_size(REQUEST_BYTES);
     let (health, health_service) = tonic_health::server::health_reporter();

@@ -17,11 +17,11 @@ use prometheus_client::{
 
 /// Reads the process's metrics from `/proc/self`. What cannot be read is left out.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ProcessMetrics {
     started: SystemTime,
 }
 
-impl Process {
+impl ProcessMetrics {
     /// Begins with the process, or close to it.
     pub(super) fn new() -> Self {
         Self { started: SystemTime::now() }
@@ -45,7 +45,7 @@ fn number(text: &str, name: &str) -> Option<f64> {
     rest.split_whitespace().next()?.parse::<u64>().ok().map(|number| number as f64)
 }
 
-impl Collector for Process {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let mut gauge = |name: &str, help: &str, unit: Option<&Unit>, value: Option<f64>| {
             let Some(value) = value else { return Ok(()) };

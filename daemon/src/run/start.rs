@@ -30,7 +30,7 @@ use tokio::{
 
 use super::{DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, fronts::Fronts, notify, relay_role::RelayRole};
 use crate::{
-    certificates::{self, Told},
+    certificates::{self, CertificateWarnings},
     configuration::files::{self, SeenFiles},
     control::{Control, Facts, Reload, doors::Doors},
     echo,
@@ -85,7 +85,7 @@ impl Daemon {
             page: None,
             read: Arc::new(ArcSwap::from_pointee(SeenFiles::of(&config))),
             certificates: certificates::shown(&config)?,
-            told: Told::default(),
+            told: CertificateWarnings::default(),
             config: config.clone(),
             file,
             parts,

@@ -258,7 +258,7 @@ impl Life {
 /// spend CPU time on its start.
 struct Operator {
     runtime: tokio::runtime::Runtime,
-    client: Option<api::Client>,
+    client: Option<api::ControlClient>,
 }
 
 impl Operator {

@@ -122,7 +122,8 @@ impl Reader<'_> {
     }
 }
 
-fn is_test(attributes: &[syn::Attribute]) -> bool {
+/// Whether an item is there for unit tests only.
+pub fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Ident>().is_ok_and(|of| of == "test")
     })

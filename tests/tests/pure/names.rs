@@ -1,4 +1,8 @@
-//! Which public types of different crates have the same name. A name has one meaning, but for those that stand in `SHARED`.
+//! Which types of the product have the same name. A name has one meaning: the name of a public type occurs once in all
+//! crates, and the name of a type that only other modules of its crate can use occurs once among all that such modules can use.
+//! What a module keeps to itself is called as it likes.
+//!
+//! `cargo test --workspace --test pure names:: -- --nocapture` prints how many types and names there are.
 
 #![expect(clippy::unwrap_used, reason = "what tests share ends them as they end themselves")]
 
@@ -6,56 +10,123 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::arrows::{crates, files};
+use crate::arrows::{crates, files, is_test};
 
-/// Names that several crates of the product give to their types. Nobody meets two of the same name unless by their modules
-/// (`h3::Error`, `bpf::Error`), or they lie in crates that do not know of each other. The list may only become shorter: a
-/// type whose name another crate has gets a name of its own.
-const SHARED: &[&str] =
-    &["Caller", "Client", "Error", "Events", "Listener", "Refusal", "Seat", "Told", "Tunnel", "Waiting"];
+/// Names that several types may have, and why. The list may only become shorter: a type whose name another one has gets a
+/// name of its own.
+const SHARED: &[(&str, &str)] = &[
+    (
+        "Arguments",
+        "what clap reads for one command of `pacectl`, whose module has the command's name (`probe::Arguments`)",
+    ),
+    ("Command", "what clap reads as the command after `pacectl policy`, `route` or `token`, as `Arguments`"),
+    (
+        "Error",
+        "the usual name in Rust for why all calls of a module fail, which callers write with the module (`bpf::Error`)",
+    ),
+];
 
 /// Folders of what is no part of the product: plans of experiments speak of what the product has, by the same names.
 const OUTSIDE: [&str; 2] = ["perf", "tests"];
 
-/// The public types that a file defines.
-fn types(file: &Path) -> Vec<String> {
-    let ast = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();
-    let public = |visibility: &syn::Visibility| matches!(visibility, syn::Visibility::Public(_));
-    let name = |item: &syn::Item| match item {
-        syn::Item::Struct(item) => public(&item.vis).then(|| item.ident.to_string()),
-        syn::Item::Enum(item) => public(&item.vis).then(|| item.ident.to_string()),
-        syn::Item::Trait(item) => public(&item.vis).then(|| item.ident.to_string()),
-        syn::Item::Type(item) => public(&item.vis).then(|| item.ident.to_string()),
-        // Enums of words are made by a macro of `config`.
-        syn::Item::Macro(item) if item.mac.path.is_ident("words") => item
-            .mac
-            .tokens
-            .to_string()
-            .split_once("pub enum ")
-            .and_then(|(_, rest)| rest.split_whitespace().next().map(str::to_owned)),
-        _ => None,
-    };
-    ast.items.iter().filter_map(name).collect()
+/// A type that more than its own module can use.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Type {
+    name: String,
+    /// The folder of its crate.
+    of: String,
+    file: String,
+    /// Whether it is `pub`, and not `pub(crate)` or the like.
+    is_public: bool,
+}
+
+/// Whether a type is `pub` (`true`), or `pub(crate)` or the like (`false`); nothing for one that its module keeps to itself.
+fn reach(visibility: &syn::Visibility) -> Option<bool> {
+    match visibility {
+        syn::Visibility::Public(_) => Some(true),
+        syn::Visibility::Restricted(_) => Some(false),
+        syn::Visibility::Inherited => None,
+    }
+}
+
+/// Adds the types that a file or a module in it defines. `place` is the crate and the file.
+fn types(items: &[syn::Item], place: (&str, &str), found: &mut Vec<Type>) {
+    for item in items {
+        let (reach, name) = match item {
+            syn::Item::Struct(item) => (reach(&item.vis), item.ident.to_string()),
+            syn::Item::Enum(item) => (reach(&item.vis), item.ident.to_string()),
+            syn::Item::Trait(item) => (reach(&item.vis), item.ident.to_string()),
+            syn::Item::Type(item) => (reach(&item.vis), item.ident.to_string()),
+            // Enums of words are made by a macro of `config`.
+            syn::Item::Macro(item) if item.mac.path.is_ident("words") => {
+                let tokens = item.mac.tokens.to_string();
+                let Some((_, rest)) = tokens.split_once("pub enum ") else { continue };
+                (Some(true), rest.split_whitespace().next().unwrap().to_owned())
+            }
+            syn::Item::Mod(item) if !is_test(&item.attrs) => {
+                types(item.content.as_ref().map_or(&[], |(_, items)| items), place, found);
+                continue;
+            }
+            _ => continue,
+        };
+        if let Some(is_public) = reach {
+            found.push(Type { name, of: place.0.to_owned(), file: place.1.to_owned(), is_public });
+        }
+    }
+}
+
+/// The names that several of these types have, and the files where they are defined.
+fn shared(types: &[Type]) -> BTreeMap<&str, BTreeSet<&str>> {
+    let mut shared = BTreeMap::<_, BTreeSet<_>>::new();
+    for (place, one) in types.iter().enumerate() {
+        for other in &types[place + 1..] {
+            if one.name == other.name && (one.of == other.of || one.is_public && other.is_public) {
+                shared.entry(&one.name[..]).or_default().extend([&one.file[..], &other.file[..]]);
+            }
+        }
+    }
+    shared
 }
 
 #[test]
-fn a_types_name_belongs_to_one_crate() {
+fn a_name_belongs_to_one_type() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut crates_of = BTreeMap::<String, BTreeSet<String>>::new();
+    let mut found = Vec::new();
     for of in crates(root) {
         let name = of.trim_end_matches("/src");
         if OUTSIDE.iter().any(|folder| Path::new(name).starts_with(folder)) {
             continue;
         }
-        for defined in files(&root.join(&of)).iter().flat_map(|file| types(file)) {
-            crates_of.entry(defined).or_default().insert(name.to_owned());
+        for file in files(&root.join(&of)) {
+            let ast = syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap();
+            types(&ast.items, (name, file.strip_prefix(root).unwrap().to_str().unwrap()), &mut found);
         }
     }
-    assert!(crates_of.len() > 400, "sources are found and read: {}", crates_of.len());
-    let shared: BTreeSet<_> = crates_of.iter().filter(|(_, crates)| crates.len() > 1).collect();
-    let new: Vec<_> = shared.iter().filter(|(name, _)| !SHARED.contains(&name.as_str())).collect();
-    assert!(new.is_empty(), "name these otherwise: {new:#?}");
-    let shared: BTreeSet<_> = shared.iter().map(|(name, _)| name.as_str()).collect();
-    let gone: Vec<_> = SHARED.iter().filter(|name| !shared.contains(**name)).collect();
+    let names: BTreeSet<_> = found.iter().map(|found| &found.name[..]).collect();
+    let mut shared = shared(&found);
+    println!("{} types, {} names, of which {} are shared", found.len(), names.len(), shared.len());
+    assert!(found.len() > 700, "sources are found and read: {}", found.len());
+    let gone: Vec<_> = SHARED.iter().filter(|(name, _)| shared.remove(name).is_none()).collect();
+    assert!(shared.is_empty(), "several types have one name; rename all but one of each: {shared:#?}");
     assert!(gone.is_empty(), "no longer shared, so that they leave the list: {gone:?}");
+}
+
+#[test]
+fn types_share_a_name_where_one_reader_can_meet_both() {
+    let sources = [
+        ("a", "a/x.rs", "pub struct Clock; pub(crate) struct Queue; struct Step; pub(super) enum Turn {}"),
+        ("a", "a/y.rs", "pub(super) trait Queue {} struct Step; pub struct Turn;"),
+        (
+            "b",
+            "b/z.rs",
+            "mod inner { pub type Clock = u8; pub struct Queue; } #[cfg(test)] mod tests { pub struct Turn; }",
+        ),
+    ];
+    let mut found = Vec::new();
+    for (of, file, text) in sources {
+        types(&syn::parse_file(text).unwrap().items, (of, file), &mut found);
+    }
+    // `Step` is private, and neither `Queue` of `a` is public, so that a reader of `b` does not meet it.
+    let expected = [("Clock", ["a/x.rs", "b/z.rs"]), ("Queue", ["a/x.rs", "a/y.rs"]), ("Turn", ["a/x.rs", "a/y.rs"])];
+    assert_eq!(shared(&found), expected.map(|(name, files)| (name, BTreeSet::from(files))).into());
 }

@@ -38,7 +38,7 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 const HANDSHAKES: (usize, usize) = (32, 4);
 
 /// A place to come in.
-pub enum Listener {
+pub enum ControlListener {
     /// On this machine: the kernel identifies the peer (SO_PEERCRED, unix(7)).
     Unix {
         /// Every user that may connect, by the socket's mode, may read.
@@ -97,7 +97,7 @@ pub fn bind(path: &Path) -> Result<UnixListener> {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-impl Listener {
+impl ControlListener {
     /// What it is called in logs.
     pub(super) fn name(&self) -> String {
         match self {
