@@ -3,7 +3,7 @@
 #
 #   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] [--out PREFIX] PLAN [ARGUMENT…]
 #
-# Writes PREFIX.json and PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
+# Writes PREFIX.json and, of plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
 # ARGUMENTs are further ones of `paced-perf run`. Needs release builds of paced and perf: PACED_PROFILE=debug takes what
 # `cargo build` made, but then the CPU is several times slower. Rows of quic-go need its peers: `perf/peers/build.sh`.
 set -euo pipefail
@@ -17,11 +17,12 @@ if [[ ${1-} == --guest ]]; then
   mkdir -p /tmp/run /tmp/peers
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
   cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run says what it leaves out.
-  for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr; do modprobe "$module"; done
+  for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr tcp_diag; do modprobe "$module"; done
   PATH=/tmp/run:$PATH RUST_LOG=warn paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.
   cat /tmp/results.json
   for picture in /tmp/results*.svg; do
+    [[ -e $picture ]] || continue # Some plans draw none.
     echo "=== ${picture#/tmp/results}"
     cat "$picture"
     echo "==="

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use experiment::{
     self,
-    paths::{self, trees},
+    paths::{self, stack, trees},
     peer, serving as routing,
 };
 use instruments::{
@@ -32,7 +32,9 @@ use perf::{
     papers::{self, results::Provenance},
     serving::{self, Serving},
 };
-use plan::{self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, TreesPlan, paths::Scheduler as PathScheduler};
+use plan::{
+    self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, paths::Scheduler as PathScheduler,
+};
 
 /// Where results lie, from the project's folder.
 const RESULTS: &str = "perf/results";
@@ -102,7 +104,7 @@ enum Command {
     Report,
     /// Says of which commits results are, and what of the product has changed since; fails if some are of a changed tree.
     Provenance,
-    /// Prints the tables of results that a plan of model serving, of paths or of pages has left.
+    /// Prints the tables of results that a plan of model serving, of paths, of pages or of the kernel's stack has left.
     Show {
         /// Lines of JSON, as `run` writes them.
         results: PathBuf,
@@ -266,6 +268,7 @@ fn list() -> Result<()> {
             plan::Any::Serving(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Paths(plan) => (plan.title.clone(), plan.source.clone(), variants(plan.variants())),
             plan::Any::Trees(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
+            plan::Any::Stack(plan) => (plan.title.clone(), plan.source.clone(), BASE.to_owned()),
         };
         println!("{name:24} {title} ({source}); variants: {variants}");
     }
@@ -282,6 +285,7 @@ fn run_plan(experiment: &Experiment) -> Result<()> {
         plan::Any::Serving(plan) => return run_serving(experiment, &plan),
         plan::Any::Paths(plan) => return run_paths(experiment, &plan),
         plan::Any::Trees(plan) => return run_trees(experiment, *plan),
+        plan::Any::Stack(plan) => return run_stack(experiment, *plan),
     };
     ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
@@ -411,12 +415,35 @@ fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
     ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
     let rows = trees::run(&plan)?;
     if let Some(path) = &experiment.json {
-        let line = |row| serde_json::to_string(&Line { row, origin: &origin }).map(|line| line + "\n");
-        let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
-        fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))?;
+        write_rows(path, &rows, &origin)?;
     }
     println!("{}", trees::tables(&rows));
     Ok(())
+}
+
+fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty()
+        || !experiment.policy.is_empty()
+        || !experiment.path_scheduler.is_empty()
+        || experiment.clock.is_some_and(|clock| clock != Clock::Lab);
+    ensure!(!misplaced, "--scheduler, --path-scheduler, --policy and other clocks than lab are for other plans");
+    ensure!(["all", BASE].contains(&&*experiment.variant), "plans of the kernel's stack have no variants");
+    let origin = Origin::of_this_run(Clock::Lab.name())?;
+    plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+    ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
+    let rows = stack::run(&plan)?;
+    if let Some(path) = &experiment.json {
+        write_rows(path, &rows, &origin)?;
+    }
+    println!("{}", stack::tables(&rows));
+    Ok(())
+}
+
+/// Writes rows as lines of JSON.
+fn write_rows<R: serde::Serialize>(path: &Path, rows: &[R], origin: &Origin) -> Result<()> {
+    let line = |row| serde_json::to_string(&Line { row, origin }).map(|line| line + "\n");
+    let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
+    fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Prints tables of rows, and draws a picture of the first variant.
@@ -447,6 +474,10 @@ fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
     let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
     if let Ok(rows) = paths::Row::parse_all(&text) {
         return show_paths(&rows, plot);
+    }
+    if let Ok(rows) = stack::Row::parse_all(&text) {
+        println!("{}", stack::tables(&rows));
+        return Ok(());
     }
     if let Ok(rows) = trees::Row::parse_all(&text) {
         println!("{}", trees::tables(&rows));

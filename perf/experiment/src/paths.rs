@@ -11,6 +11,7 @@ mod picture;
 mod row;
 mod signal;
 mod simulator;
+pub mod stack;
 mod strategy;
 mod stream;
 mod tables;

@@ -7,6 +7,7 @@ mod network;
 pub mod paths;
 mod scheduler;
 pub mod serving;
+pub mod stack;
 #[cfg(test)]
 mod tests;
 pub mod trees;
@@ -30,6 +31,7 @@ pub use self::{
     paths::PathsPlan,
     scheduler::Scheduler,
     serving::ServingPlan,
+    stack::StackPlan,
     trees::TreesPlan,
     validity::METRICS,
     verdict::{Judgement, Verdict},
@@ -72,6 +74,8 @@ pub enum Any {
     Paths(Box<PathsPlan>),
     /// Pages over several paths.
     Trees(Box<TreesPlan>),
+    /// Single streams over the kernel's stack and over simulated paths.
+    Stack(Box<StackPlan>),
 }
 
 impl Any {
@@ -100,6 +104,7 @@ impl Any {
             None => Self::Network(Box::new(Plan::from_toml(text)?)),
             Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
             Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
+            Some(Some("stack")) => Self::Stack(Box::new(StackPlan::from_toml(text)?)),
             Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
         })
     }
@@ -112,6 +117,7 @@ impl Any {
             Self::Serving(plan) => &plan.name,
             Self::Paths(plan) => &plan.name,
             Self::Trees(plan) => &plan.name,
+            Self::Stack(plan) => &plan.name,
         }
     }
 
@@ -123,6 +129,7 @@ impl Any {
             Self::Serving(plan) => &plan.title,
             Self::Paths(plan) => &plan.title,
             Self::Trees(plan) => &plan.title,
+            Self::Stack(plan) => &plan.title,
         }
     }
 
@@ -134,6 +141,7 @@ impl Any {
             Self::Serving(plan) => &plan.source,
             Self::Paths(plan) => &plan.source,
             Self::Trees(plan) => &plan.source,
+            Self::Stack(plan) => &plan.source,
         }
     }
 
@@ -145,6 +153,7 @@ impl Any {
             Self::Serving(plan) => &plan.verdicts,
             Self::Paths(plan) => &plan.verdicts,
             Self::Trees(plan) => &plan.verdicts,
+            Self::Stack(plan) => &plan.verdicts,
         }
     }
 }
@@ -357,7 +366,7 @@ impl Plan {
         match Any::read(name)? {
             Any::Network(plan) => Ok(*plan),
             Any::Serving(_) => bail!("plan {name} is about models, and has no network of this kind"),
-            Any::Paths(_) | Any::Trees(_) => {
+            Any::Paths(_) | Any::Trees(_) | Any::Stack(_) => {
                 bail!("plan {name} is about several paths, and has no network of this kind")
             }
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::Result;
-use plan::{self, Any, BASE};
+use plan::{self, Any, BASE, Clock};
 
 /// The clock of plans without a network: nothing takes time but what the plan says.
 pub const SIMULATED: &str = "simulated";
@@ -76,6 +76,13 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             plan: plan.name.clone(),
             variant: BASE.to_owned(),
             clock: SIMULATED.to_owned(),
+            fingerprint: None,
+            repetitions: plan.repetitions,
+        }),
+        Any::Stack(plan) => cells.push(Cell {
+            plan: plan.name.clone(),
+            variant: BASE.to_owned(),
+            clock: Clock::Lab.name().to_owned(),
             fingerprint: None,
             repetitions: plan.repetitions,
         }),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, Result};
 use experiment::{self, Row, paths, serving};
-use plan::{self, Any, BASE, Plan, Topology, Verdict};
+use plan::{self, Any, BASE, Clock, Plan, Topology, Verdict};
 
 use super::Results;
 
@@ -48,6 +48,12 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
                 let rows = paths::trees::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
                 text += &origins(&lines, "simulated paths")?;
                 _ = write!(text, "\n{}", paths::trees::tables(&rows));
+            }
+            Any::Stack(plan) => {
+                let lines = results.lines(&plan.name, true);
+                let rows = paths::stack::Row::parse_all(&lines).with_context(|| plan.name.clone())?;
+                text += &origins(&lines, Clock::Lab.name())?;
+                _ = write!(text, "\n{}", paths::stack::tables(&rows));
             }
             Any::Paths(plan) => {
                 let lines = results.lines(&plan.name, false);

@@ -47,6 +47,7 @@ pub(super) struct Link {
     variance_ns: f64,
     /// Doubles with each probe timeout in a row.
     probes: u32,
+    delivered: u64,
     /// Packets that the router dropped.
     pub(super) dropped: u64,
 }
@@ -78,6 +79,7 @@ impl Link {
             smoothed_ns: known_ns,
             variance_ns: known_ns / 2.0,
             probes: 0,
+            delivered: 0,
             dropped: 0,
         }
     }
@@ -88,6 +90,23 @@ impl Link {
 
     pub(super) fn window(&self) -> f64 {
         self.window
+    }
+
+    /// Packets that are neither acknowledged nor taken for lost.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.in_flight.len() as u64
+    }
+
+    /// How many packets were acknowledged.
+    pub(super) fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// The rate that Linux would pace at, in packets per nanosecond: twice a window in a round trip while the window is less than
+    /// half of the slow start threshold, later 1.2 times (`tcp_update_pacing_rate` in net/ipv4/tcp_input.c).
+    pub(super) fn pacing_packets_per_ns(&self) -> f64 {
+        let ratio = if self.window < self.threshold / 2.0 { 2.0 } else { 1.2 };
+        ratio * self.window.max(self.in_flight.len() as f64) / self.smoothed_ns
     }
 
     pub(super) fn smoothed_ns(&self) -> f64 {
@@ -125,6 +144,7 @@ impl Link {
         let is_full = self.in_flight.len() as f64 + 1.0 >= self.window.floor();
         let Some(sent) = self.in_flight.remove(&number) else { return Vec::new() };
         self.probes = 0;
+        self.delivered += 1;
         // RFC 9002 §5.3.
         let sample = (now_ns - sent.at_ns) as f64;
         self.variance_ns = 0.75 * self.variance_ns + 0.25 * (self.smoothed_ns - sample).abs();
