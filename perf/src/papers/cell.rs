@@ -3,7 +3,8 @@
 use std::fmt;
 
 use anyhow::Result;
-use plan::{self, Any, BASE, Clock};
+use experiment::peer;
+use plan::{self, Any, BASE, Clock, Scheduler};
 
 /// The clock of plans without a network: nothing takes time but what the plan says.
 pub const SIMULATED: &str = "simulated";
@@ -21,6 +22,8 @@ pub struct Cell {
     pub fingerprint: Option<String>,
     /// How many repetitions there have to be.
     pub repetitions: u64,
+    /// The schedulers that rows are of, as far as they can run here; none where rows name no schedulers.
+    pub schedulers: Vec<String>,
 }
 
 impl fmt::Display for Cell {
@@ -52,12 +55,14 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
         Any::Network(plan) => {
             for variant in plan.variants() {
                 let plan = plan.variant(variant)?;
+                let can_run = |scheduler: &Scheduler| peer::check(&plan, *scheduler).is_ok();
                 cells.extend(plan.clocks.iter().map(|clock| Cell {
                     plan: plan.name.clone(),
                     variant: variant.to_owned(),
                     clock: clock.name().to_owned(),
                     fingerprint: Some(plan.fingerprint()),
                     repetitions: plan.repetitions_on(*clock),
+                    schedulers: names(plan.schedulers_on(*clock).into_iter().filter(can_run), |it| it.name()),
                 }));
             }
         }
@@ -69,6 +74,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                     clock: SIMULATED.to_owned(),
                     fingerprint: None,
                     repetitions: plan.variant(variant)?.seeds.evaluations,
+                    schedulers: Vec::new(),
                 });
             }
         }
@@ -78,6 +84,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             clock: SIMULATED.to_owned(),
             fingerprint: None,
             repetitions: plan.repetitions,
+            schedulers: Vec::new(),
         }),
         Any::Stack(plan) => cells.push(Cell {
             plan: plan.name.clone(),
@@ -85,20 +92,27 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             clock: Clock::Lab.name().to_owned(),
             fingerprint: None,
             repetitions: plan.repetitions,
+            schedulers: Vec::new(),
         }),
         Any::Paths(plan) => {
             for variant in plan.variants() {
+                let plan = plan.variant(variant)?;
                 cells.push(Cell {
                     plan: plan.name.clone(),
                     variant: variant.to_owned(),
                     clock: SIMULATED.to_owned(),
                     fingerprint: None,
-                    repetitions: plan.variant(variant)?.repetitions,
+                    repetitions: plan.repetitions,
+                    schedulers: names(plan.schedulers.iter(), |it| it.name()),
                 });
             }
         }
     }
     Ok(cells)
+}
+
+fn names<T>(all: impl Iterator<Item = T>, name: impl Fn(T) -> &'static str) -> Vec<String> {
+    all.map(|one| name(one).to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ struct Head {
     fingerprint: String,
     #[serde(default)]
     repetitions: u64,
+    #[serde(default)]
+    scheduler: String,
 }
 
 /// The rows of all plans.
@@ -58,12 +60,14 @@ impl Results {
         Ok(Self { folder: folder.to_owned(), files })
     }
 
-    /// Whether the rows of a cell are of the product as it stands: its folders have the same trees, the plan says the same, and
-    /// there are as many repetitions.
+    /// Whether the rows of a cell are of the product as it stands: its folders have the same trees, the plan says the same, there
+    /// are as many repetitions, and each scheduler has rows.
     #[must_use]
     pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
         let mut rows = self.of(cell).peekable();
+        let has_rows = |scheduler: &String| self.of(cell).any(|row| row.scheduler == *scheduler);
         rows.peek().is_some()
+            && cell.schedulers.iter().all(has_rows)
             && rows.all(|row| {
                 Trees::parse(&row.trees).same(trees, &cell.clock)
                     && cell.fingerprint.as_ref().is_none_or(|fingerprint| *fingerprint == row.fingerprint)
@@ -159,7 +163,7 @@ mod tests {
     fn row(variant: &str, trees: &str, value: u32) -> String {
         format!(
             "{{\"plan\":\"p\",\"variant\":\"{variant}\",\"clock\":\"virtual-network\",\"commit\":\"c\",\"trees\":\"{trees}\",\
-             \"fingerprint\":\"f\",\"repetitions\":3,\"value\":{value}}}"
+             \"fingerprint\":\"f\",\"repetitions\":3,\"scheduler\":\"rr\",\"value\":{value}}}"
         )
     }
 
@@ -170,6 +174,7 @@ mod tests {
             clock: "virtual-network".to_owned(),
             fingerprint: Some("f".to_owned()),
             repetitions: 3,
+            schedulers: Vec::new(),
         }
     }
 
@@ -186,6 +191,11 @@ mod tests {
         assert!(!results.is_current(&cell("base"), &trees) && results.is_current(&cell("more"), &trees));
         assert!(!results.is_current(&cell("none"), &trees), "without rows there is nothing");
         assert!(!results.is_current(&Cell { repetitions: 4, ..cell("more") }, &trees));
+        let of = |scheduler: &str| Cell { schedulers: vec![scheduler.to_owned()], ..cell("more") };
+        assert!(
+            results.is_current(&of("rr"), &trees) && !results.is_current(&of("abs"), &trees),
+            "of abs there are no rows"
+        );
         assert!(!results.is_current(&Cell { fingerprint: Some("g".to_owned()), ..cell("more") }, &trees));
         let changed = results.provenance(&trees);
         assert_eq!((changed.len(), changed[0].rows, changed[0].changed.as_slice()), (1, 2, &["daemon".to_owned()][..]));
