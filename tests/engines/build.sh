@@ -17,15 +17,7 @@ folder=$(cd "$folder" && pwd)
 exec 9>"$folder/lock"
 flock 9 # another run may be building
 
-environment() { # makes the virtual environment $1, and anew after its list of packages $2 changed
-  local venv=$folder/$1 list=$here/$2
-  cmp -s "$list" "$venv/packages.txt" && return
-  rm -rf "$venv"
-  python3 -m venv "$venv" >&2 || cannot "python3 with its venv module is needed (Debian: python3-venv)"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$list" >&2 ||
-    cannot "the packages of $list cannot be installed"
-  cp "$list" "$venv/packages.txt"
-}
+environment() { "$here/../venv" "$folder/$1" "$here/$2"; }
 
 compile() { # without web pages, TLS and examples; for this machine's own instructions, as it runs where it is built
   nice -n 15 cmake -S "$1/$source/vendor/llama.cpp" -B "$1/objects" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
