@@ -29,7 +29,7 @@ pub struct UserPlace {
     _place: GaugePlace,
 }
 
-/// Why there is no seat.
+/// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// As many tunnels are open as may be.
