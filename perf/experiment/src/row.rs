@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use instruments::origin::Origin;
 use plan::{Plan, Scheduler};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::peer;
 
@@ -85,8 +85,7 @@ impl Row {
     /// # Errors
     /// A line is no row; its number is said.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
+        parse_lines(text)
     }
 
     /// Writes lines of JSON. Values are rounded to seven digits: further ones are noise, and fill files.
@@ -104,6 +103,15 @@ impl Row {
         }
         Ok(lines)
     }
+}
+
+/// Reads lines of JSON, of any kind of rows. An origin that a kind does not know is left out.
+///
+/// # Errors
+/// A line is no such row; the error names its number.
+pub(crate) fn parse_lines<R: DeserializeOwned>(text: &str) -> Result<Vec<R>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
 }
 
 fn rounded(value: f64) -> f64 {

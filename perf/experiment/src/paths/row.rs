@@ -1,10 +1,12 @@
 //! Rows of results.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use plan::paths::{Cell, PathsPlan, Scheduler};
+use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
 
 use super::Shown;
+use crate::row::parse_lines;
 
 /// One line of results, but for where it comes from: one stream under one scheduler in one cell.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
@@ -41,9 +43,7 @@ impl Row {
     /// # Errors
     /// A line is no row; its number is said.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let parse = |line| serde_json::from_str::<Self>(line).map(Self::rounded);
-        lines.map(|(at, line)| parse(line).with_context(|| format!("line {}", at + 1))).collect()
+        Ok(parse_lines(text)?.into_iter().map(Self::rounded).collect())
     }
 }
 
@@ -59,12 +59,30 @@ impl Row {
     }
 }
 
+/// The mean and half of its 95 % interval, rounded to a microsecond, so that the order of additions makes no difference.
+pub(super) fn mean_and_interval(values: &[f64]) -> [f64; 2] {
+    let interval = Interval::of(values);
+    [interval.mean, (interval.high - interval.low) / 2.0].map(to_a_thousandth)
+}
+
+/// Milliseconds to a microsecond.
+pub(super) fn to_a_thousandth(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
+/// The deviation of a sample.
+pub(super) fn deviation(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() as f64 - 1.0).max(1.0)).sqrt()
+}
+
 /// The rows of a scheduler in a cell, one for each stream; `runs` has its repetitions.
 pub(super) fn of(plan: &PathsPlan, cell: &Cell, scheduler: Scheduler, runs: &[Vec<Shown>]) -> Vec<Row> {
     let row = |(at, stream): (usize, &plan::paths::Stream)| {
         let mean = |figure: fn(&Shown) -> f64| runs.iter().map(|run| figure(&run[at])).sum::<f64>() / runs.len() as f64;
         let completion_ms = mean(|shown| shown.completion_ms);
-        let squares: f64 = runs.iter().map(|run| (run[at].completion_ms - completion_ms).powi(2)).sum();
+        let all_ms: Vec<_> = runs.iter().map(|run| run[at].completion_ms).collect();
         Row {
             plan: plan.name.clone(),
             variant: plan.variant.clone(),
@@ -73,7 +91,7 @@ pub(super) fn of(plan: &PathsPlan, cell: &Cell, scheduler: Scheduler, runs: &[Ve
             scheduler,
             stream: stream.name.clone(),
             completion_ms,
-            deviation_ms: (squares / (runs.len() as f64 - 1.0).max(1.0)).sqrt(),
+            deviation_ms: deviation(&all_ms),
             closed_form_ms: mean(|shown| shown.closed_ms),
             slow_path_pct: mean(|shown| shown.slow_pct),
             seed: plan.seed,

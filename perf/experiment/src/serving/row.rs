@@ -1,6 +1,6 @@
 //! Rows of results.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use plan::{
     BASE,
     serving::{Choose, ServingPlan},
@@ -12,6 +12,7 @@ use super::{
     figures::{Figures, Task},
     play::Cell,
 };
+use crate::row::parse_lines;
 
 /// One line of results, but for where it comes from.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
@@ -62,8 +63,7 @@ impl Row {
     /// # Errors
     /// A line is no row; its number is said.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        lines.map(|(at, line)| serde_json::from_str(line).with_context(|| format!("line {}", at + 1))).collect()
+        parse_lines(text)
     }
 }
 

@@ -2,16 +2,19 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use plan::{
     BASE,
     paths::Cell,
     stack::{Congestion, StackPlan, Transfer},
 };
-use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
 
-use super::{Known, Measured};
+use super::{
+    super::row::{deviation, mean_and_interval, to_a_thousandth},
+    Known, Measured,
+};
+use crate::row::parse_lines;
 
 /// One line of results, but for where it comes from: one stream in one cell, measured over the kernel's stack and simulated. Each time
 /// is a mean over repetitions, with its deviation (of a sample) and half of its 95 % interval. Counts are means as well.
@@ -73,9 +76,7 @@ impl Row {
     /// # Errors
     /// A line is no row; the error names its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let parse = |line| serde_json::from_str::<Self>(line);
-        lines.map(|(at, line)| parse(line).with_context(|| format!("line {}", at + 1))).collect()
+        parse_lines(text)
     }
 
     /// By how much the simulated time is longer than the measured one, in percent.
@@ -152,19 +153,12 @@ impl<'a> Setting<'a> {
 /// The mean, the deviation and half of the mean's 95 % interval.
 fn times(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let values: Vec<_> = values.collect();
-    let Interval { mean, low, high } = Interval::of(&values);
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    let deviation = (squares / (values.len() as f64 - 1.0).max(1.0)).sqrt();
-    [mean, deviation, (high - low) / 2.0].map(rounded)
+    let [mean, interval] = mean_and_interval(&values);
+    [mean, to_a_thousandth(deviation(&values)), interval]
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    times(values)[0]
-}
-
-/// To a microsecond, so that the order of additions makes no difference.
-fn rounded(value: f64) -> f64 {
-    (value * 1e3).round() / 1e3
+    mean_and_interval(&values.collect::<Vec<_>>())[0]
 }
 
 fn last_pct(packets: &[u64]) -> f64 {

@@ -1,14 +1,14 @@
 //! Rows of results.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use plan::{
     BASE,
     trees::{Browser, TreesScheduler},
 };
-use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
 
-use super::{Loaded, Setting};
+use super::{super::row::mean_and_interval, Loaded, Setting};
+use crate::row::parse_lines;
 
 /// One line of results, but for where it comes from: one page with one browser's signals under one scheduler in one cell. Each figure
 /// stands beside half of the 95 % interval of its mean.
@@ -56,9 +56,7 @@ impl Row {
     /// # Errors
     /// A line is no row; the error names its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let parse = |line| serde_json::from_str::<Self>(line);
-        lines.map(|(at, line)| parse(line).with_context(|| format!("line {}", at + 1))).collect()
+        parse_lines(text)
     }
 }
 
@@ -67,9 +65,10 @@ pub(super) fn of(setting: &Setting, loads: &[(TreesScheduler, Vec<Loaded>)]) -> 
     let paced = loads.iter().find(|(scheduler, _)| *scheduler == TreesScheduler::Paced);
     let paced = paced.map(|(_, loads)| loads.as_slice()).unwrap_or_default();
     let row = |(scheduler, loads): &(TreesScheduler, Vec<Loaded>)| {
-        let mean = |figure: &dyn Fn(&Loaded) -> f64| of_values(loads.iter().map(figure));
+        let mean = |figure: &dyn Fn(&Loaded) -> f64| mean_and_interval(&loads.iter().map(figure).collect::<Vec<_>>());
         let later = |figure: &dyn Fn(&Loaded) -> f64| {
-            of_values(loads.iter().zip(paced).map(|(other, ours)| figure(other) - figure(ours)))
+            let later = loads.iter().zip(paced).map(|(other, ours)| figure(other) - figure(ours));
+            mean_and_interval(&later.collect::<Vec<_>>())
         };
         let (render, load) = (|loaded: &Loaded| loaded.render_ms, |loaded: &Loaded| loaded.load_ms);
         let ([render_ms, render_ci_ms], [load_ms, load_ci_ms]) = (mean(&render), mean(&load));
@@ -95,10 +94,4 @@ pub(super) fn of(setting: &Setting, loads: &[(TreesScheduler, Vec<Loaded>)]) -> 
         }
     };
     loads.iter().map(row).collect()
-}
-
-/// Returns the mean and half of its 95 % interval, rounded to a microsecond, so that the order of additions makes no difference.
-fn of_values(values: impl Iterator<Item = f64>) -> [f64; 2] {
-    let interval = Interval::of(&values.collect::<Vec<_>>());
-    [interval.mean, (interval.high - interval.low) / 2.0].map(|ms| (ms * 1e3).round() / 1e3)
 }
