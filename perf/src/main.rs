@@ -33,7 +33,8 @@ use perf::{
     serving::{self, Serving},
 };
 use plan::{
-    self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, paths::Scheduler as PathScheduler,
+    self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
+    paths::Scheduler as PathScheduler,
 };
 
 /// Where results lie, from the project's folder.

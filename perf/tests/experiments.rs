@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
 use experiment::{self, Outcome, serving};
-use plan::{Any, Clock, Plan, Scheduler, ServingPlan};
+use plan::{Any, Clock, Plan, Scheduler, ServingPlan, Varied as _};
 
 const REALTIME: usize = 0;
 const FREETIER: usize = 1;

@@ -1,7 +1,7 @@
 //! Plans that load a relay natively, cut short: what they count, whatever the machine has time for.
 
 use instruments::load::{Figure, value};
-use plan::{BASE, Clock, Plan, Scheduler};
+use plan::{BASE, Clock, Plan, Scheduler, Varied as _};
 
 /// What a second of a plan gives.
 fn figures(plan: &str, variant: &str, scheduler: Scheduler) -> anyhow::Result<Vec<Figure>> {

@@ -212,6 +212,8 @@ fn protocol_of(go_mod: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use plan::Varied as _;
+
     use super::*;
 
     fn plan(name: &str) -> Plan {

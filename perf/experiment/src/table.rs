@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use plan::{Class, Plan, Scheduler};
+use plan::{Class, Plan, Scheduler, Varied as _};
 
 use super::Row;
 

@@ -221,6 +221,8 @@ impl World {
 
 #[cfg(test)]
 mod tests {
+    use plan::Varied as _;
+
     use super::*;
     use plan::BASE;
 

@@ -32,6 +32,8 @@ pub fn requests(plan: &Plan, seed: u64) -> Vec<Request> {
 
 #[cfg(test)]
 mod tests {
+    use plan::Varied as _;
+
     use super::*;
 
     fn plan(variant: &str) -> Plan {

@@ -12,6 +12,7 @@ pub mod stack;
 mod tests;
 pub mod trees;
 mod validity;
+mod variants;
 mod verdict;
 mod workload;
 
@@ -34,15 +35,13 @@ pub use self::{
     stack::StackPlan,
     trees::TreesPlan,
     validity::METRICS,
+    variants::{BASE, Varied},
     verdict::{Judgement, Verdict},
     workload::{Arrivals, Class, Level, Mix, Reader, Workload},
 };
 
 /// Where plans lie.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plans");
-
-/// The variant that changes nothing.
-pub const BASE: &str = "base";
 
 fn base() -> String {
     BASE.to_owned()
@@ -357,6 +356,24 @@ pub struct ManagedBy {
     pub published_ms: Option<f64>,
 }
 
+impl Varied for Plan {
+    fn validate(&self) -> Result<()> {
+        self.check()
+    }
+
+    fn changes(&self) -> &BTreeMap<String, Table> {
+        &self.variants
+    }
+
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn named(self, variant: &str, table: Table) -> Self {
+        Self { variant: variant.to_owned(), table, ..self }
+    }
+}
+
 impl Plan {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.
     ///
@@ -370,43 +387,6 @@ impl Plan {
                 bail!("plan {name} is about several paths, and has no network of this kind")
             }
         }
-    }
-
-    /// Parses a plan and all its variants.
-    ///
-    /// # Errors
-    /// What is wrong, with its line, or with the variant's name.
-    pub fn from_toml(text: &str) -> Result<Self> {
-        let mut plan: Self = toml::from_str(text)?;
-        plan.check()?;
-        plan.table = toml::from_str(text)?;
-        plan.table.remove("variants");
-        for name in plan.variants.keys() {
-            plan.variant(name)?;
-        }
-        Ok(plan)
-    }
-
-    /// The names of its variants, [`BASE`] first.
-    pub fn variants(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
-    }
-
-    /// Returns the plan with what a variant changes.
-    ///
-    /// # Errors
-    /// There is no such variant, or it makes the plan invalid.
-    pub fn variant(&self, name: &str) -> Result<Self> {
-        if name == BASE {
-            return Ok(self.clone());
-        }
-        let known = || self.variants().collect::<Vec<_>>().join(", ");
-        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
-        let mut table = self.table.clone();
-        merge(&mut table, changes);
-        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
-        changed.check().with_context(|| format!("variant {name}"))?;
-        Ok(Self { variant: name.to_owned(), table, ..changed })
     }
 
     /// What is between the machines, in words; where nothing makes it slower, that is part of the machine.
@@ -462,16 +442,6 @@ impl Clock {
             Self::VirtualNetwork => "virtual-network",
             Self::Lab => "lab",
             Self::Native => "native",
-        }
-    }
-}
-
-/// Puts `changes` over `table`: tables key by key, everything else whole.
-fn merge(table: &mut Table, changes: &Table) {
-    for (key, change) in changes {
-        match (table.get_mut(key), change) {
-            (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),
-            _ => _ = table.insert(key.clone(), change.clone()),
         }
     }
 }

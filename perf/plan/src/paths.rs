@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use super::{BASE, Verdict, merge};
+use super::{Varied, Verdict};
 
 /// One experiment with several paths, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -147,44 +147,25 @@ pub struct Path {
     pub rtt_ms: f64,
 }
 
+impl Varied for PathsPlan {
+    fn validate(&self) -> Result<()> {
+        self.check()
+    }
+
+    fn changes(&self) -> &BTreeMap<String, Table> {
+        &self.variants
+    }
+
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn named(self, variant: &str, table: Table) -> Self {
+        Self { variant: variant.to_owned(), table, ..self }
+    }
+}
+
 impl PathsPlan {
-    /// Parses a plan and all its variants.
-    ///
-    /// # Errors
-    /// What is wrong, with its line, or with the variant's name.
-    pub fn from_toml(text: &str) -> Result<Self> {
-        let mut plan: Self = toml::from_str(text)?;
-        plan.check()?;
-        plan.table = toml::from_str(text)?;
-        plan.table.remove("variants");
-        for name in plan.variants.keys() {
-            plan.variant(name)?;
-        }
-        Ok(plan)
-    }
-
-    /// The names of its variants, [`BASE`] first.
-    pub fn variants(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
-    }
-
-    /// Returns the plan with what a variant changes.
-    ///
-    /// # Errors
-    /// There is no such variant, or it makes the plan invalid.
-    pub fn variant(&self, name: &str) -> Result<Self> {
-        if name == BASE {
-            return Ok(self.clone());
-        }
-        let known = || self.variants().collect::<Vec<_>>().join(", ");
-        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
-        let mut table = self.table.clone();
-        merge(&mut table, changes);
-        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
-        changed.check().with_context(|| format!("variant {name}"))?;
-        Ok(Self { variant: name.to_owned(), table, ..changed })
-    }
-
     fn check(&self) -> Result<()> {
         let names = |names: &mut dyn Iterator<Item = &str>| names.collect::<BTreeSet<_>>().len();
         ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for a deviation");

@@ -11,7 +11,7 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use sched::route::{self, Cost, serving};
 use serde::Deserialize;
 use toml::Table;
@@ -21,7 +21,7 @@ pub use self::{
     validity::METRICS,
     workload::{Arrivals, Workload},
 };
-use super::{BASE, Class, Scheduler, Verdict, merge};
+use super::{Class, Scheduler, Varied, Verdict};
 
 /// One experiment with models, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -257,44 +257,25 @@ pub struct Published {
     pub value: f64,
 }
 
+impl Varied for ServingPlan {
+    fn validate(&self) -> Result<()> {
+        self.check()
+    }
+
+    fn changes(&self) -> &BTreeMap<String, Table> {
+        &self.variants
+    }
+
+    fn table(&self) -> &Table {
+        &self.table
+    }
+
+    fn named(self, variant: &str, table: Table) -> Self {
+        Self { variant: variant.to_owned(), table, ..self }
+    }
+}
+
 impl ServingPlan {
-    /// Parses a plan and all its variants.
-    ///
-    /// # Errors
-    /// What is wrong, with its line, or with the variant's name.
-    pub fn from_toml(text: &str) -> Result<Self> {
-        let mut plan: Self = toml::from_str(text)?;
-        plan.check()?;
-        plan.table = toml::from_str(text)?;
-        plan.table.remove("variants");
-        for name in plan.variants.keys() {
-            plan.variant(name)?;
-        }
-        Ok(plan)
-    }
-
-    /// The names of its variants, [`BASE`] first.
-    pub fn variants(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(BASE).chain(self.variants.keys().map(String::as_str))
-    }
-
-    /// Returns the plan with what a variant changes.
-    ///
-    /// # Errors
-    /// There is no such variant, or it makes the plan invalid.
-    pub fn variant(&self, name: &str) -> Result<Self> {
-        if name == BASE {
-            return Ok(self.clone());
-        }
-        let known = || self.variants().collect::<Vec<_>>().join(", ");
-        let changes = self.variants.get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
-        let mut table = self.table.clone();
-        merge(&mut table, changes);
-        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
-        changed.check().with_context(|| format!("variant {name}"))?;
-        Ok(Self { variant: name.to_owned(), table, ..changed })
-    }
-
     /// What is simulated.
     #[must_use]
     pub fn setup(&self) -> serving::Setup {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use experiment::peer;
-use plan::{self, Any, BASE, Clock, Scheduler};
+use plan::{self, Any, BASE, Clock, Scheduler, Varied as _};
 
 /// The clock of plans without a network: nothing takes time but what the plan says.
 pub const SIMULATED: &str = "simulated";

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, Result};
 use experiment::{self, Row, paths, serving};
-use plan::{self, Any, BASE, Clock, Plan, Topology, Verdict};
+use plan::{self, Any, BASE, Clock, Plan, Topology, Varied as _, Verdict};
 
 use super::Results;
 

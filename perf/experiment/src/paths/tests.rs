@@ -1,4 +1,4 @@
-use plan::Any;
+use plan::{Any, Varied as _};
 
 use super::*;
 

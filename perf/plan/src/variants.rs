@@ -1,0 +1,77 @@
+//! Variants: plans that change single keys of another one.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use serde::de::DeserializeOwned;
+use toml::Table;
+
+/// The variant that changes nothing.
+pub const BASE: &str = "base";
+
+/// A kind of plan that has variants.
+pub trait Varied: Clone + DeserializeOwned {
+    /// Checks what no type says.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn validate(&self) -> Result<()>;
+
+    /// What each variant changes, by name.
+    fn changes(&self) -> &BTreeMap<String, Table>;
+
+    /// The text that variants change.
+    fn table(&self) -> &Table;
+
+    /// Returns the plan as the variant of this name, which was read from `table`.
+    #[must_use]
+    fn named(self, variant: &str, table: Table) -> Self;
+
+    /// Parses a plan and all its variants.
+    ///
+    /// # Errors
+    /// What is wrong, with its line, or with the variant's name.
+    fn from_toml(text: &str) -> Result<Self> {
+        let plan: Self = toml::from_str(text)?;
+        plan.validate()?;
+        let mut table: Table = toml::from_str(text)?;
+        table.remove("variants");
+        let plan = plan.named(BASE, table);
+        for name in plan.changes().keys() {
+            plan.variant(name)?;
+        }
+        Ok(plan)
+    }
+
+    /// The names of its variants, [`BASE`] first.
+    fn variants(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(BASE).chain(self.changes().keys().map(String::as_str))
+    }
+
+    /// Returns the plan with what a variant changes.
+    ///
+    /// # Errors
+    /// There is no such variant, or it makes the plan invalid.
+    fn variant(&self, name: &str) -> Result<Self> {
+        if name == BASE {
+            return Ok(self.clone());
+        }
+        let known = || self.variants().collect::<Vec<_>>().join(", ");
+        let changes = self.changes().get(name).with_context(|| format!("no variant {name}; known: {}", known()))?;
+        let mut table = self.table().clone();
+        merge(&mut table, changes);
+        let changed: Self = table.clone().try_into().with_context(|| format!("variant {name}"))?;
+        changed.validate().with_context(|| format!("variant {name}"))?;
+        Ok(changed.named(name, table))
+    }
+}
+
+/// Puts `changes` over `table`: tables key by key, everything else whole.
+fn merge(table: &mut Table, changes: &Table) {
+    for (key, change) in changes {
+        match (table.get_mut(key), change) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(change)) => merge(inner, change),
+            _ => _ = table.insert(key.clone(), change.clone()),
+        }
+    }
+}
