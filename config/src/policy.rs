@@ -120,6 +120,8 @@ pub enum PathPlacement {
     SaEcf,
     /// Each in its turn.
     RoundRobin,
+    /// As `Paced`; of small urgent requests for models, a copy takes another path.
+    Redundant,
 }
 
 impl PathPlacement {
@@ -132,6 +134,7 @@ impl PathPlacement {
             Self::LowestRtt => sched::path::Placement::LowestRtt,
             Self::SaEcf => sched::path::Placement::SaEcf,
             Self::RoundRobin => sched::path::Placement::RoundRobin,
+            Self::Redundant => sched::path::Placement::Redundant,
         }
     }
 }

@@ -131,6 +131,7 @@ words! { for Expiry { Soft = "soft", Hard = "hard", } }
 words! { for Late { Serve = "serve", Refuse = "refuse", } }
 words! { for PathPlacement {
     Paced = "paced", FStream = "fstream", LowestRtt = "lowest-rtt", SaEcf = "sa-ecf", RoundRobin = "round-robin",
+    Redundant = "redundant",
 } }
 words! { for Level { High = "high", Low = "low", } }
 

@@ -277,6 +277,20 @@ impl RelayAccess {
         Ok((link, class))
     }
 
+    /// Waits for a place for a request for a model, whose body has so many bytes; the second place, if there is one, is for a copy.
+    ///
+    /// # Errors
+    /// There is no connection.
+    pub async fn places_for_request(&self, body_bytes: u64) -> Result<(Link, Option<Link>, Arc<Class>), NoConnection> {
+        if self.uplink.is_full() {
+            self.counters.place_waits.inc();
+        }
+        let class = self.membership.get();
+        let links = self.uplink.links_for_request(&class, body_bytes).await;
+        let (link, copy) = links.map_err(NoConnection::NoLink)?;
+        Ok((link, copy, class))
+    }
+
     /// What the relay is told about what comes back.
     #[must_use]
     pub fn signal(&self, class: &Class) -> Option<Priority> {

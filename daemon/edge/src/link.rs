@@ -367,6 +367,11 @@ impl Link {
         self.line.carried.lock().insert(self.number, Carried { traffic, class, weight, expected, moved: 0 });
     }
 
+    /// Learns nothing about the size of its class from what it carried.
+    pub fn forget_traffic(&self) {
+        self.line.carried.lock().remove(&self.number);
+    }
+
     /// The connection.
     #[must_use]
     pub fn line(&self) -> &Arc<Line> {

@@ -71,6 +71,14 @@ impl PathDemand {
         };
         Self { placement: policy.placement.of_streams(), request }
     }
+
+    /// What a request for a model asks whose body has so many bytes. It may be sent twice, for an answer changes nothing at an engine.
+    #[must_use]
+    pub fn of_request(class: &Class, sizes: &Sizes, body_bytes: u64) -> Self {
+        let Self { placement, request } = Self::of(class, sizes);
+        let bytes = request.bytes.max(body_bytes);
+        Self { placement, request: StreamProfile { bytes, is_idempotent: true, ..request } }
+    }
 }
 
 /// What is known of one path, brought up to date by [`PathView::refresh`].

@@ -11,13 +11,13 @@ use config::serve::Serve;
 use masque::h3::{RequestHead, ResponseHead};
 use parking_lot::Mutex;
 use quic::{
-    class::{Membership, Since, Terms},
-    h3::Request,
+    class::{Class, Membership, Since, Terms},
+    h3::{self, Request},
 };
-use role::door::Door;
+use role::{door::Door, traffic::Traffic};
 use serving::{
     LOAD,
-    entrance::{self, ClientLimits},
+    entrance::{self, Asked, ClientLimits},
 };
 use tokio::time::{Instant, timeout};
 
@@ -47,14 +47,26 @@ struct ToGateways {
 /// A request that a gateway has.
 pub struct RequestAtGateway {
     link: Link,
+    traffic: Arc<Traffic>,
     _first: FirstRequest,
     /// Which gateway, by its place.
     place: usize,
     known: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
+/// A place on another path, for a copy of a request to a gateway.
+pub struct CopyPath {
+    link: Link,
+    class: Arc<Class>,
+    place: usize,
+}
+
 impl Drop for RequestAtGateway {
     fn drop(&mut self) {
+        // A request without an answer, such as a copy that was not needed, says nothing about the size of answers.
+        if self.traffic.bytes().1 == 0 {
+            self.link.forget_traffic();
+        }
         if let Some(gateway) = self.known.lock().get_mut(self.place) {
             gateway.ended();
         }
@@ -137,6 +149,25 @@ impl ToGateways {
         Some((self.ways.get(place)?, place))
     }
 
+    /// Sends the head of a request over a connection.
+    async fn send(
+        &self,
+        way: &RelayAccess,
+        link: Link,
+        class: &Arc<Class>,
+        place: usize,
+        mut head: RequestHead,
+    ) -> Result<(Request, RequestAtGateway), h3::Error> {
+        if head.field("priority").is_none() {
+            head.fields.extend(way.signal(class).as_ref().and_then(masque::priority::Priority::to_field));
+        }
+        let (request, first) = link.relay.ask_itself(head).await?;
+        request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
+        let traffic = Arc::<Traffic>::default();
+        link.carries_traffic(traffic.clone(), class);
+        Ok((request, RequestAtGateway { link, traffic, _first: first, place, known: self.known.clone() }))
+    }
+
     fn failed(&self, place: usize) {
         if let Some(gateway) = self.known.lock().get_mut(place) {
             gateway.failed(Instant::now());
@@ -147,18 +178,15 @@ impl ToGateways {
 impl entrance::GatewayAccess for ToGateways {
     type Place = RequestAtGateway;
 
-    async fn ask(&self, head: RequestHead, tried: &mut Vec<usize>) -> Result<(Request, RequestAtGateway), String> {
+    type OtherPath = CopyPath;
+
+    async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, String> {
         let (way, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
-            let (link, class) = way.place().await?;
-            let signal = way.signal(&class);
-            let mut head = head;
-            if head.field("priority").is_none() {
-                head.fields.extend(signal.as_ref().and_then(masque::priority::Priority::to_field));
-            }
-            let (request, first) = link.relay.ask_itself(head).await.map_err(NoConnection::Lost)?;
-            request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
-            Ok((request, RequestAtGateway { link, _first: first, place: chosen, known: self.known.clone() }))
+            let (link, copy, class) = way.places_for_request(body_bytes as u64).await?;
+            let (request, place) = self.send(way, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
+            let other_path = copy.map(|link| CopyPath { link, class, place: chosen });
+            Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
         match &asked {
@@ -172,6 +200,26 @@ impl entrance::GatewayAccess for ToGateways {
             }
         }
         asked.map_err(|error: NoConnection| error.to_string())
+    }
+
+    async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
+        let CopyPath { link, class, place } = path;
+        let way = self.ways.get(place)?;
+        let asked = self.send(way, link, &class, place, head).await.ok()?;
+        if let Some(gateway) = self.known.lock().get_mut(place) {
+            gateway.asked();
+        }
+        way.uplink.note_copy();
+        Some(asked)
+    }
+
+    fn copy_was_first(&self) {
+        // All uplinks count in the same place.
+        self.ways.iter().take(1).for_each(|way| way.uplink.note_copy_first());
+    }
+
+    fn traffic(&self, place: &RequestAtGateway) -> Arc<Traffic> {
+        place.traffic.clone()
     }
 
     fn has_others(&self, tried: &[usize]) -> bool {

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use quic::class::Class;
 use role::ready::{self, Readiness};
+use sched::path::{PathChoice, Placement};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -72,6 +73,10 @@ pub struct ConnectionCounters {
     pub given_up: Counter,
     /// UDP tunnels that went on over another connection.
     pub moved_tunnels: Counter,
+    /// Requests for models of which a copy was sent over another path.
+    pub copies: Counter,
+    /// Of these, the ones whose copy was answered first.
+    pub copies_first: Counter,
     /// Of which each uplink is a part, for as long as it lives.
     pub ready: Arc<Readiness>,
     /// The last ID of a connection, those of the relay role's clients included.
@@ -93,6 +98,8 @@ impl ConnectionCounters {
                 &self.given_up,
             ),
             ("edge_tunnels_moved", "UDP tunnels that went on over another connection", &self.moved_tunnels),
+            ("edge_request_copies", "Requests for models that were sent over two paths", &self.copies),
+            ("edge_request_copies_first", "Requests for models whose copy was answered first", &self.copies_first),
         ] {
             registry.register(name, help, counter.clone());
         }
@@ -320,6 +327,16 @@ impl Uplink {
         }
     }
 
+    /// Counts a copy of a request.
+    pub fn note_copy(&self) {
+        self.counters.copies.inc();
+    }
+
+    /// Counts a copy whose answer came first.
+    pub fn note_copy_first(&self) {
+        self.counters.copies_first.inc();
+    }
+
     /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
     /// connection, back-off included, or for the end of another tunnel.
     ///
@@ -338,9 +355,38 @@ impl Uplink {
         self.link_of(ask).await
     }
 
-    /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
-    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
-        let Some(ask) = ask else { return lines };
+    /// The same for a request for a model whose body has so many bytes. If it is one to be copied, and another path has room, the second
+    /// place is there, for the copy.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub async fn links_for_request(
+        &self,
+        class: &Class,
+        body_bytes: u64,
+    ) -> Result<(Link, Option<Link>), Arc<ConnectError>> {
+        let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, body_bytes));
+        let link = self.link_of(ask).await?;
+        let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
+        Ok((link, copy))
+    }
+
+    /// Takes a place for a copy of a request that has a place, over the better of the other paths.
+    fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
+        let state = self.state.borrow();
+        let lines = state.in_order(Instant::now(), &self.paths);
+        let (choice, candidates) = self.choose(ask, &lines)?;
+        let PathChoice::Copies(copies) = choice else { return None };
+        let mut places = copies.into_iter().filter_map(|at| candidates.get(at).copied());
+        let other = places.find(|place| *place != first.line().path_place)?;
+        if let Some(view) = self.views.lock().get_mut(other) {
+            view.path.add(ask.request.bytes, ask.request.weight);
+        }
+        lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
+    }
+
+    /// Chooses paths among those with room; also returns these, by which the choice counts.
+    fn choose(&self, ask: &PathDemand, lines: &[&Arc<Line>]) -> Option<(PathChoice, Vec<usize>)> {
         let mut candidates: Vec<usize> = Vec::new();
         for line in lines.iter().filter(|line| line.has_room()) {
             if !candidates.contains(&line.path_place) {
@@ -348,13 +394,22 @@ impl Uplink {
             }
         }
         candidates.sort_unstable();
-        let mut views = self.views.lock();
+        let views = self.views.lock();
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
+        drop(views);
         let turn = self.turn.fetch_add(1, Relaxed);
-        let choice = sched::path::place(ask.placement, &ask.request, &paths, turn);
-        let Some(chosen) = choice.and_then(|choice| candidates.get(choice.path()).copied()) else { return lines };
+        Some((sched::path::place(ask.placement, &ask.request, &paths, turn)?, candidates))
+    }
+
+    /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
+    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+        let Some(ask) = ask else { return lines };
+        let choice = self.choose(ask, &lines);
+        let Some(chosen) = choice.and_then(|(choice, candidates)| candidates.get(choice.path()).copied()) else {
+            return lines;
+        };
         // Others that come before the next look see it.
-        if let Some(view) = views.get_mut(chosen) {
+        if let Some(view) = self.views.lock().get_mut(chosen) {
             view.path.add(ask.request.bytes, ask.request.weight);
         }
         let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);

@@ -1,32 +1,30 @@
 //! A client's connection to an edge: HTTP/1.1 in, a HTTP/3 request to the gateway for each of its requests.
 //!
-//! The edge reads a body whole, so that it can be sent again where the gateway has not begun with it, and passes the answer
-//! on as it comes. What the gateway says no to is passed on as well; what the edge says itself has the form of the API's
+//! The edge reads a body whole, so that it can be sent again where the gateway has not begun with it, or over two paths at once, and
+//! passes the answer on as it comes. What the gateway says no to is passed on as well; what the edge says itself has the form of the API's
 //! errors.
+
+mod answer;
 
 use std::{
     convert::Infallible,
     future::Future,
-    io,
-    pin::Pin,
-    task::{Context, Poll},
+    pin::pin,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use futures::future::{Either as Race, select};
 use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
-use hyper::{
-    Response, StatusCode,
-    body::{Body, Frame, Incoming},
-    header::HeaderValue,
-    server::conn::http1,
-    service::service_fn,
-};
+use hyper::{Response, StatusCode, body::Incoming, header::HeaderValue, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use masque::h3::{self, Code, Field, Part, RequestHead, ResponseHead};
-use quic::h3::{RecvStream, Request, SendStream};
+use masque::h3::{Field, RequestHead, ResponseHead};
+use quic::h3::Request;
+use role::traffic::Traffic;
 use tokio::{net::TcpStream, time::timeout};
 
+use self::answer::{Answer, Outcome};
 use crate::{message, openai::OpenAiError};
 
 /// How long the whole answer may take, in milliseconds.
@@ -34,9 +32,6 @@ const BUDGET: &[u8] = b"x-paced-budget-ms";
 
 /// How long a client may take to send its request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How many bytes go into one DATA frame.
-const CHUNK_BYTES: usize = 16 << 10;
 
 /// How often a request is sent at most: once more than the gateway was lost.
 const MOST_TRIES: usize = 2;
@@ -50,21 +45,48 @@ pub struct ClientLimits {
     pub idle: Duration,
 }
 
+/// A request whose head was sent.
+pub struct Asked<W: GatewayAccess + ?Sized> {
+    /// Its streams.
+    pub request: Request,
+    /// What is kept as long as it lives.
+    pub place: W::Place,
+    /// Where a copy of it is to go, if it is one to be copied.
+    pub other_path: Option<W::OtherPath>,
+}
+
 /// How requests get to a gateway.
 pub trait GatewayAccess: Send + Sync + 'static {
     /// What is kept as long as the request lives.
     type Place: Send + Unpin + 'static;
 
+    /// A place on another path, for a copy of a request.
+    type OtherPath: Send;
+
     /// Sends a request's head to a gateway, with what the gateway has to be shown, and on the terms that are the way's. If there
-    /// are several, it is one that was not `tried`, and that is noted there.
+    /// are several, it is one that was not `tried`, and that is noted there. The request's body has `body_bytes`.
     ///
     /// # Errors
     /// The gateway is not within reach, and why.
     fn ask(
         &self,
         head: RequestHead,
+        body_bytes: usize,
         tried: &mut Vec<usize>,
-    ) -> impl Future<Output = Result<(Request, Self::Place), String>> + Send;
+    ) -> impl Future<Output = Result<Asked<Self>, String>> + Send;
+
+    /// Sends the head of a copy; `None` if that path was lost.
+    fn copy(
+        &self,
+        path: Self::OtherPath,
+        head: RequestHead,
+    ) -> impl Future<Output = Option<(Request, Self::Place)>> + Send;
+
+    /// Notes that the answer to a copy came before that to its original.
+    fn copy_was_first(&self);
+
+    /// What counts the bytes that a request and its answer carry.
+    fn traffic(&self, place: &Self::Place) -> Arc<Traffic>;
 
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
@@ -129,35 +151,76 @@ async fn pass<W: GatewayAccess>(
     let (mut tries, mut tried) = (0, Vec::new());
     loop {
         tries += 1;
-        let (request, place) = match way.ask(budgeted(&head, start.elapsed()), &mut tried).await {
+        let asked = match way.ask(budgeted(&head, start.elapsed()), body.len(), &mut tried).await {
             Ok(asked) => asked,
             Err(_) if way.has_others(&tried) => continue,
             Err(why) => return Err(OpenAiError::NoGateway(why)),
         };
-        let mut answer = Answer::new(request, place);
-        let began = {
-            let (streams, place) = (&mut answer.streams, &answer.place);
-            tokio::select! {
-                biased;
-                response = begin(streams, &body) => Some(response),
-                () = way.lost(place), if tries < MOST_TRIES => None,
-            }
-        };
-        // It is the way that does not answer, which says nothing of the gateway.
-        let Some(response) = began else { continue };
-        way.answered(&answer.place, response.as_ref());
-        match response {
+        let (outcome, answer) = race(way, asked, budgeted(&head, start.elapsed()), &body, tries < MOST_TRIES).await;
+        match outcome {
             // A proxy's word for credentials, which are the edge's and not the client's.
-            Some(head) if head.status == 407 => {
+            Outcome::Answered(head) if head.status == 407 => {
                 return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
             }
             // It has no engine, or none in time; another gateway may.
-            Some(head) if head.status == 503 && way.has_others(&tried) => {}
-            Some(head) => return Ok(message::response(head, answer)),
+            Outcome::Answered(head) if head.status == 503 && way.has_others(&tried) => {}
+            Outcome::Answered(head) => return Ok(message::response(head, answer)),
             // Nothing of an answer came, so that nobody takes two for one.
-            None if tries < MOST_TRIES || way.has_others(&tried) => {}
-            None => return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into())),
+            Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || way.has_others(&tried) => {}
+            Outcome::Lost | Outcome::Silent => {
+                return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
+            }
         }
+    }
+}
+
+/// Sends the body of a request that was `asked`, and a copy of it where it has another path for that. The first good answer counts,
+/// and the other request is cancelled.
+async fn race<W: GatewayAccess>(
+    way: &W,
+    Asked { request, place, other_path }: Asked<W>,
+    head: RequestHead,
+    body: &Bytes,
+    may_leave: bool,
+) -> (Outcome, Answer<W::Place>) {
+    let mut first = Answer::new(way, request, place);
+    let Some(other_path) = other_path else {
+        let outcome = first.begin(way, body, may_leave).await;
+        return (outcome, first);
+    };
+    let beginning = async move {
+        let outcome = first.begin(way, body, true).await;
+        (outcome, first)
+    };
+    let copying = async {
+        let (request, place) = way.copy(other_path, head).await?;
+        let mut copy = Answer::new(way, request, place);
+        let outcome = copy.begin(way, body, true).await;
+        Some((outcome, copy))
+    };
+    match select(pin!(beginning), pin!(copying)).await {
+        Race::Left((first, _)) if first.0.is_good() => first,
+        Race::Right((Some(copy), _)) if copy.0.is_good() => {
+            way.copy_was_first();
+            copy
+        }
+        Race::Left((first, copying)) => better(way, first, copying.await),
+        Race::Right((copy, beginning)) => better(way, beginning.await, copy),
+    }
+}
+
+/// Chooses the outcome that a client can use best: a good answer, or what says most of why there is none.
+fn better<W: GatewayAccess>(
+    way: &W,
+    first: (Outcome, Answer<W::Place>),
+    copy: Option<(Outcome, Answer<W::Place>)>,
+) -> (Outcome, Answer<W::Place>) {
+    match copy {
+        Some(copy) if copy.0.says_more_than(&first.0) => {
+            way.copy_was_first();
+            copy
+        }
+        _ => first,
     }
 }
 
@@ -181,75 +244,6 @@ async fn read(body: Incoming, max_bytes: usize) -> Result<Bytes, OpenAiError> {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(OpenAiError::TooLarge { max_bytes }),
         Err(_) => Err(OpenAiError::Json("it broke off".into())),
-    }
-}
-
-/// A gateway's answer on its way to a client. Dropped before its end, it ends the request at the gateway as well.
-struct Answer<P> {
-    streams: Option<(RecvStream, SendStream)>,
-    place: P,
-}
-
-impl<P> Answer<P> {
-    fn new(Request { recv, send, .. }: Request, place: P) -> Self {
-        Self { streams: Some((recv, send)), place }
-    }
-}
-
-/// Sends the body of a request and waits for the head of the answer; `None` if none comes.
-async fn begin(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) -> Option<ResponseHead> {
-    let (recv, send) = streams.as_mut()?;
-    let sending = async {
-        for chunk in body.chunks(CHUNK_BYTES) {
-            send.send(h3::data_frame(chunk)).await.ok()?;
-        }
-        send.finish();
-        Some(())
-    };
-    // An answer may come before the body has left, where it is a refusal.
-    let receiving = async {
-        loop {
-            match recv.part().await.ok()?? {
-                Part::Response(head) if head.status >= 200 => return Some(head),
-                _ => {}
-            }
-        }
-    };
-    let (mut sending, mut receiving) = (std::pin::pin!(sending), std::pin::pin!(receiving));
-    tokio::select! {
-        biased;
-        head = &mut receiving => head,
-        _ = &mut sending => receiving.await,
-    }
-}
-
-impl<P: Unpin> Body for Answer<P> {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        loop {
-            let Some((recv, _)) = &mut self.streams else { return Poll::Ready(None) };
-            match std::task::ready!(recv.poll_part(cx)) {
-                Ok(Some(Part::Data(bytes))) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    self.streams = None;
-                    return Poll::Ready(None);
-                }
-                // hyper then closes the client's connection, so that nobody takes a part for the whole.
-                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
-            }
-        }
-    }
-}
-
-impl<P> Drop for Answer<P> {
-    fn drop(&mut self) {
-        if let Some((recv, send)) = self.streams.take() {
-            recv.stop(Code::RequestCancelled);
-            send.reset(Code::RequestCancelled);
-        }
     }
 }
 

@@ -344,3 +344,51 @@ fn requests_for_models_that_have_no_answer_when_a_path_falls_silent_are_answered
     assert_ne!(states(site)[1], "up");
     assert!(engine.counts()[0] > 8, "requests were asked anew: {:?}", engine.counts());
 }
+
+#[test]
+fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
+    lab::ring!(Netns);
+    let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
+    let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
+    let site = &uplinks.site;
+    let thinking = Speed { prefill: Duration::from_millis(300), ..Speed::default() };
+    let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
+    let folder = site.path("").display().to_string();
+    let class = "[class.spread]\nlevel = \"high\"\nplacement = \"redundant\"\n";
+    // The original takes the second link, because the first costs more.
+    let paths = "[[path]]\nname = \"first\"\ninterface = \"relay\"\ncost_ms = 200\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
+    let serve = format!(
+        "{paths}[[serve]]\nlisten = \"127.0.0.1:8100\"\nrelay = \"{}\"\nca = \"{}/authority.pem\"\nclass = \"spread\"\n\
+         backoff_longest_seconds = 1\n{class}",
+        site.template(Family::V4),
+        folder.trim_end_matches('/'),
+    );
+    let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &serve);
+    wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
+    let ask = || {
+        let mut curl = site.chain.client.command("curl").unwrap();
+        let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":5}"#;
+        curl.args(["-sS", "-N", "--max-time", "30", "http://127.0.0.1:8100/v1/chat/completions", "--json", body]);
+        let output = curl.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.trim_end().ends_with("data: [DONE]"), "{said}; the edge said:\n{}", edge.output());
+    };
+    let copies = || {
+        let counts = Counts::read(&site.chain.client, "127.0.0.1:9100").unwrap();
+        ["copies", "copies_first"].map(|count| counts.of(&format!("edge_request_{count}_total")))
+    };
+    ask();
+    assert_eq!(copies(), [0, 0], "nobody knows how long answers are");
+    assert_eq!(engine.counts(), [1, 1, 0]);
+
+    ask();
+    assert_eq!(copies()[0], 1, "the edge said:\n{}", edge.output());
+    wait_for("the other request to be cancelled", SOON, || (engine.counts() == [3, 2, 1]).then_some(())).unwrap();
+
+    let before = copies();
+    uplinks.cut(true);
+    ask();
+    assert_eq!(copies(), [before[0] + 1, before[1] + 1], "the edge said:\n{}", edge.output());
+    // The original arrives, and its answer does not.
+    wait_for("the original to be cancelled", SOON, || (engine.counts() == [5, 3, 2]).then_some(())).unwrap();
+}

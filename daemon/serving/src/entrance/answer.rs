@@ -1,0 +1,136 @@
+//! A request at a gateway, and its answer on the way to a client.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame};
+use masque::h3::{self, Code, Part, ResponseHead};
+use quic::h3::{RecvStream, Request, SendStream};
+use role::traffic::Traffic;
+
+use super::GatewayAccess;
+
+/// How many bytes go into one DATA frame.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// A gateway's answer on its way to a client. Dropped before its end, it ends the request at the gateway as well.
+pub(super) struct Answer<P> {
+    streams: Option<(RecvStream, SendStream)>,
+    place: P,
+    traffic: Arc<Traffic>,
+}
+
+/// What became of a request on one way, up to the head of its answer.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The gateway answers.
+    Answered(ResponseHead),
+    /// The connection or the stream ended without an answer.
+    Lost,
+    /// The path is silent, which says nothing of the gateway.
+    Silent,
+}
+
+impl Outcome {
+    /// Whether the client can be given this answer: not if another way may have a better one.
+    pub(super) fn is_good(&self) -> bool {
+        matches!(self, Self::Answered(head) if ![407, 503].contains(&head.status))
+    }
+
+    /// Whether it is of more use to the client than `other`, which is not good.
+    pub(super) fn says_more_than(&self, other: &Self) -> bool {
+        self.is_good() || matches!((self, other), (Self::Answered(_), Self::Lost | Self::Silent))
+    }
+}
+
+impl<P> Answer<P> {
+    /// Takes over a request whose head was sent.
+    pub(super) fn new<W: GatewayAccess<Place = P>>(way: &W, request: Request, place: P) -> Self {
+        let (traffic, Request { recv, send, .. }) = (way.traffic(&place), request);
+        Self { streams: Some((recv, send)), place, traffic }
+    }
+
+    /// Sends the body of the request and waits for the head of the answer. It gives up when the path is silent, if it `may_leave` that,
+    /// and tells `way` of anything else.
+    pub(super) async fn begin<W: GatewayAccess<Place = P>>(
+        &mut self,
+        way: &W,
+        body: &Bytes,
+        may_leave: bool,
+    ) -> Outcome {
+        let Self { streams, place, traffic } = self;
+        traffic.add_up(body.len() as u64, 0);
+        let head = tokio::select! {
+            biased;
+            head = exchange(streams, body) => head,
+            () = way.lost(place), if may_leave => return Outcome::Silent,
+        };
+        way.answered(place, head.as_ref());
+        head.map_or(Outcome::Lost, Outcome::Answered)
+    }
+}
+
+/// Sends the body of a request and waits for the head of the answer; `None` if none comes.
+async fn exchange(streams: &mut Option<(RecvStream, SendStream)>, body: &Bytes) -> Option<ResponseHead> {
+    let (recv, send) = streams.as_mut()?;
+    let sending = async {
+        for chunk in body.chunks(CHUNK_BYTES) {
+            send.send(h3::data_frame(chunk)).await.ok()?;
+        }
+        send.finish();
+        Some(())
+    };
+    // An answer may come before the body has left, where it is a refusal.
+    let receiving = async {
+        loop {
+            match recv.part().await.ok()?? {
+                Part::Response(head) if head.status >= 200 => return Some(head),
+                _ => {}
+            }
+        }
+    };
+    let (mut sending, mut receiving) = (std::pin::pin!(sending), std::pin::pin!(receiving));
+    tokio::select! {
+        biased;
+        head = &mut receiving => head,
+        _ = &mut sending => receiving.await,
+    }
+}
+
+impl<P: Unpin> Body for Answer<P> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            let Some((recv, _)) = &mut self.streams else { return Poll::Ready(None) };
+            match std::task::ready!(recv.poll_part(cx)) {
+                Ok(Some(Part::Data(bytes))) => {
+                    self.traffic.add_down(bytes.len() as u64, 0);
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    self.streams = None;
+                    return Poll::Ready(None);
+                }
+                // hyper then closes the client's connection, so that nobody takes a part for the whole.
+                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            }
+        }
+    }
+}
+
+impl<P> Drop for Answer<P> {
+    fn drop(&mut self) {
+        if let Some((recv, send)) = self.streams.take() {
+            recv.stop(Code::RequestCancelled);
+            send.reset(Code::RequestCancelled);
+        }
+    }
+}
