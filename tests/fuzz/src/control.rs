@@ -15,7 +15,10 @@ use paced::{
     policy::{Enforce, Policies, check},
 };
 use prost::Message;
-use tokio::{runtime, sync::mpsc};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::mpsc,
+};
 use tonic::{Code, Request, Response, Status};
 
 use crate::input::choice;
@@ -33,11 +36,15 @@ static FACTS: LazyLock<(Config, Facts)> = LazyLock::new(|| {
     (config, facts)
 });
 
+/// One for all inputs, because a runtime for each spends most of the time on starting threads for blocking calls.
+static RUNTIME: LazyLock<Option<Runtime>> =
+    LazyLock::new(|| runtime::Builder::new_current_thread().enable_time().build().ok());
+
 /// Every call is answered, or refused by a message of bounded length; what is in force is valid at any time, and a reader
 /// changes none of it.
 pub fn control_requests(mut input: &[u8]) {
     let may_write = choice(&mut input, 2) == 1;
-    let Ok(runtime) = runtime::Builder::new_current_thread().enable_time().build() else { return };
+    let Some(runtime) = &*RUNTIME else { return };
     runtime.block_on(async {
         let (config, facts) = &*FACTS;
         let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
