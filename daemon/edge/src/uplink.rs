@@ -63,7 +63,7 @@ pub struct ConnectionCounters {
     pub moved: Counter,
     /// Connections that were given up because the relay does not hear them from there.
     pub left: Counter,
-    /// Connections of several paths that fell silent.
+    /// Connections that fell silent where there is another path or relay.
     pub silent: Counter,
     /// Of these, the ones that answered again.
     pub returned: Counter,
@@ -89,8 +89,8 @@ impl ConnectionCounters {
         for (name, help, counter) in [
             ("edge_connections_moved", "Connections that went on from another address", &self.moved),
             ("edge_connections_left", "Connections given up after a change of address", &self.left),
-            ("edge_paths_silent", "Paths that fell silent, so that their tunnels moved", &self.silent),
-            ("edge_paths_returned", "Paths that fell silent and are trusted again", &self.returned),
+            ("edge_paths_silent", "Paths and relays that fell silent, so that their tunnels moved", &self.silent),
+            ("edge_paths_returned", "Paths and relays that fell silent and are trusted again", &self.returned),
             ("edge_paths_slow", "Paths that became slow, so that their tunnels moved", &self.slow),
             (
                 "edge_paths_given_up",
@@ -319,6 +319,11 @@ impl Uplink {
         self.paths.len() > 1
     }
 
+    /// Whether connections that do not answer are left: there is another path, or another relay.
+    fn has_alternatives(&self) -> bool {
+        self.has_several_paths() || self.paths.iter().any(|path| path.relays.len() > 1)
+    }
+
     /// Counts a tunnel that went on over another connection than `from`.
     pub fn note_move(&self, from: &Line) {
         self.counters.moved_tunnels.inc();
@@ -480,7 +485,7 @@ impl Uplink {
                 }
                 Some((at, connected)) = attempts.next() => work.attempted(at, connected),
                 Some(Ok((line, true))) = work.departures.join_next() => work.goes_away(&line),
-                _ = look.tick(), if self.has_several_paths() => work.look(),
+                _ = look.tick(), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => work.moved(),
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
@@ -502,10 +507,11 @@ impl Uplink {
 
     /// A connection does not answer: others take its tunnels.
     fn fall_silent(&self, line: &Line) {
-        info!(
-            path = %self.path_name(line), relay = %line.address, tunnels = line.tunnels(),
-            "the path is silent: its tunnels move to others"
-        );
+        let (path, relay, tunnels) = (self.path_name(line), line.address, line.tunnels());
+        match path {
+            "" => info!(%relay, tunnels, "the relay does not answer: its tunnels move to another"),
+            _ => info!(path, %relay, tunnels, "the path is silent: its tunnels move to others"),
+        }
         self.counters.silent.inc();
         line.doubt(true);
     }

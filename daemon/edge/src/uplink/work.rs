@@ -59,13 +59,13 @@ pub(super) struct Work<'a> {
     pub(super) connections: JoinSet<(Arc<Line>, h3::Error)>,
     /// Each completes with a connection, and whether its relay goes away; otherwise it has ended.
     pub(super) departures: JoinSet<(Arc<Line>, bool)>,
-    /// By path: whether it fell silent, and has not answered for long enough since.
-    suspects: Vec<bool>,
+    /// By path and relay: whether it fell silent, and has not answered for long enough since.
+    suspects: Vec<Vec<bool>>,
     /// By path: whether it is slow, and when it was asked for a round trip last.
     slowness: Vec<(Slowness, Option<Instant>)>,
     /// When times of slowness begin.
     start: Instant,
-    /// Where there are several paths: whether each connection answers.
+    /// Where there is another path or relay: whether each connection answers.
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// Whether somebody waits for a place.
     pub(super) wanted: bool,
@@ -82,7 +82,7 @@ impl<'a> Work<'a> {
             failovers: uplink.paths.iter().map(failover).collect(),
             connections: JoinSet::new(),
             departures: JoinSet::new(),
-            suspects: vec![false; uplink.paths.len()],
+            suspects: uplink.paths.iter().map(|path| vec![false; path.relays.len()]).collect(),
             slowness: vec![Default::default(); uplink.paths.len()],
             start: Instant::now(),
             pulses: Vec::new(),
@@ -122,7 +122,7 @@ impl Work<'_> {
         let Some(relay) = self.uplink.endpoint_at((path, place)) else { return };
         let origin = relay.origin();
         let name = self.uplink.paths.get(path).map(|path| path.name.as_str()).filter(|name| !name.is_empty());
-        let several = self.uplink.has_several_paths();
+        let is_watched = self.uplink.has_alternatives();
         let Some(failover) = self.failovers.get_mut(path) else { return };
         match connected {
             Ok(connected) => {
@@ -152,9 +152,9 @@ impl Work<'_> {
                     };
                     (leaving, goes)
                 });
-                if several {
+                if is_watched {
                     let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
-                    if self.suspects.get(path) == Some(&true) {
+                    if self.suspects.get(path).and_then(|relays| relays.get(place)) == Some(&true) {
                         // One answer is not enough.
                         pulse.silence(Instant::now());
                         line.doubt(true);
@@ -163,8 +163,8 @@ impl Work<'_> {
                 }
                 self.uplink.state.send_modify(|state| {
                     // What did not answer from its new address is given up: its tunnels are opened anew.
-                    // Where there are several paths, it is asked until it answers.
-                    let given_up = |line: &&Arc<Line>| line.is_doubted() && !several;
+                    // Where there is another path or relay, it is asked until it answers.
+                    let given_up = |line: &&Arc<Line>| line.is_doubted() && !is_watched;
                     state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
                     // Relays that go away are left as soon as there is another connection.
@@ -248,10 +248,10 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Where there are several paths: looks which are alive, and what they can carry.
+    /// Where there is another path or relay: looks which are alive, and what they can carry.
     pub(super) fn look(&mut self) {
         let now = Instant::now();
-        let mut changed = false;
+        let (mut changed, mut silent) = (false, Vec::new());
         for (line, pulse) in &mut self.pulses {
             let path = line.path.get();
             let counts = (line.heard(), path.sent_packets);
@@ -260,13 +260,14 @@ impl Work<'_> {
                 Beat::Ask => line.ping(),
                 Beat::Silent => {
                     changed = true;
-                    self.suspects.get_mut(line.path_place).into_iter().for_each(|suspect| *suspect = true);
+                    silent.push((line.path_place, line.place));
                     self.uplink.fall_silent(line);
                 }
                 Beat::Back => {
                     changed = true;
                     info!(path = %self.uplink.path_name(line), relay = %line.address, "the path answers again");
-                    if self.suspects.get_mut(line.path_place).is_some_and(std::mem::take) {
+                    let suspect = self.suspects.get_mut(line.path_place).and_then(|relays| relays.get_mut(line.place));
+                    if suspect.is_some_and(std::mem::take) {
                         self.uplink.counters.returned.inc();
                     }
                     line.doubt(false);
@@ -276,6 +277,7 @@ impl Work<'_> {
                 }
             }
         }
+        silent.into_iter().for_each(|at| self.suspect(at, now));
         let lines = self.uplink.state.borrow().lines.clone();
         // What has nowhere to go yet goes once there is somewhere.
         if lines.iter().any(|line| line.is_usable()) {
@@ -291,6 +293,18 @@ impl Work<'_> {
         drop(views);
         if changed {
             self.uplink.state.send_modify(|_| {});
+        }
+    }
+
+    /// Notes that a relay has fallen silent: its tunnels need another connection, and the next relay of its path is asked before it.
+    fn suspect(&mut self, (path, place): (usize, usize), now: Instant) {
+        self.wanted = true;
+        if let Some(suspect) = self.suspects.get_mut(path).and_then(|relays| relays.get_mut(place)) {
+            *suspect = true;
+        }
+        let has_others = self.uplink.paths.get(path).is_some_and(|path| path.relays.len() > 1);
+        if let Some(failover) = self.failovers.get_mut(path).filter(|_| has_others) {
+            failover.failed(place, now, random());
         }
     }
 
@@ -366,15 +380,17 @@ impl Work<'_> {
 
     /// This host's addresses have changed: has connections go on from the new ones.
     pub(super) fn moved(&mut self) {
-        let lines = self.uplink.state.borrow().lines.clone();
-        for (line, pulse) in &mut self.pulses {
-            // Where others can carry on, nobody waits for a route to come back.
+        let (lines, mut silent) = (self.uplink.state.borrow().lines.clone(), Vec::new());
+        // Where other paths can carry on, nobody waits for a route to come back.
+        let several = self.uplink.has_several_paths();
+        for (line, pulse) in self.pulses.iter_mut().filter(|_| several) {
             if !pulse.is_silent() && !line.has_route() {
                 pulse.silence(Instant::now());
-                self.suspects.get_mut(line.path_place).into_iter().for_each(|suspect| *suspect = true);
+                silent.push((line.path_place, line.place));
                 self.uplink.fall_silent(line);
             }
         }
+        silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
         for line in lines {
             let heard = line.heard();
             let relay = line.address;

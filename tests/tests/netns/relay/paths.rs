@@ -263,6 +263,33 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     wait_for("an echo by the first relay", SOON, || echoes(&sockets[0], b"still there").then_some(())).unwrap();
 }
 
+#[test]
+fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it_answers_again() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let _second = site.start_beside("auth = \"none\"", "").unwrap();
+    let template = site.template(Family::V4);
+    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let edge = edge(&site, &format!("[\"{template}\", \"{other}\"]"), "[class.spread]\n");
+    let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+    assert_eq!(site.counts().unwrap().udp_tunnels(), 4);
+
+    let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
+    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+    println!("a silent relay cost {gap:?}");
+
+    site.signal(libc::SIGCONT).unwrap();
+    site.wait_for_counts("the tunnels that moved are gone", |counts| counts.udp_tunnels() == 0).unwrap();
+    let is_back = || {
+        assert_carries(&site, &application(&site, LISTEN), 600);
+        (site.counts().unwrap().udp_tunnels() > 0).then_some(())
+    };
+    wait_for("new tunnels at the first relay", SOON, is_back).unwrap();
+    sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+}
+
 /// Says something on a connection and waits for so long until it comes back.
 fn answers(stream: &mut TcpStream, within: Duration) -> bool {
     let mut said = [0; 5];
