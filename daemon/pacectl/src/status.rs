@@ -231,6 +231,12 @@ fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
+/// The relay of a connection, with its hop and its path where there are such.
+fn destination(of: &v1::Connection) -> String {
+    let relay = through(&of.relay, &of.via);
+    if of.path.is_empty() { format!("to {relay}") } else { format!("to {relay} over {}", of.path) }
+}
+
 pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let connections = pages(async |page_token| {
         let request = v1::ListConnectionsRequest { page_token, ..v1::ListConnectionsRequest::default() };
@@ -243,7 +249,7 @@ pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Re
         [
             of.id.to_string(),
             or_dash(&of.user),
-            if of.role == "edge" { format!("to {}", through(&of.relay, &of.via)) } else { or_dash(&of.client) },
+            if of.role == "edge" { destination(&of) } else { or_dash(&of.client) },
             if of.role == "edge" { or_dash(&of.relay_address) } else { of.listener },
             or_dash(&of.schedule),
             age(of.since.as_ref()),

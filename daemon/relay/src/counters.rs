@@ -3,15 +3,16 @@
 //! What is counted per packet is a plain handle that costs a relaxed addition per batch; label sets are looked up only
 //! where something is refused, opened or closed.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use masque::request::TunnelProtocol;
+use parking_lot::Mutex;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
-use role::{labelled, traffic::UserTraffic};
+use role::{labelled, seldom::Seldom, traffic::UserTraffic};
 
 use super::{accounts::QuotaGauges, usage::Usages};
 use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
@@ -52,6 +53,8 @@ pub struct RelayMetrics {
     closed: Counters<1>,
     refused: Counters<1>,
     limits: Counters<1>,
+    /// What was logged of each limit; there is one for each name in the code.
+    limits_told: Mutex<HashMap<&'static str, Seldom>>,
     packets_up: Counter,
     packets_down: Counter,
     messages_up: Counter,
@@ -177,8 +180,16 @@ impl RelayMetrics {
         self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
-    /// Counts that a configured limit was reached.
+    /// Counts that a configured limit was reached, and logs each limit now and then.
     pub fn limit_hit(&self, limit: &'static str) {
+        self.limit_of_host_hit(limit);
+        self.limits_told.lock().entry(limit).or_default().note(|unsaid| {
+            tracing::warn!(limit, unsaid, "a configured limit was reached: clients want more than it grants");
+        });
+    }
+
+    /// Counts that a limit of this host was reached, which is logged where it is met.
+    pub fn limit_of_host_hit(&self, limit: &'static str) {
         self.limits.get_or_create(&[("limit", limit)]).inc();
     }
 

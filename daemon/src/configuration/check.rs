@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Result, bail};
 use config::{
     Config, FilePart,
+    log::AccessForm,
     relay::ListenerIdentity,
     uplink::{TrustSource, UplinkSettings},
 };
@@ -154,6 +155,10 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
             warnings.push((("socket", socket.clone()), why));
         }
     }
+    if config.log.access != AccessForm::Off && config.relay.is_none() && config.gateway.is_none() {
+        let why = "nothing will be in the access log, which only relays and gateways write".to_owned();
+        warnings.push((("access", config.log.access.as_str().into()), why));
+    }
     let now = SystemTime::now();
     for certificate in certificates::shown(config).unwrap_or_default() {
         if certificate.nearness(now).is_some() {
@@ -262,18 +267,21 @@ token_file = "$/none.token"
 devices = ["lo", "none0"]
 [control]
 socket = "$/none/control.sock"
+[log]
+access = "journal"
 "#;
         let warnings = folder.check(forward).unwrap();
         for told in [
             ["line 6: forward.token_file", "none.token"],
             ["line 8: kernel.devices", "there is no device none0"],
             ["line 10: control.socket", "is missing"],
+            ["line 12: log.access", "only relays and gateways"],
         ] {
             assert!(
                 warnings.iter().any(|warning| told.iter().all(|part| warning.contains(part))),
                 "{told:?}: {warnings:?}"
             );
         }
-        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        assert_eq!(warnings.len(), 4, "{warnings:?}");
     }
 }

@@ -159,6 +159,8 @@ pub struct ConnectionView {
     pub relay_address: String,
     /// The name of the hop that it leads through; empty without one.
     pub via: String,
+    /// The name of its path at an edge; empty without one.
+    pub path_name: String,
 }
 
 impl ConnectionView {
@@ -177,6 +179,7 @@ impl ConnectionView {
             relay: String::new(),
             relay_address: String::new(),
             via: String::new(),
+            path_name: String::new(),
         }
     }
 
@@ -196,6 +199,7 @@ impl ConnectionView {
                 .filter(|to| to.ip() != SOMEWHERE)
                 .map_or_else(String::new, |to| to.to_string()),
             via: uplink.via_of(line),
+            path_name: uplink.path_name(line).to_owned(),
         }
     }
 }

@@ -131,6 +131,7 @@ pub(super) fn connection(found: ConnectionView) -> v1::Connection {
         relay: found.relay,
         relay_address: found.relay_address,
         via: found.via,
+        path: found.path_name,
     }
 }
 

@@ -64,7 +64,7 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_that_a_relay_has(
     let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
     // An edge has metrics of its own, whether or not it reaches its relay.
     let forward = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"https://127.0.0.1:4/{target_host}/{target_port}/\"\n\
-                   target = \"127.0.0.1:7\"\n";
+                   target = \"127.0.0.1:7\"\n[[path]]\nname = \"only\"\ninterface = \"lo\"\n";
     // A gateway whose engine bills what it makes, for a user with a quota.
     let (key, key_digest) = generate_token().unwrap();
     let gateway = format!(

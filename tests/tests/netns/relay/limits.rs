@@ -88,6 +88,8 @@ fn a_user_has_so_many_tunnels_over_all_connections() {
     })
     .unwrap();
     assert_eq!(limit_hits(&site.counts().unwrap(), "tunnels_per_user"), 2);
+    let said = site.relay.output().matches("limit=\"tunnels_per_user\"").count();
+    assert_eq!(said, 1, "the second was less than ten seconds later: {}", site.relay.output());
 }
 
 /// Opens streams that carry nothing and resets each at once, for a while; returns how many there was credit for.

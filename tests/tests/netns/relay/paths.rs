@@ -159,6 +159,8 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     let gap = longest_gap(&sockets, Duration::from_secs(4), || uplinks.cut(true));
     assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
     println!("a silent uplink cost {gap:?}");
+    let (_, said) = pacectl(site, &["connections"]);
+    assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
 

@@ -1,0 +1,136 @@
+//! Which connection a tunnel or request gets: a place on one that has room, on the path that its placement chooses.
+
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use quic::class::Class;
+use sched::path::{PathChoice, Placement};
+use tokio::time::Instant;
+
+use super::{CONNECTIONS, Uplink};
+use crate::{
+    client::endpoint::ConnectError,
+    link::{Line, Link},
+    path::PathDemand,
+};
+
+impl Uplink {
+    /// Returns a place for a tunnel, on a connection that takes requests. Waits for one if there is none: for a
+    /// connection, back-off included, or for the end of another tunnel.
+    ///
+    /// # Errors
+    /// There is no connection, and the attempt to make one that was waited for failed.
+    pub async fn link(&self) -> Result<Link, Arc<ConnectError>> {
+        self.link_of(None).await
+    }
+
+    /// The same for a tunnel or request of a class, on the path that its placement chooses.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub async fn link_for(&self, class: &Class) -> Result<Link, Arc<ConnectError>> {
+        let ask = self.has_several_paths().then(|| PathDemand::of(class, &self.sizes));
+        self.link_of(ask).await
+    }
+
+    /// The same for a request for a model whose body has so many bytes. If it is one to be copied, and another path has room, the second
+    /// place is there, for the copy.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub async fn links_for_request(
+        &self,
+        class: &Class,
+        body_bytes: u64,
+    ) -> Result<(Link, Option<Link>), Arc<ConnectError>> {
+        let ask = self.has_several_paths().then(|| PathDemand::of_request(class, &self.sizes, body_bytes));
+        let link = self.link_of(ask).await?;
+        let copy = ask.filter(|ask| ask.placement == Placement::Redundant).and_then(|ask| self.other_link(&ask, &link));
+        Ok((link, copy))
+    }
+
+    /// Takes a place for a copy of a request that has a place, over the better of the other paths.
+    fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
+        let state = self.state.borrow();
+        let lines = state.in_order(Instant::now(), &self.paths);
+        let (choice, candidates) = self.choose(ask, &lines)?;
+        let PathChoice::Copies(copies) = choice else { return None };
+        let mut places = copies.into_iter().filter_map(|at| candidates.get(at).copied());
+        let other = places.find(|place| *place != first.line().path_place)?;
+        if let Some(view) = self.views.lock().get_mut(other) {
+            view.path.add(ask.request.bytes, ask.request.weight);
+        }
+        lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
+    }
+
+    /// Chooses paths among those with room; also returns these, by which the choice counts.
+    fn choose(&self, ask: &PathDemand, lines: &[&Arc<Line>]) -> Option<(PathChoice, Vec<usize>)> {
+        let mut candidates: Vec<usize> = Vec::new();
+        for line in lines.iter().filter(|line| line.has_room()) {
+            if !candidates.contains(&line.path_place) {
+                candidates.push(line.path_place);
+            }
+        }
+        candidates.sort_unstable();
+        let views = self.views.lock();
+        let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
+        drop(views);
+        let turn = self.turn.fetch_add(1, Relaxed);
+        Some((sched::path::place(ask.placement, &ask.request, &paths, turn)?, candidates))
+    }
+
+    /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
+    fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
+        let Some(ask) = ask else { return lines };
+        let choice = self.choose(ask, &lines);
+        let Some(chosen) = choice.and_then(|(choice, candidates)| candidates.get(choice.path()).copied()) else {
+            return lines;
+        };
+        // Others that come before the next look see it.
+        if let Some(view) = self.views.lock().get_mut(chosen) {
+            view.path.add(ask.request.bytes, ask.request.weight);
+        }
+        let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);
+        first.extend(others);
+        first
+    }
+
+    async fn link_of(&self, ask: Option<PathDemand>) -> Result<Link, Arc<ConnectError>> {
+        let mut changes = self.state.subscribe();
+        let failures = changes.borrow().failures;
+        loop {
+            let mut freed = pin!(self.freed.notified());
+            freed.as_mut().enable();
+            {
+                let state = changes.borrow_and_update();
+                let lines = state.in_order(Instant::now(), &self.paths);
+                if let Some(link) = self.placed(ask.as_ref(), lines).into_iter().find_map(Line::link) {
+                    return Ok(link);
+                }
+                let failed = state.failures > failures && state.usable().next().is_none();
+                if let Some(failure) = state.failure.as_ref().filter(|_| failed) {
+                    return Err(failure.clone());
+                }
+            }
+            self.wanted.notify_one();
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() {
+                    // The sender is a part of `self`.
+                    std::future::pending::<()>().await;
+                },
+                () = freed => {}
+            }
+        }
+    }
+
+    /// Whether all places are taken, and no further connection will bring more soon: one of the tunnels has to end
+    /// before another can be opened.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let state = self.state.borrow();
+        let connections = state.usable().count();
+        connections > 0 && !state.has_room() && (connections >= CONNECTIONS * self.paths.len() || state.is_alone)
+    }
+}
