@@ -95,6 +95,12 @@ pub struct PathView {
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
 impl PathView {
+    /// Whether it was looked at while it had a connection.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.path.smoothed_rtt_ns > 0
+    }
+
     /// Looks at the connections of a path. Until there was a round trip, its handshake counts as one.
     pub fn refresh(&mut self, now: Instant, of: &Path, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));

@@ -74,7 +74,15 @@ impl Uplink {
             }
         }
         candidates.sort_unstable();
-        let views = self.views.lock();
+        let mut views = self.views.lock();
+        // A path whose connection is new was not looked at yet, and would seem to carry nothing.
+        for at in &candidates {
+            let (Some(view), Some(path)) = (views.get_mut(*at), self.paths.get(*at)) else { continue };
+            if !view.is_known() {
+                let of_path: Vec<_> = lines.iter().copied().filter(|line| line.path_place == *at).collect();
+                view.refresh(Instant::now(), path, &of_path);
+            }
+        }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
         drop(views);
         let turn = self.turn.fetch_add(1, Relaxed);

@@ -155,7 +155,8 @@ impl Work<'_> {
                 if is_watched {
                     let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
                     if self.suspects.get(path).and_then(|relays| relays.get(place)) == Some(&true) {
-                        // One answer is not enough.
+                        // One answer is not enough. Until there were more, further connections keep their distance in time.
+                        failover.failed(place, Instant::now(), random());
                         pulse.silence(Instant::now());
                         line.doubt(true);
                     }

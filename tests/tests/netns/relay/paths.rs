@@ -155,12 +155,12 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
     let site = &uplinks.site;
     let _echo = site.chain.target.echo(7).unwrap();
     let (edge, sockets) = uplinks.spread();
+    let (_, said) = pacectl(site, &["connections"]);
+    assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
 
     let gap = longest_gap(&sockets, Duration::from_secs(4), || uplinks.cut(true));
     assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
     println!("a silent uplink cost {gap:?}");
-    let (_, said) = pacectl(site, &["connections"]);
-    assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
     let found = paths(site);
     assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
 
@@ -273,23 +273,34 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
     let _second = site.start_beside("auth = \"none\"", "").unwrap();
     let template = site.template(Family::V4);
     let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
-    let edge = edge(&site, &format!("[\"{template}\", \"{other}\"]"), "[class.spread]\n");
-    let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
-    sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
-    assert_eq!(site.counts().unwrap().udp_tunnels(), 4);
+    // Both relays by preference, and each as a path of its own.
+    let path = |name, relay: &str| format!("[[path]]\nname = \"{name}\"\nrelay = \"{relay}\"\n");
+    let paths = format!("{}{}cost_ms = 200\n", path("a", &template), path("b", &other));
+    for (relays, paths) in [(format!("[\"{template}\", \"{other}\"]"), ""), (format!("\"{template}\""), &paths)] {
+        let edge = edge(&site, &relays, &format!("{paths}[class.spread]\n"));
+        let are_up = || states(&site).iter().all(|state| state == "up").then_some(());
+        wait_for("all paths", SOON, are_up).unwrap();
+        let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
+        sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+        site.wait_for_counts("all at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
 
-    let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
-    assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
-    println!("a silent relay cost {gap:?}");
+        let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
+        assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
+        println!("a silent relay cost {gap:?}");
 
-    site.signal(libc::SIGCONT).unwrap();
-    site.wait_for_counts("the tunnels that moved are gone", |counts| counts.udp_tunnels() == 0).unwrap();
-    let is_back = || {
-        assert_carries(&site, &application(&site, LISTEN), 600);
-        (site.counts().unwrap().udp_tunnels() > 0).then_some(())
-    };
-    wait_for("new tunnels at the first relay", SOON, is_back).unwrap();
-    sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+        site.signal(libc::SIGCONT).unwrap();
+        site.wait_for_counts("the tunnels that moved are gone", |counts| counts.udp_tunnels() == 0).unwrap();
+        let is_back = || {
+            assert_carries(&site, &application(&site, LISTEN), 600);
+            (site.counts().unwrap().udp_tunnels() > 0).then_some(())
+        };
+        wait_for("new tunnels at the first relay", SOON, is_back).unwrap();
+        sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
+        drop(edge);
+        site.wait_for_counts("the edge has gone", |counts| counts.udp_tunnels() == 0).unwrap();
+        let handshakes = site.counts().unwrap().of("handshakes_total{result=\"started\"}");
+        assert!(handshakes < 30, "{handshakes} connections");
+    }
 }
 
 /// Says something on a connection and waits for so long until it comes back.
