@@ -38,7 +38,7 @@ mod paths;
 mod placing;
 mod work;
 
-pub use paths::{Condition, NotMoved, PathReport};
+pub use paths::{Condition, NotMoved, PathReport, PreparedMove};
 
 /// Connections to one relay at once: together, their tunnels stay below what a relay allows one user if its
 /// configuration says nothing (`tunnels_per_user`, 4,096).

@@ -5,8 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use config::policy;
 use edge::{
     roster::{self, Roster},
-    uplink::{NotMoved, PathReport},
+    uplink::{NotMoved, PathReport, PreparedMove},
 };
+use futures::future::join_all;
 use quic::class::{ClassCounters, PolicyRole};
 use relay::{Relay, tunnels::RelayTunnel};
 use serving::view::{AliasView, EngineView, RequestView};
@@ -116,26 +117,35 @@ impl Control {
         self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
     }
 
-    /// Has tunnels of the edge go on at this relay, or by the order of preference again; returns how many were elsewhere.
+    /// Has tunnels of the edge go on at this relay, or by the order of preference again; returns how many were elsewhere. Nothing moves
+    /// before all local addresses that name the relay are connected to it.
     ///
     /// # Errors
-    /// The caller may not, no local address names such a relay, or it cannot be reached.
+    /// The caller may not, no local address names such a relay, or one of those that do cannot reach it.
     pub async fn move_edge(&self, caller: &Caller, relay: Option<&str>) -> Result<usize, Error> {
         let author = caller.to_write()?;
-        let (mut moved, mut unknown, mut found) = (0, None, false);
-        for uplink in self.edge().uplinks() {
-            match uplink.move_to(relay).await {
-                Ok(tunnels) => (moved, found) = (moved + tunnels, true),
-                // Other local addresses may have it.
-                Err(error @ NotMoved::Unknown { .. }) => unknown = Some(error),
-                Err(error) => return Err(Error::NotMoved(error)),
-            }
-        }
-        if let Some(error) = unknown.filter(|_| !found) {
-            return Err(Error::NotMoved(error));
-        }
-        if !found {
+        let uplinks = self.edge().uplinks();
+        if uplinks.is_empty() {
             return Err(Error::Unknown { what: "relay", name: relay.unwrap_or_default().to_owned() });
+        }
+        let mut moved = 0;
+        match relay {
+            None => uplinks.iter().for_each(|uplink| uplink.prefer()),
+            Some(relay) => {
+                let (mut prepared, mut errors) = (Vec::new(), Vec::new());
+                for outcome in join_all(uplinks.into_iter().map(|uplink| uplink.prepare_move(relay))).await {
+                    match outcome {
+                        Ok(ready) => prepared.push(ready),
+                        Err(error) => errors.push(error),
+                    }
+                }
+                // Local addresses that do not name the relay stay where they are.
+                let is_fault = |error: &NotMoved| prepared.is_empty() || !matches!(error, NotMoved::Unknown { .. });
+                if let Some(error) = errors.into_iter().find(is_fault) {
+                    return Err(Error::NotMoved(error));
+                }
+                moved = prepared.into_iter().map(PreparedMove::carry_out).sum();
+            }
         }
         let to = relay.unwrap_or("the relay that is preferred");
         tracing::info!(relay = to, tunnels = moved, author, "tunnels moved to a relay by operator");

@@ -157,18 +157,18 @@ impl Uplink {
         self.paths.iter().zip(&*views).enumerate().map(of).collect()
     }
 
-    /// Has tunnels go on at the relay of this host and port, whatever the order of preference, or by that order again; returns
-    /// how many UDP tunnels are to move. Connections of TCP, and requests for models, stay where they are until they end.
+    /// Goes by the order of preference again, whatever relay was chosen before. Open tunnels stay.
+    pub fn prefer(&self) {
+        self.state.send_modify(|state| state.chosen = None);
+        self.wanted.notify_one();
+    }
+
+    /// Connects to the relay of this host and port, for tunnels to go on there. New tunnels go there as soon as there is a connection;
+    /// others do when the move is [carried out](PreparedMove::carry_out). If it is dropped before, or this future is, all stays as it was.
     ///
     /// # Errors
-    /// No path leads to such a relay, or it cannot be reached: then everything stays where it is.
-    pub async fn move_to(&self, relay: Option<&str>) -> Result<usize, NotMoved> {
-        let is_there = |line: &Line| relay.is_none_or(|relay| self.relay_of(line) == relay);
-        let Some(relay) = relay else {
-            self.state.send_modify(|state| state.chosen = None);
-            self.wanted.notify_one();
-            return Ok(0);
-        };
+    /// No path leads to such a relay, or it cannot be reached.
+    pub async fn prepare_move(self: Arc<Self>, relay: &str) -> Result<PreparedMove, NotMoved> {
         let places = |path: &Path| path.relays.iter().position(|it| it.origin().to_string() == relay);
         if self.paths.iter().all(|path| places(path).is_none()) {
             return Err(NotMoved::Unknown { relay: relay.to_owned(), known: self.names() });
@@ -179,15 +179,13 @@ impl Uplink {
             (attempts.iter().map(|it| it.failures).sum(), attempts.into_iter().find_map(|it| it.failure))
         };
         let mut changes = self.state.subscribe();
-        let before = self.state.borrow().chosen.clone();
         let failures = failed(&self.state.borrow()).0;
-        self.state.send_modify(|state| state.chosen = Some(relay.to_owned()));
-        self.wanted.notify_one();
+        let prepared = PreparedMove::choose(self.clone(), relay);
         let there = async {
             loop {
                 {
                     let state = changes.borrow_and_update();
-                    if state.usable().any(|line| is_there(line)) {
+                    if state.usable().any(|line| self.relay_of(line) == relay) {
                         return Ok(());
                     }
                     let (now, failure) = failed(&state);
@@ -201,13 +199,50 @@ impl Uplink {
             }
         };
         let there = timeout(MOVE_PATIENCE, there).await.unwrap_or_else(|_| Err(NotMoved::NoAnswer(relay.to_owned())));
-        if let Err(error) = there {
-            self.state.send_modify(|state| state.chosen = before);
-            return Err(error);
-        }
-        let lines = self.state.borrow().lines.clone();
-        let others: Vec<_> = lines.iter().filter(|line| !is_there(line) && line.is_usable()).collect();
+        there.map(|()| prepared)
+    }
+}
+
+/// A relay that was chosen and connected to, for tunnels to go on there.
+pub struct PreparedMove {
+    uplink: Arc<Uplink>,
+    relay: String,
+    /// The relay that had been chosen before.
+    before: Option<String>,
+    is_carried_out: bool,
+}
+
+impl PreparedMove {
+    fn choose(uplink: Arc<Uplink>, relay: &str) -> Self {
+        let mut before = None;
+        uplink.state.send_modify(|state| before = state.chosen.replace(relay.to_owned()));
+        uplink.wanted.notify_one();
+        Self { uplink, relay: relay.to_owned(), before, is_carried_out: false }
+    }
+
+    /// Has UDP tunnels go on at the relay; returns how many are to move. Connections of TCP, and requests for models, stay where they
+    /// are until they end.
+    #[must_use]
+    pub fn carry_out(mut self) -> usize {
+        self.is_carried_out = true;
+        let lines = self.uplink.state.borrow().lines.clone();
+        let is_elsewhere = |line: &&Arc<Line>| line.is_usable() && self.uplink.relay_of(line) != self.relay;
+        let others: Vec<_> = lines.iter().filter(is_elsewhere).collect();
         others.iter().for_each(|line| line.leave());
-        Ok(others.iter().map(|line| line.tunnels()).sum())
+        others.iter().map(|line| line.tunnels()).sum()
+    }
+}
+
+impl Drop for PreparedMove {
+    fn drop(&mut self) {
+        if self.is_carried_out {
+            return;
+        }
+        self.uplink.state.send_modify(|state| {
+            // Unless somebody has chosen another one meanwhile.
+            if state.chosen.as_ref() == Some(&self.relay) {
+                state.chosen = self.before.take();
+            }
+        });
     }
 }

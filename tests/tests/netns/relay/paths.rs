@@ -5,6 +5,7 @@ use std::net::{TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use lab::authority::Authority;
 use lab::engine::{Engine, Speed};
 use lab::netns::{Chain, Link, Namespace};
 use lab::process::{Process, wait_for};
@@ -263,6 +264,31 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     site.wait_for_counts("tunnels are at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
     // A socket waits a millisecond for an echo now, and echoes of the loop above may still come.
     wait_for("an echo by the first relay", SOON, || echoes(&sockets[0], b"still there").then_some(())).unwrap();
+}
+
+#[test]
+fn nothing_moves_to_a_relay_that_one_of_the_local_addresses_cannot_reach() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    let _second = site.start_beside("auth = \"none\"", "").unwrap();
+    let template = site.template(Family::V4);
+    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let relays = format!("[\"{template}\", \"{other}\"]");
+    let another = site.write("another.pem", &Authority::new().unwrap().pem()).unwrap();
+    let distrustful = format!(
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = {relays}\ntarget = \"10.0.2.2:7\"\nca = \"{}\"\n[class.spread]\n",
+        another.display()
+    );
+    let edge = edge(&site, &relays, &distrustful);
+    let socket = application(&site, LISTEN);
+    assert_carries(&site, &socket, 600);
+
+    let (code, said) = pacectl(&site, &["edge", "move", "--relay", "10.0.1.2:444"]);
+    assert!(code != Some(0) && said.contains("stay where they are"), "{said}");
+    assert_carries(&site, &application(&site, LISTEN), 600);
+    let counts = site.counts().unwrap();
+    assert_eq!(counts.udp_tunnels(), 2, "the edge said:\n{}", edge.output());
 }
 
 #[test]
