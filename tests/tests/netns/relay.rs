@@ -13,6 +13,7 @@ mod flood;
 mod forgery;
 mod forward;
 mod hops;
+mod inner;
 mod lifecycle;
 mod limits;
 mod migration;

@@ -17,15 +17,15 @@ use super::forward::{application, assert_carries, echoes};
 const LISTEN: &str = "127.0.0.1:5000";
 
 /// A site whose client has a second link to the relay, over a router: devices "relay" and "router".
-struct Uplinks {
-    site: Site,
+pub(super) struct Uplinks {
+    pub(super) site: Site,
     second: Link,
     router: Namespace,
     _behind: Link,
 }
 
 impl Uplinks {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(Terms::default())
     }
 
@@ -53,7 +53,7 @@ impl Uplinks {
     }
 
     /// Starts an edge that spreads UDP for port 7 of the target over both links; `sections` are added.
-    fn edge(&self, sections: &str) -> Process {
+    pub(super) fn edge(&self, sections: &str) -> Process {
         let paths =
             "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
         edge(&self.site, &format!("\"{}\"", self.site.template(Family::V4)), &format!("{paths}{sections}"))
@@ -75,15 +75,21 @@ impl Uplinks {
         self.site.chain.client.ip(&format!("link set {} down", self.second.near.device)).unwrap();
     }
 
+    /// Silently drops what comes back over the first link.
+    pub(super) fn cut_first(&self) {
+        let back = &self.site.chain.access;
+        self.site.chain.relay.ip(&format!("route replace blackhole {}/32", back.near.v4)).unwrap();
+    }
+
     /// Silently drops what comes back over the second link, or no longer.
-    fn cut(&self, is_cut: bool) {
+    pub(super) fn cut(&self, is_cut: bool) {
         let change = if is_cut { "add" } else { "del" };
         self.router.ip(&format!("route {change} blackhole 10.0.3.1/32")).unwrap();
     }
 }
 
 /// Starts an edge at the client with a forward through relays, and waits until it listens.
-fn edge(site: &Site, relays: &str, sections: &str) -> Process {
+pub(super) fn edge(site: &Site, relays: &str, sections: &str) -> Process {
     let folder = site.path("").display().to_string();
     let folder = folder.trim_end_matches('/');
     let text = format!(
@@ -106,7 +112,7 @@ fn pacectl(site: &Site, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 /// What `pacectl paths` says of each path: its state, and how many tunnels are on it.
-fn paths(site: &Site) -> Vec<(String, u64)> {
+pub(super) fn paths(site: &Site) -> Vec<(String, u64)> {
     let (code, said) = pacectl(site, &["--json", "paths"]);
     assert_eq!(code, Some(0), "{said}");
     let answer: Value = serde_json::from_str(&said).unwrap();
@@ -114,7 +120,7 @@ fn paths(site: &Site) -> Vec<(String, u64)> {
     answer["paths"].as_array().unwrap().iter().map(row).collect()
 }
 
-fn states(site: &Site) -> Vec<String> {
+pub(super) fn states(site: &Site) -> Vec<String> {
     paths(site).into_iter().map(|(state, _)| state).collect()
 }
 
@@ -141,13 +147,13 @@ pub fn longest_gap(sockets: &[UdpSocket], time: Duration, change: impl FnOnce())
 }
 
 /// What is lost for good makes a gap of seconds: an idle connection ends after 15.
-const GAP: Duration = Duration::from_secs(3);
+pub(super) const GAP: Duration = Duration::from_secs(3);
 
 /// Within which a path that was slow is good again: its queue empties, its smoothed round trip gets short, and stays so for
 /// fifteen seconds.
 const GOOD_AGAIN: Duration = Duration::from_secs(60);
 
-const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
+pub(super) const ROUND_ROBIN: &str = "[class.spread]\nplacement = \"round-robin\"\n";
 
 #[test]
 fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_goes_down() {
