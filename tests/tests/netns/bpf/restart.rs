@@ -62,8 +62,12 @@ fn an_id_that_was_never_issued_gets_no_reset_and_others_get_no_more_than_a_limit
 /// Kills the relay and starts it again, in the same place and with the same state folder.
 fn restart(site: &Site) -> lab::process::Process {
     site.signal(libc::SIGKILL).unwrap();
-    let status = format!("/proc/{}/stat", site.relay.id());
-    let is_dead = || std::fs::read_to_string(&status).unwrap().contains(") Z ").then_some(());
+    let process = format!("/proc/{}", site.relay.id());
+    // The first thread may end before others, which keep the sockets open until then.
+    let is_dead = || {
+        let is_zombie = fs::read_to_string(format!("{process}/stat")).unwrap().contains(") Z ");
+        (is_zombie && fs::read_dir(format!("{process}/task")).unwrap().count() == 1).then_some(())
+    };
     wait_for("the end of the relay", SOON, is_dead).unwrap();
     let file = site.path("paced.toml");
     let arguments = ["run".into(), "--config".into(), file];
