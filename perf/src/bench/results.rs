@@ -56,6 +56,12 @@ const EXPLANATIONS: [&str; 7] = [
     "softirq per payload, whole machine",
 ];
 
+/// The metric of payloads that did not come back, in per cent.
+const LOSS: &str = "loss";
+
+/// The loss, in percent, from which on a ratio is marked: costs are divided by the payloads that were not lost.
+const MARKED_LOSS_PERCENT: f64 = 1.0;
+
 /// The metric that [`Results::add_derived`] adds.
 const ADDED: &str = "added round trip, median";
 
@@ -91,7 +97,8 @@ impl Results {
         }
     }
 
-    /// Renders medians side by side, in Markdown.
+    /// Renders medians side by side, in Markdown. A dagger marks ratios of a step in which a relay lost more than
+    /// [`MARKED_LOSS_PERCENT`].
     pub fn table(&self, kinds: &[Kind]) -> String {
         let mut table = String::from("| step | figure |");
         kinds.iter().for_each(|kind| _ = write!(table, " {} |", kind.name()));
@@ -119,14 +126,27 @@ impl Results {
                 None => medians.iter().map(|median| median.map_or("–".to_owned(), number)).collect(),
             };
             _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
+            let mark = if metric != LOSS && self.loses(config) { " †" } else { "" };
             match medians[..] {
-                [Some(ours), Some(theirs)] if theirs != 0.0 => _ = write!(table, " {:.2} |", ours / theirs),
+                [Some(ours), Some(theirs)] if theirs != 0.0 => _ = write!(table, " {:.2}{mark} |", ours / theirs),
                 [_, _] => table += " |",
                 _ => {}
             }
             table.push('\n');
         }
+        if table.contains('†') {
+            _ = writeln!(
+                table,
+                "\n† A relay lost more than {MARKED_LOSS_PERCENT} %: what it did is divided by what was not lost."
+            );
+        }
         table
+    }
+
+    /// Whether a relay lost more than [`MARKED_LOSS_PERCENT`] in the median of a step.
+    fn loses(&self, config: &str) -> bool {
+        let of_step = self.series.iter().filter(|series| series.config == config && series.metric == LOSS);
+        of_step.map(Series::median).any(|loss| loss > MARKED_LOSS_PERCENT)
     }
 
     /// Renders all series as lines of JSON.
@@ -175,6 +195,26 @@ mod tests {
         }
         let alone = results.table(&[Kind::Paced]);
         assert!(alone.contains("| round trip, median, µs | 210 |\n"), "{alone}");
+    }
+
+    #[test]
+    fn a_ratio_is_marked_where_a_relay_lost_payloads() {
+        let mut results = Results::default();
+        for (config, theirs_lost) in [("echo, 1 tunnel", 27.4), ("echo, 10 tunnels", 0.9)] {
+            for (peer, cost, loss) in [("paced", 1.0, 0.0), ("quic-go", 4.0, theirs_lost)] {
+                let cost = Figure { metric: "relay CPU per GB", value: cost, unit: "s" };
+                results.add(config, peer, &[cost, Figure { metric: LOSS, value: loss, unit: "%" }], false);
+            }
+        }
+        let table = results.table(&[Kind::Paced, Kind::QuicGo]);
+        for row in [
+            "| echo, 1 tunnel | relay CPU per GB, s | 1.00 | 4.00 | 0.25 † |\n",
+            "| echo, 1 tunnel | loss, % | 0 | 27.4 | 0.00 |\n",
+            "| echo, 10 tunnels | relay CPU per GB, s | 1.00 | 4.00 | 0.25 |\n",
+            "\n† A relay lost more than 1 %",
+        ] {
+            assert!(table.contains(row), "{table}");
+        }
     }
 
     #[test]
