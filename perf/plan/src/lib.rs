@@ -144,6 +144,12 @@ impl Any {
         }
     }
 
+    /// Whether it repeats what a paper measured.
+    #[must_use]
+    pub fn is_of_a_paper(&self) -> bool {
+        !self.source().starts_with("none")
+    }
+
     /// What its results say about what was published.
     #[must_use]
     pub fn verdicts(&self) -> &[Verdict] {
@@ -417,6 +423,25 @@ impl Plan {
     #[must_use]
     pub fn repetitions_on(&self, clock: Clock) -> u64 {
         self.lab_repetitions.filter(|_| clock == Clock::Lab).unwrap_or(self.repetitions)
+    }
+
+    /// How long a repetition of a scheduler lasts at least, in seconds on the plan's own clock: the time that the link needs for
+    /// the bytes, or the whole limit where requests go on until then. Losses and round trips make it longer, up to the limit.
+    #[must_use]
+    pub fn least_seconds(&self) -> f64 {
+        let Workload { requests, arrivals, limit_s, .. } = self.workload;
+        let limit_s = limit_s as f64;
+        if matches!(self.topology, Topology::Marked | Topology::Workers | Topology::Attacked) {
+            return limit_s;
+        }
+        let bytes_a_request =
+            self.classes.iter().map(|class| class.bytes as f64).sum::<f64>() / self.classes.len() as f64;
+        let sending_s = requests as f64 * bytes_a_request * 8.0 / (self.network.rate_mbit * 1e6);
+        let arriving_s = match arrivals {
+            Arrivals::PoissonPerS(rate) => requests as f64 / rate,
+            Arrivals::AtOnce => 0.0,
+        };
+        sending_s.max(arriving_s).min(limit_s)
     }
 
     /// Returns the schedulers that are compared on a clock.

@@ -37,6 +37,27 @@ fn a_variant_changes_what_it_names_and_nothing_else() {
 }
 
 #[test]
+fn a_repetition_lasts_as_long_as_the_link_needs_or_requests_take_to_come_but_no_longer_than_the_limit() {
+    let text = |bytes, limit_s| {
+        let bytes = format!("bytes = {bytes}");
+        let limit = format!("limit_s = {limit_s}");
+        TEXT.replacen("bytes = 10 ", &format!("{bytes} "), 1).replacen("bytes = 20", &bytes, 1).replacen(
+            "limit_s = 1 ",
+            &limit,
+            1,
+        )
+    };
+    let seconds = |bytes, limit_s, variant| {
+        let plan = Plan::from_toml(&text(bytes, limit_s)).unwrap();
+        plan.variant(variant).unwrap().least_seconds()
+    };
+    // Two requests of 5 MB over 5 Mbit/s; the variant's come by two a second.
+    assert!((seconds(5_000_000, 60, BASE) - 16.0).abs() < 1e-9);
+    assert!((seconds(5_000_000, 3, BASE) - 3.0).abs() < 1e-9);
+    assert!((seconds(10, 60, "poisson") - 1.0).abs() < 1e-9);
+}
+
+#[test]
 fn mistakes_are_refused_with_their_place() {
     for (right, wrong, message) in [
         ("delay_ms = 25", "delay = 25", "line 10"),

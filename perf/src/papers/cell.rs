@@ -1,13 +1,32 @@
 //! What there is to run.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use anyhow::Result;
 use experiment::peer;
-use plan::{self, Any, BASE, Clock, Scheduler, Varied as _};
+use plan::{self, Any, BASE, Clock, Plan, Scheduler, Varied as _};
 
 /// The clock of plans without a network: nothing takes time but what the plan says.
 pub const SIMULATED: &str = "simulated";
+
+/// How long a second of the simulated network takes, in seconds: by cells that were timed, on two cores of 2.5 GHz.
+const OF_VIRTUAL_NETWORK: f64 = 0.05;
+
+/// The same of the lab, whose machine is emulated: two runs of `thesis-fig7-8`, which need 11 s, took a core for 41 s, with the
+/// machine's start.
+const OF_LAB: f64 = 3.0;
+
+/// The same on the machine itself, with what starts and ends besides.
+const OF_NATIVE: f64 = 2.0;
+
+/// How long a plan of models takes, in seconds: 5 to 15 minutes.
+const OF_SERVING: f64 = 600.0;
+
+/// How long plans of several paths take, in seconds.
+const OF_PATHS: f64 = 120.0;
+
+/// How long the kernel's stack takes in the lab, in seconds.
+const OF_STACK: f64 = 3_600.0;
 
 /// A variant of a plan on a clock: what is run at once, and what rows are replaced by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +43,8 @@ pub struct Cell {
     pub repetitions: u64,
     /// The schedulers that rows are of, as far as they can run here; none where rows name no schedulers.
     pub schedulers: Vec<String>,
+    /// How long it may take, by what the plan says and not by any measurement.
+    pub assumed: Duration,
 }
 
 impl fmt::Display for Cell {
@@ -32,8 +53,8 @@ impl fmt::Display for Cell {
     }
 }
 
-/// All cells of these plans, of all of them if none is named: first what is simulated of every plan's base, then the lab's part of
-/// it, then variants in the same order.
+/// All cells of these plans, of all of them if none is named, the most telling ones first: what is simulated of every plan's base,
+/// then the lab's part of it, then variants in the same order. Within each of these, plans of papers come before those of ours.
 ///
 /// # Errors
 /// A plan is not valid, or there is none of such a name.
@@ -41,12 +62,13 @@ pub fn all(plans: &[String], lab: bool) -> Result<Vec<Cell>> {
     let names = if plans.is_empty() { plan::names()? } else { plans.to_vec() };
     let mut cells = Vec::new();
     for name in names {
-        cells.extend(of_plan(&Any::read(&name)?)?);
+        let plan = Any::read(&name)?;
+        cells.extend(of_plan(&plan)?.into_iter().map(|cell| (!plan.is_of_a_paper(), cell)));
     }
-    cells.retain(|cell| lab || cell.clock != "lab");
+    cells.retain(|(_, cell)| lab || cell.clock != "lab");
     // Sorting is stable, so that plans keep their order within a rank.
-    cells.sort_by_key(|cell| (cell.variant != BASE, cell.clock == "lab"));
-    Ok(cells)
+    cells.sort_by_key(|(is_ours, cell)| (cell.variant != BASE, cell.clock == "lab", *is_ours));
+    Ok(cells.into_iter().map(|(_, cell)| cell).collect())
 }
 
 fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
@@ -55,15 +77,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
         Any::Network(plan) => {
             for variant in plan.variants() {
                 let plan = plan.variant(variant)?;
-                let can_run = |scheduler: &Scheduler| peer::check(&plan, *scheduler).is_ok();
-                cells.extend(plan.clocks.iter().map(|clock| Cell {
-                    plan: plan.name.clone(),
-                    variant: variant.to_owned(),
-                    clock: clock.name().to_owned(),
-                    fingerprint: Some(plan.fingerprint()),
-                    repetitions: plan.repetitions_on(*clock),
-                    schedulers: names(plan.schedulers_on(*clock).into_iter().filter(can_run), |it| it.name()),
-                }));
+                cells.extend(plan.clocks.iter().map(|clock| of_network(&plan, *clock)));
             }
         }
         Any::Serving(plan) => {
@@ -75,6 +89,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                     fingerprint: None,
                     repetitions: plan.variant(variant)?.seeds.evaluations,
                     schedulers: Vec::new(),
+                    assumed: Duration::from_secs_f64(OF_SERVING),
                 });
             }
         }
@@ -85,6 +100,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             fingerprint: None,
             repetitions: plan.repetitions,
             schedulers: Vec::new(),
+            assumed: Duration::from_secs_f64(OF_PATHS),
         }),
         Any::Stack(plan) => cells.push(Cell {
             plan: plan.name.clone(),
@@ -93,6 +109,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
             fingerprint: None,
             repetitions: plan.repetitions,
             schedulers: Vec::new(),
+            assumed: Duration::from_secs_f64(OF_STACK),
         }),
         Any::Paths(plan) => {
             for variant in plan.variants() {
@@ -104,11 +121,33 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                     fingerprint: None,
                     repetitions: plan.repetitions,
                     schedulers: names(plan.schedulers.iter(), |it| it.name()),
+                    assumed: Duration::from_secs_f64(OF_PATHS),
                 });
             }
         }
     }
     Ok(cells)
+}
+
+fn of_network(plan: &Plan, clock: Clock) -> Cell {
+    let can_run = |scheduler: &Scheduler| peer::check(plan, *scheduler).is_ok();
+    let schedulers = names(plan.schedulers_on(clock).into_iter().filter(can_run), |it| it.name());
+    let repetitions = plan.repetitions_on(clock);
+    let takes = match clock {
+        Clock::VirtualNetwork => OF_VIRTUAL_NETWORK,
+        Clock::Lab => OF_LAB,
+        Clock::Native => OF_NATIVE,
+    };
+    let runs = repetitions as f64 * schedulers.len() as f64;
+    Cell {
+        plan: plan.name.clone(),
+        variant: plan.variant.clone(),
+        clock: clock.name().to_owned(),
+        fingerprint: Some(plan.fingerprint()),
+        repetitions,
+        schedulers,
+        assumed: Duration::from_secs_f64(takes * runs * plan.least_seconds()),
+    }
 }
 
 fn names<T>(all: impl Iterator<Item = T>, name: impl Fn(T) -> &'static str) -> Vec<String> {
@@ -125,6 +164,9 @@ mod tests {
         let ranks: Vec<_> = cells.iter().map(|cell| (cell.variant != BASE, cell.clock == "lab")).collect();
         assert!(ranks.is_sorted());
         assert_eq!(cells[0].to_string(), "thesis-fig7-8 base virtual-network");
+        let mixed = all(&["dispatcher-cost".to_owned(), "thesis-fig2-9".to_owned()], true).unwrap();
+        let lab: Vec<_> = mixed.iter().filter(|cell| cell.variant == BASE && cell.clock == "lab").collect();
+        assert_eq!(lab.iter().map(|cell| cell.plan.as_str()).collect::<Vec<_>>(), ["thesis-fig2-9", "dispatcher-cost"]);
         assert!(cells.iter().any(|cell| cell.plan == "routing-fig9" && cell.clock == SIMULATED));
         assert!(all(&[], false).unwrap().iter().all(|cell| cell.clock != "lab"));
         assert!(all(&["no-such".to_owned()], true).is_err());

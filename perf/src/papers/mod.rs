@@ -3,15 +3,16 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`cell`] | a variant of a plan on a clock, and which come first |
+//! | `durations` | how long cells took, and how long others will |
 //! | [`results`] | files of rows, and whether rows are of the product as it stands |
 //! | [`report`](mod@report) | `perf/RESULTS.md`, made of rows and of verdicts |
 
 pub mod cell;
+mod durations;
 pub mod report;
 pub mod results;
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -22,10 +23,15 @@ use anyhow::{Context as _, Result, ensure};
 use instruments::origin::Trees;
 use plan::BASE;
 
+use self::durations::Durations;
 pub use self::{cell::Cell, report::report, results::Results};
 
-/// Where durations of earlier runs are kept, beside the results.
-const DURATIONS: &str = "durations.toml";
+/// How many times as long as expected a cell may take in the lab before it is ended: a run of 41 s of a core took 298 s on a machine with other
+/// work.
+const LATE: u32 = 8;
+
+/// The shortest time after which a cell in the lab is ended.
+const LEAST_TIMEOUT: Duration = Duration::from_secs(7_200);
 
 /// How a run of all plans is bounded.
 #[derive(Clone, Debug)]
@@ -41,10 +47,11 @@ pub struct Bounds {
 }
 
 /// Runs every cell of which there are no rows of the product as it stands, the most telling ones first, each in a process of its
-/// own. What is done is kept: a run that is ended goes on where it was.
+/// own. What is done is kept: a run that is ended goes on where it was. Rows are never replaced by those of fewer repetitions.
 ///
 /// # Errors
-/// The tree has changes that are not committed, or a file of results cannot be read or written. A cell that fails is reported,
+/// The tree has changes that are not committed, a plan asks for fewer repetitions than its rows have, or a file of results cannot
+/// be read or written. A cell that fails is reported,
 /// and the others go on; that is an error at the end.
 pub fn run(bounds: &Bounds) -> Result<()> {
     let trees = Trees::standing();
@@ -53,26 +60,34 @@ pub fn run(bounds: &Bounds) -> Result<()> {
     let mut results = Results::open(&bounds.folder)?;
     let mut durations = Durations::read(&bounds.folder);
     let open: Vec<_> = all.iter().filter(|cell| !results.is_current(cell, &trees)).collect();
+    for cell in &open {
+        let standing = results.repetitions(cell);
+        ensure!(
+            standing <= cell.repetitions,
+            "{cell}: the plan asks for {} repetitions, and its rows have {standing}; raise `repetitions` or `lab_repetitions`",
+            cell.repetitions
+        );
+    }
     println!("{} of {} cells are there already", all.len() - open.len(), all.len());
     let (began, mut failed, mut left_out) = (Instant::now(), 0, 0);
     for (at, cell) in open.iter().enumerate() {
-        let expected = durations.of(cell);
-        let left: Duration = open[at..].iter().filter_map(|cell| durations.of(cell)).sum();
+        let expected = durations.expected(cell, &all);
+        let left: Duration = open[at..].iter().map(|cell| durations.expected(cell, &all)).sum();
         let unknown = open[at..].iter().filter(|cell| durations.of(cell).is_none()).count();
-        if bounds.budget.is_some_and(|budget| began.elapsed() + expected.unwrap_or_default() > budget) {
+        if bounds.budget.is_some_and(|budget| began.elapsed() + expected > budget) {
             left_out += 1;
             continue;
         }
         println!(
-            "[{} of {}] {cell}: {}; left {}{}",
+            "[{} of {}] {cell}: about {}; left {}{}",
             at + 1,
             open.len(),
-            expected.map_or("never timed".to_owned(), |expected| format!("about {}", minutes(expected))),
+            minutes(expected),
             minutes(left),
-            if unknown > 0 { format!(" and {unknown} cells that were never timed") } else { String::new() }
+            if unknown > 0 { format!(", of which {unknown} cells were never timed here") } else { String::new() }
         );
         let started = Instant::now();
-        match run_cell(cell, &bounds.folder) {
+        match run_cell(cell, expected, &bounds.folder) {
             Ok(rows) => {
                 results.replace(cell, &rows)?;
                 durations.set(cell, started.elapsed());
@@ -92,10 +107,10 @@ pub fn run(bounds: &Bounds) -> Result<()> {
 }
 
 /// Runs a cell in a process of its own, and returns its rows as lines of JSON. Pictures of bases go to `results`.
-fn run_cell(cell: &Cell, results: &Path) -> Result<String> {
+fn run_cell(cell: &Cell, expected: Duration, results: &Path) -> Result<String> {
     let folder = std::env::temp_dir().join(format!("paced-papers-{}", std::process::id()));
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let rows = run_in(cell, &folder).and_then(|rows| {
+    let rows = run_in(cell, expected, &folder).and_then(|rows| {
         if cell.variant == BASE {
             keep_pictures(cell, &folder, results)?;
         }
@@ -106,12 +121,13 @@ fn run_cell(cell: &Cell, results: &Path) -> Result<String> {
     rows
 }
 
-fn run_in(cell: &Cell, folder: &Path) -> Result<String> {
+fn run_in(cell: &Cell, expected: Duration, folder: &Path) -> Result<String> {
     let (rows, picture) = (folder.join("cell.json"), folder.join("cell.svg"));
     let mut command = match cell.clock.as_str() {
         "lab" => {
             let mut command = Command::new("perf/vm-plan.sh");
-            command.args(["--timeout", "7200", "--out"]).arg(folder.join("cell")).arg(&cell.plan);
+            command.arg("--timeout").arg(lab_timeout(expected).as_secs().to_string());
+            command.arg("--out").arg(folder.join("cell")).arg(&cell.plan);
             command
         }
         clock => {
@@ -141,32 +157,9 @@ fn keep_pictures(cell: &Cell, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How long cells took last time.
-#[derive(Debug, Default)]
-struct Durations(BTreeMap<String, f64>);
-
-impl Durations {
-    fn read(folder: &Path) -> Self {
-        let text = fs::read_to_string(folder.join(DURATIONS)).unwrap_or_default();
-        Self(toml::from_str(&text).unwrap_or_default())
-    }
-
-    fn of(&self, cell: &Cell) -> Option<Duration> {
-        self.0.get(&cell.to_string()).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok())
-    }
-
-    fn set(&mut self, cell: &Cell, took: Duration) {
-        self.0.insert(cell.to_string(), took.as_secs_f64().round());
-    }
-
-    fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(DURATIONS);
-        let text = format!(
-            "# Seconds that each cell of `make papers` took last, wherever that was.\n{}",
-            toml::to_string(&self.0)?
-        );
-        fs::write(&path, text).with_context(|| path.display().to_string())
-    }
+/// When a cell that is expected to take so long in the lab is ended.
+fn lab_timeout(expected: Duration) -> Duration {
+    (LATE * expected).max(LEAST_TIMEOUT)
 }
 
 fn minutes(duration: Duration) -> String {
@@ -174,5 +167,19 @@ fn minutes(duration: Duration) -> String {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds.div_ceil(60)),
         seconds => format!("{} h", seconds.div_ceil(3600)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_cell_has_longer_in_the_lab() {
+        assert_eq!(lab_timeout(Duration::from_secs(60)), LEAST_TIMEOUT);
+        assert_eq!(lab_timeout(Duration::from_secs(4_500)), Duration::from_secs(36_000));
+        let cells = cell::all(&["thesis-fig7-8".to_owned()], true).unwrap();
+        let lab = cells.iter().find(|cell| cell.clock == "lab" && cell.variant == BASE).unwrap();
+        assert!(lab_timeout(lab.assumed) > 4 * LEAST_TIMEOUT, "a run by hand had to have 36,000 s");
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use instruments::origin::Trees;
 use serde::Deserialize;
 
@@ -75,6 +75,12 @@ impl Results {
             })
     }
 
+    /// How many repetitions the rows of a cell have; zero where there are none.
+    #[must_use]
+    pub fn repetitions(&self, cell: &Cell) -> u64 {
+        self.of(cell).map(|row| row.repetitions).max().unwrap_or_default()
+    }
+
     fn of<'a>(&'a self, cell: &'a Cell) -> impl Iterator<Item = &'a Head> {
         let rows = self.files.get(&file(&cell.plan, &cell.clock)).into_iter().flatten().map(|(head, _)| head);
         rows.filter(|row| row.plan == cell.plan && row.variant == cell.variant && row.clock == cell.clock)
@@ -83,10 +89,9 @@ impl Results {
     /// Puts lines of JSON in the place of a cell's rows, and writes the file.
     ///
     /// # Errors
-    /// The file cannot be written, or a line is no row.
+    /// The file cannot be written, a line is no row, or the rows that stand are of more repetitions.
     pub fn replace(&mut self, cell: &Cell, lines: &str) -> Result<()> {
         let name = file(&cell.plan, &cell.clock);
-        let rows = self.files.entry(name.clone()).or_default();
         let mut new: Vec<(Head, String)> = Vec::new();
         for line in lines.lines().filter(|line| !line.trim().is_empty()) {
             new.push((
@@ -94,6 +99,14 @@ impl Results {
                 line.to_owned(),
             ));
         }
+        let least = new.iter().filter(|(head, _)| head.variant == cell.variant).map(|(head, _)| head.repetitions).min();
+        let standing = self.repetitions(cell);
+        ensure!(
+            least.is_none_or(|least| least >= standing),
+            "the rows that stand are of {standing} repetitions, these of {}",
+            least.unwrap_or_default()
+        );
+        let rows = self.files.entry(name.clone()).or_default();
         // What is not of this variant came with it: the costs of queues, which are nobody else's.
         let key = |head: &Head| (head.variant.clone(), head.clock.clone());
         let at = rows.iter().position(|(head, _)| (&head.variant, &head.clock) == (&cell.variant, &cell.clock));
@@ -175,6 +188,7 @@ mod tests {
             fingerprint: Some("f".to_owned()),
             repetitions: 3,
             schedulers: Vec::new(),
+            assumed: std::time::Duration::ZERO,
         }
     }
 
@@ -208,6 +222,19 @@ mod tests {
         results.replace(&cell("third"), &third).unwrap();
         assert!(results.lines("p", false).ends_with(&format!("{third}\n")));
         assert!(results.replace(&cell("base"), "{}").is_err());
+        let fewer = new.replace("\"repetitions\":3", "\"repetitions\":2");
+        let error = results.replace(&cell("base"), &fewer).unwrap_err().to_string();
+        assert!(error.contains("3 repetitions"), "{error}");
+        assert!(results.lines("p", false).contains(&new), "rows of more repetitions stay");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn no_plan_asks_for_fewer_repetitions_than_its_rows_have() {
+        let results = Results::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("results")).unwrap();
+        for cell in super::super::cell::all(&[], true).unwrap() {
+            let standing = results.repetitions(&cell);
+            assert!(cell.repetitions >= standing, "{cell}: {} repetitions, rows have {standing}", cell.repetitions);
+        }
     }
 }

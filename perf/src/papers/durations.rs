@@ -1,0 +1,95 @@
+//! How long cells took, and how long others will.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+
+use super::Cell;
+
+/// Where durations of earlier runs are kept, beside the results.
+const FILE: &str = "durations.toml";
+
+/// How long cells took last time, in seconds, by their names.
+#[derive(Debug, Default)]
+pub struct Durations(BTreeMap<String, f64>);
+
+impl Durations {
+    /// Reads what is kept in a folder; a file that is missing or not readable counts as empty, since it only holds estimates.
+    pub fn read(folder: &Path) -> Self {
+        let text = fs::read_to_string(folder.join(FILE)).unwrap_or_default();
+        Self(toml::from_str(&text).unwrap_or_default())
+    }
+
+    /// How long a cell took last time, if it was timed.
+    pub fn of(&self, cell: &Cell) -> Option<Duration> {
+        self.0.get(&cell.to_string()).and_then(|seconds| Duration::try_from_secs_f64(*seconds).ok())
+    }
+
+    /// How long a cell will take: as long as last time, or else what is assumed of it, times the median of how much longer than
+    /// assumed the timed cells of its clock took.
+    pub fn expected(&self, cell: &Cell, all: &[Cell]) -> Duration {
+        if let Some(took) = self.of(cell) {
+            return took;
+        }
+        let same_clock = all.iter().filter(|timed| timed.clock == cell.clock && !timed.assumed.is_zero());
+        let mut ratios: Vec<_> =
+            same_clock.filter_map(|timed| Some(self.of(timed)?.as_secs_f64() / timed.assumed.as_secs_f64())).collect();
+        ratios.sort_by(f64::total_cmp);
+        let ratio = ratios.get(ratios.len() / 2).copied().unwrap_or(1.0);
+        Duration::try_from_secs_f64(cell.assumed.as_secs_f64() * ratio).unwrap_or(Duration::MAX)
+    }
+
+    /// Notes how long a cell took.
+    pub fn set(&mut self, cell: &Cell, took: Duration) {
+        self.0.insert(cell.to_string(), took.as_secs_f64().round());
+    }
+
+    /// Writes all into a folder.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let path = folder.join(FILE);
+        let text = format!(
+            "# Seconds that each cell of `make papers` took last, wherever that was.\n{}",
+            toml::to_string(&self.0)?
+        );
+        fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(variant: &str, clock: &str, assumed_s: u64) -> Cell {
+        Cell {
+            plan: "p".to_owned(),
+            variant: variant.to_owned(),
+            clock: clock.to_owned(),
+            fingerprint: None,
+            repetitions: 1,
+            schedulers: Vec::new(),
+            assumed: Duration::from_secs(assumed_s),
+        }
+    }
+
+    #[test]
+    fn a_cell_that_was_never_timed_is_expected_by_those_of_its_clock() {
+        let all = [cell("a", "lab", 100), cell("b", "lab", 10), cell("c", "lab", 50), cell("d", "native", 7)];
+        let mut durations = Durations::default();
+        let expected = |durations: &Durations, at: usize| durations.expected(&all[at], &all).as_secs();
+        assert_eq!([0, 1, 2, 3].map(|at| expected(&durations, at)), [100, 10, 50, 7], "nothing was timed");
+        durations.set(&all[0], Duration::from_secs(300));
+        assert_eq!([0, 1, 2, 3].map(|at| expected(&durations, at)), [300, 30, 150, 7]);
+        durations.set(&all[1], Duration::from_secs(10));
+        assert_eq!([0, 1, 2].map(|at| expected(&durations, at)), [300, 10, 150], "the upper of two");
+    }
+
+    #[test]
+    fn every_cell_of_the_project_has_a_duration_to_begin_with() {
+        let all = super::super::cell::all(&[], true).unwrap();
+        let none: Vec<_> = all.iter().filter(|cell| cell.assumed.is_zero()).map(ToString::to_string).collect();
+        assert!(none.is_empty(), "{none:?}");
+    }
+}
