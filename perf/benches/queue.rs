@@ -1,4 +1,4 @@
-//! What a queue of streams costs by its length: the product's, a sorted list's and a binary heap's.
+//! What a queue of streams costs by its length: the product's, that of sorted lists and of binary heaps.
 //!
 //! With `QUEUE_RESULTS=FILE` the medians are written there, too, an object per line.
 
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, measurement::WallTime};
 use instruments::{
     origin::Origin,
-    queue_baselines::{Heap, HeapInPlace, Queue, SortedList, manage_streams},
+    queue_baselines::{Heap, HeapInPlace, IndexedHeap, LazyHeap, Queue, SearchedList, SortedList, manage_streams},
     random::Random,
 };
 use sched::pifo::Pifo;
@@ -29,6 +29,9 @@ const ROUND: u32 = 512;
 
 const OPERATIONS: [&str; 4] = ["push", "pop", "turn", "remove"];
 
+const STRUCTURES: [&str; 7] =
+    ["list", "list-searched", "heap", "heap-lazy", "heap-indexed", "heap-in-place", Pifo::<u64>::NAME];
+
 fn main() -> Result<()> {
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("queue");
     let mut criterion = Criterion::default()
@@ -42,6 +45,9 @@ fn main() -> Result<()> {
         group.sampling_mode(SamplingMode::Flat);
         for size in SIZES {
             measure::<SortedList>(&mut group, operation, size);
+            measure::<SearchedList>(&mut group, operation, size);
+            measure::<LazyHeap>(&mut group, operation, size);
+            measure::<IndexedHeap>(&mut group, operation, size);
             measure::<Heap>(&mut group, operation, size);
             if operation == "turn" {
                 measure::<HeapInPlace>(&mut group, operation, size);
@@ -181,9 +187,7 @@ fn write_results(criterion: &Path, file: &Path) -> Result<()> {
     let origin = Origin::of_this_run("wall")?;
     let mut out = fs::File::create(file).with_context(|| format!("failed to create {}", file.display()))?;
     for what in OPERATIONS.into_iter().chain(["manage"]) {
-        for (structure, size) in
-            ["list", "heap", "heap-in-place", "pifo"].iter().flat_map(|structure| SIZES.map(|size| (*structure, size)))
-        {
+        for (structure, size) in STRUCTURES.iter().flat_map(|structure| SIZES.map(|size| (*structure, size))) {
             let folder = criterion.join(what).join(structure).join(size.to_string()).join("new");
             if !folder.exists() {
                 continue;

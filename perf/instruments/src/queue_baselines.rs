@@ -68,6 +68,33 @@ impl Queue for SortedList {
     }
 }
 
+/// [`SortedList`], in which the place of what is inserted is found by halves: O(log n) comparisons, and then the shorter side moves.
+/// What is removed is still looked for from the head, for nothing says where a key is.
+#[derive(Debug)]
+pub struct SearchedList(SortedList);
+
+impl Queue for SearchedList {
+    const NAME: &'static str = "list-searched";
+
+    fn of(entries: &[(u32, u64)]) -> Self {
+        Self(SortedList::of(entries))
+    }
+
+    fn push(&mut self, key: u32, rank: u64) {
+        let SortedList(list) = &mut self.0;
+        let place = list.partition_point(|(queued, _)| *queued <= rank);
+        list.insert(place, (rank, key));
+    }
+
+    fn pop(&mut self) -> Option<(u32, u64)> {
+        self.0.pop()
+    }
+
+    fn remove(&mut self, keys: Range<u32>) {
+        self.0.remove(keys);
+    }
+}
+
 /// What the thesis put in its place, a binary heap: that of the standard library, with the age beside the rank so that
 /// equal ranks keep their order. To remove keys it has to be built anew.
 #[derive(Debug)]
@@ -129,6 +156,167 @@ impl Queue for HeapInPlace {
             self.0.pushes += 1;
         }
     }
+}
+
+/// A [`LazyHeap`] of fewer entries is not worth being built anew.
+const LEAST_REBUILT: usize = 64;
+
+/// A binary heap with lazy removal: a key that is removed is only marked, and skipped when it comes to the head. Keys are small
+/// numbers. It is built anew, without what was removed, when that is more than what is left.
+#[derive(Debug, Default)]
+pub struct LazyHeap {
+    queue: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    /// By key: the age of the entry that counts.
+    ages: Vec<Option<u64>>,
+    /// How many entries count.
+    queued: usize,
+    pushes: u64,
+}
+
+impl Queue for LazyHeap {
+    const NAME: &'static str = "heap-lazy";
+
+    fn of(entries: &[(u32, u64)]) -> Self {
+        let mut heap = Self::default();
+        entries.iter().for_each(|(key, rank)| heap.push(*key, *rank));
+        heap
+    }
+
+    fn push(&mut self, key: u32, rank: u64) {
+        *place_of(&mut self.ages, key) = Some(self.pushes);
+        self.queued += 1;
+        self.queue.push(Reverse((rank, self.pushes, key)));
+        self.pushes += 1;
+    }
+
+    fn pop(&mut self) -> Option<(u32, u64)> {
+        while let Some(Reverse((rank, age, key))) = self.queue.pop() {
+            let counts = place_of(&mut self.ages, key);
+            if *counts == Some(age) {
+                *counts = None;
+                self.queued -= 1;
+                return Some((key, rank));
+            }
+        }
+        None
+    }
+
+    fn remove(&mut self, keys: Range<u32>) {
+        for key in keys {
+            self.queued -= usize::from(place_of(&mut self.ages, key).take().is_some());
+        }
+        if self.queue.len() > 2 * self.queued + LEAST_REBUILT {
+            let Self { queue, ages, .. } = self;
+            queue.retain(|Reverse((_, age, key))| *place_of(ages, *key) == Some(*age));
+        }
+    }
+}
+
+/// A binary heap with an index: it knows where each key is, and removes it in O(log n). Keys are small numbers.
+#[derive(Debug, Default)]
+pub struct IndexedHeap {
+    /// Rank, age and key, in the order of a heap.
+    entries: Vec<(u64, u64, u32)>,
+    /// By key: its place in `entries`.
+    places: Vec<Option<usize>>,
+    pushes: u64,
+}
+
+impl IndexedHeap {
+    fn put(&mut self, place: usize, entry: (u64, u64, u32)) {
+        self.entries[place] = entry;
+        *place_of(&mut self.places, entry.2) = Some(place);
+    }
+
+    /// Moves the entry at `place` toward the head, as far as it belongs.
+    fn rise(&mut self, mut place: usize) {
+        let entry = self.entries[place];
+        while place > 0 && self.entries[(place - 1) / 2] > entry {
+            let above = (place - 1) / 2;
+            self.put(place, self.entries[above]);
+            place = above;
+        }
+        self.put(place, entry);
+    }
+
+    /// Moves the entry at `place` away from the head, as far as it belongs.
+    fn sink(&mut self, mut place: usize) {
+        let entry = self.entries[place];
+        loop {
+            let (left, right) = (2 * place + 1, 2 * place + 2);
+            let Some(mut below) = self.entries.get(left).map(|_| left) else { break };
+            if self.entries.get(right).is_some_and(|other| *other < self.entries[left]) {
+                below = right;
+            }
+            if self.entries[below] >= entry {
+                break;
+            }
+            self.put(place, self.entries[below]);
+            place = below;
+        }
+        self.put(place, entry);
+    }
+
+    fn take(&mut self, place: usize) -> Option<(u32, u64)> {
+        let last = self.entries.pop()?;
+        let (rank, _, key) = self.entries.get(place).copied().unwrap_or(last);
+        *place_of(&mut self.places, key) = None;
+        if place < self.entries.len() {
+            self.put(place, last);
+            self.sink(place);
+            if let Some(place) = *place_of(&mut self.places, last.2) {
+                self.rise(place);
+            }
+        }
+        Some((key, rank))
+    }
+}
+
+impl Queue for IndexedHeap {
+    const NAME: &'static str = "heap-indexed";
+
+    fn of(entries: &[(u32, u64)]) -> Self {
+        let mut heap = Self::default();
+        entries.iter().for_each(|(key, rank)| heap.push(*key, *rank));
+        heap
+    }
+
+    fn push(&mut self, key: u32, rank: u64) {
+        self.entries.push((rank, self.pushes, key));
+        self.pushes += 1;
+        self.rise(self.entries.len() - 1);
+    }
+
+    fn pop(&mut self) -> Option<(u32, u64)> {
+        self.take(0)
+    }
+
+    fn remove(&mut self, keys: Range<u32>) {
+        for key in keys {
+            if let Some(place) = *place_of(&mut self.places, key) {
+                self.take(place);
+            }
+        }
+    }
+
+    /// Ranks the head anew where it is.
+    fn turn(&mut self, ranks: u64) {
+        if let Some((rank, age, _)) = self.entries.first_mut() {
+            *rank += ranks;
+            *age = self.pushes;
+            self.pushes += 1;
+            self.sink(0);
+        }
+    }
+}
+
+/// What is kept of a key; the list grows to hold it.
+fn place_of<T: Clone>(kept: &mut Vec<Option<T>>, key: u32) -> &mut Option<T> {
+    let key = key as usize;
+    if key >= kept.len() {
+        kept.resize(key + 1, None);
+    }
+    &mut kept[key]
 }
 
 impl Queue for Pifo {
@@ -206,6 +394,7 @@ pub fn manage_streams<Q: Queue>() -> Operations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     fn order<Q: Queue>() -> Vec<(u32, u64)> {
         let mut queue = Q::of(&[(0, 5), (1, 3), (2, 5), (3, 9), (4, 3)]);
@@ -221,7 +410,50 @@ mod tests {
         assert_eq!(order::<SortedList>(), expected);
         assert_eq!(order::<Heap>(), expected);
         assert_eq!(order::<HeapInPlace>(), expected);
+        assert_eq!(order::<SearchedList>(), expected);
+        assert_eq!(order::<LazyHeap>(), expected);
+        assert_eq!(order::<IndexedHeap>(), expected);
         assert_eq!(order::<Pifo>(), expected);
+    }
+
+    /// What leaves while keys are pushed, removed, turned and popped by chance.
+    fn leaving<Q: Queue>() -> Vec<(u32, u64)> {
+        let mut random = Random::new(7, 0);
+        let (mut queue, mut queued, mut left) = (Q::of(&[]), Vec::new(), Vec::new());
+        for step in 0..20_000_u32 {
+            let key = step % 500;
+            match random.below(4) {
+                0 | 1 if !queued.contains(&key) => {
+                    queue.push(key, random.below(50) as u64);
+                    queued.push(key);
+                }
+                2 if queued.contains(&key) => {
+                    queue.remove(key..key + 1);
+                    queued.retain(|other| *other != key);
+                }
+                3 => {
+                    queue.turn(random.below(20) as u64);
+                    if let Some(head) = queue.pop() {
+                        queued.retain(|other| *other != head.0);
+                        left.push(head);
+                    }
+                }
+                _ => {}
+            }
+        }
+        left.extend(std::iter::from_fn(|| queue.pop()));
+        left
+    }
+
+    #[test]
+    fn whatever_is_done_all_queues_let_the_same_keys_leave() {
+        let expected = leaving::<SortedList>();
+        assert!(expected.len() > 3_000, "{}", expected.len());
+        assert_eq!(leaving::<SearchedList>(), expected);
+        assert_eq!(leaving::<Heap>(), expected);
+        assert_eq!(leaving::<LazyHeap>(), expected);
+        assert_eq!(leaving::<IndexedHeap>(), expected);
+        assert_eq!(leaving::<Pifo>(), expected);
     }
 
     #[test]
