@@ -26,8 +26,8 @@ use plan::BASE;
 use self::durations::Durations;
 pub use self::{cell::Cell, report::report, results::Results};
 
-/// How many times as long as expected a cell may take in the lab before it is ended: a run of 41 s of a core took 298 s on a machine with other
-/// work.
+/// How many times as long as expected a cell may take in the lab before it is ended: a run that needed 41 s of a core took 298 s on
+/// a machine with other work.
 const LATE: u32 = 8;
 
 /// The shortest time after which a cell in the lab is ended.
