@@ -162,7 +162,7 @@ impl Control {
     /// Tells what happens from now on, of these kinds, or of all if there are none.
     #[must_use]
     pub fn events(&self, kinds: Vec<String>) -> EventSubscription {
-        EventSubscription::new(self.events.subscribe(), &self.parts.access, kinds)
+        EventSubscription::new(self.events.subscribe(), &self.parts.access, &self.parts.edge.connections.changes, kinds)
     }
 
     /// What is in force.

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{client::endpoint::Endpoint, link::Line, sizes::Sizes};
 
+pub mod changes;
 pub mod estimate;
 pub mod pulse;
 

@@ -29,7 +29,7 @@ use self::work::{Step, Work};
 use super::{
     failover::RelayAvailability,
     link::Line,
-    path::{LOOK, Path, PathView},
+    path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
 };
 use crate::client::endpoint::{ConnectError, Connected, Endpoint};
@@ -75,6 +75,8 @@ pub struct ConnectionCounters {
     pub copies: Counter,
     /// Of these, the ones whose copy was answered first.
     pub copies_first: Counter,
+    /// What happened to paths and relays, for listeners.
+    pub changes: PathChanges,
     /// Of which each uplink is a part, for as long as it lives.
     pub ready: Arc<Readiness>,
     /// The last ID of a connection, those of the relay role's clients included.
@@ -392,8 +394,14 @@ impl Uplink {
     fn fall_silent(&self, line: &Line) {
         let (path, relay, tunnels) = (self.path_name(line), line.address, line.tunnels());
         match path {
-            "" => info!(%relay, tunnels, "the relay does not answer: its tunnels move to another"),
-            _ => info!(path, %relay, tunnels, "the path is silent: its tunnels move to others"),
+            "" => {
+                info!(%relay, tunnels, "the relay does not answer: its tunnels move to another");
+                self.counters.changes.tell(format!("the relay {} does not answer", self.relay_of(line)));
+            }
+            _ => {
+                info!(path, %relay, tunnels, "the path is silent: its tunnels move to others");
+                self.counters.changes.tell(format!("the path {path} to {} is silent", self.relay_of(line)));
+            }
         }
         self.counters.silent.inc();
         line.doubt(true);

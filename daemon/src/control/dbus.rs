@@ -392,7 +392,7 @@ impl Door {
         fields: HashMap<String, zbus::Variant<'_>>,
     ) -> zbus::Result<()>;
 
-    /// Something happened: "policy", "reload", "tunnel", or "lost" for events that there were too many of.
+    /// Something happened: "policy", "reload", "tunnel", "path", or "lost" for events that there were too many of.
     #[zbus(signal)]
     async fn event(emitter: &SignalEmitter<'_>, kind: &str, message: &str) -> zbus::Result<()>;
 }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use edge::path::changes::{PathChange, PathChanges};
 use relay::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -13,7 +14,7 @@ pub(super) const QUEUE: usize = 256;
 pub struct Event {
     /// When.
     pub time: SystemTime,
-    /// What it is about: "policy", "reload" or "tunnel".
+    /// What it is about: "policy", "reload", "tunnel" or "path".
     pub kind: &'static str,
     /// What happened, for people.
     pub message: String,
@@ -22,12 +23,17 @@ pub struct Event {
 /// The kind of events that are records of the access log.
 pub const ACCESS: &str = "access";
 
+/// The kind of events that are changes of the edge's paths and relays.
+pub const PATH: &str = "path";
+
 /// What happens, for one listener.
 #[derive(Debug)]
 pub struct EventSubscription {
     own: broadcast::Receiver<Event>,
     /// Apart, so that a crowd of clients crowds out no event of operators.
     access: Option<broadcast::Receiver<Arc<AccessRecord>>>,
+    /// Apart as well, because the edge knows nothing of the control plane.
+    paths: Option<broadcast::Receiver<PathChange>>,
     kinds: Vec<String>,
 }
 
@@ -43,22 +49,26 @@ pub enum Happening {
 }
 
 impl EventSubscription {
-    pub(super) fn new(own: broadcast::Receiver<Event>, access: &AccessLog, kinds: Vec<String>) -> Self {
-        Self { own, access: is_wanted(&kinds, ACCESS).then(|| access.listen()), kinds }
+    pub(super) fn new(
+        own: broadcast::Receiver<Event>,
+        access: &AccessLog,
+        paths: &PathChanges,
+        kinds: Vec<String>,
+    ) -> Self {
+        let access = is_wanted(&kinds, ACCESS).then(|| access.listen());
+        let paths = is_wanted(&kinds, PATH).then(|| paths.listen());
+        Self { own, access, paths, kinds }
     }
 
     /// Waits for the next one; `None` when the daemon ends.
     pub async fn next(&mut self) -> Option<Happening> {
         loop {
-            let access = async {
-                match &mut self.access {
-                    Some(access) => access.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
             let found = tokio::select! {
                 event = self.own.recv() => event.map(Happening::Event),
-                record = access => record.map(Happening::Access),
+                record = next_of(&mut self.access) => record.map(Happening::Access),
+                change = next_of(&mut self.paths) => {
+                    change.map(|PathChange { time, message }| Happening::Event(Event { time, kind: PATH, message }))
+                }
             };
             match found {
                 Ok(Happening::Event(event)) if !is_wanted(&self.kinds, event.kind) => {}
@@ -67,6 +77,13 @@ impl EventSubscription {
                 Err(RecvError::Closed) => return None,
             }
         }
+    }
+}
+
+async fn next_of<T: Clone>(events: &mut Option<broadcast::Receiver<T>>) -> Result<T, RecvError> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -84,15 +101,22 @@ mod tests {
 
     #[tokio::test]
     async fn who_asks_for_kinds_hears_of_those_alone() {
-        let (own, access) = (broadcast::channel(8).0, AccessLog::default());
-        let mut all = EventSubscription::new(own.subscribe(), &access, Vec::new());
-        let mut some = EventSubscription::new(own.subscribe(), &access, vec!["reload".into()]);
-        let mut records = EventSubscription::new(own.subscribe(), &access, vec![ACCESS.into()]);
+        let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
+        let mut all = EventSubscription::new(own.subscribe(), &access, &paths, Vec::new());
+        let mut some = EventSubscription::new(own.subscribe(), &access, &paths, vec!["reload".into()]);
+        let mut records = EventSubscription::new(own.subscribe(), &access, &paths, vec![ACCESS.into()]);
+        let mut changes = EventSubscription::new(own.subscribe(), &access, &paths, vec![PATH.into()]);
+        paths.tell("silent".into());
         for kind in ["policy", "reload"] {
             own.send(event(kind)).unwrap();
         }
         assert!(matches!(all.next().await, Some(Happening::Event(Event { kind: "policy", .. }))));
         assert!(matches!(some.next().await, Some(Happening::Event(Event { kind: "reload", .. }))));
+        let found = changes.next().await;
+        assert!(
+            matches!(&found, Some(Happening::Event(Event { kind: PATH, message, .. })) if message == "silent"),
+            "{found:?}"
+        );
         drop((all, some));
         assert!(access.is_wanted(), "one still listens");
         drop(own);

@@ -241,6 +241,7 @@ impl Work<'_> {
             relay = %line.address, tunnels = line.tunnels(),
             "the relay, or the one before it, goes away: tunnels move to another connection"
         );
+        self.uplink.counters.changes.tell(format!("the relay {} goes away", self.uplink.relay_of(line)));
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {
@@ -266,7 +267,10 @@ impl Work<'_> {
                 }
                 Beat::Back => {
                     changed = true;
-                    info!(path = %self.uplink.path_name(line), relay = %line.address, "the path answers again");
+                    let (path, relay) = (self.uplink.path_name(line), self.uplink.relay_of(line));
+                    info!(path, relay, "the path answers again");
+                    let named = if path.is_empty() { String::new() } else { format!("the path {path} to ") };
+                    self.uplink.counters.changes.tell(format!("{named}{relay} answers again"));
                     let suspect = self.suspects.get_mut(line.path_place).and_then(|relays| relays.get_mut(line.place));
                     if suspect.is_some_and(std::mem::take) {
                         self.uplink.counters.returned.inc();
@@ -355,9 +359,13 @@ impl Work<'_> {
                 SlownessChange::None => {}
                 SlownessChange::Slow => {
                     info!(path = name, "the path is slow: its tunnels move to others");
+                    self.uplink.counters.changes.tell(format!("the path {name} is slow"));
                     self.uplink.counters.slow.inc();
                 }
-                SlownessChange::Good => info!(path = name, "the path is not slow any more, or the only one"),
+                SlownessChange::Good => {
+                    info!(path = name, "the path is not slow any more, or the only one");
+                    self.uplink.counters.changes.tell(format!("the path {name} is not slow any more, or the only one"));
+                }
             }
             changed |= change != SlownessChange::None;
             let is_slow = slowness.is_slow();

@@ -316,7 +316,16 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
         sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
         site.wait_for_counts("all at the first relay", |counts| counts.udp_tunnels() == 4).unwrap();
 
+        let socket = site.path("edge.sock").into_os_string();
+        let watch = ["--socket".into(), socket, "events".into()];
+        let events = site.chain.client.start(lab::program("pacectl").unwrap(), watch).unwrap();
+        let hears = || {
+            pacectl(&site, &["edge", "move"]);
+            events.output().contains("the relay that is preferred").then_some(())
+        };
+        wait_for("somebody to listen", SOON, hears).unwrap();
         let gap = longest_gap(&sockets, Duration::from_secs(5), || site.signal(libc::SIGSTOP).unwrap());
+        events.wait_for_line("10.0.1.2:443 ", SOON).unwrap();
         assert!(gap < GAP, "{gap:?} without an echo; the edge said:\n{}", edge.output());
         println!("a silent relay cost {gap:?}");
 
@@ -327,6 +336,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
             (site.counts().unwrap().udp_tunnels() > 0).then_some(())
         };
         wait_for("new tunnels at the first relay", SOON, is_back).unwrap();
+        events.wait_for_line("answers again", SOON).unwrap();
         sockets.iter().for_each(|socket| assert_carries(&site, socket, 600));
         drop(edge);
         site.wait_for_counts("the edge has gone", |counts| counts.udp_tunnels() == 0).unwrap();
