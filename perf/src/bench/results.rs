@@ -3,7 +3,14 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use instruments::{load::Figure, origin::Origin, relay::Kind};
+use instruments::{
+    load::{
+        Figure,
+        one_way::{GENERATOR_LIMITS, HIGHEST_RATE},
+    },
+    origin::Origin,
+    relay::Kind,
+};
 use serde::Serialize;
 
 /// All samples of a run, in the order in which their metrics first appeared.
@@ -43,10 +50,15 @@ struct Line<'a> {
     unit: &'a str,
     peer: &'a str,
     samples: &'a [f64],
+    /// Whether the value is the generator's limit, so that the relay's lies above.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    lower_bound: bool,
 }
 
 /// Metrics that are not in the table: they explain results, but are none.
-const EXPLANATIONS: [&str; 7] = [
+const EXPLANATIONS: [&str; 9] = [
+    GENERATOR_LIMITS,
+    "generator cores while offering",
     "offered",
     "relay cores",
     "generator cores",
@@ -116,19 +128,26 @@ impl Results {
         // What was derived belongs to its step.
         rows.sort_by_key(|row| self.series.iter().position(|series| series.config == row.0));
         for (config, metric, unit) in rows {
-            let median_of = |peer: &str| {
-                let found = |s: &&Series| (s.config.as_str(), s.metric, s.peer) == (config, metric, peer);
-                self.series.iter().find(found).map(Series::median)
+            let of = |peer: &str| {
+                self.find(config, metric, peer).map(|s| (s.median(), if self.is_lower_bound(s) { "≥ " } else { "" }))
             };
-            let medians: Vec<_> = kinds.iter().map(|kind| median_of(kind.name())).collect();
-            let cells = match median_of("none") {
-                Some(value) => vec![number(value); kinds.len()],
-                None => medians.iter().map(|median| median.map_or("–".to_owned(), number)).collect(),
+            let medians: Vec<_> = kinds.iter().map(|kind| of(kind.name())).collect();
+            let cells = match of("none") {
+                Some((value, _)) => vec![number(value); kinds.len()],
+                None => medians
+                    .iter()
+                    .map(|median| median.map_or("–".to_owned(), |(value, bound)| format!("{bound}{}", number(value))))
+                    .collect(),
             };
             _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
             let mark = if metric != LOSS && self.loses(config) { " †" } else { "" };
             match medians[..] {
-                [Some(ours), Some(theirs)] if theirs != 0.0 => _ = write!(table, " {:.2}{mark} |", ours / theirs),
+                // Two lower bounds say nothing of their ratio.
+                [Some((_, "≥ ")), Some((_, "≥ "))] => table += " |",
+                [Some((ours, bound)), Some((theirs, of_theirs))] if theirs != 0.0 => {
+                    let bound = if of_theirs.is_empty() { bound } else { "≤ " };
+                    _ = write!(table, " {bound}{:.2}{mark} |", ours / theirs);
+                }
                 [_, _] => table += " |",
                 _ => {}
             }
@@ -149,12 +168,27 @@ impl Results {
         of_step.map(Series::median).any(|loss| loss > MARKED_LOSS_PERCENT)
     }
 
+    fn find(&self, config: &str, metric: &str, peer: &str) -> Option<&Series> {
+        self.series.iter().find(|s| (s.config.as_str(), s.metric, s.peer) == (config, metric, peer))
+    }
+
+    /// Whether the median of highest rates is a lower bound: a round at or below it ended at the limit of the generator.
+    fn is_lower_bound(&self, rates: &Series) -> bool {
+        let limits = self.find(&rates.config, GENERATOR_LIMITS, rates.peer);
+        let median = rates.median();
+        rates.metric == HIGHEST_RATE
+            && limits.is_some_and(|limits| {
+                rates.samples.iter().zip(&limits.samples).any(|(rate, limit)| *rate <= median && *limit > 0.0)
+            })
+    }
+
     /// Renders all series as lines of JSON.
     pub fn json_lines(&self, origin: &Origin) -> Result<String> {
         let mut lines = String::new();
         for series in &self.series {
             let Series { config, metric, unit, peer, samples } = series;
-            let line = Line { origin, config, metric, value: series.median(), unit, peer, samples };
+            let lower_bound = self.is_lower_bound(series);
+            let line = Line { origin, config, metric, value: series.median(), unit, peer, samples, lower_bound };
             lines += &serde_json::to_string(&line)?;
             lines.push('\n');
         }
@@ -215,6 +249,35 @@ mod tests {
         ] {
             assert!(table.contains(row), "{table}");
         }
+    }
+
+    #[test]
+    fn a_rate_at_which_the_generator_ended_is_a_lower_bound() {
+        let search = |rate, limit| {
+            [
+                Figure { metric: HIGHEST_RATE, value: rate, unit: "1/s" },
+                Figure { metric: GENERATOR_LIMITS, value: limit, unit: "1 if so" },
+            ]
+        };
+        let mut results = Results::default();
+        for (rate, limit) in [(300e3, 0.0), (200e3, 1.0), (400e3, 0.0)] {
+            results.add("up searched", "paced", &search(rate, limit), false);
+            results.add("down searched", "paced", &search(rate, 1.0), false);
+            // The only round that the generator ended lies above the median.
+            results.add("up searched", "quic-go", &search(rate / 3.0, f64::from(u8::from(rate > 350e3))), false);
+            results.add("down searched", "quic-go", &search(rate, 1.0), false);
+        }
+        let table = results.table(&[Kind::Paced, Kind::QuicGo]);
+        for row in [
+            "| up searched | highest rate without loss, 1/s | ≥ 300000 | 100000 | ≥ 3.00 |\n",
+            "| down searched | highest rate without loss, 1/s | ≥ 300000 | ≥ 300000 | |\n",
+        ] {
+            assert!(table.contains(row), "{table}");
+        }
+        assert!(!table.contains(GENERATOR_LIMITS), "{table}");
+        let lines = results.json_lines(&Origin::of_this_run("wall").unwrap()).unwrap();
+        let bounds = lines.lines().filter(|line| line.contains("\"lower_bound\":true")).count();
+        assert_eq!((lines.lines().count(), bounds), (8, 3), "{lines}");
     }
 
     #[test]

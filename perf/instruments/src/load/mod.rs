@@ -89,6 +89,11 @@ impl Meters {
         Ok(Self { relay: Meter::start(relay.process)?, generator: Meter::start(Process::own())?, softirq_ns })
     }
 
+    /// How much of a core the generator has used on average so far.
+    fn generator_cores(&self) -> Result<f64> {
+        Ok(self.generator.read()?.cores())
+    }
+
     /// What each of `payloads`, all of full size, cost. An echo is two of them: one up, one down.
     fn per_payload(&self, payloads: u64) -> Result<Vec<Figure>> {
         let (relay, generator) = (self.relay.read()?, self.generator.read()?);

@@ -26,11 +26,24 @@ use crate::{
 /// The loss, in percent, that counts as none.
 pub const LOSS_FREE_PERCENT: f64 = 0.1;
 
-/// The rates that are searched, in payloads per second.
-const SEARCHED: (f64, f64) = (4e3, 400e3);
+/// The rates that are searched, in payloads per second: up to one that no generator on one core reaches.
+const SEARCHED: (f64, f64) = (4e3, 4e6);
 
 /// How near the search gets to the highest rate.
 const PRECISION: f64 = 1.05;
+
+/// The share of a rate that a generator has to offer to keep up with it.
+const ON_SCHEDULE: f64 = 0.98;
+
+/// The share of its core from which a generator counts as busy all the time: the kernel's ticks and other programs take the rest.
+const BUSY: f64 = 0.97;
+
+/// The metric of [`OneWay::search`] for what it found, in payloads per second.
+pub const HIGHEST_RATE: &str = "highest rate without loss";
+
+/// The metric of [`OneWay::search`] that says who kept it from higher rates: 1 for the generator, 0 for the relay. With 1, the
+/// highest rate is a lower bound.
+pub const GENERATOR_LIMITS: &str = "generator is the limit";
 
 /// Which way payloads go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -121,6 +134,7 @@ impl<'a> OneWay<'a> {
             }
         }
         let elapsed = started.elapsed().as_secs_f64();
+        let busy = meters.generator_cores()?;
         sleep(DRAIN).await;
         let mut held_back = 0;
         let received = match &self.path {
@@ -143,45 +157,70 @@ impl<'a> OneWay<'a> {
             Figure::new("held back by the client", held_back as f64, "payloads"),
             Figure::new("lost at the relay's QUIC socket", relay_drops as f64, "packets"),
             Figure::new("lost at the target's socket", (self.target.dropped()? - drops_before.1) as f64, "payloads"),
+            Figure::new("generator cores while offering", busy, "cores"),
         ];
         figures.append(&mut meters.per_payload(received)?);
         Ok(figures)
     }
 
-    /// Searches the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns what was measured there.
-    /// A rate fails only if it fails twice, because another program may have had the core meanwhile.
+    /// Searches the highest rate at which less than [`LOSS_FREE_PERCENT`] is lost, and returns what was measured there, with
+    /// [`GENERATOR_LIMITS`]. A rate fails only if it fails twice, because another program may have had the core meanwhile.
     ///
     /// # Errors
     /// See [`OneWay::measure`]; also if even the lowest rate loses.
     pub async fn search(&mut self, seconds: f64) -> Result<Vec<Figure>> {
         let (mut low, mut high) = SEARCHED;
         let mut best = None;
+        let mut limit = Limit::Generator;
         while high / low > PRECISION {
             let rate = (low * high).sqrt();
-            match self.passes(rate, seconds).await? {
-                Some(figures) => (low, best) = (rate, Some(figures)),
-                None => high = rate,
+            match self.try_rate(rate, seconds).await? {
+                Ok(figures) => (low, best) = (rate, Some(figures)),
+                Err(failed) => (high, limit) = (rate, failed),
             }
         }
         let Some(mut figures) = best else { bail!("payloads are lost even at {low:.0} a second") };
         for figure in figures.iter_mut().filter(|figure| figure.metric == "delivered") {
-            figure.metric = "highest rate without loss";
+            figure.metric = HIGHEST_RATE;
         }
+        figures.push(Figure::new(GENERATOR_LIMITS, f64::from(u8::from(limit == Limit::Generator)), "1 if so"));
         Ok(figures)
     }
 
-    async fn passes(&mut self, per_second: f64, seconds: f64) -> Result<Option<Vec<Figure>>> {
+    /// Returns what was measured at a rate, or who failed at it in two attempts.
+    async fn try_rate(&mut self, per_second: f64, seconds: f64) -> Result<Result<Vec<Figure>, Limit>> {
+        let mut failed = Limit::Relay;
         for _ in 0..2 {
             let figures = self.measure(per_second, seconds).await?;
-            let is = |metric, range: std::ops::RangeInclusive<f64>| {
-                value(&figures, metric).is_some_and(|v| range.contains(&v))
-            };
-            // Also the generator has to keep up with what it was told.
-            if is("loss", 0.0..=LOSS_FREE_PERCENT) && is("offered", 0.98 * per_second..=f64::MAX) {
-                return Ok(Some(figures));
+            match judge(&figures, per_second) {
+                Ok(()) => return Ok(Ok(figures)),
+                // Such an attempt says nothing of the relay, so a single one suffices.
+                Err(Limit::Generator) => failed = Limit::Generator,
+                Err(Limit::Relay) => {}
             }
         }
-        Ok(None)
+        Ok(Err(failed))
+    }
+}
+
+/// Who cannot do more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    Generator,
+    Relay,
+}
+
+/// Judges what was measured at a rate. The generator failed if it fell behind its schedule, or if payloads were lost while it
+/// had no time left: its own sockets may have overflowed then, or it may have acknowledged late.
+fn judge(figures: &[Figure], per_second: f64) -> Result<(), Limit> {
+    // A figure that is missing or not a number passes no test.
+    let is = |metric, at_least: f64| value(figures, metric).is_some_and(|value| value >= at_least);
+    let lossless = value(figures, "loss").is_some_and(|loss| loss <= LOSS_FREE_PERCENT);
+    let on_schedule = is("offered", ON_SCHEDULE * per_second);
+    match (lossless && on_schedule, on_schedule && !is("generator cores while offering", BUSY)) {
+        (true, _) => Ok(()),
+        (false, true) => Err(Limit::Relay),
+        (false, false) => Err(Limit::Generator),
     }
 }
 
@@ -242,5 +281,27 @@ async fn read(mut tunnel: UdpTunnel, counted: Rc<Counted>) {
         let ours = payloads.iter().filter_map(Head::read).filter(|head| head.trial == counted.trial.get());
         counted.received.set(counted.received.get() + ours.count() as u64);
         payloads.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relay_that_loses_is_told_from_a_generator_that_can_do_no_more() {
+        let judged = |loss, offered, cores| {
+            let figures = [
+                Figure::new("loss", loss, "%"),
+                Figure::new("offered", offered, "1/s"),
+                Figure::new("generator cores while offering", cores, "cores"),
+            ];
+            judge(&figures, 1000.0)
+        };
+        assert_eq!(judged(0.05, 990.0, 1.0), Ok(()), "busy, but nothing was lost");
+        assert_eq!(judged(2.0, 1000.0, 0.6), Err(Limit::Relay));
+        assert_eq!(judged(2.0, 1000.0, 1.0), Err(Limit::Generator), "its own sockets may have lost them");
+        assert_eq!(judged(0.0, 900.0, 0.6), Err(Limit::Generator), "it was not on its core");
+        assert_eq!(judge(&[], 1000.0), Err(Limit::Generator), "nothing is known of the relay");
     }
 }
