@@ -22,14 +22,14 @@ use instruments::{
         one_way::{Direction, OneWay},
         setup::Setup,
     },
-    origin::{Origin, Trees},
+    origin::Origin,
     process::Process,
     relay::{self, GENERATOR_CORE, Kind, Relay, Started},
 };
 use perf::{
     bench::{self, Bench},
     demo::{self, Demo},
-    papers::{self, results::Provenance},
+    papers,
     serving::{self, Serving},
 };
 use plan::{
@@ -103,7 +103,8 @@ enum Command {
     Papers(Papers),
     /// Writes the report of all results, `perf/RESULTS.md`.
     Report,
-    /// Says of which commits results are, and what of the product has changed since; fails if some are of a changed tree.
+    /// Prints of which commits results are, and what of the product has changed since; fails if some are of a tree with changes, or do
+    /// not name their trees.
     Provenance,
     /// Prints the tables of results that a plan of model serving, of paths, of pages or of the kernel's stack has left.
     Show {
@@ -227,7 +228,7 @@ fn run(command: Command) -> Result<()> {
             report().and(done)
         }
         Command::Report => report(),
-        Command::Provenance => provenance(),
+        Command::Provenance => papers::provenance::check(Path::new(RESULTS)),
         Command::Show { results, plot } => show(&results, plot.as_deref()),
     }
 }
@@ -237,21 +238,6 @@ fn report() -> Result<()> {
     let text = papers::report(&papers::Results::open(folder)?, folder)?;
     fs::write(REPORT, text).with_context(|| format!("failed to write {REPORT}; run this in the project's folder"))?;
     println!("the report is {REPORT}");
-    Ok(())
-}
-
-fn provenance() -> Result<()> {
-    let found = papers::Results::open(Path::new(RESULTS))?.provenance(&Trees::standing());
-    for Provenance { file, commit, rows, has_trees, changed } in &found {
-        let since = match (has_trees, changed.as_slice()) {
-            (false, _) => "do not say of which product".to_owned(),
-            (true, []) => "are of the product as it stands".to_owned(),
-            (true, folders) => format!("are older than {}", folders.join(", ")),
-        };
-        println!("{file}: {rows} rows of {commit} {since}");
-    }
-    let dirty: Vec<_> = found.iter().filter(|from| from.commit.ends_with("-dirty")).map(|from| &*from.file).collect();
-    ensure!(dirty.is_empty(), "results of a changed tree cannot be made again: {}", dirty.join(", "));
     Ok(())
 }
 

@@ -276,6 +276,7 @@ def origin(options: argparse.Namespace) -> dict[str, object]:
         "machine": f"{models[0]}, {len(models)} cores",
         "kernel": Path("/proc/sys/kernel/osrelease").read_text().strip(),
         "commit": os.environ.get("PACED_COMMIT", "unknown"),
+        "trees": os.environ.get("PACED_TREES", ""),
         "command": " ".join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
         "clock": options.clock,
         "seed": options.seed,

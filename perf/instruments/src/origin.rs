@@ -81,6 +81,9 @@ impl Origin {
     }
 }
 
+/// The folders of the product, in the order of `perf/commit.sh`.
+const FOLDERS: [&str; 5] = ["bpf", "config", "daemon", "masque", "sched"];
+
 /// The git trees of the product's folders: where they are the same, the product is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trees(BTreeMap<String, String>);
@@ -116,13 +119,19 @@ impl Trees {
         self.0.is_empty()
     }
 
+    /// Whether all folders of the product are named.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        FOLDERS.iter().all(|folder| self.0.get(*folder).is_some_and(|tree| !tree.is_empty()))
+    }
+
     /// The folders that matter by a clock and differ. What is simulated uses little of the product.
     #[must_use]
     pub fn changed(&self, other: &Self, clock: &str) -> Vec<String> {
         let folders: &[&str] = match clock {
             "simulated" => &["sched"],
             "virtual-network" => &["daemon", "masque", "sched"],
-            _ => &["bpf", "config", "daemon", "masque", "sched"],
+            _ => &FOLDERS,
         };
         let differ = |folder: &&&str| self.0.get(**folder) != other.0.get(**folder);
         folders.iter().filter(differ).map(|folder| (*folder).to_owned()).collect()

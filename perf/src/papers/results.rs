@@ -18,7 +18,6 @@ struct Head {
     plan: String,
     variant: String,
     clock: String,
-    commit: String,
     #[serde(default)]
     trees: String,
     #[serde(default)]
@@ -94,10 +93,7 @@ impl Results {
         let name = file(&cell.plan, &cell.clock);
         let mut new: Vec<(Head, String)> = Vec::new();
         for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-            new.push((
-                serde_json::from_str(line).context("a row without plan, variant, clock or commit")?,
-                line.to_owned(),
-            ));
+            new.push((serde_json::from_str(line).context("a row without plan, variant or clock")?, line.to_owned()));
         }
         let least = new.iter().filter(|(head, _)| head.variant == cell.variant).map(|(head, _)| head.repetitions).min();
         let standing = self.repetitions(cell);
@@ -127,42 +123,6 @@ impl Results {
         let lines = self.files.get(&name).into_iter().flatten().filter(|(head, _)| head.plan == plan);
         lines.map(|(_, line)| format!("{line}\n")).collect()
     }
-
-    /// What rows of each file say of where they come from: a line for each commit, with the folders of the product that have
-    /// changed since.
-    #[must_use]
-    pub fn provenance(&self, trees: &Trees) -> Vec<Provenance> {
-        let mut found = BTreeMap::<(String, String), Provenance>::new();
-        for (file, rows) in &self.files {
-            for (head, _) in rows {
-                let of_rows = Trees::parse(&head.trees);
-                let entry = found.entry((file.clone(), head.commit.clone())).or_insert_with(|| Provenance {
-                    file: file.clone(),
-                    commit: head.commit.clone(),
-                    rows: 0,
-                    has_trees: !of_rows.is_empty(),
-                    changed: of_rows.changed(trees, &head.clock),
-                });
-                entry.rows += 1;
-            }
-        }
-        found.into_values().collect()
-    }
-}
-
-/// Where rows of a file come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Provenance {
-    /// The file's name.
-    pub file: String,
-    /// The commit.
-    pub commit: String,
-    /// How many rows it has there.
-    pub rows: usize,
-    /// Whether the rows say of which trees they are.
-    pub has_trees: bool,
-    /// The product's folders that have changed since.
-    pub changed: Vec<String>,
 }
 
 fn file(plan: &str, clock: &str) -> String {
@@ -211,8 +171,6 @@ mod tests {
             "of abs there are no rows"
         );
         assert!(!results.is_current(&Cell { fingerprint: Some("g".to_owned()), ..cell("more") }, &trees));
-        let changed = results.provenance(&trees);
-        assert_eq!((changed.len(), changed[0].rows, changed[0].changed.as_slice()), (1, 2, &["daemon".to_owned()][..]));
 
         let new = row("base", now, 7);
         results.replace(&cell("base"), &format!("{new}\n")).unwrap();

@@ -1,0 +1,169 @@
+//! Of which product results are: every row names its commit and the git trees of the product's folders.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use instruments::origin::Trees;
+use serde::Deserialize;
+
+/// Files with rows of commits that are no longer in the repository, from before rows named trees.
+const TREES_UNKNOWN: [(&str, &str); 4] = [
+    ("routing-fig4-6.json", "4bb9190"),
+    ("routing-fig9.json", "9b929b4"),
+    ("routing-table3-4.json", "4bb9190"),
+    ("serving-before.json", "98b5aae"),
+];
+
+/// What a row of any kind says of where it comes from.
+#[derive(Deserialize)]
+struct RowOrigin {
+    commit: String,
+    clock: String,
+    #[serde(default)]
+    trees: String,
+}
+
+/// Where rows of a file come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Provenance {
+    /// The file's name.
+    pub file: String,
+    /// The commit.
+    pub commit: String,
+    /// How many rows the file has of it.
+    pub rows: usize,
+    /// Whether there were changes that were not committed.
+    pub dirty: bool,
+    /// Whether each row names the trees of all folders of the product.
+    pub has_trees: bool,
+    /// The product's folders that have changed since, as far as the rows depend on them.
+    pub changed: Vec<String>,
+}
+
+impl Provenance {
+    /// Reads what all rows of a folder say, a value for each file and commit.
+    ///
+    /// # Errors
+    /// A file cannot be read, or a row does not name its commit and its clock.
+    pub fn of_folder(folder: &Path, standing: &Trees) -> Result<Vec<Self>> {
+        let mut found = BTreeMap::<(String, String), Self>::new();
+        for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            for (index, line) in text.lines().enumerate() {
+                let row: RowOrigin = serde_json::from_str(line)
+                    .with_context(|| format!("{}:{} does not name its commit", path.display(), index + 1))?;
+                Self::note(&mut found, &file, row, standing);
+            }
+        }
+        Ok(found.into_values().collect())
+    }
+
+    fn note(found: &mut BTreeMap<(String, String), Self>, file: &str, row: RowOrigin, standing: &Trees) {
+        let trees = Trees::parse(&row.trees);
+        let key = (file.to_owned(), row.commit.clone());
+        let entry = found.entry(key).or_insert_with(|| Self {
+            file: file.to_owned(),
+            commit: row.commit.clone(),
+            rows: 0,
+            dirty: false,
+            has_trees: true,
+            changed: Vec::new(),
+        });
+        entry.rows += 1;
+        entry.dirty |= row.commit.ends_with("-dirty") || trees.is_dirty();
+        entry.has_trees &= trees.is_complete();
+        entry.changed.extend(trees.changed(standing, &row.clock));
+        entry.changed.sort_unstable();
+        entry.changed.dedup();
+    }
+
+    /// Why the rows are refused, if they are.
+    fn refusal(&self) -> Option<&'static str> {
+        if self.dirty {
+            Some("are of a tree with changes that were not committed; measure again after a commit")
+        } else if !self.commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            Some("do not name a commit; measure in a working folder of git, or set PACED_COMMIT and PACED_TREES")
+        } else if !self.has_trees && !self.is_known() {
+            Some("do not name the trees of the product's folders; measure with `perf/commit.sh --trees` in PACED_TREES")
+        } else {
+            None
+        }
+    }
+
+    /// Whether nobody can say any more of which trees the rows are.
+    fn is_known(&self) -> bool {
+        TREES_UNKNOWN.contains(&(&*self.file, &*self.commit))
+    }
+
+    fn line(&self) -> String {
+        let Self { file, commit, rows, has_trees, changed, .. } = self;
+        let since = match (self.refusal(), has_trees, changed.as_slice()) {
+            (Some(reason), ..) => reason.to_owned(),
+            (None, false, _) => "are of a commit that is no longer known".to_owned(),
+            (None, true, []) => "are of the product as it stands".to_owned(),
+            (None, true, folders) => format!("are older than {}", folders.join(", ")),
+        };
+        format!("{file}: {rows} rows of {commit} {since}")
+    }
+}
+
+/// Prints of which commits the results in a folder are, and which folders of the product have changed since.
+///
+/// # Errors
+/// As [`Provenance::of_folder`]; also if rows are of a tree with changes, or do not name the trees of the product's folders.
+pub fn check(folder: &Path) -> Result<()> {
+    let found = Provenance::of_folder(folder, &Trees::standing())?;
+    found.iter().for_each(|from| println!("{}", from.line()));
+    let refused: Vec<_> = found.iter().filter(|from| from.refusal().is_some()).map(Provenance::line).collect();
+    ensure!(refused.is_empty(), "results are refused:\n{}", refused.join("\n"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STANDING: &str = "bpf 1 config 2 daemon 3 masque 4 sched 5";
+
+    fn of_row(file: &str, commit: &str, trees: &str, clock: &str) -> Provenance {
+        let mut found = BTreeMap::new();
+        let row = RowOrigin { commit: commit.to_owned(), clock: clock.to_owned(), trees: trees.to_owned() };
+        Provenance::note(&mut found, file, row, &Trees::parse(STANDING));
+        found.into_values().next().unwrap()
+    }
+
+    #[test]
+    fn rows_of_a_changed_tree_or_of_no_tree_are_refused() {
+        let refused = |commit: &str, trees: &str| of_row("p.json", commit, trees, "wall").refusal().is_some();
+        assert!(!refused("0abc123", STANDING));
+        assert!(refused("0abc123-dirty", STANDING));
+        assert!(refused("0abc123", &format!("{STANDING} dirty")));
+        assert!(refused("unknown", STANDING));
+        assert!(refused("0abc123", ""));
+        assert!(refused("0abc123", "bpf 1 config 2 daemon 3 masque 4"), "without sched");
+        assert!(of_row("serving-before.json", "98b5aae", "", "wall").refusal().is_none(), "nobody can say it any more");
+    }
+
+    #[test]
+    fn what_has_changed_since_is_named_as_far_as_rows_depend_on_it() {
+        let older = "bpf 1 config 2 daemon 0 masque 4 sched 5";
+        let line = |clock| of_row("p.json", "0abc123", older, clock).line();
+        assert_eq!(line("wall"), "p.json: 1 rows of 0abc123 are older than daemon");
+        assert_eq!(line("simulated"), "p.json: 1 rows of 0abc123 are of the product as it stands");
+    }
+
+    #[test]
+    fn all_results_name_their_product_and_every_exception_is_needed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        let found = Provenance::of_folder(&folder, &Trees::parse(STANDING)).unwrap();
+        let refused: Vec<_> = found.iter().filter(|from| from.refusal().is_some()).map(Provenance::line).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+        let excepted = found.iter().filter(|from| !from.has_trees && from.is_known()).count();
+        assert_eq!(excepted, TREES_UNKNOWN.len());
+    }
+}
