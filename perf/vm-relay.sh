@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Measures instructions per relayed payload: the benchmark in the VM lab, whose clock counts instructions (1 ns each).
 #
-#   perf/vm-relay.sh [--kernel 6.12|6.1]     writes perf/results/relay-virtual.json
+#   perf/vm-relay.sh [--kernel 6.12|6.1]                  writes perf/results/relay-virtual.json
+#   perf/vm-relay.sh --long-lived [--kernel 6.12|6.1]     writes perf/results/long-lived-virtual.json: paced alone, with up to
+#                                                         10,000 tunnels that stay open
 #
 # Needs release builds of paced and perf; without the peer's program the comparison is reported as skipped.
 set -euo pipefail
@@ -13,16 +15,23 @@ if [[ ${1-} == --guest ]]; then
   # From memory: waiting for a file of the host would let the clock jump.
   mkdir -p /tmp/bench/{release,peers}
   cp "$target"/release/{paced,paced-perf} /tmp/bench/release/
-  cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
+  if [[ ${2-} == --long-lived ]]; then
+    ulimit -n 100000 # a socket for each tunnel
+  else
+    cp "$target/peers/quic-go-relay" /tmp/bench/peers/ 2>/dev/null || true
+  fi
   # On one CPU all that is in flight may wait for the generator at once: what is lost there says nothing of a relay.
   echo 16777216 | tee /proc/sys/net/core/{r,w}mem_max >/dev/null
   cd /tmp
-  exec /tmp/bench/release/paced-perf bench --virtual-time
+  exec /tmp/bench/release/paced-perf bench --virtual-time "${@:2}"
 fi
+
+what=() results=relay-virtual
+if [[ ${1-} == --long-lived ]]; then what=(--long-lived) results=long-lived-virtual; shift; fi
 
 PACED_COMMIT=$("$here/commit.sh") PACED_TREES=$("$here/commit.sh" --trees)
 export PACED_COMMIT PACED_TREES
-output=$("$project/tests/vm/run" --icount --timeout 900 "$@" "$here/vm-relay.sh" --guest)
+output=$("$project/tests/vm/run" --icount --timeout 1500 "$@" "$here/vm-relay.sh" --guest "${what[@]}")
 grep -v '^{' <<<"$output"
-grep '^{' <<<"$output" >"$here/results/relay-virtual.json"
-echo "written to perf/results/relay-virtual.json"
+grep '^{' <<<"$output" >"$here/results/$results.json"
+echo "written to perf/results/$results.json"

@@ -19,6 +19,7 @@ use instruments::{
     load::{
         self, Figure, Tunnels,
         echo::Echo,
+        long_lived::LongLived,
         one_way::{Direction, OneWay},
         setup::Setup,
     },
@@ -81,6 +82,9 @@ enum Command {
         /// Few, short measurements for a machine that counts time in instructions; results go to standard output.
         #[arg(long)]
         virtual_time: bool,
+        /// The same of ten, a thousand and ten thousand tunnels that stay open.
+        #[arg(long, requires = "virtual_time")]
+        long_lived: bool,
     },
     /// Measures what payloads cost in instructions, of two builds of paced in turns; only where the clock counts those.
     BenchDiff {
@@ -172,6 +176,8 @@ enum Scenario {
     Setup(Setup),
     /// Memory of tunnels that nobody uses.
     Idle(Tunnels),
+    /// Echoes through some or all of many tunnels that stay open.
+    LongLived(LongLived),
 }
 
 #[derive(clap::Args)]
@@ -206,11 +212,12 @@ fn run(command: Command) -> Result<()> {
         Command::Load { start, scenario, .. } => {
             load::on_core(GENERATOR_CORE, async { measure(&Started::start(start)?.relay, scenario).await })
         }
-        Command::Bench { quick, out, virtual_time } => {
-            let bench = match (virtual_time, quick) {
-                (true, _) => Bench::in_virtual_time(),
-                (false, true) => Bench::quick(),
-                (false, false) => Bench::full(),
+        Command::Bench { quick, out, virtual_time, long_lived } => {
+            let bench = match (virtual_time, long_lived, quick) {
+                (_, true, _) => Bench::of_long_lived_tunnels(),
+                (true, ..) => Bench::in_virtual_time(),
+                (.., true) => Bench::quick(),
+                (.., false) => Bench::full(),
             };
             load::on_core(GENERATOR_CORE, bench::run(&bench, &out))
         }
@@ -482,6 +489,7 @@ async fn measure(relay: &Relay, scenario: Scenario) -> Result<()> {
         Scenario::Down(rate) => one_way(relay, Direction::Down, &rate).await?,
         Scenario::Setup(setup) => load::setup::run(relay, &setup).await?,
         Scenario::Idle(tunnels) => load::idle::run(relay, &tunnels).await?,
+        Scenario::LongLived(tunnels) => load::long_lived::run(relay, &tunnels).await?,
     };
     for Figure { metric, value, unit } in figures {
         println!("{metric:40} {value:12.2} {unit}");

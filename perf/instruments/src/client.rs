@@ -98,6 +98,14 @@ impl Client {
         Ok((opened, open))
     }
 
+    /// The port of its QUIC socket.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn port(&self) -> Result<u16> {
+        Ok(self.endpoint.local_addr()?.port())
+    }
+
     /// How many payloads have left in packets so far; what congestion control holds back has not.
     #[must_use]
     pub fn sent(&self) -> u64 {

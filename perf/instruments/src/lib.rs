@@ -10,7 +10,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`load`] | the scenarios: echo, one way up and down, set-up, idle |
+//! | [`load`] | the scenarios: echo, one way up and down, set-up, idle, long-lived |
 //! | [`relay`] | relays as processes: started, ready, ended |
 //! | [`client`], [`target`] | the two ends of the tunnels |
 //! | [`flood`] | packets that deserve nothing |

@@ -10,6 +10,7 @@ use instruments::{
     load::{
         self, Figure, Tunnels,
         echo::{self, Echo},
+        long_lived::LongLived,
         one_way::{Direction, OneWay},
         setup::{self, Setup},
     },
@@ -36,10 +37,14 @@ enum Step {
     Search { direction: Direction, tunnels: Tunnels, seconds: f64 },
     Setup(Setup),
     Idle(Tunnels),
+    LongLived(LongLived),
 }
 
 /// The rate at which loss is compared with published figures, in payloads per second.
 const COMPARED_RATE: f64 = 40e3;
+
+/// The rate of echoes over all long-lived tunnels, in payloads per second: two in each tick of the generator.
+const LONG_LIVED_RATE: f64 = 8e3;
 
 /// Numbers of tunnels, and the window of each in closed loops: enough to keep a relay busy. At most 32, because quic-go
 /// queues 32 datagrams for each stream and drops those beyond.
@@ -47,6 +52,9 @@ const SIZES: [(usize, u64); 3] = [(1, 32), (10, 16), (100, 4)];
 
 /// Idle tunnels, and set-ups' worth of connections.
 const IDLE: usize = 1_000;
+
+/// Numbers of long-lived tunnels: the first is what the others are held against.
+const LONG_LIVED: [usize; 3] = [10, 1_000, 10_000];
 
 fn over_one_connection(tunnels: usize) -> Tunnels {
     Tunnels { tunnels, connections: 1 }
@@ -85,6 +93,22 @@ impl Bench {
     pub fn in_virtual_time() -> Self {
         let up = rate_steps(Direction::Up, 4e3, 0.5);
         Self { rounds: 1, steps: echo_steps(0.5).chain(up).collect(), virtual_time: true }
+    }
+
+    /// Instructions per echoed payload while more and more tunnels stay open, on a connection and on ten: through ten of them, and
+    /// through all at a low rate. For a machine whose clock counts instructions.
+    #[must_use]
+    pub fn of_long_lived_tunnels() -> Self {
+        let mut steps = Vec::new();
+        for active in [Some(LONG_LIVED[0]), None] {
+            for connections in [1, 10] {
+                steps.extend(LONG_LIVED.map(|tunnels| {
+                    let tunnels = Tunnels { tunnels, connections };
+                    Step::LongLived(LongLived { tunnels, active, window: 16, rate: LONG_LIVED_RATE, seconds: 1.0 })
+                }));
+            }
+        }
+        Self { rounds: 1, steps, virtual_time: true }
     }
 }
 
@@ -129,12 +153,18 @@ impl Step {
             Self::Setup(Setup { new_connections: false, .. }) => "set-up on an existing connection".to_owned(),
             Self::Setup(_) => "set-up with a new connection each".to_owned(),
             Self::Idle(tunnels) => format!("idle, {}", over(tunnels)),
+            Self::LongLived(LongLived { tunnels, active: Some(active), window, .. }) => {
+                format!("echo, {active} × {window} in flight, of {} open", over(tunnels))
+            }
+            Self::LongLived(LongLived { tunnels, rate, .. }) => {
+                format!("echo at {:.0} thousand/s, all of {} in turns", rate / 1e3, over(tunnels))
+            }
         }
     }
 
     /// Whether one measurement says it all: memory does not depend on what else the machine does.
     fn only_once(&self) -> bool {
-        matches!(self, Self::Idle(_))
+        matches!(self, Self::Idle(_) | Self::LongLived(_))
     }
 
     async fn run(self, kind: Kind, relay: &Relay) -> Result<Vec<Figure>> {
@@ -150,6 +180,7 @@ impl Step {
             Self::Setup(setup) => setup::run(relay, &setup).await,
             // What was done before would count.
             Self::Idle(tunnels) => load::idle::run(&Started::start(kind)?.relay, &tunnels).await,
+            Self::LongLived(tunnels) => load::long_lived::run(&Started::start(kind)?.relay, &tunnels).await,
         }
     }
 }

@@ -56,7 +56,7 @@ struct Line<'a> {
 }
 
 /// Metrics that are not in the table: they explain results, but are none.
-const EXPLANATIONS: [&str; 9] = [
+const EXPLANATIONS: [&str; 10] = [
     GENERATOR_LIMITS,
     "generator cores while offering",
     "offered",
@@ -65,6 +65,7 @@ const EXPLANATIONS: [&str; 9] = [
     "held back by the client",
     "lost at the relay's QUIC socket",
     "lost at the target's socket",
+    "lost at the client's QUIC socket",
     "softirq per payload, whole machine",
 ];
 

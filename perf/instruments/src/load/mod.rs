@@ -4,6 +4,7 @@
 
 pub mod echo;
 pub mod idle;
+pub mod long_lived;
 pub mod one_way;
 pub mod setup;
 
