@@ -50,6 +50,10 @@ pub enum Scheduler {
     #[serde(rename = "workers-2")]
     #[value(name = "workers-2")]
     Workers2,
+    /// The same by four.
+    #[serde(rename = "workers-4")]
+    #[value(name = "workers-4")]
+    Workers4,
     /// What the product does by default, where nobody attacks; XDP guards it.
     Calm,
     /// The same under a flood.
@@ -109,6 +113,7 @@ impl Scheduler {
             Self::PassiveWait => "passive-wait",
             Self::Workers1 => "workers-1",
             Self::Workers2 => "workers-2",
+            Self::Workers4 => "workers-4",
             Self::Calm => "calm",
             Self::Guarded => "guarded",
             Self::Unguarded => "unguarded",
@@ -145,7 +150,8 @@ impl Scheduler {
     pub fn of_streams(self) -> Option<(Discipline, Binding)> {
         let discipline = match self {
             Self::Plain => return Some((Discipline::Rr, Binding::Early)),
-            Self::Workers1 | Self::Workers2 | Self::Calm | Self::Guarded | Self::Unguarded => return None,
+            Self::Workers1 | Self::Workers2 | Self::Workers4 => return None,
+            Self::Calm | Self::Guarded | Self::Unguarded => return None,
             Self::NoProxy | Self::Datagram | Self::DatagramFcfs => return None,
             Self::Stream | Self::StreamFcfs | Self::Auto => return None,
             Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr => return None,
@@ -174,6 +180,7 @@ impl Scheduler {
         match self {
             Self::Workers1 => Some(1),
             Self::Workers2 => Some(2),
+            Self::Workers4 => Some(4),
             _ => None,
         }
     }
