@@ -68,6 +68,9 @@ enum Command {
         /// Its process on this machine.
         #[arg(long)]
         pid: Option<u32>,
+        /// The core of the generator.
+        #[arg(long, default_value_t = GENERATOR_CORE, requires = "relay")]
+        core: usize,
         #[command(subcommand)]
         scenario: Scenario,
     },
@@ -204,11 +207,11 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     match command {
-        Command::Load { relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), scenario, .. } => {
-            load::on_core(GENERATOR_CORE, async {
-                measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await
-            })
-        }
+        Command::Load {
+            relay: Some(address), fingerprint: Some(fingerprint), pid: Some(pid), core, scenario, ..
+        } => load::on_core(core, async {
+            measure(&Relay { address, fingerprint, process: Process { pid } }, scenario).await
+        }),
         Command::Load { start, scenario, .. } => {
             load::on_core(GENERATOR_CORE, async { measure(&Started::start(start)?.relay, scenario).await })
         }

@@ -10,9 +10,8 @@
 use std::{fs, net::UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
-use futures::future::try_join_all;
 use instruments::{
-    client::Client,
+    client,
     load::{self, Figure, echo},
     process::Process,
     relay::{GENERATOR_CORE, Relay},
@@ -63,11 +62,8 @@ async fn echo(plan: &Plan, relay: &Relay, target: UdpSocket) -> Result<Vec<Figur
     let Workload { requests: window, connections, limit_s, .. } = plan.workload;
     let address = target.local_addr()?;
     let _target = Target::on(target, Behaviour::Echo)?;
-    // A socket each, which the kernel tells apart.
-    let clients = (0..connections).map(|_| Client::start(relay, address)).collect::<Result<Vec<_>>>()?;
-    let opened = try_join_all(clients.iter().map(|client| client.open(1, 1))).await?;
-    let (tunnels, _connections): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
-    echo::through(relay, tunnels.into_iter().flatten().collect(), window as u64, limit_s as f64).await
+    let (tunnels, _clients) = client::open_separately(relay, address, connections).await?;
+    echo::through(relay, tunnels, window as u64, limit_s as f64).await
 }
 
 /// The CPU time of each worker of a relay: the first is its main thread.

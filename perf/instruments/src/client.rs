@@ -113,6 +113,25 @@ impl Client {
     }
 }
 
+/// Clients with a socket and a connection each, which the kernel spreads over the workers of a relay. Their end is that of
+/// their tunnels.
+pub struct Separate {
+    _clients: Vec<Client>,
+    _connections: Vec<Rc<Connection>>,
+}
+
+/// Opens `count` tunnels to `target`, each by a client of its own.
+///
+/// # Errors
+/// No socket can be had, or the relay refuses.
+pub async fn open_separately(relay: &Relay, target: SocketAddr, count: usize) -> Result<(Vec<UdpTunnel>, Separate)> {
+    let clients = (0..count).map(|_| Client::start(relay, target)).collect::<Result<Vec<_>>>()?;
+    let opened = try_join_all(clients.iter().map(|client| client.open(1, 1))).await?;
+    let (tunnels, connections): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+    let separate = Separate { _clients: clients, _connections: connections.into_iter().flatten().collect() };
+    Ok((tunnels.into_iter().flatten().collect(), separate))
+}
+
 /// Connections or tunnels that are being opened at once: requests of one flight share packets.
 const AT_ONCE: usize = 64;
 

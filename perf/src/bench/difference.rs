@@ -62,8 +62,9 @@ pub async fn run(before: Option<&Path>, rounds: usize) -> Result<()> {
 
 /// One tunnel and a hundred, both ways at once and each way alone.
 fn steps() -> impl Iterator<Item = Step> {
-    let echo = [(1, 64), (100, 4)]
-        .map(|(tunnels, window)| Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds: SECONDS }));
+    let echo = [(1, 64), (100, 4)].map(|(tunnels, window)| {
+        Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds: SECONDS, sockets: false })
+    });
     let one_way = [Direction::Up, Direction::Down].into_iter().flat_map(|direction| {
         [1, 100].map(|tunnels| Step::AtRate {
             direction,

@@ -61,9 +61,9 @@ fn over_one_connection(tunnels: usize) -> Tunnels {
 }
 
 fn echo_steps(seconds: f64) -> impl Iterator<Item = Step> {
-    SIZES
-        .into_iter()
-        .map(move |(tunnels, window)| Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds }))
+    SIZES.into_iter().map(move |(tunnels, window)| {
+        Step::Echo(Echo { tunnels: over_one_connection(tunnels), window, seconds, sockets: false })
+    })
 }
 
 fn rate_steps(direction: Direction, rate: f64, seconds: f64) -> impl Iterator<Item = Step> {
@@ -113,7 +113,7 @@ impl Bench {
 }
 
 fn native_steps(seconds: f64, trial_seconds: f64, searched: &[(usize, u64)]) -> Vec<Step> {
-    let one = Echo { tunnels: over_one_connection(1), window: 1, seconds };
+    let one = Echo { tunnels: over_one_connection(1), window: 1, seconds, sockets: false };
     let mut steps = vec![Step::Direct { seconds: seconds / 2.0 }, Step::Echo(one)];
     steps.extend(echo_steps(seconds));
     steps.extend(rate_steps(Direction::Up, COMPARED_RATE, seconds));

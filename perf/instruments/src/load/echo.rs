@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{Figure, Meters, Tunnels, WARM_UP, next_trial};
 use crate::{
-    client::Client,
+    client::{self, Client},
     payload::{Head, PAYLOAD_BYTES, now_ns},
     relay::{RELAY_CORE, Relay},
     target::{self, Behaviour, Target},
@@ -41,6 +41,9 @@ pub struct Echo {
     /// Seconds to measure.
     #[arg(long, default_value_t = 2.0)]
     pub seconds: f64,
+    /// Gives each connection a socket of its own, so that the kernel spreads them over the workers of a relay.
+    #[arg(long)]
+    pub sockets: bool,
 }
 
 /// What all tunnels of a measurement share.
@@ -60,8 +63,15 @@ struct Shared {
 /// The relay refuses, or a tunnel ends early.
 pub async fn run(relay: &Relay, echo: &Echo) -> Result<Vec<Figure>> {
     let target = Target::start(Behaviour::Echo)?;
-    let client = Client::start(relay, target.address()?)?;
-    let (tunnels, _connections) = client.open(echo.tunnels.tunnels, echo.tunnels.connections).await?;
+    let address = target.address()?;
+    let Tunnels { tunnels, connections } = echo.tunnels;
+    if !echo.sockets {
+        let client = Client::start(relay, address)?;
+        let (tunnels, _connections) = client.open(tunnels, connections).await?;
+        return through(relay, tunnels, echo.window, echo.seconds).await;
+    }
+    ensure!(tunnels == connections, "with a socket for each connection, there is a tunnel for each");
+    let (tunnels, _clients) = client::open_separately(relay, address, tunnels).await?;
     through(relay, tunnels, echo.window, echo.seconds).await
 }
 
