@@ -2,7 +2,9 @@
 //!
 //! What stands on it: the edge's forwards, `pacectl probe` and `forward`, load generators, tests.
 
+pub mod access;
 pub mod endpoint;
+pub mod error;
 
 use std::{net::SocketAddr, sync::Arc};
 

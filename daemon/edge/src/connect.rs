@@ -32,10 +32,7 @@ use super::{
     link::{Link, NoDatagrams},
     uplink::{CONNECTIONS, Uplink},
 };
-use crate::client::{
-    OpenError,
-    endpoint::{ANSWER_TIMEOUT, ConnectError},
-};
+use crate::client::{OpenError, endpoint::ANSWER_TIMEOUT, error::ConnectError};
 
 /// How long a reason is not told again; counters tell how often there was one.
 const SILENCE: Duration = Duration::from_secs(60);

@@ -19,7 +19,8 @@ use tokio::{sync::oneshot, time::timeout};
 use super::{
     client::{
         OpenError, Opened,
-        endpoint::{ANSWER_TIMEOUT, ConnectError, Passage, PassageEnd, Via},
+        endpoint::{ANSWER_TIMEOUT, Passage, PassageEnd, Via},
+        error::ConnectError,
     },
     form::USABLE_PAYLOAD_BYTES,
     link::Link,

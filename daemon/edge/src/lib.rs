@@ -49,7 +49,10 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::client::endpoint::{Access, Endpoint, Via};
+use crate::client::{
+    access::Access,
+    endpoint::{Endpoint, Via},
+};
 
 pub mod backoff;
 pub mod balance;

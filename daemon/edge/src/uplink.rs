@@ -32,7 +32,10 @@ use super::{
     path::{LOOK, Path, PathView, changes::PathChanges},
     sizes::Sizes,
 };
-use crate::client::endpoint::{ConnectError, Connected, Endpoint};
+use crate::client::{
+    endpoint::{Connected, Endpoint},
+    error::ConnectError,
+};
 
 mod paths;
 mod placing;

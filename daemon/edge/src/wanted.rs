@@ -6,7 +6,7 @@ use config::{Config, forward::Forward, proxy::Proxy, serve::Serve, targets::Prot
 use masque::template::Template;
 use sha2::{Digest as _, Sha256};
 
-use crate::client::endpoint::Access;
+use crate::client::access::Access;
 
 /// What a configuration wants at a local address.
 #[derive(Clone, PartialEq)]

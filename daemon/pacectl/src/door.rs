@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use api::ControlClient;
 use clap::Args;
-use edge::client::{OpenError, endpoint::ConnectError};
+use edge::client::{OpenError, error::ConnectError};
 use quic::tls::{self, Trust};
 use tonic::{Code, Status, transport::Uri};
 

@@ -9,7 +9,10 @@ use config::{
     hash,
     uplink::{ClientFiles, TrustSource},
 };
-use edge::client::endpoint::{Access, ConnectError, TokenSource};
+use edge::client::{
+    access::{Access, TokenSource},
+    error::ConnectError,
+};
 use masque::{
     target::Target,
     template::{Template, TemplateError},

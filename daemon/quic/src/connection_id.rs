@@ -6,9 +6,7 @@
 
 use std::{
     cell::Cell,
-    fs,
     net::SocketAddr,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering::Relaxed},
@@ -16,55 +14,23 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, Result, anyhow};
-use aws_lc_rs::{hkdf, rand};
+use anyhow::Result;
 use prometheus_client::metrics::counter::Counter;
 use s2n_quic::provider::connection_id::{ConnectionInfo, Generator, LocalId, Validator};
 use siphasher::sip::SipHasher24;
 
-use self::reset::Resets;
 pub use self::{
     address::{AddressTokens, STAMP_AT, StampKey, TOKEN_BYTES},
     reset::ResetTokens,
+    secret::Secret,
 };
+use self::{reset::Resets, secret::random};
 
 mod address;
 mod reset;
-
-/// The secret of which everything else is derived.
-#[derive(Clone)]
-pub struct Secret([u8; 32]);
+mod secret;
 
 impl Secret {
-    /// Reads the secret of a state folder, or makes it, for this user's eyes only.
-    ///
-    /// # Errors
-    /// The folder cannot be written, or the file holds something else.
-    pub fn keep_in(folder: &Path) -> Result<Self> {
-        let file = folder.join("secret");
-        match fs::read(&file) {
-            Ok(bytes) => {
-                let bytes = bytes.try_into().map_err(|_| anyhow!("{} does not hold 32 bytes", file.display()))?;
-                Ok(Self(bytes))
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let secret = Self::ephemeral()?;
-                let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
-                written.with_context(|| format!("failed to write {}", file.display()))?;
-                Ok(secret)
-            }
-            Err(error) => Err(error).with_context(|| format!("failed to read {}", file.display())),
-        }
-    }
-
-    /// Makes a secret that ends with the process.
-    ///
-    /// # Errors
-    /// The system has no randomness to give.
-    pub fn ephemeral() -> Result<Self> {
-        random().map(Self)
-    }
-
     /// Returns the keys of connection IDs for programs that judge them, by their config: the keys that peers may use
     /// now, and the next, so that a caller that asks once a week is never behind.
     #[must_use]
@@ -79,33 +45,6 @@ impl Secret {
     pub fn stamp_key(&self) -> StampKey {
         StampKey(self.key("address token stamp", b""))
     }
-
-    /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).
-    fn key<const N: usize>(&self, purpose: &str, context: &[u8]) -> [u8; N] {
-        let mut key = [0; N];
-        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"paced");
-        let pseudorandom = salt.extract(&self.0);
-        pseudorandom
-            .expand(&[purpose.as_bytes(), &[0], context], Bytes(N))
-            .and_then(|expanded| expanded.fill(&mut key))
-            .expect("HKDF expands to 255 blocks, and keys are shorter than one");
-        key
-    }
-}
-
-/// How many bytes HKDF is to give.
-struct Bytes(usize);
-
-impl hkdf::KeyType for Bytes {
-    fn len(&self) -> usize {
-        self.0
-    }
-}
-
-fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    rand::fill(&mut bytes).map_err(|_| anyhow!("the system's source of random numbers failed"))?;
-    Ok(bytes)
 }
 
 /// The issuer for one endpoint.
@@ -376,15 +315,11 @@ impl Nonces {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashSet, os::unix::fs::PermissionsExt as _};
+    use std::collections::HashSet;
 
-    use super::*;
+    use super::{secret::tests::secret, *};
 
     const LABEL: IdLabel = IdLabel { class: 3, worker: 250 };
-
-    fn secret() -> Secret {
-        Secret([7; 32])
-    }
 
     #[test]
     fn a_label_is_read_with_the_key_that_sealed_it_and_no_other() {
@@ -478,29 +413,5 @@ mod tests {
         assert!(LIFETIME < GENERATION);
         let configs: HashSet<_> = (0..7).map(config_of).collect();
         assert_eq!(configs, (0..7).collect(), "seven generations pass before a config means another key");
-    }
-
-    #[test]
-    fn a_secret_is_made_once_and_for_its_owner_only() {
-        let folder = std::env::temp_dir().join(format!("paced-secret-{}", std::process::id()));
-        let made = Secret::keep_in(&folder.join("below")).unwrap();
-        let file = folder.join("below/secret");
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(Secret::keep_in(&folder.join("below")).unwrap().0, made.0);
-        fs::write(&file, "short").unwrap();
-        assert!(Secret::keep_in(&folder.join("below")).is_err());
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn every_purpose_has_a_key_of_its_own() {
-        let keys: HashSet<[u8; 16]> = [
-            secret().key("stateless reset", b"a"),
-            secret().key("stateless reset", b"b"),
-            secret().key("address token", b"a"),
-            Secret([8; 32]).key("stateless reset", b"a"),
-        ]
-        .into();
-        assert_eq!(keys.len(), 4);
     }
 }

@@ -15,7 +15,7 @@ use config::{
     uplink::{TrustSource, UplinkSettings},
 };
 use edge::{
-    client::endpoint::{Access, Endpoint},
+    client::{access::Access, endpoint::Endpoint},
     proxy::users::ProxyUsers,
 };
 use quic::{datagrams::Schedules, endpoint::Transport};

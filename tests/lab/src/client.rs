@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use edge::client::endpoint::{Access, ConnectError, Endpoint};
 use edge::client::{OpenError, RelayConnection, drive};
+use edge::client::{access::Access, endpoint::Endpoint, error::ConnectError};
 use masque::proxy_status::{ErrorType, ProxyStatus};
 use masque::request::TunnelRefused;
 use masque::target::{Host, Target};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use config::uplink::{ClientFiles, TrustSource};
-use edge::client::endpoint::{Access, TokenSource};
+use edge::client::access::{Access, TokenSource};
 use masque::template::Template;
 
 use crate::authority::{Authority, Issued};

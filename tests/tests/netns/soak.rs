@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use api::v1;
-use edge::client::endpoint::Access;
+use edge::client::access::Access;
 use lab::client::{Client, Tunnel};
 use lab::name_server::NameServer;
 use lab::netns::Chain;

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use config::uplink::TrustSource;
-use edge::client::endpoint::Access;
+use edge::client::access::Access;
 use lab::authority::Authority;
 use lab::client::Client;
 use lab::process::wait_for;

@@ -1,18 +1,14 @@
 //! How a client reaches its relay: sockets, name resolution, TLS, and connections one after another.
 
 use std::{
-    env, io,
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use config::{
-    hash::hex,
-    uplink::{ClientFiles, TrustSource, UplinkSettings},
-};
+use config::uplink::TrustSource;
 use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use masque::{
     h3::Code,
@@ -29,14 +25,16 @@ use quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
     events::{ConnectionState, Heard},
-    h3::{self, connection_reason},
-    tls,
+    h3, tls,
 };
 use s2n_quic::client::Connect;
-use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::RelayConnection;
+use super::{
+    RelayConnection,
+    access::{Access, TokenSource},
+    error::ConnectError,
+};
 use crate::{exit::Exit, form::Experience};
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first
@@ -61,143 +59,6 @@ pub const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 0));
 
 /// What waits per tunnel and direction, and per connection to be sent.
 const QUEUES: QueueLimits = QueueLimits { flow_bytes: 256 * 1024, connection_bytes: 4 << 20 };
-
-/// What a client has to know to use a relay.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The template of the relay's URIs; its origin is where the client connects to.
-    pub template: Template,
-    /// Why the relay's certificate is believed.
-    pub trust: TrustSource,
-    /// Where the bearer token is kept. It is read again for every connection.
-    pub token: Option<TokenSource>,
-    /// A certificate to show.
-    pub identity: Option<ClientFiles>,
-}
-
-/// Where a bearer token is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenSource {
-    /// A file with nothing else in it.
-    File(PathBuf),
-    /// An environment variable.
-    Environment(String),
-}
-
-impl Access {
-    /// What the configuration says of each relay of an uplink, in their order.
-    #[must_use]
-    pub fn of(uplink: &UplinkSettings) -> Vec<Self> {
-        let access = |template: &Template| Self {
-            template: template.clone(),
-            trust: uplink.trust.clone(),
-            token: uplink.token_file.clone().map(TokenSource::File),
-            identity: uplink.client.clone(),
-        };
-        uplink.relays.iter().map(access).collect()
-    }
-}
-
-impl Access {
-    /// Returns the SHA-256 of the contents of the files that it names, by which a caller can tell whether any of them
-    /// has changed. A file that cannot be read counts as unreadable.
-    #[must_use]
-    pub fn contents(&self) -> [u8; 32] {
-        let Self { template: _, trust, token, identity } = self;
-        let authority = if let TrustSource::Authority(file) = trust { Some(file) } else { None };
-        let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
-        let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
-        let mut hash = Sha256::new();
-        for file in authority.into_iter().chain(token).chain(identity) {
-            let contents = std::fs::read(file);
-            hash.update([u8::from(contents.is_ok())]);
-            hash.update(Sha256::digest(contents.unwrap_or_default()));
-        }
-        hash.finalize().into()
-    }
-}
-
-/// Why there is no connection to a relay. Says what to do about it.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The token cannot be had.
-    #[error("failed to read the token from {from}: {cause}")]
-    Token {
-        /// The file or variable.
-        from: String,
-        /// What is wrong.
-        cause: TokenError,
-    },
-    /// The relay's name does not resolve.
-    #[error("the relay's name {name} does not resolve ({cause}): check the relay's template")]
-    Resolve {
-        /// The name.
-        name: String,
-        /// What the resolver says.
-        cause: io::Error,
-    },
-    /// The system gives no socket.
-    #[error("failed to open a socket toward {to}: {cause:#}")]
-    Socket {
-        /// The relay's address.
-        to: SocketAddr,
-        /// What the system says.
-        cause: anyhow::Error,
-    },
-    /// Nobody answers.
-    #[error("no answer from {0}: check that the relay runs there, and that UDP passes all the way")]
-    NoAnswer(SocketAddr),
-    /// The relay showed a certificate that is not trusted.
-    #[error(
-        "the certificate of {name} is not trusted: {reason}. Its SHA-256 is {}; if the relay's operator confirms it, \
-         pin it (`pacectl --pin …`, `certificate_sha256` in the configuration), or name the authority that signed it \
-         (`--ca FILE`, `ca`)",
-        hex(fingerprint)
-    )]
-    Untrusted {
-        /// The relay's name.
-        name: String,
-        /// The certificate's SHA-256.
-        fingerprint: [u8; 32],
-        /// What is wrong with it.
-        reason: rustls::Error,
-    },
-    /// The handshake failed otherwise, or the connection did.
-    #[error("connection to {to} failed: {}", connection_reason(cause))]
-    Failed {
-        /// The relay's address.
-        to: SocketAddr,
-        /// What QUIC says.
-        cause: s2n_quic::connection::Error,
-    },
-    /// There is no way to the relay through another.
-    #[error("no way to {relay} through [hop.{hop}]: {cause}")]
-    Hop {
-        /// The name of the hop.
-        hop: String,
-        /// The relay behind it, as host and port.
-        relay: String,
-        /// What is wrong.
-        cause: String,
-    },
-    /// The connection ended before HTTP/3 could be spoken.
-    #[error(transparent)]
-    Http(#[from] h3::Error),
-}
-
-/// What is wrong with a token's source.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// The file cannot be read.
-    #[error(transparent)]
-    File(#[from] io::Error),
-    /// There is no such variable, or it is no text.
-    #[error(transparent)]
-    Environment(#[from] env::VarError),
-    /// It is empty, or holds what no header field may.
-    #[error("a token consists of printable ASCII characters without spaces")]
-    Malformed,
-}
 
 /// A relay through which another is reached.
 pub trait Via: Send + Sync {
@@ -510,25 +371,6 @@ impl Endpoint {
         let io = self.transport.roaming_sockets_on(bound)?;
         let client = endpoint::connect(io, &self.transport, self.tls.clone(), self.datagrams())?;
         Ok(socket.insert(client).clone())
-    }
-}
-
-impl TokenSource {
-    /// Reads the token.
-    ///
-    /// # Errors
-    /// It cannot be read, or is none.
-    pub fn read(&self) -> Result<Arc<str>, ConnectError> {
-        let (from, text) = match self {
-            Self::File(path) => (path.display().to_string(), std::fs::read_to_string(path).map_err(TokenError::from)),
-            Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),
-        };
-        let token = text.and_then(|text| match text.trim() {
-            "" => Err(TokenError::Malformed),
-            token if !token.bytes().all(|byte| byte.is_ascii_graphic()) => Err(TokenError::Malformed),
-            token => Ok(token.into()),
-        });
-        token.map_err(|cause| ConnectError::Token { from, cause })
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::{Attempts, State, Uplink};
 use crate::{
-    client::endpoint::{ConnectError, Endpoint},
+    client::{endpoint::Endpoint, error::ConnectError},
     link::Line,
     path::{Path, PathView},
 };

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{CONNECTIONS, Uplink};
 use crate::{
-    client::endpoint::ConnectError,
+    client::error::ConnectError,
     link::{Line, Link},
     path::PathDemand,
 };

@@ -22,7 +22,8 @@ use crate::{
     backoff::random,
     client::{
         drive,
-        endpoint::{ConnectError, Connected, Endpoint, Inside},
+        endpoint::{Connected, Endpoint, Inside},
+        error::ConnectError,
     },
     failover::{Failover, Next},
     link::Line,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use config::uplink::TrustSource;
 use edge::client::OpenError;
-use edge::client::endpoint::{Access, ConnectError};
+use edge::client::{access::Access, error::ConnectError};
 use lab::client::{Client, Tunnel, refusal};
 use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};

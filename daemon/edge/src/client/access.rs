@@ -1,0 +1,81 @@
+//! The relay of a client, and the credentials for it.
+
+use std::{env, path::PathBuf, sync::Arc};
+
+use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
+use masque::template::Template;
+use sha2::{Digest as _, Sha256};
+
+use super::error::{ConnectError, TokenError};
+
+/// What a client has to know to use a relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The template of the relay's URIs; its origin is where the client connects to.
+    pub template: Template,
+    /// Why the relay's certificate is believed.
+    pub trust: TrustSource,
+    /// Where the bearer token is kept. It is read again for every connection.
+    pub token: Option<TokenSource>,
+    /// A certificate to show.
+    pub identity: Option<ClientFiles>,
+}
+
+/// Where a bearer token is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// A file with nothing else in it.
+    File(PathBuf),
+    /// An environment variable.
+    Environment(String),
+}
+
+impl Access {
+    /// What the configuration says of each relay of an uplink, in their order.
+    #[must_use]
+    pub fn of(uplink: &UplinkSettings) -> Vec<Self> {
+        let access = |template: &Template| Self {
+            template: template.clone(),
+            trust: uplink.trust.clone(),
+            token: uplink.token_file.clone().map(TokenSource::File),
+            identity: uplink.client.clone(),
+        };
+        uplink.relays.iter().map(access).collect()
+    }
+
+    /// Returns the SHA-256 of the contents of the files that it names, by which a caller can tell whether any of them
+    /// has changed. A file that cannot be read counts as unreadable.
+    #[must_use]
+    pub fn contents(&self) -> [u8; 32] {
+        let Self { template: _, trust, token, identity } = self;
+        let authority = if let TrustSource::Authority(file) = trust { Some(file) } else { None };
+        let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
+        let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
+        let mut hash = Sha256::new();
+        for file in authority.into_iter().chain(token).chain(identity) {
+            let contents = std::fs::read(file);
+            hash.update([u8::from(contents.is_ok())]);
+            hash.update(Sha256::digest(contents.unwrap_or_default()));
+        }
+        hash.finalize().into()
+    }
+}
+
+impl TokenSource {
+    /// Reads the token.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub fn read(&self) -> Result<Arc<str>, ConnectError> {
+        let (from, text) = match self {
+            Self::File(path) => (path.display().to_string(), std::fs::read_to_string(path).map_err(TokenError::from)),
+            Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),
+        };
+        let token = text.and_then(|text| match text.trim() {
+            "" => Err(TokenError::Malformed),
+            token if !token.bytes().all(|byte| byte.is_ascii_graphic()) => Err(TokenError::Malformed),
+            token => Ok(token.into()),
+        });
+        token.map_err(|cause| ConnectError::Token { from, cause })
+    }
+}

@@ -1,0 +1,88 @@
+//! Why there is no connection to a relay, and what to do about it.
+
+use std::{env, io, net::SocketAddr};
+
+use config::hash::hex;
+use quic::h3::{self, connection_reason};
+
+/// Why there is no connection to a relay. Says what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The token cannot be had.
+    #[error("failed to read the token from {from}: {cause}")]
+    Token {
+        /// The file or variable.
+        from: String,
+        /// What is wrong.
+        cause: TokenError,
+    },
+    /// The relay's name does not resolve.
+    #[error("the relay's name {name} does not resolve ({cause}): check the relay's template")]
+    Resolve {
+        /// The name.
+        name: String,
+        /// What the resolver says.
+        cause: io::Error,
+    },
+    /// The system gives no socket.
+    #[error("failed to open a socket toward {to}: {cause:#}")]
+    Socket {
+        /// The relay's address.
+        to: SocketAddr,
+        /// What the system says.
+        cause: anyhow::Error,
+    },
+    /// Nobody answers.
+    #[error("no answer from {0}: check that the relay runs there, and that UDP passes all the way")]
+    NoAnswer(SocketAddr),
+    /// The relay showed a certificate that is not trusted.
+    #[error(
+        "the certificate of {name} is not trusted: {reason}. Its SHA-256 is {}; if the relay's operator confirms it, \
+         pin it (`pacectl --pin …`, `certificate_sha256` in the configuration), or name the authority that signed it \
+         (`--ca FILE`, `ca`)",
+        hex(fingerprint)
+    )]
+    Untrusted {
+        /// The relay's name.
+        name: String,
+        /// The certificate's SHA-256.
+        fingerprint: [u8; 32],
+        /// What is wrong with it.
+        reason: rustls::Error,
+    },
+    /// The handshake failed otherwise, or the connection did.
+    #[error("connection to {to} failed: {}", connection_reason(cause))]
+    Failed {
+        /// The relay's address.
+        to: SocketAddr,
+        /// What QUIC says.
+        cause: s2n_quic::connection::Error,
+    },
+    /// There is no way to the relay through another.
+    #[error("no way to {relay} through [hop.{hop}]: {cause}")]
+    Hop {
+        /// The name of the hop.
+        hop: String,
+        /// The relay behind it, as host and port.
+        relay: String,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The connection ended before HTTP/3 could be spoken.
+    #[error(transparent)]
+    Http(#[from] h3::Error),
+}
+
+/// What is wrong with a token's source.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// There is no such variable, or it is no text.
+    #[error(transparent)]
+    Environment(#[from] env::VarError),
+    /// It is empty, or holds what no header field may.
+    #[error("a token consists of printable ASCII characters without spaces")]
+    Malformed,
+}

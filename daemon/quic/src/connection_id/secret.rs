@@ -1,0 +1,107 @@
+//! The secret that everything else derives from, and its file.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, anyhow};
+use aws_lc_rs::{hkdf, rand};
+
+/// The secret of which everything else is derived.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// Reads the secret of a state folder, or makes it, for this user's eyes only.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or the file holds something else.
+    pub fn keep_in(folder: &Path) -> Result<Self> {
+        let file = folder.join("secret");
+        match fs::read(&file) {
+            Ok(bytes) => {
+                let bytes = bytes.try_into().map_err(|_| anyhow!("{} does not hold 32 bytes", file.display()))?;
+                Ok(Self(bytes))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let secret = Self::ephemeral()?;
+                let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
+                written.with_context(|| format!("failed to write {}", file.display()))?;
+                Ok(secret)
+            }
+            Err(error) => Err(error).with_context(|| format!("failed to read {}", file.display())),
+        }
+    }
+
+    /// Makes a secret that ends with the process.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn ephemeral() -> Result<Self> {
+        random().map(Self)
+    }
+
+    /// Derives a key for one purpose (HKDF with SHA-256, RFC 5869).
+    pub(super) fn key<const N: usize>(&self, purpose: &str, context: &[u8]) -> [u8; N] {
+        let mut key = [0; N];
+        let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, b"paced");
+        let pseudorandom = salt.extract(&self.0);
+        pseudorandom
+            .expand(&[purpose.as_bytes(), &[0], context], Bytes(N))
+            .and_then(|expanded| expanded.fill(&mut key))
+            .expect("HKDF expands to 255 blocks, and keys are shorter than one");
+        key
+    }
+}
+
+/// How many bytes HKDF is to give.
+struct Bytes(usize);
+
+impl hkdf::KeyType for Bytes {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+/// Random bytes of the system.
+///
+/// # Errors
+/// The system has none to give.
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rand::fill(&mut bytes).map_err(|_| anyhow!("the system's source of random numbers failed"))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::{collections::HashSet, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    pub(crate) fn secret() -> Secret {
+        Secret([7; 32])
+    }
+
+    #[test]
+    fn a_secret_is_made_once_and_for_its_owner_only() {
+        let folder = std::env::temp_dir().join(format!("paced-secret-{}", std::process::id()));
+        let made = Secret::keep_in(&folder.join("below")).unwrap();
+        let file = folder.join("below/secret");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(Secret::keep_in(&folder.join("below")).unwrap().0, made.0);
+        fs::write(&file, "short").unwrap();
+        assert!(Secret::keep_in(&folder.join("below")).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn every_purpose_has_a_key_of_its_own() {
+        let keys: HashSet<[u8; 16]> = [
+            secret().key("stateless reset", b"a"),
+            secret().key("stateless reset", b"b"),
+            secret().key("address token", b"a"),
+            Secret([8; 32]).key("stateless reset", b"a"),
+        ]
+        .into();
+        assert_eq!(keys.len(), 4);
+    }
+}

@@ -1,0 +1,210 @@
+//! Payloads under a schedule and the terms of classes: their order, their deadlines and their rates.
+
+use super::*;
+
+/// A hub whose time is what the test says, in milliseconds.
+fn hub_in_time(discipline: Discipline) -> (Arc<Hub>, Arc<DatagramCounters>) {
+    let counters = Arc::<DatagramCounters>::default();
+    let limits = QueueLimits { flow_bytes: 100_000, connection_bytes: 100_000 };
+    let clock = Clock { now_ns: || NOW_MS.get() * 1_000_000, sleep_until: |_| Box::pin(std::future::pending()) };
+    let schedule = Schedule { discipline, clock, ..Schedule::default() };
+    let mut endpoint =
+        Datagrams { limits, counters: counters.clone(), max_frame_bytes: 65_535, schedules: schedule.into() };
+    let (sender, _) = endpoint.create_connection(&provider::ConnectionInfo::new(65_535, noop_waker()));
+    NOW_MS.set(0);
+    (sender.hub(), counters)
+}
+
+thread_local! {
+    static NOW_MS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// The terms of the class that a policy text gives everything.
+fn terms(class: &str) -> Terms {
+    let text = format!("[class.x]\n{class}\n[[rule]]\nclass = \"x\"\n");
+    let policy = config::policy::Policy::from_toml(&text).unwrap();
+    let classes = Classes::new(policy, PolicyRole::Relay, &Default::default(), |_| Default::default());
+    classes.named(Some("x")).terms(None)
+}
+
+const ML: Discipline = Discipline::Ml { low: sched::stream::Low::Rr };
+
+#[test]
+fn the_high_level_leaves_first_by_deadline_and_the_low_one_takes_turns_behind_it() {
+    let (hub, _) = hub_in_time(ML);
+    let flows = [0, 4, 8, 12].map(|stream| open(&hub, stream));
+    flows[2].set_terms(terms("level = \"high\"\ndeadline_ms = 500"));
+    flows[3].set_terms(terms("level = \"high\"\ndeadline_ms = 100"));
+    for flow in &flows {
+        send(flow, &[b"1", b"2"]);
+    }
+    let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+    assert_eq!(order, [3, 3, 2, 2, 0, 1, 0, 1]);
+}
+
+#[test]
+fn connections_that_live_follow_the_schedule_of_their_endpoint() {
+    let schedules = Schedules::from(Schedule { discipline: Discipline::Fcfs, ..Schedule::default() });
+    let limits = QueueLimits { flow_bytes: 1_000, connection_bytes: 1_000 };
+    let (counters, max_frame_bytes) = (Arc::default(), 65_535);
+    let mut endpoint = Datagrams { limits, counters, max_frame_bytes, schedules: schedules.clone() };
+    let info = provider::ConnectionInfo::new(65_535, noop_waker());
+    // Many have ended.
+    let hubs = (0..100).map(|_| endpoint.create_connection(&info).0.hub()).collect::<Vec<_>>().split_off(97);
+    let flows = hubs.iter().map(|hub| [open(hub, 0), open(hub, 4)]).collect::<Vec<_>>();
+    for [first, second] in &flows {
+        second.set_terms(terms("priority = 255"));
+        send(first, &[b"1"]);
+        send(second, &[b"2"]);
+    }
+    schedules.set(Schedule { discipline: Discipline::Abs, ..Schedule::default() });
+    for hub in &hubs {
+        let order: Vec<_> = transmit(hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(order, [1, 0]);
+    }
+}
+
+#[test]
+fn a_connection_with_a_schedule_of_its_own_keeps_it_whatever_becomes_of_that_of_its_endpoint() {
+    let of = |discipline, packets| {
+        let binding = Binding::Late { floor_packets: Some(packets) };
+        Schedule { discipline, binding, ..Schedule::default() }
+    };
+    let schedules = Schedules::from(of(Discipline::Fcfs, 3));
+    let limits = QueueLimits { flow_bytes: 1_000, connection_bytes: 1_000 };
+    let mut endpoint =
+        Datagrams { limits, counters: Arc::default(), max_frame_bytes: 65_535, schedules: schedules.clone() };
+    let info = provider::ConnectionInfo::new(65_535, noop_waker());
+    let [follows, own] = [(); 2].map(|()| endpoint.create_connection(&info).0.hub());
+    own.set_schedule(&of(Discipline::Abs, 5));
+    assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Fcfs, Discipline::Abs]);
+    schedules.set(of(Discipline::Rr, 7));
+    assert_eq!([&follows, &own].map(|hub| hub.discipline()), [Discipline::Rr, Discipline::Abs]);
+    // Also how early streams are bound, before there is a driver and after.
+    let rooms = [&follows, &own].map(|hub| {
+        let (ledger, _) = Account::new(true).join();
+        hub.join(ledger.clone(), Tap::default());
+        ledger
+    });
+    let most = |ledger: &Ledger| {
+        let before = ledger.unsent_bytes();
+        while ledger.room().is_some() {
+            ledger.hand_over(1_200);
+        }
+        let most = ledger.unsent_bytes();
+        ledger.give_back(most - before);
+        most / 1_200
+    };
+    assert_eq!(rooms.each_ref().map(|ledger| most(ledger)), [7, 5]);
+    schedules.set(of(Discipline::Rr, 11));
+    own.set_schedule(&of(Discipline::Rr, 13));
+    assert_eq!(rooms.each_ref().map(|ledger| most(ledger)), [11, 13]);
+}
+
+#[test]
+fn another_discipline_orders_payloads_that_wait_already() {
+    for (discipline, expected) in [(Discipline::Fcfs, [0, 1]), (Discipline::Abs, [1, 0])] {
+        let (hub, _) = hub_in_time(Discipline::Fcfs);
+        let (first, second) = (open(&hub, 0), open(&hub, 4));
+        second.set_terms(terms("priority = 255"));
+        send(&first, &[b"1"]);
+        send(&second, &[b"2"]);
+        hub.set_schedule(&Schedule { discipline, ..Schedule::default() });
+        let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(order, expected, "{discipline:?}");
+    }
+}
+
+#[test]
+fn what_is_of_another_class_by_now_keeps_what_was_asked_for_within_its_bounds() {
+    let asked = masque::priority::Priority::parse(b"u=0, dl=50").unwrap();
+    let before = terms("priority = 100\npriorities = [0, 255]\ndeadline_ms = 90\nshortest_deadline_ms = 10");
+    let moved = before.moved(&asked);
+    assert_eq!((moved.service.priority, moved.deadline_ns), (255, Some(50_000_000)));
+    let after = terms("priority = 20\npriorities = [0, 40]\ndeadline_ms = 900\nshortest_deadline_ms = 70").class;
+    let reclassed = moved.reclassed(&after);
+    assert_eq!((reclassed.service.priority, reclassed.deadline_ns), (40, Some(70_000_000)));
+    let never_moved = before.reclassed(&after);
+    assert_eq!((never_moved.service.priority, never_moved.deadline_ns), (20, Some(900_000_000)));
+}
+
+#[test]
+fn a_change_of_terms_counts_for_payloads_that_wait_already() {
+    let (hub, _) = hub_in_time(ML);
+    let (first, second) = (open(&hub, 0), open(&hub, 4));
+    send(&first, &[b"1"]);
+    send(&second, &[b"2"]);
+    second.set_terms(terms("level = \"high\""));
+    let order: Vec<_> = transmit(&hub, FakePacket::new(1000)).iter().map(|datagram| datagram[0]).collect();
+    assert_eq!(order, [1, 0]);
+}
+
+#[test]
+fn payloads_that_waited_too_long_for_their_class_are_dropped_and_counted() {
+    let (hub, counters) = hub_in_time(ML);
+    let flow = open(&hub, 0);
+    let stale = terms("drop = \"sojourn\"\nsojourn_ms = 50");
+    flow.set_terms(stale.clone());
+    send(&flow, &[b"old", b"older"]);
+    NOW_MS.set(40);
+    send(&flow, &[b"new"]);
+    NOW_MS.set(60);
+    assert_eq!(transmit(&hub, FakePacket::new(1000)), [b"\0\0new"]);
+    assert_eq!((counters.dropped_stale.get(), stale.class.counters.dropped_sojourn.get()), (2, 2));
+    assert_eq!((hub.waiting_bytes(), hub.wants_packet()), (0, false));
+}
+
+#[test]
+fn a_deadline_drops_what_is_late_where_the_schedule_says_so_and_nothing_else() {
+    for (expiry, left) in [(Expiry::Hard, 1), (Expiry::Soft, 2)] {
+        let (hub, counters) = hub_in_time(Discipline::Edf { expiry });
+        let flow = open(&hub, 0);
+        let terms = terms("deadline_ms = 100");
+        flow.set_terms(terms.clone());
+        send(&flow, &[b"late"]);
+        NOW_MS.set(60);
+        send(&flow, &[b"in time"]);
+        NOW_MS.set(120);
+        assert_eq!(transmit(&hub, FakePacket::new(1000)).len(), left);
+        let class = &terms.class.counters;
+        let dropped = 2 - left as u64;
+        assert_eq!((counters.dropped_stale.get(), class.dropped_expired.get()), (dropped, dropped));
+        assert_eq!(class.late_payloads.get(), 1 - dropped, "what left late is counted so");
+    }
+}
+
+#[test]
+fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
+    let (hub, _) = hub_in_time(ML);
+    let (thin, other) = (open(&hub, 0), open(&hub, 4));
+    // 100 bytes are 1 ms, and 10 ms may leave at once. With its headers, a payload takes 2.05 ms.
+    let terms = terms("level = \"high\"\nrate_down = \"800 kbit/s\"");
+    thin.set_terms(terms);
+    let mut left = [0, 0];
+    for now in 0..100 {
+        NOW_MS.set(now);
+        send(&thin, &[&[1; 200]]);
+        send(&other, &[&[2; 200]]);
+        hub.release(now * 1_000_000);
+        for datagram in transmit(&hub, FakePacket::new(1000)) {
+            left[usize::from(datagram[0])] += 1;
+        }
+    }
+    assert_eq!(left[1], 100, "the other flow did not wait");
+    assert!((46..=54).contains(&left[0]), "{} payloads of 2.05 ms in 100 ms", left[0]);
+    drop(thin);
+    assert_eq!(hub.waiting_bytes(), 0, "a flow that waits for its departure leaves nothing behind");
+}
+
+#[test]
+fn a_flooding_flow_costs_the_others_no_more_than_its_turns() {
+    let (hub, _) = hub_in_time(ML);
+    let (flood, quiet) = (open(&hub, 0), open(&hub, 4));
+    for _ in 0..50 {
+        send(&flood, &[&[9; 1000][..]; 20]);
+        send(&quiet, &[&[1; 100]]);
+        let written = transmit(&hub, FakePacket::new(1200));
+        assert!(written.iter().any(|datagram| datagram[0] == 1), "one turn of the flood is waited for, not two");
+        transmit(&hub, FakePacket::new(1200));
+    }
+}
