@@ -1,6 +1,7 @@
 //! What the papers claim, over the simulated network: three classes of requests at once, 8 KB within 1 s, 8 KB within
 //! 2 s, and 102.4 KB, over 5 Mbit/s with 0.5 % loss and a round trip of 50 ms (plan `thesis-fig7-8`); and over simulated engines:
-//! three models, and two behind such a link (plans `routing-fig4-6` and `routing-table3-4`).
+//! three models, and two behind such a link (plans `routing-fig4-6` and `routing-table3-4`). Also the program itself, where that needs
+//! neither a network nor rights.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what tests share ends them as they end themselves")]
 
@@ -160,4 +161,14 @@ fn a_policy_that_knows_what_is_left_of_the_time_beats_one_that_does_not_whatever
         assert!(score("tuned") > score("rule-blind") + 0.02, "{name}");
         assert!(score("tuned") > score("2.7b") + 0.1, "{name}");
     }
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_the_output_without_an_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut list = std::process::Command::new(env!("CARGO_BIN_EXE_paced-perf"));
+    list.arg("list").current_dir("..").stdout(writer).stderr(std::process::Stdio::piped());
+    let output = list.spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
 }

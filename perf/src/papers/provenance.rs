@@ -118,7 +118,7 @@ impl Provenance {
 /// As [`Provenance::of_folder`]; also if rows are of a tree with changes, or do not name the trees of the product's folders.
 pub fn check(folder: &Path) -> Result<()> {
     let found = Provenance::of_folder(folder, &Trees::standing())?;
-    found.iter().for_each(|from| println!("{}", from.line()));
+    found.iter().for_each(|from| api::say!("{}", from.line()));
     let refused: Vec<_> = found.iter().filter(|from| from.refusal().is_some()).map(Provenance::line).collect();
     ensure!(refused.is_empty(), "results are refused:\n{}", refused.join("\n"));
     Ok(())

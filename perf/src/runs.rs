@@ -1,0 +1,280 @@
+//! Experiments by hand: a plan's variants are run, their rows are written, and their tables and pictures are shown.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use api::say;
+use experiment::{
+    self,
+    paths::{self, stack, trees},
+    peer, serving as routing,
+};
+use instruments::origin::Origin;
+use plan::{
+    self, BASE, Clock, PathsPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
+    paths::Scheduler as PathScheduler,
+};
+
+/// An experiment to run, and where its results go.
+#[derive(clap::Args)]
+pub struct Experiment {
+    /// A plan's name, or the path of its file.
+    plan: String,
+    /// A variant, or `all`.
+    #[arg(long, default_value = BASE)]
+    variant: String,
+    /// Only these schedulers.
+    #[arg(long, value_delimiter = ',')]
+    scheduler: Vec<Scheduler>,
+    /// Of a plan with several paths: only these schedulers.
+    #[arg(long, value_delimiter = ',')]
+    path_scheduler: Vec<PathScheduler>,
+    /// Of a plan of model serving: only these policies.
+    #[arg(long, value_delimiter = ',')]
+    policy: Vec<String>,
+    /// How often each scheduler runs, or how many seeds policies are held against, instead of what the plan says.
+    #[arg(long)]
+    repetitions: Option<u64>,
+    /// Where it runs, instead of the plan's first; `lab` is for inside the VM.
+    #[arg(long)]
+    clock: Option<Clock>,
+    /// Where results are written, as lines of JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Where a picture is written, as SVG; of several variants, each to a file of its own.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+impl Experiment {
+    /// The variants to run, of those that the plan has.
+    fn variants<'a>(&'a self, all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+        match &*self.variant {
+            "all" => all.collect(),
+            one => vec![one],
+        }
+    }
+}
+
+/// Runs a plan's variants and prints their tables. Printing ends the process where nobody reads on, so rows and pictures are
+/// written before.
+///
+/// # Errors
+/// There is no such plan or variant, an option is for another kind of plan, or a run fails.
+pub fn run(experiment: &Experiment) -> Result<()> {
+    let plan = match plan::Any::read(&experiment.plan)? {
+        plan::Any::Network(plan) => *plan,
+        plan::Any::Serving(plan) => return run_serving(experiment, &plan),
+        plan::Any::Paths(plan) => return run_paths(experiment, &plan),
+        plan::Any::Trees(plan) => return run_trees(experiment, *plan),
+        plan::Any::Stack(plan) => return run_stack(experiment, *plan),
+    };
+    ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
+    ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
+    let clock = experiment.clock.unwrap_or(plan.clocks[0]);
+    let origin = Origin::of_this_run(clock.name())?;
+    let mut lines = String::new();
+    for variant in experiment.variants(plan.variants()) {
+        let mut plan = plan.variant(variant)?;
+        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions_on(clock));
+        plan.schedulers = match experiment.scheduler.as_slice() {
+            [] => present(&plan, clock),
+            chosen => chosen.to_vec(),
+        };
+        let outcomes = experiment::compare(&plan, &plan.schedulers, clock)?;
+        let mut of_variant: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
+        let of_runs = of_variant.len();
+        if variant == BASE && !plan.queues.is_empty() {
+            of_variant.extend(experiment::manage(&plan, &Origin::of_this_run("wall")?));
+        }
+        lines += &experiment::Row::lines(&of_variant)?;
+        if let Some(path) = &experiment.json {
+            fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+        }
+        let picture = experiment.plot.as_deref().map(|path| match &*experiment.variant {
+            "all" => named_after(path, variant),
+            _ => path.to_owned(),
+        });
+        if let Some(path) = &picture {
+            fs::write(path, experiment::plot(&plan, &outcomes))
+                .with_context(|| format!("failed to write {}", path.display()))?;
+        }
+        let (of_runs, managed) = of_variant.split_at(of_runs);
+        say!("{}", experiment::table(&plan, of_runs));
+        if let Some(path) = &picture {
+            say!("the picture is {}\n", path.display());
+        }
+        if !managed.is_empty() {
+            say!("{}", experiment::queues(managed));
+        }
+    }
+    Ok(())
+}
+
+fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some();
+    ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
+    ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
+    let origin = Origin::of_this_run("simulated")?;
+    let (mut rows, mut lines) = (Vec::new(), String::new());
+    for variant in experiment.variants(plan.variants()) {
+        let mut plan = plan.variant(variant)?;
+        plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
+        for row in routing::run(&plan, &experiment.policy)? {
+            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
+            lines.push('\n');
+            rows.push(row);
+        }
+        // Trainings take long, so what is done is kept.
+        if let Some(path) = &experiment.json {
+            fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+        }
+    }
+    show_serving(&rows, experiment.plot.as_deref())
+}
+
+fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some() || !experiment.policy.is_empty();
+    ensure!(
+        !misplaced,
+        "--scheduler, --clock and --policy are for other plans; --path-scheduler names schedulers here"
+    );
+    let origin = Origin::of_this_run("simulated")?;
+    let (mut rows, mut lines) = (Vec::new(), String::new());
+    for variant in experiment.variants(plan.variants()) {
+        let mut plan = plan.variant(variant)?;
+        plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+        ensure!(plan.repetitions >= 2, "--repetitions: a deviation needs at least two");
+        if !experiment.path_scheduler.is_empty() {
+            plan.schedulers.clone_from(&experiment.path_scheduler);
+        }
+        for row in paths::run(&plan)? {
+            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
+            lines.push('\n');
+            rows.push(row);
+        }
+    }
+    if let Some(path) = &experiment.json {
+        fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+    }
+    show_paths(&rows, experiment.plot.as_deref())
+}
+
+fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty()
+        || experiment.clock.is_some()
+        || !experiment.policy.is_empty()
+        || !experiment.path_scheduler.is_empty();
+    ensure!(!misplaced, "--scheduler, --path-scheduler, --clock and --policy are for other plans");
+    ensure!(["all", BASE].contains(&&*experiment.variant), "plans of pages have no variants");
+    let origin = Origin::of_this_run("simulated")?;
+    plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+    ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
+    let rows = trees::run(&plan)?;
+    if let Some(path) = &experiment.json {
+        write_rows(path, &rows, &origin)?;
+    }
+    say!("{}", trees::tables(&rows));
+    Ok(())
+}
+
+fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
+    let misplaced = !experiment.scheduler.is_empty()
+        || !experiment.policy.is_empty()
+        || !experiment.path_scheduler.is_empty()
+        || experiment.clock.is_some_and(|clock| clock != Clock::Lab);
+    ensure!(!misplaced, "--scheduler, --path-scheduler, --policy and other clocks than lab are for other plans");
+    ensure!(["all", BASE].contains(&&*experiment.variant), "plans of the kernel's stack have no variants");
+    let origin = Origin::of_this_run(Clock::Lab.name())?;
+    plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
+    ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
+    let rows = stack::run(&plan)?;
+    if let Some(path) = &experiment.json {
+        write_rows(path, &rows, &origin)?;
+    }
+    say!("{}", stack::tables(&rows));
+    Ok(())
+}
+
+/// Returns the schedulers of a plan that can run on a clock here, and prints which ones are left out and why.
+fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
+    let is_present = |scheduler: &Scheduler| match peer::check(plan, *scheduler) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("{} ({}): {} is left out: {error:#}", plan.name, plan.variant, scheduler.name());
+            false
+        }
+    };
+    plan.schedulers_on(clock).into_iter().filter(is_present).collect()
+}
+
+/// A line of results.
+#[derive(serde::Serialize)]
+struct Line<'a, R> {
+    #[serde(flatten)]
+    row: &'a R,
+    #[serde(flatten)]
+    origin: &'a Origin,
+}
+
+/// Writes rows as lines of JSON.
+fn write_rows<R: serde::Serialize>(path: &Path, rows: &[R], origin: &Origin) -> Result<()> {
+    let line = |row| serde_json::to_string(&Line { row, origin }).map(|line| line + "\n");
+    let lines = rows.iter().map(line).collect::<Result<String, _>>()?;
+    fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))
+}
+
+/// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of paths, of pages or of the
+/// kernel's stack.
+///
+/// # Errors
+/// The file cannot be read or has other rows, or a picture cannot be written.
+pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
+    let text = fs::read_to_string(results).with_context(|| format!("failed to read {}", results.display()))?;
+    if let Ok(rows) = paths::Row::parse_all(&text) {
+        return show_paths(&rows, plot);
+    }
+    if let Ok(rows) = stack::Row::parse_all(&text) {
+        say!("{}", stack::tables(&rows));
+        return Ok(());
+    }
+    if let Ok(rows) = trees::Row::parse_all(&text) {
+        say!("{}", trees::tables(&rows));
+        return Ok(());
+    }
+    let rows = routing::Row::parse_all(&text).with_context(|| results.display().to_string())?;
+    show_serving(&rows, plot)
+}
+
+/// Prints tables of rows, and draws a picture of the first variant.
+fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
+    say!("{}", paths::tables(rows));
+    if let Some(path) = plot {
+        let variant = rows.first().map(|row| row.variant.clone());
+        let first: Vec<_> = rows.iter().filter(|row| Some(&row.variant) == variant.as_ref()).cloned().collect();
+        fs::write(path, paths::picture(&first)).with_context(|| format!("failed to write {}", path.display()))?;
+        say!("the picture is {}", path.display());
+    }
+    Ok(())
+}
+
+/// Prints tables of rows, and draws their pictures.
+fn show_serving(rows: &[routing::Row], plot: Option<&Path>) -> Result<()> {
+    say!("{}", routing::tables(rows));
+    for (name, svg) in plot.map(|_| routing::pictures(rows)).unwrap_or_default() {
+        let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
+        fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
+        say!("a picture is {}", path.display());
+    }
+    Ok(())
+}
+
+/// `results/plan.svg` and `rtt-100` make `results/plan-rtt-100.svg`.
+fn named_after(path: &Path, variant: &str) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{variant}.{extension}"))
+}
