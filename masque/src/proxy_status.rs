@@ -16,9 +16,9 @@ const NEXT_HOP: &KeyRef = KeyRef::constant("next-hop");
 const DETAILS: &KeyRef = KeyRef::constant("details");
 const RCODE: &KeyRef = KeyRef::constant("rcode");
 
-/// Defines [`ErrorType`] from one table: variant, registered name, recommended status.
+/// Defines [`ErrorType`] from one table: variant and registered name.
 macro_rules! error_types {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:expr;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
         /// The registered proxy error types (RFC 9209 §2.3).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ErrorType {
@@ -34,81 +34,75 @@ macro_rules! error_types {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
-
-            /// Returns the recommended status code, or `None` where the RFC leaves it to the circumstances.
-            #[must_use]
-            pub const fn recommended_status(self) -> Option<u16> {
-                match self { $(Self::$variant => $status,)* }
-            }
         }
     };
 }
 
 error_types! {
     /// Looking up the next hop took too long.
-    DnsTimeout = "dns_timeout", Some(504);
+    DnsTimeout = "dns_timeout";
     /// Looking up the next hop failed; the parameter `rcode` may say how.
-    DnsError = "dns_error", Some(502);
+    DnsError = "dns_error";
     /// A gateway knows no next hop for the request.
-    DestinationNotFound = "destination_not_found", Some(500);
+    DestinationNotFound = "destination_not_found";
     /// The next hop is believed to be down.
-    DestinationUnavailable = "destination_unavailable", Some(503);
+    DestinationUnavailable = "destination_unavailable";
     /// The proxy must not connect to the next hop's address.
-    DestinationIpProhibited = "destination_ip_prohibited", Some(502);
+    DestinationIpProhibited = "destination_ip_prohibited";
     /// There is no route to the next hop's address.
-    DestinationIpUnroutable = "destination_ip_unroutable", Some(502);
+    DestinationIpUnroutable = "destination_ip_unroutable";
     /// The next hop refused the connection.
-    ConnectionRefused = "connection_refused", Some(502);
+    ConnectionRefused = "connection_refused";
     /// The connection to the next hop ended early.
-    ConnectionTerminated = "connection_terminated", Some(502);
+    ConnectionTerminated = "connection_terminated";
     /// Connecting to the next hop took too long.
-    ConnectionTimeout = "connection_timeout", Some(504);
+    ConnectionTimeout = "connection_timeout";
     /// The next hop was silent for too long.
-    ConnectionReadTimeout = "connection_read_timeout", Some(504);
+    ConnectionReadTimeout = "connection_read_timeout";
     /// The next hop accepted nothing for too long.
-    ConnectionWriteTimeout = "connection_write_timeout", Some(504);
+    ConnectionWriteTimeout = "connection_write_timeout";
     /// The proxy has as many connections as it is allowed to have.
-    ConnectionLimitReached = "connection_limit_reached", Some(503);
+    ConnectionLimitReached = "connection_limit_reached";
     /// TLS with the next hop failed.
-    TlsProtocolError = "tls_protocol_error", Some(502);
+    TlsProtocolError = "tls_protocol_error";
     /// The next hop's certificate did not verify.
-    TlsCertificateError = "tls_certificate_error", Some(502);
+    TlsCertificateError = "tls_certificate_error";
     /// The next hop sent a TLS alert.
-    TlsAlertReceived = "tls_alert_received", Some(502);
+    TlsAlertReceived = "tls_alert_received";
     /// The proxy itself answers with a client error.
-    HttpRequestError = "http_request_error", None;
+    HttpRequestError = "http_request_error";
     /// The proxy's rules forbid the request.
-    HttpRequestDenied = "http_request_denied", Some(403);
+    HttpRequestDenied = "http_request_denied";
     /// The response broke off.
-    HttpResponseIncomplete = "http_response_incomplete", Some(502);
+    HttpResponseIncomplete = "http_response_incomplete";
     /// The response's header section is too large.
-    HttpResponseHeaderSectionSize = "http_response_header_section_size", Some(502);
+    HttpResponseHeaderSectionSize = "http_response_header_section_size";
     /// One of the response's header field lines is too large.
-    HttpResponseHeaderSize = "http_response_header_size", Some(502);
+    HttpResponseHeaderSize = "http_response_header_size";
     /// The response's content is too large.
-    HttpResponseBodySize = "http_response_body_size", Some(502);
+    HttpResponseBodySize = "http_response_body_size";
     /// The response's trailer section is too large.
-    HttpResponseTrailerSectionSize = "http_response_trailer_section_size", Some(502);
+    HttpResponseTrailerSectionSize = "http_response_trailer_section_size";
     /// One of the response's trailer field lines is too large.
-    HttpResponseTrailerSize = "http_response_trailer_size", Some(502);
+    HttpResponseTrailerSize = "http_response_trailer_size";
     /// The response's transfer coding could not be decoded.
-    HttpResponseTransferCoding = "http_response_transfer_coding", Some(502);
+    HttpResponseTransferCoding = "http_response_transfer_coding";
     /// The response's content coding could not be decoded.
-    HttpResponseContentCoding = "http_response_content_coding", Some(502);
+    HttpResponseContentCoding = "http_response_content_coding";
     /// The whole response took too long.
-    HttpResponseTimeout = "http_response_timeout", Some(504);
+    HttpResponseTimeout = "http_response_timeout";
     /// The next hop did not agree to an upgrade.
-    HttpUpgradeFailed = "http_upgrade_failed", Some(502);
+    HttpUpgradeFailed = "http_upgrade_failed";
     /// The next hop broke the rules of HTTP in another way.
-    HttpProtocolError = "http_protocol_error", Some(502);
+    HttpProtocolError = "http_protocol_error";
     /// The proxy answers by itself, without asking a next hop.
-    ProxyInternalResponse = "proxy_internal_response", None;
+    ProxyInternalResponse = "proxy_internal_response";
     /// Something in the proxy failed.
-    ProxyInternalError = "proxy_internal_error", Some(500);
+    ProxyInternalError = "proxy_internal_error";
     /// The proxy is configured wrongly.
-    ProxyConfigurationError = "proxy_configuration_error", Some(500);
+    ProxyConfigurationError = "proxy_configuration_error";
     /// The request came back to the proxy.
-    ProxyLoopDetected = "proxy_loop_detected", Some(502);
+    ProxyLoopDetected = "proxy_loop_detected";
 }
 
 impl ErrorType {

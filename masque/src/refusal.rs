@@ -275,21 +275,22 @@ mod tests {
 
     #[test]
     fn statuses_are_the_recommended_ones_but_for_what_is_the_clients_own_doing() {
-        for refusal in [
-            Refusal::CertificateMissing,
-            Refusal::CertificateUnknown,
-            Refusal::NameProhibited,
-            Refusal::PortProhibited,
-            Refusal::Overloaded { retry_after_s: 1 },
-            Refusal::DnsError { rcode: None },
-            Refusal::DnsTimeout,
-            Refusal::Unroutable,
-            Refusal::ConnectionRefused,
-            Refusal::ConnectionTimeout,
-            Refusal::ConnectionTerminated,
-            Refusal::Internal,
+        // RFC 9209 §2.3 recommends these for their error types.
+        for (refusal, status) in [
+            (Refusal::CertificateMissing, 403),
+            (Refusal::CertificateUnknown, 403),
+            (Refusal::NameProhibited, 403),
+            (Refusal::PortProhibited, 403),
+            (Refusal::Overloaded { retry_after_s: 1 }, 503),
+            (Refusal::DnsError { rcode: None }, 502),
+            (Refusal::DnsTimeout, 504),
+            (Refusal::Unroutable, 502),
+            (Refusal::ConnectionRefused, 502),
+            (Refusal::ConnectionTimeout, 504),
+            (Refusal::ConnectionTerminated, 502),
+            (Refusal::Internal, 500),
         ] {
-            assert_eq!(Some(refusal.status()), refusal.error_type().recommended_status(), "{refusal:?}");
+            assert_eq!(refusal.status(), status, "{refusal:?}");
         }
         for (refusal, status) in [(Refusal::AddressProhibited, 403), (Refusal::TunnelLimitReached, 429)] {
             assert_eq!(refusal.status(), status);

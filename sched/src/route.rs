@@ -21,7 +21,7 @@
 //! A gateway keeps a [`Router`] and, for each engine, a [`Replica`] with its counts and its [`Curve`]:
 //!
 //! ```
-//! use sched::route::{ClientPath, Cost, Curve, EngineLoad, Model, ModelSet, Observed, Reason};
+//! use sched::route::{ClientPath, Cost, Curve, EngineLoad, Model, ModelSet, Reason};
 //! use sched::route::{Replica, RoutedRequest, Router, RoutingPolicy, Slo, State};
 //!
 //! const MS: u64 = 1_000_000;
@@ -60,7 +60,6 @@
 //! for _ in 0..100 {
 //!     replicas[0].curve.observe_step(1, 0.0, 60 * MS);
 //! }
-//! router.observe(&Observed { choice, actual_ns: 12_000 * MS, met: false });
 //! let choice = router.route(&request, &State { replicas: &replicas, admitted: &[], path }, 500 * MS).expect("a usable replica");
 //! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));
 //! ```
@@ -97,5 +96,5 @@ pub use mlp::{Activations, Mlp, Tensor};
 pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use random::Random;
 pub use request::{Model, ModelSet, RoutedRequest, Slo};
-pub use router::{Observed, Router, RouterCounters};
+pub use router::{Router, RouterCounters};
 pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};

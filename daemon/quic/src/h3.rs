@@ -124,12 +124,7 @@ impl H3Connection {
         let (dispatcher, driver) = Dispatcher::of(&mut handle).map_err(|_| Error::Closed)?;
         let standing = |state: &ConnectionState| state.standing.clone();
         let standing = handle.query_event_context(standing).map_err(|_| Error::Closed)?;
-        let local = Settings {
-            max_field_section_size: Some(limits.field_section_bytes),
-            enable_connect_protocol: role == Role::Server,
-            h3_datagram: true,
-        };
-        let control = ControlReceiver::new(role, local);
+        let control = ControlReceiver::new(role, Settings::announced_by(role, limits.field_section_bytes));
         // A peer may never give credit for it.
         let opened = poll_fn(|cx| match standing.poll_exceeded(cx) {
             Poll::Ready(limit) => Poll::Ready(Err(excess(&standing, limit).into())),

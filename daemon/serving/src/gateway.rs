@@ -320,7 +320,6 @@ impl Gateway {
                 Ok(tokens) => {
                     let took = began.elapsed();
                     let took_ns = took.as_nanos() as u64;
-                    self.routes.observe(&route, &wanted, took_ns);
                     if let Some(draft) = &mut draft {
                         let met = wanted.is_met(took).unwrap_or(true);
                         draft.answered(AnswerOutcome { took_ns, tokens, met });

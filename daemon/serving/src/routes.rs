@@ -10,8 +10,8 @@ use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use routing::decision::Decision;
 use sched::route::{
-    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Observed, Replica, RoutedRequest, Slo,
-    State, share_groups,
+    ClientPath, Commitment, Cost, Curve, EngineLoad, ModelChoice, ModelSet, Replica, RoutedRequest, Slo, State,
+    share_groups,
 };
 
 use crate::{openai::RoutingFields, places::Engines};
@@ -147,7 +147,7 @@ impl Wanted {
     /// Reads what a request says of its deadline: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the
     /// whole answer. Without a budget of its own it has that of its class, which may be none.
     #[must_use]
-    pub fn of(head: &RequestHead, class_ns: Option<u64>, ask: &RoutingFields, body_bytes: usize) -> Self {
+    pub fn of(head: &RequestHead, class_ns: Option<u64>, fields: &RoutingFields, body_bytes: usize) -> Self {
         let limit = |name: &str| -> Option<u64> {
             let text = std::str::from_utf8(head.field(name)?).ok()?;
             Some(text.trim().parse::<u64>().ok()?.saturating_mul(NS_PER_MS))
@@ -157,7 +157,7 @@ impl Wanted {
             per_token_ns: limit("x-slo-tpot-ms").unwrap_or(Slo::NONE),
             budget_ns: limit("x-paced-budget-ms").or(class_ns).unwrap_or(Slo::NONE),
         };
-        Self { slo, body_bytes, max_tokens: ask.max_tokens }
+        Self { slo, body_bytes, max_tokens: fields.max_tokens }
     }
 
     /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
@@ -378,16 +378,6 @@ impl Routes {
         let best = with_room.reduce(|best, model| if self.worth(*model) > self.worth(*best) { model } else { best });
         let alive = || models.iter().filter(|model| engines(model).is_some_and(|engines| engines.is_alive()));
         best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
-    }
-
-    /// Notes what became of a request: how long it took in all, if it was answered.
-    pub fn observe(&self, route: &Route, wanted: &Wanted, took_ns: u64) {
-        let Some(choice) = route.choice else { return };
-        let met = took_ns <= wanted.slo.budget_ns;
-        let mut known = self.state.lock();
-        let Known { named, aliases, .. } = &mut *known;
-        let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
-        chooser.observe(&Observed { choice, actual_ns: took_ns, met });
     }
 
     /// Whether the engine that a prediction is about has nothing to do. A request costs nobody else anything there, and

@@ -146,12 +146,6 @@ impl EventStreamParser {
     pub const fn is_done(&self) -> bool {
         self.is_done
     }
-
-    /// Whether the stream broke off within a line.
-    #[must_use]
-    pub fn is_cut(&self) -> bool {
-        !self.partial.is_empty()
-    }
 }
 
 impl Choice<'_> {
@@ -182,7 +176,7 @@ mod tests {
             }
             assert_eq!(passed, CHAT.as_bytes(), "in pieces of {size}");
             assert_eq!(events.usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
-            assert!(events.is_done() && events.with_content() == 1 && !events.is_cut());
+            assert!(events.is_done() && events.with_content() == 1);
         }
     }
 
@@ -191,7 +185,7 @@ mod tests {
         let mut events = EventStreamParser::default();
         let first = CHAT.find("a\\u").unwrap();
         events.push(Bytes::copy_from_slice(&CHAT.as_bytes()[..first])).unwrap();
-        assert!(events.with_content() == 0 && events.is_cut());
+        assert!(events.with_content() == 0);
     }
 
     #[test]

@@ -73,7 +73,7 @@ enum State {
 pub struct ControlReceiver {
     role: Role,
     local: Settings,
-    peer: Option<Settings>,
+    has_settings: bool,
     /// Which of the three streams that may exist only once were opened.
     opened: [bool; 3],
     last_goaway: Option<u64>,
@@ -89,7 +89,7 @@ impl ControlReceiver {
         Self {
             role,
             local,
-            peer: None,
+            has_settings: false,
             opened: [false; 3],
             last_goaway: None,
             max_push_id: None,
@@ -127,12 +127,6 @@ impl ControlReceiver {
         varint::write(stream_id, &mut out);
         out.extend_from_slice(value);
         out.freeze()
-    }
-
-    /// Returns the peer's settings, or `None` until they arrive: rely on nothing before.
-    #[must_use]
-    pub const fn peer_settings(&self) -> Option<&Settings> {
-        self.peer.as_ref()
     }
 
     /// Returns the oldest event that was not taken yet. Take all of them after each [`ControlReceiver::on_uni_bytes`].
@@ -236,14 +230,14 @@ impl ControlReceiver {
     /// Decides whether a frame may begin on the control stream now.
     fn admit(&self, kind: Kind, len: u64) -> Result<(), ProtocolError> {
         let unexpected = match kind {
-            _ if self.peer.is_none() && kind != Kind::Settings => {
+            _ if !self.has_settings && kind != Kind::Settings => {
                 return Err(ProtocolError::Connection(
                     Code::MissingSettings,
                     "the control stream does not begin with SETTINGS",
                 ));
             }
             Kind::Unknown => return Ok(()),
-            Kind::Settings => self.peer.is_some(),
+            Kind::Settings => self.has_settings,
             Kind::Data | Kind::Headers | Kind::PushPromise | Kind::Http2 => true,
             Kind::MaxPushId | Kind::PriorityUpdateRequest | Kind::PriorityUpdatePush => self.role == Role::Client,
             Kind::CancelPush | Kind::GoAway => false,
@@ -266,7 +260,7 @@ impl ControlReceiver {
         match kind {
             Kind::Settings => {
                 let settings = Settings::parse(&payload)?;
-                self.peer = Some(settings);
+                self.has_settings = true;
                 self.events.push_back(ControlEvent::Settings(settings));
             }
             Kind::GoAway => {

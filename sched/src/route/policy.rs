@@ -79,7 +79,7 @@ pub struct Dqn {
 
 /// A policy at work: what it needs besides its rules.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct PolicyInUse {
     policy: RoutingPolicy,
     turn: usize,
     watch: Watch,
@@ -191,7 +191,7 @@ impl Dqn {
     }
 }
 
-impl Seat {
+impl PolicyInUse {
     pub fn new(policy: RoutingPolicy, models: &[Model]) -> Self {
         let fits = !matches!(&policy, RoutingPolicy::Dqn(dqn) if !dqn.fits(models));
         Self { policy, turn: 0, watch: Watch::default(), input: Vec::new(), activations: Activations::default(), fits }

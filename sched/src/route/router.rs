@@ -1,7 +1,7 @@
-//! The router: a policy, the guard over it, perhaps a second policy that only watches, and counts of how it went.
+//! The router: a policy, the guard over it, and counts of its choices.
 
 use super::choice::{FallbackCause, ModelChoice, Reason};
-use super::policy::{self, RoutingPolicy, Seat};
+use super::policy::{self, PolicyInUse, RoutingPolicy};
 use super::rate::Rate;
 use super::request::{Model, RoutedRequest};
 use super::state::State;
@@ -18,27 +18,12 @@ use super::survey::{Candidate, Survey, survey};
 #[derive(Clone, Debug)]
 pub struct Router {
     models: Vec<Model>,
-    seat: Seat,
-    shadow: Option<Seat>,
-    last_shadow: Option<ModelChoice>,
+    policy: PolicyInUse,
     guarded: bool,
     margin: f64,
-    stale_ns: u64,
     rate: Rate,
     candidates: Vec<Candidate>,
     counters: RouterCounters,
-}
-
-/// What became of a request that was routed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Observed {
-    /// What the router had said.
-    pub choice: ModelChoice,
-    /// When the last token was with the client, or handed to the transport where nobody says more, from the time of the
-    /// choice.
-    pub actual_ns: u64,
-    /// Whether all limits were kept.
-    pub met: bool,
 }
 
 /// Counts since the router was made.
@@ -52,20 +37,6 @@ pub struct RouterCounters {
     pub guarded: u64,
     /// Choices that the rule made instead of the policy, in the order of [`FallbackCause::ALL`].
     pub fallbacks: [u64; FallbackCause::ALL.len()],
-    /// Choices of a model that the shadow would have chosen as well.
-    pub shadow_same: u64,
-    /// Choices of a model for which the shadow would have taken another one, or could not decide.
-    pub shadow_other: u64,
-    /// Outcomes, predicted in time, that were.
-    pub met_as_predicted: u64,
-    /// Outcomes, predicted in time, that were late.
-    pub late_unexpectedly: u64,
-    /// Outcomes, predicted late, that were in time.
-    pub met_unexpectedly: u64,
-    /// Outcomes, predicted late, that were.
-    pub late_as_predicted: u64,
-    /// The sum of the differences between predicted and actual times, whatever their sign.
-    pub error_ns: u64,
 }
 
 /// Defaults: a tenth more than predicted is allowed for, and a second makes a load unbelievable.
@@ -73,19 +44,16 @@ const MARGIN: f64 = 1.1;
 const STALE_NS: u64 = 1_000_000_000;
 
 impl Router {
-    /// Creates a router without a shadow, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its rule for
+    /// Creates a router, guarded unless its policy is [`RoutingPolicy::Considerate`]. Its rule for
     /// fallbacks has a margin of 1.1, and loads older than a second are stale.
     #[must_use]
     pub fn new(models: Vec<Model>, policy: RoutingPolicy) -> Self {
-        let seat = Seat::new(policy, &models);
+        let policy = PolicyInUse::new(policy, &models);
         Self {
             models,
-            guarded: !seat.looks_at_admitted(),
-            seat,
-            shadow: None,
-            last_shadow: None,
+            guarded: !policy.looks_at_admitted(),
+            policy,
             margin: MARGIN,
-            stale_ns: STALE_NS,
             rate: Rate::default(),
             candidates: Vec::new(),
             counters: RouterCounters::default(),
@@ -106,53 +74,22 @@ impl Router {
         self
     }
 
-    /// Sets how old a load may be before only the rule uses it.
-    #[must_use]
-    pub fn with_stale_after(mut self, stale_ns: u64) -> Self {
-        self.stale_ns = stale_ns;
-        self
-    }
-
-    /// Adds a policy that is asked about each request, and counted, but never followed. The guard leaves alone what it says.
-    #[must_use]
-    pub fn with_shadow(mut self, policy: RoutingPolicy) -> Self {
-        self.shadow = Some(Seat::new(policy, &self.models));
-        self
-    }
-
-    /// Replaces the policy; counters and the rate stay.
-    pub fn set_policy(&mut self, policy: RoutingPolicy) {
-        self.seat = Seat::new(policy, &self.models);
-    }
-
-    /// Replaces the policy that only watches, or does without.
-    pub fn set_shadow(&mut self, policy: Option<RoutingPolicy>) {
-        self.shadow = policy.map(|policy| Seat::new(policy, &self.models));
-        self.last_shadow = None;
-    }
-
     /// Returns the models, by index.
     #[must_use]
     pub fn models(&self) -> &[Model] {
         &self.models
     }
 
-    /// Tells whether the policy, or its shadow, depends on [`State::admitted`].
+    /// Tells whether the policy depends on [`State::admitted`].
     #[must_use]
     pub fn looks_at_admitted(&self) -> bool {
-        self.seat.looks_at_admitted() || self.shadow.as_ref().is_some_and(Seat::looks_at_admitted)
+        self.policy.looks_at_admitted()
     }
 
     /// Returns what happened so far.
     #[must_use]
     pub const fn counters(&self) -> &RouterCounters {
         &self.counters
-    }
-
-    /// Returns what the shadow would have done about the last request; nothing if there is none or it could not decide.
-    #[must_use]
-    pub const fn last_shadow(&self) -> Option<ModelChoice> {
-        self.last_shadow
     }
 
     /// Returns the smoothed rate of requests per second: 1 until more is known.
@@ -168,12 +105,11 @@ impl Router {
         let survey = survey(&mut self.candidates, &self.models, request, state, (self.rate.per_sec(), now_ns));
         if survey.candidates.is_empty() {
             self.counters.refused += 1;
-            self.last_shadow = None;
             return None;
         }
         let stale = (state.replicas.iter())
-            .any(|replica| replica.usable && now_ns.saturating_sub(replica.load.updated_ns) > self.stale_ns);
-        let mut choice = match self.seat.decide(&survey, stale) {
+            .any(|replica| replica.usable && now_ns.saturating_sub(replica.load.updated_ns) > STALE_NS);
+        let mut choice = match self.policy.decide(&survey, stale) {
             Ok(choice) => choice,
             Err(cause) => {
                 if let Some(count) = self.counters.fallbacks.get_mut(cause.index()) {
@@ -187,30 +123,8 @@ impl Router {
             choice = better;
         }
         self.counters.chosen += 1;
-        self.seat.given(&choice, &survey);
-        if let Some(shadow) = &mut self.shadow {
-            self.last_shadow = shadow.decide(&survey, stale).ok();
-            shadow.given(&choice, &survey);
-            match self.last_shadow {
-                Some(other) if other.model == choice.model => self.counters.shadow_same += 1,
-                _ => self.counters.shadow_other += 1,
-            }
-        }
+        self.policy.given(&choice, &survey);
         Some(choice)
-    }
-
-    /// Counts an outcome against its prediction. Curves are taught by their owner, the state's.
-    pub fn observe(&mut self, outcome: &Observed) {
-        let counters = &mut self.counters;
-        let count = match (outcome.choice.in_time, outcome.met) {
-            (true, true) => &mut counters.met_as_predicted,
-            (true, false) => &mut counters.late_unexpectedly,
-            (false, true) => &mut counters.met_unexpectedly,
-            (false, false) => &mut counters.late_as_predicted,
-        };
-        *count += 1;
-        let error_ns = outcome.actual_ns.abs_diff(outcome.choice.predicted_ns);
-        counters.error_ns = counters.error_ns.saturating_add(error_ns);
     }
 }
 

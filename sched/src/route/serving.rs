@@ -113,18 +113,6 @@ impl Setup {
         ])
     }
 
-    /// Returns the same with engines as fast as an A100 with CUDA graphs would make them: 12.8 + 0.45 b, 4.2 + 0.12 b and
-    /// 2.8 + 0.02 b ms, which public measurements of similar models suggest; prompts are estimated from their arithmetic. The
-    /// interesting rates are twelve times higher.
-    #[must_use]
-    pub fn a100() -> Self {
-        Self::on_four_gpus([
-            (128, [1.0, 11.8, 0.45], [5.0, 0.1]),
-            (256, [1.0, 3.2, 0.12], [2.0, 0.02]),
-            (512, [1.0, 1.8, 0.02], [1.0, 0.003]),
-        ])
-    }
-
     /// Takes for each model the largest batch; what a step takes on the host, on the GPU, and for each sequence; what a
     /// prompt takes, and each of its tokens. All times are in milliseconds.
     fn on_four_gpus(models: [(u32, [f64; 3], [f64; 2]); 3]) -> Self {

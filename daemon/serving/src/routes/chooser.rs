@@ -8,9 +8,7 @@ use config::{
     routing::Routing,
 };
 use routing::policy::{self, PolicyFile};
-use sched::route::{
-    DOUBT, Model, ModelChoice, ModelSet, Observed, Replica, RoutedRequest, Router, RoutingPolicy, State,
-};
+use sched::route::{DOUBT, Model, ModelChoice, ModelSet, Replica, RoutedRequest, Router, RoutingPolicy, State};
 
 use super::{Decided, Shadow};
 
@@ -28,8 +26,8 @@ struct Pair {
 /// Chooses for an alias, and counts how its shadow would have chosen.
 #[derive(Debug)]
 pub(super) struct Chooser {
-    policy: Seat,
-    shadow: Option<Seat>,
+    policy: PolicyRouter,
+    shadow: Option<PolicyRouter>,
     /// The model that the shadow chose for the last request, if it chose one.
     shadowed: Option<usize>,
     /// Decisions that the shadow was asked about, and those in which it chose the same model.
@@ -38,7 +36,7 @@ pub(super) struct Chooser {
 
 /// A policy with a guarded router of its own, which knows the models in the policy's order.
 #[derive(Debug)]
-struct Seat {
+struct PolicyRouter {
     router: Router,
     /// The place of each of its models in the configuration.
     members: Vec<usize>,
@@ -87,8 +85,8 @@ impl AliasPolicies {
 
     pub(super) fn choosers(&self, settings: &GatewaySettings) -> Vec<Chooser> {
         let chooser = |pair: &Pair| Chooser {
-            policy: Seat::new(&pair.policy, settings),
-            shadow: pair.shadow.as_ref().map(|shadow| Seat::new(shadow, settings)),
+            policy: PolicyRouter::new(&pair.policy, settings),
+            shadow: pair.shadow.as_ref().map(|shadow| PolicyRouter::new(shadow, settings)),
             shadowed: None,
             tally: (0, 0),
         };
@@ -133,7 +131,7 @@ impl Chooser {
         let models = settings.models.iter().map(|model| model.name.clone()).collect();
         let policy = RoutingPolicy::Rule { margin: margin(settings) };
         let file = PolicyFile { models, classes: Vec::new(), policy };
-        Self { policy: Seat::new(&file, settings), shadow: None, shadowed: None, tally: (0, 0) }
+        Self { policy: PolicyRouter::new(&file, settings), shadow: None, shadowed: None, tally: (0, 0) }
     }
 
     /// Whether the policy also places requests without limits: it balances engines, and needs no prediction for that.
@@ -171,11 +169,6 @@ impl Chooser {
         Decided { alias, policy: self.policy.kind, shadow }
     }
 
-    /// Notes what became of a request.
-    pub(super) fn observe(&mut self, outcome: &Observed) {
-        self.policy.router.observe(outcome);
-    }
-
     /// What was decided so far.
     pub(super) fn tally(&self) -> Tally {
         let counters = self.policy.router.counters();
@@ -189,7 +182,7 @@ impl Chooser {
     }
 }
 
-impl Seat {
+impl PolicyRouter {
     fn new(file: &PolicyFile, settings: &GatewaySettings) -> Self {
         let place = |name: &String| settings.models.iter().position(|model| model.name == *name);
         let members: Vec<_> = file.models.iter().filter_map(place).collect();

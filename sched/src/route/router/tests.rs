@@ -52,6 +52,11 @@ fn dqn(seed: u64, features: Features) -> Dqn {
     Dqn::new(Mlp::random(&sizes, &mut Random::new(seed)), features, &models(), 2)
 }
 
+/// The same engine, whose load was noted at `updated_ns`.
+fn as_of(replica: Replica, updated_ns: u64) -> Replica {
+    Replica { load: EngineLoad { updated_ns, ..replica.load }, ..replica }
+}
+
 #[test]
 fn the_rule_takes_the_largest_model_that_is_in_time_with_the_margin() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
@@ -165,9 +170,12 @@ fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
     assert_eq!(route(&mut router, &of_class(1), &idle), Some((0, 0, Reason::Threshold)));
     assert_eq!(route(&mut router, &of_class(9), &idle), Some((0, 0, Reason::Threshold)), "as the last class");
     thresholds.slopes[0] = 2.0;
-    let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds)).with_stale_after(u64::MAX);
-    let state = State { replicas: &idle, admitted: &[], path: ClientPath::default() };
-    let chosen = [0, 100 * SEC].map(|now_ns| router.route(&of_class(1), &state, now_ns).map(|choice| choice.model));
+    let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds));
+    let chosen = [0, 100 * SEC].map(|now_ns| {
+        let state =
+            State { replicas: &idle.map(|idle| as_of(idle, now_ns)), admitted: &[], path: ClientPath::default() };
+        router.route(&of_class(1), &state, now_ns).map(|choice| choice.model)
+    });
     assert_eq!(chosen, [Some(1), Some(0)], "one request per second at first, then one in 16");
 }
 
@@ -176,10 +184,13 @@ fn too_many_requests_go_to_the_cheapest_model() {
     let last = |prefill_ns: f64, per_sec: u64| {
         let mut replicas = [replica(0, 0), replica(1, 0), replica(2, 0)];
         replicas[2].curve = Curve::new(Cost { prefill_ns, ..replicas[2].curve.cost() });
-        let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
         let thresholds = Thresholds { overload: 1.0, ..Thresholds::uniform(Measure::Predicted, 3, 2, 0.95) };
-        let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds)).with_stale_after(u64::MAX);
-        let choices = (0..100).map(|at| router.route(&request(), &state, at * SEC / per_sec));
+        let mut router = Router::new(models(), RoutingPolicy::Thresholds(thresholds));
+        let choices = (0..100).map(|at| {
+            let now_ns = at * SEC / per_sec;
+            let replicas = replicas.map(|replica| as_of(replica, now_ns));
+            router.route(&request(), &State { replicas: &replicas, admitted: &[], path: ClientPath::default() }, now_ns)
+        });
         choices.last().flatten().map(|choice| choice.reason)
     };
     // The small model has steps of 26.9 ms with 64 sequences, more than which it does not run: 23.8 requests per second.
@@ -227,30 +238,6 @@ fn old_loads_are_for_the_rule_only() {
     assert_eq!(reason(SEC), Some(Reason::Value));
     assert_eq!(reason(SEC + 1), Some(Reason::Fallback(FallbackCause::Stale)));
     assert_eq!(router.counters().fallbacks, [0, 1, 0, 0]);
-}
-
-#[test]
-fn a_shadow_is_counted_and_never_followed() {
-    let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
-    let mut router = Router::new(models(), RoutingPolicy::Rule { margin: 1.0 }).with_shadow(RoutingPolicy::RoundRobin);
-    for turn in 0..3 {
-        assert_eq!(route(&mut router, &request(), &idle), Some((0, 0, Reason::InTime)));
-        assert_eq!(router.last_shadow().map(|choice| choice.model), Some(turn));
-    }
-    assert_eq!((router.counters().shadow_same, router.counters().shadow_other), (1, 2));
-}
-
-#[test]
-fn outcomes_are_counted_by_what_was_predicted() {
-    let mut router = Router::new(models(), RoutingPolicy::RoundRobin);
-    let choice = ModelChoice { model: 0, replica: 0, predicted_ns: 10, in_time: true, reason: Reason::Turn };
-    for (in_time, met, actual_ns) in [(true, true, 7), (true, false, 14), (false, true, 10), (false, false, 10)] {
-        router.observe(&Observed { choice: ModelChoice { in_time, ..choice }, actual_ns, met });
-    }
-    let counters = router.counters();
-    let outcomes =
-        [counters.met_as_predicted, counters.late_unexpectedly, counters.met_unexpectedly, counters.late_as_predicted];
-    assert_eq!((outcomes, counters.error_ns), ([1; 4], 7));
 }
 
 #[test]

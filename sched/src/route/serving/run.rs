@@ -8,7 +8,7 @@ use crate::route::admitted::Commitment;
 use crate::route::choice::ModelChoice;
 use crate::route::curve::Curve;
 use crate::route::request::{RoutedRequest, Slo};
-use crate::route::router::{Observed, Router};
+use crate::route::router::Router;
 use crate::route::state::{Replica, State};
 
 /// What decides in a simulation.
@@ -35,13 +35,6 @@ impl Decide for Router {
 
     fn looks_at_admitted(&self) -> bool {
         Self::looks_at_admitted(self)
-    }
-
-    fn ended(&mut self, outcome: &RunOutcome) {
-        if let Some(choice) = outcome.choice.filter(|_| outcome.fate != Fate::Discarded) {
-            let actual_ns = outcome.finished_ns.saturating_sub(outcome.arrived_ns);
-            self.observe(&Observed { choice, actual_ns, met: outcome.fate == Fate::Met });
-        }
     }
 }
 
