@@ -160,7 +160,7 @@ struct Daemon {
     read: Arc<ArcSwap<SeenFiles>>,
     /// The certificates that are shown, and what was said of them.
     certificates: Vec<Certificate>,
-    told: CertificateWarnings,
+    warnings: CertificateWarnings,
 }
 
 /// What is asked, and by which doors.
@@ -240,7 +240,7 @@ impl Daemon {
     /// Says which certificates come to their end, each as it comes nearer.
     fn tell_of_certificates(&mut self) {
         let now = SystemTime::now();
-        for (certificate, nearness) in self.told.due(&self.certificates, now) {
+        for (certificate, nearness) in self.warnings.due(&self.certificates, now) {
             let (address, outlook) = (certificate.address, certificate.outlook(now));
             match nearness {
                 Nearness::Expired => tracing::error!(used_by = certificate.used_by, %address, "{outlook}"),

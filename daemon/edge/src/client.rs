@@ -16,7 +16,7 @@ use masque::{
     target::Target,
     template::Template,
 };
-use quic::h3::{self, H3Connection, MessageLimits, Request, Reserved};
+use quic::h3::{self, HttpConnection, MessageLimits, Request, Reserved};
 use role::tunnel::UdpTunnel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -76,7 +76,7 @@ impl OpenError {
 }
 
 impl RelayConnection {
-    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`H3Connection`] that comes with the relay
+    /// Speaks HTTP/3 over a QUIC connection whose handshake is complete. The [`HttpConnection`] that comes with the relay
     /// has to be driven ([`drive`]) for anything to happen.
     ///
     /// `queue_bytes` bounds what waits per tunnel to leave as capsules.
@@ -88,8 +88,8 @@ impl RelayConnection {
         template: Arc<Template>,
         bearer: Option<Arc<str>>,
         queue_bytes: usize,
-    ) -> Result<(Self, H3Connection), h3::Error> {
-        let connection = H3Connection::start(connection, Role::Client, MessageLimits::default()).await?;
+    ) -> Result<(Self, HttpConnection), h3::Error> {
+        let connection = HttpConnection::start(connection, Role::Client, MessageLimits::default()).await?;
         let client = connection.client();
         let first = Arc::new(Semaphore::new(FIRST_REQUESTS));
         Ok((Self { client, template, bearer, queue_bytes, first }, connection))
@@ -227,7 +227,7 @@ impl RelayConnection {
 }
 
 /// Drives a client's connection until it ends, and says why it did.
-pub async fn drive(mut connection: H3Connection) -> h3::Error {
+pub async fn drive(mut connection: HttpConnection) -> h3::Error {
     loop {
         if let Err(error) = connection.next().await {
             return error;

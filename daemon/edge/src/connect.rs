@@ -74,10 +74,10 @@ pub struct OpenedUdp {
 
 impl OpenedUdp {
     /// Makes payloads leave on the terms of the class that they are of by now.
-    pub fn follow(&mut self, way: &RelayAccess) {
-        if way.membership.update(&mut self.class).is_some() {
+    pub fn follow(&mut self, access: &RelayAccess) {
+        if access.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
-            if let Some(signal) = way.signal(&self.class) {
+            if let Some(signal) = access.signal(&self.class) {
                 self.link.relay.http().reprioritize(self.tunnel.stream_id(), signal);
             }
         }
@@ -168,9 +168,9 @@ struct Tries {
 impl Tries {
     /// Allows another request after one that failed, where that may fare better: the relay was just lost, and nothing was
     /// sent yet that could arrive twice; or it has no room on this connection.
-    fn again(&mut self, way: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
+    fn again(&mut self, access: &RelayAccess, link: &Link, error: OpenError) -> Result<(), NoConnection> {
         if error.is_limit() {
-            way.counters.limit_refusals.inc();
+            access.counters.limit_refusals.inc();
             link.limit();
             self.limits += 1;
             // Once for each connection, and once more after others have made room.

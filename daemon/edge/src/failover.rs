@@ -65,13 +65,13 @@ impl Failover {
 
     /// Says what to do at `now`, where `wanted` tells whether somebody waits for a place.
     #[must_use]
-    pub fn next(&self, now: Instant, wanted: bool, standings: &[RelayAvailability]) -> Next {
-        let works = |relay: usize| standings.get(relay).is_some_and(|standing| standing.usable > 0);
+    pub fn next(&self, now: Instant, wanted: bool, availability: &[RelayAvailability]) -> Next {
+        let works = |relay: usize| availability.get(relay).is_some_and(|relay| relay.usable > 0);
         let used = self.chosen.filter(|chosen| works(*chosen));
-        match used.or_else(|| (0..standings.len()).find(|relay| works(*relay))) {
+        match used.or_else(|| (0..availability.len()).find(|relay| works(*relay))) {
             None if wanted => self.first(now),
             None => Next::Nothing,
-            Some(used) => self.better(now, wanted, used, standings),
+            Some(used) => self.better(now, wanted, used, availability),
         }
     }
 
@@ -93,9 +93,9 @@ impl Failover {
     }
 
     /// The relay in place `used` works: those before it are tried, and it once more if it is full.
-    fn better(&self, now: Instant, wanted: bool, used: usize, standings: &[RelayAvailability]) -> Next {
-        let is_full = !standings.iter().any(|standing| standing.has_room);
-        let more = wanted && is_full && standings.get(used).is_some_and(|it| it.usable < self.connections);
+    fn better(&self, now: Instant, wanted: bool, used: usize, availability: &[RelayAvailability]) -> Next {
+        let is_full = !availability.iter().any(|relay| relay.has_room);
+        let more = wanted && is_full && availability.get(used).is_some_and(|it| it.usable < self.connections);
         let is_tried = |relay: usize| match self.chosen {
             Some(chosen) => relay == chosen && relay != used,
             None => relay < used,

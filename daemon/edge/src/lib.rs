@@ -145,7 +145,7 @@ impl Socket {
 struct Served {
     wanted: Wanted,
     contents: [u8; 32],
-    ways: Vec<SharingKey>,
+    keys: Vec<SharingKey>,
     /// Those to the hops that these lead through.
     before: Vec<SharingKey>,
     socket: Socket,
@@ -154,7 +154,7 @@ struct Served {
 
 /// A connection to a relay that local addresses share.
 struct Shared {
-    way: SharingKey,
+    key: SharingKey,
     uplink: Arc<Uplink>,
     task: AbortHandle,
 }
@@ -176,7 +176,7 @@ struct Other {
     wanted: Wanted,
     contents: [u8; 32],
     /// To several gateways where requests are spread over them.
-    ways: Vec<(SharingKey, Arc<Uplink>)>,
+    keys: Vec<(SharingKey, Arc<Uplink>)>,
     /// To the hops that these lead through.
     before: Vec<(SharingKey, Arc<Uplink>)>,
     socket: Socket,
@@ -206,11 +206,11 @@ impl Edge {
     pub fn prepare(&self, config: &Config) -> Result<PreparedAddresses> {
         let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
-            let (ways, contents) = (wanted.ways(config), wanted.contents());
-            let is_same = |of: &Served| of.wanted == wanted && of.ways == ways && of.contents == contents;
+            let (keys, contents) = (wanted.sharing_keys(config), wanted.contents());
+            let is_same = |of: &Served| of.wanted == wanted && of.keys == keys && of.contents == contents;
             Ok(match self.served.iter().position(is_same) {
                 Some(place) => Place::Same(place),
-                None => Place::Other(Box::new(self.prepare_one(wanted, contents, ways, &mut made)?)),
+                None => Place::Other(Box::new(self.prepare_one(wanted, contents, keys, &mut made)?)),
             })
         };
         Wanted::all(config).map(place).collect::<Result<_>>().map(PreparedAddresses)
@@ -220,14 +220,14 @@ impl Edge {
         &self,
         wanted: Wanted,
         contents: [u8; 32],
-        ways: Vec<SharingKey>,
+        keys: Vec<SharingKey>,
         made: &mut Vec<(SharingKey, Arc<Uplink>)>,
     ) -> Result<Other> {
         let (listen, name) = (wanted.listen(), wanted.name());
-        let ways = ways.into_iter().map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
-        let ways: Vec<_> = ways.collect::<Result<_>>()?;
-        let before = ways.iter().flat_map(|(way, _)| way.all_before());
-        let before = before.map(|way| Ok((way.clone(), self.uplink(way, listen, made)?)));
+        let keys = keys.into_iter().map(|key| Ok((key.clone(), self.uplink(key, listen, made)?)));
+        let keys: Vec<_> = keys.collect::<Result<_>>()?;
+        let before = keys.iter().flat_map(|(key, _)| key.all_before());
+        let before = before.map(|key| Ok((key.clone(), self.uplink(key, listen, made)?)));
         let before: Vec<_> = before.collect::<Result<_>>()?;
         let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
             // Whatever waits in it goes where the new one says.
@@ -238,24 +238,24 @@ impl Edge {
         let socket = socket.with_context(bind_failed)?;
         let membership = Membership::default();
         let own = socket.try_clone().with_context(bind_failed)?;
-        let uplinks = ways.iter().map(|(_, uplink)| uplink.clone()).collect();
+        let uplinks = keys.iter().map(|(_, uplink)| uplink.clone()).collect();
         let serving = self.serving(own, &wanted, membership.clone(), uplinks).with_context(bind_failed)?;
-        Ok(Other { wanted, contents, ways, before, socket, membership, serving })
+        Ok(Other { wanted, contents, keys, before, socket, membership, serving })
     }
 
     /// Returns the connections that a way leads over, which local addresses share.
     fn uplink(
         &self,
-        way: SharingKey,
+        key: SharingKey,
         listen: SocketAddr,
         made: &mut Vec<(SharingKey, Arc<Uplink>)>,
     ) -> Result<Arc<Uplink>> {
-        let known = self.uplinks.iter().map(|shared| (&shared.way, &shared.uplink));
-        let mut known = known.chain(made.iter().map(|(way, uplink)| (way, uplink)));
-        if let Some((_, uplink)) = known.find(|(known, _)| **known == way) {
+        let known = self.uplinks.iter().map(|shared| (&shared.key, &shared.uplink));
+        let mut known = known.chain(made.iter().map(|(key, uplink)| (key, uplink)));
+        if let Some((_, uplink)) = known.find(|(known, _)| **known == key) {
             return Ok(uplink.clone());
         }
-        let schedule = way.uplink.schedule.as_deref();
+        let schedule = key.uplink.schedule.as_deref();
         let endpoint = |access: Access| {
             let (counters, schedules) = (self.metrics.datagrams.clone(), self.schedules.get(schedule));
             Endpoint::new(access, self.transport.clone(), counters, schedules)
@@ -265,11 +265,11 @@ impl Edge {
             relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
         };
         let mut paths = Vec::new();
-        for path in way.paths.iter().map(Some).chain(way.paths.is_empty().then_some(None)) {
+        for path in key.paths.iter().map(Some).chain(key.paths.is_empty().then_some(None)) {
             let exit = path.map(|path| Exit::new(path.interface.clone(), path.address)).unwrap_or_default();
             let (exit, accesses) =
-                (Arc::new(exit), path.map_or_else(|| Access::of(&way.uplink), |path| way.accesses(path)));
-            let via = match way.before(path) {
+                (Arc::new(exit), path.map_or_else(|| Access::of(&key.uplink), |path| key.accesses(path)));
+            let via = match key.before(path) {
                 None => None,
                 Some((name, before)) => {
                     let uplink = self.uplink(before, listen, made)?;
@@ -288,9 +288,9 @@ impl Edge {
                 None => Path::plain(relays),
             });
         }
-        let (schedule, backoff) = (way.uplink.schedule.clone(), way.uplink.backoff);
+        let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.metrics.connections.clone());
-        made.push((way, uplink.clone()));
+        made.push((key, uplink.clone()));
         Ok(uplink)
     }
 
@@ -344,18 +344,18 @@ impl Edge {
             }
         }
         for other in others {
-            let Other { wanted, contents, ways, before, socket, membership, serving } = *other;
+            let Other { wanted, contents, keys, before, socket, membership, serving } = *other;
             classes.enrol(wanted.class(), &membership);
-            for (way, uplink) in before.iter().chain(&ways) {
-                if self.uplinks.iter().any(|shared| shared.way == *way) {
+            for (key, uplink) in before.iter().chain(&keys) {
+                if self.uplinks.iter().any(|shared| shared.key == *key) {
                     continue;
                 }
                 let (runner, moves) = (uplink.clone(), self.moves.clone());
                 self.metrics.roster.note_uplink(uplink);
                 let task = self.connections.spawn(async move { runner.run(moves).await });
-                self.uplinks.push(Shared { way: way.clone(), uplink: uplink.clone(), task });
+                self.uplinks.push(Shared { key: key.clone(), uplink: uplink.clone(), task });
             }
-            let [ways, before] = [ways, before].map(|ways| ways.into_iter().map(|(way, _)| way).collect::<Vec<_>>());
+            let [keys, before] = [keys, before].map(|keys| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>());
             let (listen, protocol, relay) = (wanted.listen(), wanted.name(), wanted.uplink().through());
             match &wanted {
                 Wanted::Forward(Forward { target, .. }) => info!(%listen, protocol, %target, %relay, "forwarding"),
@@ -363,12 +363,12 @@ impl Edge {
                 Wanted::Serve(_) => info!(%listen, gateway = %relay, "serving models"),
             }
             let task = self.locals.spawn(serving);
-            self.served.push(Served { wanted, contents, ways, before, socket, task });
+            self.served.push(Served { wanted, contents, keys, before, socket, task });
         }
         while self.connections.try_join_next().is_some() {}
         let served = &self.served;
-        let uses = |served: &Served, way: &SharingKey| served.ways.contains(way) || served.before.contains(way);
-        let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.way));
+        let uses = |served: &Served, key: &SharingKey| served.keys.contains(key) || served.before.contains(key);
+        let is_unused = |shared: &mut Shared| !served.iter().any(|served| uses(served, &shared.key));
         let unused: Vec<_> = self.uplinks.extract_if(.., is_unused).collect();
         self.close_uplinks(unused);
     }
@@ -377,9 +377,9 @@ impl Edge {
     /// connection that carries the tunnel.
     fn close_uplinks(&mut self, uplinks: Vec<Shared>) {
         let mut by_hops: BTreeMap<usize, Vec<Arc<Uplink>>> = BTreeMap::new();
-        for Shared { way, uplink, task } in uplinks {
+        for Shared { key, uplink, task } in uplinks {
             task.abort();
-            by_hops.entry(way.hops.len()).or_default().push(uplink);
+            by_hops.entry(key.hops.len()).or_default().push(uplink);
         }
         self.connections.spawn(async move {
             tokio::task::yield_now().await;

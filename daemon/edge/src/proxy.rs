@@ -43,7 +43,7 @@ pub struct Entrance {
 
 /// What all clients of a proxy share.
 pub struct Shared {
-    way: RelayAccess,
+    access: RelayAccess,
     protocols: Vec<ProxyKind>,
     /// `None` if everybody may use it.
     users: Option<ProxyUsers>,
@@ -71,7 +71,7 @@ impl Entrance {
             Door::new(listener, proxy.max_connections, counters.when_full()).context("failed to watch the listener")?;
         let is_chosen = proxy.class.is_some();
         let shared = Shared {
-            way: RelayAccess { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
+            access: RelayAccess { uplink, membership, is_chosen, idle: proxy.idle, counters, told: Default::default() },
             protocols: proxy.protocols.clone(),
             users: proxy.users_file.as_deref().map(ProxyUsers::read).transpose()?,
             mode: proxy.mode,
@@ -97,7 +97,7 @@ impl Entrance {
 
     /// Serves clients until dropped, which ends their connections.
     pub async fn run(mut self) {
-        let counters = self.shared.way.counters.clone();
+        let counters = self.shared.access.counters.clone();
         loop {
             let (stream, from, place) = self.door.next().await;
             let client = from.ip().to_canonical().to_string().into();

@@ -33,15 +33,15 @@ use super::{
 /// A local address, and the clients that are connected to it.
 pub struct Clients {
     door: Door,
-    way: Arc<ToGateways>,
+    gateways: Arc<ToGateways>,
     limits: ClientLimits,
 }
 
 /// How requests of one local address get to gateways.
 struct ToGateways {
     /// One for each gateway, or a single one for the first gateway that works.
-    ways: Vec<RelayAccess>,
-    known: Arc<Mutex<Vec<GatewayHealth>>>,
+    accesses: Vec<RelayAccess>,
+    health: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
 /// A request that a gateway has.
@@ -51,7 +51,7 @@ pub struct RequestAtGateway {
     _first: FirstRequest,
     /// Which gateway, by its place.
     place: usize,
-    known: Arc<Mutex<Vec<GatewayHealth>>>,
+    health: Arc<Mutex<Vec<GatewayHealth>>>,
 }
 
 /// A place on another path, for a copy of a request to a gateway.
@@ -67,7 +67,7 @@ impl Drop for RequestAtGateway {
         if self.traffic.bytes().1 == 0 {
             self.link.forget_traffic();
         }
-        if let Some(gateway) = self.known.lock().get_mut(self.place) {
+        if let Some(gateway) = self.health.lock().get_mut(self.place) {
             gateway.ended();
         }
     }
@@ -88,15 +88,15 @@ impl Clients {
     ) -> io::Result<Self> {
         let (is_chosen, idle) = (serve.class.is_some(), serve.idle);
         let door = Door::new(listener, serve.max_connections, counters.when_full())?;
-        let way = |uplink| {
+        let access = |uplink| {
             let (membership, counters) = (membership.clone(), counters.clone());
             RelayAccess { uplink, membership, is_chosen, idle, counters, told: Default::default() }
         };
-        let ways: Vec<_> = uplinks.into_iter().map(way).collect();
-        let known = Arc::new(Mutex::new(vec![GatewayHealth::default(); ways.len()]));
+        let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
+        let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
         Ok(Self {
             door,
-            way: Arc::new(ToGateways { ways, known }),
+            gateways: Arc::new(ToGateways { accesses, health }),
             limits: ClientLimits { max_body_bytes: serve.max_body_bytes as usize, idle },
         })
     }
@@ -115,9 +115,9 @@ impl Clients {
             let (stream, _, place) = self.door.next().await;
             // Tokens leave as they come.
             _ = stream.set_nodelay(true);
-            let (way, limits) = (self.way.clone(), self.limits);
+            let (gateways, limits) = (self.gateways.clone(), self.limits);
             self.door.spawn(async move {
-                entrance::serve(stream, &*way, limits).await;
+                entrance::serve(stream, &*gateways, limits).await;
                 drop(place);
             });
         }
@@ -127,49 +127,49 @@ impl Clients {
 impl ToGateways {
     /// Chooses a gateway that was not tried, and notes that it has the request.
     fn choose(&self, tried: &mut Vec<usize>) -> Option<(&RelayAccess, usize)> {
-        let see = |way: &RelayAccess| Seen {
+        let see = |access: &RelayAccess| Seen {
             // It is asked for a connection if there is none.
-            is_within_reach: way.uplink.is_within_reach(),
-            smoothed_rtt: way.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
+            is_within_reach: access.uplink.is_within_reach(),
+            smoothed_rtt: access.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
         };
-        let seen: Vec<_> = match self.ways.len() {
+        let seen: Vec<_> = match self.accesses.len() {
             // There is nothing to choose.
             1 => vec![Seen::default()],
-            _ => self.ways.iter().map(see).collect(),
+            _ => self.accesses.iter().map(see).collect(),
         };
-        let mut known = self.known.lock();
+        let mut health = self.health.lock();
         // A single one is tried again, over another connection.
-        let avoided: &[usize] = if self.ways.len() == 1 { &[] } else { tried };
-        let chosen = balance::choose(&known, &seen, avoided, Instant::now());
+        let avoided: &[usize] = if self.accesses.len() == 1 { &[] } else { tried };
+        let chosen = balance::choose(&health, &seen, avoided, Instant::now());
         // After all of them, any.
-        let place = chosen.or_else(|| balance::choose(&known, &seen, &[], Instant::now()))?;
-        known.get_mut(place)?.asked();
-        drop(known);
+        let place = chosen.or_else(|| balance::choose(&health, &seen, &[], Instant::now()))?;
+        health.get_mut(place)?.asked();
+        drop(health);
         tried.push(place);
-        Some((self.ways.get(place)?, place))
+        Some((self.accesses.get(place)?, place))
     }
 
     /// Sends the head of a request over a connection.
     async fn send(
         &self,
-        way: &RelayAccess,
+        access: &RelayAccess,
         link: Link,
         class: &Arc<Class>,
         place: usize,
         mut head: RequestHead,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         if head.field("priority").is_none() {
-            head.fields.extend(way.signal(class).as_ref().and_then(masque::priority::Priority::to_field));
+            head.fields.extend(access.signal(class).as_ref().and_then(masque::priority::Priority::to_field));
         }
         let (request, first) = link.relay.ask_itself(head).await?;
         request.set_terms(&Terms { since: Since::First, ..class.terms(None) });
         let traffic = Arc::<Traffic>::default();
         link.carries_traffic(traffic.clone(), class);
-        Ok((request, RequestAtGateway { link, traffic, _first: first, place, known: self.known.clone() }))
+        Ok((request, RequestAtGateway { link, traffic, _first: first, place, health: self.health.clone() }))
     }
 
     fn failed(&self, place: usize) {
-        if let Some(gateway) = self.known.lock().get_mut(place) {
+        if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.failed(Instant::now());
         }
     }
@@ -181,20 +181,20 @@ impl entrance::GatewayAccess for ToGateways {
     type OtherPath = CopyPath;
 
     async fn ask(&self, head: RequestHead, body_bytes: usize, tried: &mut Vec<usize>) -> Result<Asked<Self>, String> {
-        let (way, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
+        let (access, chosen) = self.choose(tried).ok_or("no gateway is configured")?;
         let asking = async {
-            let (link, copy, class) = way.places_for_request(body_bytes as u64).await?;
-            let (request, place) = self.send(way, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
+            let (link, copy, class) = access.places_for_request(body_bytes as u64).await?;
+            let (request, place) = self.send(access, link, &class, chosen, head).await.map_err(NoConnection::Lost)?;
             let other_path = copy.map(|link| CopyPath { link, class, place: chosen });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
         match &asked {
-            Ok(_) => _ = way.counters.tunnels_opened.inc(),
+            Ok(_) => _ = access.counters.tunnels_opened.inc(),
             Err(error) => {
-                way.refused(error);
+                access.refused(error);
                 self.failed(chosen);
-                if let Some(gateway) = self.known.lock().get_mut(chosen) {
+                if let Some(gateway) = self.health.lock().get_mut(chosen) {
                     gateway.ended();
                 }
             }
@@ -204,18 +204,18 @@ impl entrance::GatewayAccess for ToGateways {
 
     async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
         let CopyPath { link, class, place } = path;
-        let way = self.ways.get(place)?;
-        let asked = self.send(way, link, &class, place, head).await.ok()?;
-        if let Some(gateway) = self.known.lock().get_mut(place) {
+        let access = self.accesses.get(place)?;
+        let asked = self.send(access, link, &class, place, head).await.ok()?;
+        if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.asked();
         }
-        way.uplink.note_copy();
+        access.uplink.note_copy();
         Some(asked)
     }
 
     fn copy_was_first(&self) {
         // All uplinks count in the same place.
-        self.ways.iter().take(1).for_each(|way| way.uplink.note_copy_first());
+        self.accesses.iter().take(1).for_each(|access| access.uplink.note_copy_first());
     }
 
     fn traffic(&self, place: &RequestAtGateway) -> Arc<Traffic> {
@@ -223,7 +223,7 @@ impl entrance::GatewayAccess for ToGateways {
     }
 
     fn has_others(&self, tried: &[usize]) -> bool {
-        (0..self.ways.len()).any(|place| !tried.contains(&place))
+        (0..self.accesses.len()).any(|place| !tried.contains(&place))
     }
 
     async fn lost(&self, asked: &RequestAtGateway) {
@@ -239,7 +239,7 @@ impl entrance::GatewayAccess for ToGateways {
             return self.failed(asked.place);
         };
         let load = head.field(LOAD).and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok());
-        if let Some(gateway) = self.known.lock().get_mut(asked.place) {
+        if let Some(gateway) = self.health.lock().get_mut(asked.place) {
             gateway.answered(load, Instant::now());
         }
     }

@@ -17,7 +17,7 @@ use super::{LocalAddressCounters, connect::RelayAccess, uplink::Uplink};
 /// A local address, and the connections to it.
 pub struct Connections {
     door: Door,
-    way: Arc<RelayAccess>,
+    access: Arc<RelayAccess>,
     target: Target,
 }
 
@@ -35,8 +35,9 @@ impl Connections {
     ) -> io::Result<Self> {
         let is_chosen = forward.class.is_some();
         let door = Door::new(listener, forward.max_connections, counters.when_full())?;
-        let way = RelayAccess { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
-        Ok(Self { door, way: Arc::new(way), target: forward.target.clone() })
+        let access =
+            RelayAccess { uplink, membership, is_chosen, idle: forward.idle, counters, told: Default::default() };
+        Ok(Self { door, access: Arc::new(access), target: forward.target.clone() })
     }
 
     /// The address that was bound.
@@ -51,10 +52,10 @@ impl Connections {
     pub async fn run(mut self) {
         loop {
             let (stream, from, place) = self.door.next().await;
-            let (way, target) = (self.way.clone(), self.target.clone());
+            let (access, target) = (self.access.clone(), self.target.clone());
             self.door.spawn(async move {
-                match way.open(&target).await {
-                    Ok(opened) => _ = way.carry(opened, stream, (from, &target), (&[], u64::MAX)).await,
+                match access.open(&target).await {
+                    Ok(opened) => _ = access.carry(opened, stream, (from, &target), (&[], u64::MAX)).await,
                     Err(error) => {
                         debug!(%from, %target, "no connection: {error}");
                         door::reset(&stream);

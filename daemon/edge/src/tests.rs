@@ -27,7 +27,7 @@ use quic::{
     connection_id::Issuer,
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
-    h3::{self, H3Connection, MessageLimits, Request},
+    h3::{self, HttpConnection, MessageLimits, Request},
     segments::Segments,
     tls::{self, Identity, ServerTls},
 };
@@ -122,7 +122,8 @@ impl TestRelay {
         let server = tokio::spawn(async move {
             while let Some(connection) = server.accept().await {
                 counting.connections.fetch_add(1, Relaxed);
-                let connection = H3Connection::start(connection, Role::Server, MessageLimits::default()).await.unwrap();
+                let connection =
+                    HttpConnection::start(connection, Role::Server, MessageLimits::default()).await.unwrap();
                 // What it takes for users is not for it to say.
                 connection.client().standing().admit();
                 tokio::spawn(serve(connection, does, counting.clone()));
@@ -147,7 +148,7 @@ impl TestRelay {
     }
 }
 
-async fn serve(mut connection: H3Connection, does: Does, seen: Arc<Seen>) {
+async fn serve(mut connection: HttpConnection, does: Does, seen: Arc<Seen>) {
     let client = connection.client();
     let mut closings = seen.closings.subscribe();
     loop {

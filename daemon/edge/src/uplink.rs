@@ -202,17 +202,17 @@ impl State {
         lines
     }
 
-    fn standings(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
-        let mut standings = vec![RelayAvailability::default(); relays];
+    fn availability(&self, path: usize, relays: usize) -> Vec<RelayAvailability> {
+        let mut availability = vec![RelayAvailability::default(); relays];
         for line in self.lines.iter().filter(|line| line.path_place == path) {
             // Another connection over a slow path would be no faster.
             let stands_by = line.stands_by();
-            if let Some(standing) = standings.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
-                standing.usable += 1;
-                standing.has_room |= stands_by || line.has_room();
+            if let Some(relay) = availability.get_mut(line.place).filter(|_| stands_by || line.is_usable()) {
+                relay.usable += 1;
+                relay.has_room |= stands_by || line.has_room();
             }
         }
-        standings
+        availability
     }
 }
 

@@ -75,7 +75,7 @@ impl Wanted {
     }
 
     /// The ways that traffic from here takes: one to each gateway where requests are spread over them.
-    pub(super) fn ways(&self, config: &Config) -> Vec<SharingKey> {
+    pub(super) fn sharing_keys(&self, config: &Config) -> Vec<SharingKey> {
         let uplink = self.uplink();
         match self {
             Self::Serve(serve) if serve.balance && uplink.relays.len() > 1 => {
@@ -137,9 +137,9 @@ impl SharingKey {
     pub(super) fn all_before(&self) -> Vec<Self> {
         let paths = self.paths.iter().map(Some).chain(self.paths.is_empty().then_some(None));
         let mut all = Vec::new();
-        for (_, way) in paths.filter_map(|path| self.before(path)) {
-            all.extend(way.all_before());
-            all.push(way);
+        for (_, key) in paths.filter_map(|path| self.before(path)) {
+            all.extend(key.all_before());
+            all.push(key);
         }
         all
     }

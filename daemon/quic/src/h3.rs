@@ -1,6 +1,6 @@
 //! HTTP/3 on s2n-quic: feeds [`masque::h3`] with what arrives and carries out its verdicts.
 //!
-//! One task polls [`H3Connection::next`], which drives everything that belongs to the connection as a whole: control and
+//! One task polls [`HttpConnection::next`], which drives everything that belongs to the connection as a whole: control and
 //! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
 //! holds its [`RecvStream`] and [`SendStream`].
 //!
@@ -54,7 +54,7 @@ use super::{
 const PRIORITY_UPDATES: Limit = "priority_updates";
 
 /// A HTTP/3 connection, as seen by the one task that drives it.
-pub struct H3Connection {
+pub struct HttpConnection {
     role: Role,
     requests: BidirectionalStreamAcceptor,
     unidirectional: ReceiveStreamAcceptor,
@@ -111,7 +111,7 @@ impl Request {
     }
 }
 
-impl H3Connection {
+impl HttpConnection {
     /// Takes over a QUIC connection whose handshake is complete and opens the control stream.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl H3Connection {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`H3Connection::next`], for callers that have other things to poll too.
+    /// As [`HttpConnection::next`], for callers that have other things to poll too.
     ///
     /// # Errors
     /// The connection ended, by either side.

@@ -226,20 +226,20 @@ mod tests {
     #[test]
     fn one_user_at_the_limit_leaves_the_others_alone() {
         let (accounts, bob) = (Accounts::default(), Holder::User("bob".into()));
-        let seat = accounts.open(&alice(), 1, now()).unwrap();
+        let place = accounts.open(&alice(), 1, now()).unwrap();
         assert_eq!(accounts.open(&alice(), 1, now()).err(), Some(Full::Tunnels));
         assert!(accounts.open(&bob, 1, now()).is_ok());
-        drop(seat);
+        drop(place);
         assert!(accounts.open(&alice(), 1, now()).is_ok());
     }
 
     #[test]
     fn a_quota_that_is_used_up_admits_nobody_until_the_month_ends() {
         let accounts = accounts(1_000);
-        let seat = accounts.open(&alice(), 9, now()).unwrap();
-        seat.account.use_up(999);
-        assert!(accounts.open(&alice(), 9, now()).is_ok() && !seat.account.is_used_up());
-        seat.account.use_up(1);
+        let place = accounts.open(&alice(), 9, now()).unwrap();
+        place.account.use_up(999);
+        assert!(accounts.open(&alice(), 9, now()).is_ok() && !place.account.is_used_up());
+        place.account.use_up(1);
         let nine_days = Full::Quota { seconds_left: 9 * 86_400 };
         assert_eq!(accounts.open(&alice(), 9, now()).err(), Some(nine_days));
         assert!(accounts.open(&Holder::User("bob".into()), 9, now()).is_ok());
@@ -249,17 +249,17 @@ mod tests {
     #[tokio::test]
     async fn tunnels_hear_that_the_quota_is_used_up_whoever_used_it_and_by_reload() {
         let accounts = accounts(1_000);
-        let seats = [1, 2].map(|_| accounts.open(&alice(), 9, now()).unwrap());
-        let mut used_up = Box::pin(seats[0].account.used_up());
+        let places = [1, 2].map(|_| accounts.open(&alice(), 9, now()).unwrap());
+        let mut used_up = Box::pin(places[0].account.used_up());
         assert!(futures::poll!(&mut used_up).is_pending());
-        seats[1].account.use_up(500);
+        places[1].account.use_up(500);
         assert!(futures::poll!(&mut used_up).is_pending());
         let quota = Quota { monthly_bytes: Some(400), ..Quota::default() };
         accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
         assert!(futures::poll!(&mut used_up).is_ready());
-        seats[1].account.used_up().await;
+        places[1].account.used_up().await;
         accounts.set_quotas(&BTreeMap::new());
-        assert!(!seats[0].account.is_used_up(), "no quota, no end");
+        assert!(!places[0].account.is_used_up(), "no quota, no end");
     }
 
     #[test]
@@ -271,9 +271,9 @@ mod tests {
         assert_eq!(used, Used { month: "2026-11".into(), bytes: BTreeMap::from([("alice".into(), 700)]) });
         let after = accounts(1_000);
         after.restore(&used, now() + DAY);
-        let seat = after.open(&alice(), 9, now() + DAY).unwrap();
-        seat.account.use_up(300);
-        assert!(seat.account.is_used_up());
+        let place = after.open(&alice(), 9, now() + DAY).unwrap();
+        place.account.use_up(300);
+        assert!(place.account.is_used_up());
         let later = accounts(1_000);
         later.restore(&used, now() + 9 * DAY);
         assert_eq!(later.used(now() + 9 * DAY).bytes, BTreeMap::new());

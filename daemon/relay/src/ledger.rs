@@ -94,8 +94,8 @@ mod tests {
     }
 
     fn use_up(accounts: &Accounts, bytes: u64) {
-        let seat = accounts.open(&Holder::User("alice".into()), 9, SystemTime::now()).unwrap();
-        seat.account.use_up(bytes);
+        let place = accounts.open(&Holder::User("alice".into()), 9, SystemTime::now()).unwrap();
+        place.account.use_up(bytes);
     }
 
     #[test]

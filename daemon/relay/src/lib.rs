@@ -1,7 +1,7 @@
 //! The relay role: connections of clients in, tunnels to targets out.
 //!
 //! ```text
-//! Server::accept → serve_connection → H3Connection::next → serve_request → admit → UdpPump | TcpPump
+//! Server::accept → serve_connection → HttpConnection::next → serve_request → admit → UdpPump | TcpPump
 //! ```
 //!
 //! One task per connection and one per request, all on the thread of their endpoint. The pumps of tunnels wait on
@@ -240,8 +240,8 @@ impl Relay {
     /// The name of the schedule that a connection goes by: the one that a rule gives its user or, without one, the one that
     /// its listener names; `None` if it is the schedule for all.
     #[must_use]
-    pub fn schedule_of(&self, caller: &RelayClient) -> Option<String> {
-        self.schedule_name(caller.user().map(|user| &**user), caller.listener)
+    pub fn schedule_of(&self, client: &RelayClient) -> Option<String> {
+        self.schedule_name(client.user().map(|user| &**user), client.listener)
     }
 
     fn schedule_name(&self, user: Option<&str>, listener: SocketAddr) -> Option<String> {
@@ -251,9 +251,9 @@ impl Relay {
     }
 
     /// Makes a connection whose user has become known go by the schedule of that user.
-    fn schedule(&self, caller: &RelayClient) {
+    fn schedule(&self, client: &RelayClient) {
         let _schedules = self.schedules.lock();
-        caller.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(caller).as_deref()));
+        client.hub.set_schedule(&Schedule::named(&self.classes(), self.schedule_of(client).as_deref()));
     }
 
     /// Makes all connections go by the schedules that are theirs by the policy and the rules in force.
@@ -264,8 +264,8 @@ impl Relay {
             schedules.set(Schedule::named(&classes, self.schedule_name(None, *listener).as_deref()));
         }
         // Of the others, those of their listeners are right.
-        for caller in self.connections.all().iter().filter(|caller| caller.user().is_some()) {
-            caller.hub.set_schedule(&Schedule::named(&classes, self.schedule_of(caller).as_deref()));
+        for client in self.connections.all().iter().filter(|client| client.user().is_some()) {
+            client.hub.set_schedule(&Schedule::named(&classes, self.schedule_of(client).as_deref()));
         }
     }
 

@@ -53,7 +53,7 @@ pub struct Attempt {
 pub struct HeldPlaces {
     _connection: GaugePlace,
     /// On the account of the user, or of the client's network.
-    pub seat: UserPlace,
+    pub user: UserPlace,
 }
 
 /// A connected target.
@@ -82,17 +82,17 @@ impl ConnectedTarget {
 pub fn identify(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     head: &RequestHead,
     attempt: &mut Attempt,
 ) -> Result<Option<User>, Refusal> {
-    let user = authenticate(rules, caller, head, SystemTime::now())?;
+    let user = authenticate(rules, client, head, SystemTime::now())?;
     attempt.user = user.as_ref().map(|user| user.name.clone());
     if let Some(user) = &user {
-        if caller.user.set(user.name.clone()).is_ok() {
-            relay.schedule(caller);
+        if client.user.set(user.name.clone()).is_ok() {
+            relay.schedule(client);
         }
-        caller.standing.admit();
+        client.standing.admit();
     }
     Ok(user)
 }
@@ -104,13 +104,13 @@ pub fn identify(
 pub fn admit_model(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     user: Option<&User>,
 ) -> Result<HeldPlaces, Refusal> {
-    let holder = Holder::of(user.map(|user| &user.name), caller.address);
-    let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
+    let holder = Holder::of(user.map(|user| &user.name), client.address);
+    let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
     // Where nobody shows credentials, every client that asks for something that is allowed is a user.
-    caller.standing.admit();
+    client.standing.admit();
     Ok(places)
 }
 
@@ -128,13 +128,13 @@ fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
 pub async fn admit(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     (head, user): (&RequestHead, Option<User>),
     signal: Option<Priority>,
     attempt: &mut Attempt,
 ) -> Result<Admitted, Refusal> {
     let now = SystemTime::now();
-    let holder = Holder::of(user.as_ref().map(|user| &user.name), caller.address);
+    let holder = Holder::of(user.as_ref().map(|user| &user.name), client.address);
     let request = request::parse(head, &rules.templates)?;
     let target = request.target();
     let protocol = match request {
@@ -142,7 +142,7 @@ pub async fn admit(
         TunnelRequest::ConnectTcp(_) => Protocol::Tcp,
     };
     attempt.target = Some((protocol, target.clone()));
-    let places = take_places(relay, rules, caller, (&holder, most_tunnels(rules, user.as_ref())), now)?;
+    let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
@@ -158,7 +158,7 @@ pub async fn admit(
             continue;
         }
         // Where nobody shows credentials, every client that asks for something that is allowed is a user.
-        caller.standing.admit();
+        client.standing.admit();
         // The address that was checked is the address that is connected to.
         let next_hop = SocketAddr::new(ip, target.port);
         let connected = match protocol {
@@ -169,7 +169,7 @@ pub async fn admit(
             Ok(target) => {
                 let expires = user.as_ref().and_then(|user| user.expires);
                 let (user, name) = (user.map(|user| user.name), name.map(Into::into));
-                let asked = TunnelOrigin { user, name, next_hop, protocol, listener: caller.listener };
+                let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
                 let signal = signal.or_else(|| Priority::from_fields(&head.fields));
                 let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
                 mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
@@ -183,7 +183,7 @@ pub async fn admit(
 
 fn authenticate(
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     head: &RequestHead,
     now: SystemTime,
 ) -> Result<Option<User>, Refusal> {
@@ -192,13 +192,13 @@ fn authenticate(
         AuthError::Invalid => Refusal::CredentialsInvalid,
         AuthError::Expired => Refusal::CredentialsExpired,
     };
-    let auth = rules.auth(caller.listener);
+    let auth = rules.auth(client.listener);
     let (tokens, certificates) = (auth.accepts_tokens(), auth.accepts_certificates());
     if !tokens && !certificates {
         return Ok(None);
     }
     let by_certificate = match certificates {
-        true => rules.users.by_certificate(caller.certificate.as_deref()),
+        true => rules.users.by_certificate(client.certificate.as_deref()),
         false => Err(AuthError::Missing),
     };
     match by_certificate {
@@ -216,16 +216,16 @@ fn authenticate(
 fn take_places(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     (holder, max_tunnels): (&Holder, usize),
     now: SystemTime,
 ) -> Result<HeldPlaces, Refusal> {
-    let connection = caller.tunnels.take(rules.limits.tunnels_per_connection as usize);
+    let connection = client.tunnels.take(rules.limits.tunnels_per_connection as usize);
     let Some(connection) = connection else {
         relay.resources.metrics.limit_hit("tunnels_per_connection");
         return Err(Refusal::TunnelLimitReached);
     };
-    let seat = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
+    let user = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
         Full::Tunnels => {
             relay.resources.metrics.limit_hit("tunnels_per_user");
             Refusal::TunnelLimitReached
@@ -235,7 +235,7 @@ fn take_places(
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
     })?;
-    Ok(HeldPlaces { _connection: connection, seat })
+    Ok(HeldPlaces { _connection: connection, user })
 }
 
 fn refuse_name(denied: Denied) -> Refusal {

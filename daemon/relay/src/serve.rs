@@ -82,7 +82,7 @@ impl Relay {
         let (address, since, tunnels) = (connection.remote_addr().ok(), SystemTime::now(), Gauge::default());
         address.iter().for_each(|address| (self.resources.proven)(address.ip()));
         let user = OnceLock::new();
-        let caller = self.connections.insert(|id| RelayClient {
+        let client = self.connections.insert(|id| RelayClient {
             id,
             address,
             since,
@@ -98,11 +98,11 @@ impl Relay {
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         self.resources.metrics.connections.inc();
         let handle = connection.handle();
-        let mut serving = pin!(self.clone().serve_requests(connection, caller.clone(), limits, strays));
-        let ended = match timeout(caller.standing.terms().time, &mut serving).await {
+        let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, strays));
+        let ended = match timeout(client.standing.terms().time, &mut serving).await {
             Ok(ended) => ended,
             Err(_) => {
-                if !caller.standing.is_known() {
+                if !client.standing.is_known() {
                     self.resources.metrics.limit_hit("stranger_seconds");
                     h3::close(&handle, Code::NoError);
                 }
@@ -110,29 +110,29 @@ impl Relay {
             }
         };
         self.resources.metrics.connections.dec();
-        self.connections.remove(caller.id);
+        self.connections.remove(client.id);
         tracing::debug!(reason = %ended, "connection ended");
     }
 
     async fn serve_requests(
         self: Arc<Self>,
         connection: Connection,
-        caller: Arc<RelayClient>,
+        client: Arc<RelayClient>,
         limits: MessageLimits,
         strays: Strays,
     ) -> Error {
-        let mut connection = match h3::H3Connection::start(connection, Role::Server, limits).await {
+        let mut connection = match h3::HttpConnection::start(connection, Role::Server, limits).await {
             Ok(connection) => connection,
             Err(error) => return error,
         };
         let mut requests = JoinSet::new();
-        let client = connection.client();
+        let http = connection.client();
         let ended = tokio::select! {
-            ended = self.accept_requests(&mut connection, &caller, &mut requests) => ended,
+            ended = self.accept_requests(&mut connection, &client, &mut requests) => ended,
             () = strays.lost() => {
                 // The close does not reach the client, but from now on its packets are answered with a reset.
                 self.resources.metrics.limit_hit("addresses_per_connection");
-                client.close(Code::NoError);
+                http.close(Code::NoError);
                 Error::Closed
             }
         };
@@ -144,16 +144,16 @@ impl Relay {
     /// Starts a task for each request until the connection ends, by the client or because the relay does.
     async fn accept_requests(
         self: &Arc<Self>,
-        connection: &mut h3::H3Connection,
-        caller: &Arc<RelayClient>,
+        connection: &mut h3::HttpConnection,
+        client: &Arc<RelayClient>,
         requests: &mut JoinSet<()>,
     ) -> Error {
-        let client = connection.client();
+        let http = connection.client();
         let mut phase = self.phase.subscribe();
         loop {
             let now = *phase.borrow_and_update();
             if now == Phase::Closing || (now == Phase::Draining && requests.is_empty()) {
-                client.close(Code::NoError);
+                http.close(Code::NoError);
                 return Error::Closed;
             }
             if now == Phase::Draining {
@@ -162,7 +162,7 @@ impl Relay {
             tokio::select! {
                 request = connection.next() => match request {
                     Ok(request) => {
-                        let serving = serve_request(self.clone(), caller.clone(), client.clone(), request);
+                        let serving = serve_request(self.clone(), client.clone(), http.clone(), request);
                         requests.spawn(serving);
                     }
                     Err(error) => return error,
@@ -174,12 +174,12 @@ impl Relay {
     }
 }
 
-async fn serve_request(relay: Arc<Relay>, caller: Arc<RelayClient>, client: h3::Client, request: Request) {
+async fn serve_request(relay: Arc<Relay>, client: Arc<RelayClient>, http: h3::Client, request: Request) {
     // Boxes hold the state of what comes before the tunnel, so that its memory is free while the tunnel lives.
-    if wait_for_turn(&relay, &caller).await.is_err() {
-        return Box::pin(turn_away(&client, request, Rejected::Unanswered(Code::RequestRejected))).await;
+    if wait_for_turn(&relay, &client).await.is_err() {
+        return Box::pin(turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected))).await;
     }
-    if let Some(open) = Box::pin(open(relay, caller, client, request)).await {
+    if let Some(open) = Box::pin(open(relay, client, http, request)).await {
         open.serve().await;
     }
 }
@@ -189,12 +189,12 @@ async fn serve_request(relay: Arc<Relay>, caller: Arc<RelayClient>, client: h3::
 ///
 /// # Errors
 /// The turn would be too far away; that is found out late, so that the client gains nothing by it.
-async fn wait_for_turn(relay: &Relay, caller: &RelayClient) -> Result<(), ()> {
-    if !caller.standing.is_known() {
+async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
+    if !client.standing.is_known() {
         // A stranger has a budget of its own.
         return Ok(());
     }
-    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(caller.user(), caller.address)));
+    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
     let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
     let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
     let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
@@ -220,13 +220,13 @@ struct OpenTunnel {
 /// Decides about a request, and opens its tunnel or answers it otherwise.
 async fn open(
     relay: Arc<Relay>,
-    caller: Arc<RelayClient>,
-    client: h3::Client,
+    client: Arc<RelayClient>,
+    http: h3::Client,
     mut request: Request,
 ) -> Option<OpenTunnel> {
     let rules = relay.rules();
     let waiting = request.waiting.take();
-    let admitted = match admit(&relay, &rules, &caller, &mut request).await {
+    let admitted = match admit(&relay, &rules, &client, &mut request).await {
         Ok(Decision::Tunnel(admitted)) => *admitted,
         Ok(Decision::Model(of)) => {
             let ForModel { gateway, head, asker, places } = *of;
@@ -239,8 +239,8 @@ async fn open(
         }
         Err(rejected) => {
             drop(waiting);
-            caller.standing.note_refusal();
-            turn_away(&client, request, rejected).await;
+            client.standing.note_refusal();
+            turn_away(&http, request, rejected).await;
             return None;
         }
     };
@@ -263,20 +263,20 @@ async fn open(
     let (metrics, membership) = (relay.resources.metrics.clone(), Membership::new(terms.class));
     let usage = asked.user.as_ref().map(|user| metrics.users.of(user));
     metrics.opened(protocol, usage.as_deref());
-    let (end, member) = ((caller, client.clone()), (membership.clone(), usage.clone()));
+    let (end, member) = ((client, http.clone()), (membership.clone(), usage.clone()));
     let stream = (request.stream_id, request.flow.view());
     let tunnel = relay.tunnels.insert(|id| RelayTunnel::new(id, end, asked, stream, member));
     // Another policy may have come since the tunnel was admitted; from here on, new policies find the tunnel.
     tunnel.follow(&relay.classes());
-    let account = places.seat.account.clone();
+    let account = places.user.account.clone();
     let (next_hop, protocol_asked) = (tunnel.asked.next_hop, tunnel.asked.protocol);
     let gate = Gate::new(membership, account, next_hop.ip().to_canonical().is_ipv4(), protocol_asked);
     let traffic = tunnel.traffic.clone();
     let pump: Pin<Box<dyn Future<Output = &'static str> + Send>> = match target {
         ConnectedTarget::Udp(target) => {
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
-            let udp = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
-            Box::pin(UdpPump::new(udp, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run(client))
+            let udp = UdpTunnel::new(request, http.datagrams_allowed(), queue_bytes);
+            Box::pin(UdpPump::new(udp, target, gate, traffic, queue_bytes, limits.tunnel_idle, metrics).run(http))
         }
         ConnectedTarget::Tcp(target) => {
             let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
@@ -298,7 +298,7 @@ impl OpenTunnel {
             tokio::select! {
                 biased;
                 () = tunnel.closed() => "operator",
-                () = places.seat.account.used_up() => "quota",
+                () = places.user.account.used_up() => "quota",
                 () = expiry(expires) => "expired",
             }
         });
@@ -331,7 +331,7 @@ async fn expiry(at: Option<SystemTime>) {
 }
 
 /// Ends the stream of a request that is not served. It is over soon, whether or not the client takes the answer.
-async fn turn_away(client: &h3::Client, request: Request, rejected: Rejected) {
+async fn turn_away(http: &h3::Client, request: Request, rejected: Rejected) {
     let Request { stream_id, recv, mut send, flow, .. } = request;
     drop(flow);
     let (code, answered) = match rejected {
@@ -339,7 +339,7 @@ async fn turn_away(client: &h3::Client, request: Request, rejected: Rejected) {
         Rejected::Unanswered(code) => (code, false),
     };
     recv.stop(code);
-    client.forget(stream_id);
+    http.forget(stream_id);
     if answered {
         if code == Code::NoError {
             send.finish();
@@ -382,7 +382,7 @@ struct ForModel {
 async fn admit(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     request: &mut Request,
 ) -> Result<Decision, Rejected> {
     let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
@@ -392,7 +392,7 @@ async fn admit(
             let reason = if too_large { "field_section_too_large" } else { "malformed" };
             note_refusal(
                 relay,
-                caller,
+                client,
                 Attempt::default(),
                 RefusedRequest { status: error.answer(), error: None, reason },
             );
@@ -403,16 +403,16 @@ async fn admit(
         Ok(_) => return Err(Rejected::Unanswered(Code::RequestIncomplete)),
         Err(_) => {
             let refused = RefusedRequest { status: None, error: None, reason: "head_timeout" };
-            note_refusal(relay, caller, Attempt::default(), refused);
+            note_refusal(relay, client, Attempt::default(), refused);
             return Err(Rejected::Unanswered(Code::RequestRejected));
         }
     };
     let mut attempt = Attempt::default();
-    match decide(relay, rules, caller, head, request.signal, &mut attempt).await {
+    match decide(relay, rules, client, head, request.signal, &mut attempt).await {
         Ok(decision) => Ok(decision),
         Err(refusal) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
-            note_refusal(relay, caller, attempt, RefusedRequest { status, error, reason: refusal.label() });
+            note_refusal(relay, client, attempt, RefusedRequest { status, error, reason: refusal.label() });
             tracing::debug!(%refusal, "request refused");
             let code = match refusal {
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
@@ -426,28 +426,28 @@ async fn admit(
 async fn decide(
     relay: &Relay,
     rules: &Rules,
-    caller: &RelayClient,
+    client: &RelayClient,
     head: RequestHead,
     signal: Option<Priority>,
     attempt: &mut Attempt,
 ) -> Result<Decision, Refusal> {
-    let user = request::identify(relay, rules, caller, &head, attempt)?;
+    let user = request::identify(relay, rules, client, &head, attempt)?;
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
-        let places = request::admit_model(relay, rules, caller, user.as_ref())?;
+        let places = request::admit_model(relay, rules, client, user.as_ref())?;
         let asker = Asker {
             user: user.map(|user| user.name),
-            listener: caller.listener,
-            client: caller.address,
-            path: caller.path.clone(),
+            listener: client.listener,
+            client: client.address,
+            path: client.path.clone(),
         };
         return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));
     }
-    let admitted = request::admit(relay, rules, caller, (&head, user), signal, attempt).await?;
+    let admitted = request::admit(relay, rules, client, (&head, user), signal, attempt).await?;
     Ok(Decision::Tunnel(Box::new(admitted)))
 }
 
 /// Counts a request that was refused, and records it.
-fn note_refusal(relay: &Relay, caller: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
+fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target }: Attempt, refused: RefusedRequest) {
     let Resources { metrics, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
@@ -455,7 +455,7 @@ fn note_refusal(relay: &Relay, caller: &RelayClient, Attempt { user, target }: A
     }
     if access.is_wanted() {
         let (protocol, target) = target.unzip();
-        let RelayClient { id: connection, listener, address: client, .. } = *caller;
+        let RelayClient { id: connection, listener, address: client, .. } = *client;
         access.refused(record::RecordedRequest { connection, listener, client, user, protocol, target }, refused);
     }
 }

@@ -57,7 +57,7 @@ pub struct RelayTunnel {
     /// Its ID, of no meaning on the wire.
     pub id: u64,
     /// The client's end of it.
-    pub caller: Arc<RelayClient>,
+    pub client: Arc<RelayClient>,
     /// What it was asked for with.
     pub asked: TunnelOrigin,
     /// When it was opened.
@@ -70,7 +70,7 @@ pub struct RelayTunnel {
     class: Membership,
     /// The class that the operator gave it, whatever the rules say.
     pinned: Mutex<Option<String>>,
-    client: h3::Client,
+    http: h3::Client,
     closed: Notify,
 }
 
@@ -79,21 +79,21 @@ impl RelayTunnel {
     #[must_use]
     pub(super) fn new(
         id: u64,
-        (caller, client): (Arc<RelayClient>, h3::Client),
+        (client, http): (Arc<RelayClient>, h3::Client),
         asked: TunnelOrigin,
         (stream_id, view): (u64, FlowView),
         (class, usage): (Membership, Option<Arc<UserTraffic>>),
     ) -> Self {
         Self {
             id,
-            caller,
+            client,
             asked,
             since: SystemTime::now(),
             class,
             traffic: Arc::new(Traffic::of(usage)),
             view,
             pinned: Mutex::default(),
-            client,
+            http,
             stream_id,
             closed: Notify::new(),
         }
@@ -106,9 +106,9 @@ impl RelayTunnel {
         let (up, down) = self.traffic.moved();
         let host = name.as_ref().map_or(Host::Ip(next_hop.ip()), |name| Host::Name(name.to_string()));
         let request = record::RecordedRequest {
-            connection: self.caller.id,
+            connection: self.client.id,
             listener: *listener,
-            client: self.caller.address,
+            client: self.client.address,
             user: user.clone(),
             protocol: Some(*protocol),
             target: Some(Target { host, port: next_hop.port() }),
@@ -171,7 +171,7 @@ impl RelayTunnel {
         let class = pinned.unwrap_or_else(|| classes.classify(&self.asked.subject()));
         if !Arc::ptr_eq(&self.class.get(), class) {
             self.class.set(class.clone());
-            self.client.reclass(self.stream_id, class);
+            self.http.reclass(self.stream_id, class);
         }
     }
 

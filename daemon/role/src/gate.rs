@@ -92,7 +92,7 @@ impl Gate {
     }
 
     /// Ready once the next load may leave; it is reserved with the first call, and wanted again until [`Gate::passed`].
-    pub fn poll(&mut self, cx: &mut Context<'_>, load: TransferCost) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>, cost: TransferCost) -> Poll<()> {
         loop {
             match &mut self.state {
                 State::Open => return Poll::Ready(()),
@@ -101,15 +101,15 @@ impl Gate {
                     self.state = State::Open;
                 }
                 State::Shut => {
-                    self.account.use_up(load.bytes);
+                    self.account.use_up(cost.bytes);
                     if !self.is_capped() {
                         self.state = State::Open;
                         return Poll::Ready(());
                     }
                     let now_ns = (self.clock.now_ns)();
-                    let bytes = self.with_headers(load);
-                    let by_class = self.class.to_targets.as_ref().map(|cap| cap.reserve(now_ns, bytes, load.packets));
-                    let by_user = self.account.reserve_up(now_ns, bytes, load.packets);
+                    let bytes = self.with_headers(cost);
+                    let by_class = self.class.to_targets.as_ref().map(|cap| cap.reserve(now_ns, bytes, cost.packets));
+                    let by_user = self.account.reserve_up(now_ns, bytes, cost.packets);
                     let at_ns = by_class.max(by_user).unwrap_or(now_ns);
                     self.state =
                         if at_ns > now_ns { State::Waiting((self.clock.sleep_until)(at_ns)) } else { State::Open };
@@ -134,20 +134,20 @@ impl Gate {
 
     /// Notes what was received from the target. What exceeds the user's rate has been received already, so what comes
     /// next waits for it: UDP in the socket's buffer, which then drops, and TCP at the target.
-    pub fn received(&mut self, load: TransferCost) {
-        self.account.use_up(load.bytes);
+    pub fn received(&mut self, cost: TransferCost) {
+        self.account.use_up(cost.bytes);
         if !self.account.has_cap_down() {
             return;
         }
         let now_ns = (self.clock.now_ns)();
-        let at_ns = self.account.reserve_down(now_ns, self.with_headers(load), load.packets);
+        let at_ns = self.account.reserve_down(now_ns, self.with_headers(cost), cost.packets);
         if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > now_ns) {
             self.pause = Some((self.clock.sleep_until)(at_ns));
         }
     }
 
-    fn with_headers(&self, load: TransferCost) -> u64 {
-        load.bytes.saturating_add(load.packets.saturating_mul(self.header_bytes))
+    fn with_headers(&self, cost: TransferCost) -> u64 {
+        cost.bytes.saturating_add(cost.packets.saturating_mul(self.header_bytes))
     }
 }
 
@@ -172,9 +172,9 @@ mod tests {
     }
 
     /// How many loads leave at once.
-    fn at_once(mut gate: Gate, load: TransferCost) -> u64 {
+    fn at_once(mut gate: Gate, cost: TransferCost) -> u64 {
         let mut cx = Context::from_waker(Waker::noop());
-        (0..1_000).take_while(|_| gate.poll(&mut cx, load).is_ready().then(|| gate.passed()).is_some()).count() as u64
+        (0..1_000).take_while(|_| gate.poll(&mut cx, cost).is_ready().then(|| gate.passed()).is_some()).count() as u64
     }
 
     #[test]
@@ -189,11 +189,11 @@ mod tests {
 
     #[test]
     fn packets_are_capped_by_class_and_by_user_whatever_they_carry() {
-        let load = TransferCost { bytes: 1, packets: 1 };
-        assert_eq!(at_once(gate("packets_up = 500", Quota::default()), load), 6);
+        let cost = TransferCost { bytes: 1, packets: 1 };
+        assert_eq!(at_once(gate("packets_up = 500", Quota::default()), cost), 6);
         let quota = Quota { packets_up: Some(500), ..Quota::default() };
-        assert_eq!(at_once(gate("", quota), load), 6);
-        assert_eq!(at_once(gate("packets_up = 100000", quota), load), 6, "the slower of both");
+        assert_eq!(at_once(gate("", quota), cost), 6);
+        assert_eq!(at_once(gate("packets_up = 100000", quota), cost), 6, "the slower of both");
     }
 
     #[test]

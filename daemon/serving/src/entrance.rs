@@ -99,8 +99,8 @@ pub trait GatewayAccess: Send + Sync + 'static {
 }
 
 /// Serves a client's connection to its end.
-pub async fn serve<W: GatewayAccess>(stream: TcpStream, way: &W, limits: ClientLimits) {
-    let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, way, limits).await);
+pub async fn serve<W: GatewayAccess>(stream: TcpStream, gateways: &W, limits: ClientLimits) {
+    let answer = async |request: hyper::Request<Incoming>| Ok::<_, Infallible>(answer(request, gateways, limits).await);
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         // A token is short: to copy it behind its chunk's size costs less than to have the kernel gather the two.
@@ -116,10 +116,10 @@ type Answered<P> = Response<Either<Full<Bytes>, Answer<P>>>;
 
 async fn answer<W: GatewayAccess>(
     request: hyper::Request<Incoming>,
-    way: &W,
+    gateways: &W,
     limits: ClientLimits,
 ) -> Answered<W::Place> {
-    match pass(request, way, limits).await {
+    match pass(request, gateways, limits).await {
         Ok(response) => response.map(Either::Right),
         Err(refusal) => {
             tracing::debug!(%refusal, "request refused");
@@ -137,7 +137,7 @@ async fn answer<W: GatewayAccess>(
 
 async fn pass<W: GatewayAccess>(
     request: hyper::Request<Incoming>,
-    way: &W,
+    gateways: &W,
     limits: ClientLimits,
 ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
     let start = Instant::now();
@@ -151,22 +151,23 @@ async fn pass<W: GatewayAccess>(
     let (mut tries, mut tried) = (0, Vec::new());
     loop {
         tries += 1;
-        let asked = match way.ask(budgeted(&head, start.elapsed()), body.len(), &mut tried).await {
+        let asked = match gateways.ask(budgeted(&head, start.elapsed()), body.len(), &mut tried).await {
             Ok(asked) => asked,
-            Err(_) if way.has_others(&tried) => continue,
+            Err(_) if gateways.has_others(&tried) => continue,
             Err(why) => return Err(OpenAiError::NoGateway(why)),
         };
-        let (outcome, answer) = race(way, asked, budgeted(&head, start.elapsed()), &body, tries < MOST_TRIES).await;
+        let (outcome, answer) =
+            race(gateways, asked, budgeted(&head, start.elapsed()), &body, tries < MOST_TRIES).await;
         match outcome {
             // A proxy's word for credentials, which are the edge's and not the client's.
             Outcome::Answered(head) if head.status == 407 => {
                 return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
             }
             // It has no engine, or none in time; another gateway may.
-            Outcome::Answered(head) if head.status == 503 && way.has_others(&tried) => {}
+            Outcome::Answered(head) if head.status == 503 && gateways.has_others(&tried) => {}
             Outcome::Answered(head) => return Ok(message::response(head, answer)),
             // Nothing of an answer came, so that nobody takes two for one.
-            Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || way.has_others(&tried) => {}
+            Outcome::Lost | Outcome::Silent if tries < MOST_TRIES || gateways.has_others(&tried) => {}
             Outcome::Lost | Outcome::Silent => {
                 return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
             }
@@ -177,47 +178,47 @@ async fn pass<W: GatewayAccess>(
 /// Sends the body of a request that was `asked`, and a copy of it where it has another path for that. The first good answer counts,
 /// and the other request is cancelled.
 async fn race<W: GatewayAccess>(
-    way: &W,
+    gateways: &W,
     Asked { request, place, other_path }: Asked<W>,
     head: RequestHead,
     body: &Bytes,
     may_leave: bool,
 ) -> (Outcome, Answer<W::Place>) {
-    let mut first = Answer::new(way, request, place);
+    let mut first = Answer::new(gateways, request, place);
     let Some(other_path) = other_path else {
-        let outcome = first.begin(way, body, may_leave).await;
+        let outcome = first.begin(gateways, body, may_leave).await;
         return (outcome, first);
     };
     let beginning = async move {
-        let outcome = first.begin(way, body, true).await;
+        let outcome = first.begin(gateways, body, true).await;
         (outcome, first)
     };
     let copying = async {
-        let (request, place) = way.copy(other_path, head).await?;
-        let mut copy = Answer::new(way, request, place);
-        let outcome = copy.begin(way, body, true).await;
+        let (request, place) = gateways.copy(other_path, head).await?;
+        let mut copy = Answer::new(gateways, request, place);
+        let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))
     };
     match select(pin!(beginning), pin!(copying)).await {
         Race::Left((first, _)) if first.0.is_good() => first,
         Race::Right((Some(copy), _)) if copy.0.is_good() => {
-            way.copy_was_first();
+            gateways.copy_was_first();
             copy
         }
-        Race::Left((first, copying)) => better(way, first, copying.await),
-        Race::Right((copy, beginning)) => better(way, beginning.await, copy),
+        Race::Left((first, copying)) => better(gateways, first, copying.await),
+        Race::Right((copy, beginning)) => better(gateways, beginning.await, copy),
     }
 }
 
 /// Chooses the outcome that a client can use best: a good answer, or what says most of why there is none.
 fn better<W: GatewayAccess>(
-    way: &W,
+    gateways: &W,
     first: (Outcome, Answer<W::Place>),
     copy: Option<(Outcome, Answer<W::Place>)>,
 ) -> (Outcome, Answer<W::Place>) {
     match copy {
         Some(copy) if copy.0.says_more_than(&first.0) => {
-            way.copy_was_first();
+            gateways.copy_was_first();
             copy
         }
         _ => first,

@@ -95,7 +95,7 @@ pub struct Front {
     /// What answers.
     pub source: Source,
     /// What is told of requests that have ended.
-    pub told: OnServed,
+    pub on_served: OnServed,
     /// Counts handshakes.
     pub metrics: GatewayMetrics,
     /// Says when nobody is to be let in any more, and no connection is to begin another request.
@@ -108,7 +108,7 @@ struct Hall {
     listener: SocketAddr,
     idle: Duration,
     source: Source,
-    told: OnServed,
+    on_served: OnServed,
     metrics: GatewayMetrics,
     ending: watch::Receiver<bool>,
     /// A client has to leave when its sender is dropped.
@@ -126,10 +126,11 @@ struct Newcomer {
 impl Front {
     /// Serves clients until it is to end and their requests have ended. Dropped, it ends their connections.
     pub async fn run(self) {
-        let Self { mut door, shown, listener, idle, source, told, metrics, mut ending } = self;
+        let Self { mut door, shown, listener, idle, source, on_served, metrics, mut ending } = self;
         let most = (door.max_connections() as usize / 2).clamp(1, STRANGERS.0);
         let strangers = Mutex::new(Strangers::new(most, STRANGERS.1));
-        let hall = Arc::new(Hall { shown, listener, idle, source, told, metrics, ending: ending.clone(), strangers });
+        let hall =
+            Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending: ending.clone(), strangers });
         loop {
             let (stream, from, place) = tokio::select! {
                 next = door.next() => next,
@@ -278,10 +279,10 @@ impl Hall {
         newcomer.may_stay_if(|| gateway.knows(&head));
         let (exchange, awaited) = TcpExchange::new(body);
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
-        let told = self.told.clone();
+        let on_served = self.on_served.clone();
         // A task of its own: it has to see that the client is gone, and then to end the engine's work.
         tokio::spawn(async move {
-            told(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
+            on_served(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
             drop(open);
         });
         let (head, answer) = awaited.answer().await?;

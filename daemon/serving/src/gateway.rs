@@ -278,17 +278,17 @@ impl Gateway {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(OpenAiError::ContentType.into());
         }
-        let seat = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
+        let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
         let body = body::read(exchange, self.settings.max_body_bytes as usize, &self.bodies).await?;
-        let ask = RoutingFields::read(&body.bytes)?;
-        let terms = caller.terms(Some(&ask));
+        let fields = RoutingFields::read(&body.bytes)?;
+        let terms = caller.terms(Some(&fields));
         exchange.set_terms(&terms);
-        (served.class, served.asked) = (terms.class.policy().name.clone(), ask.model.clone());
+        (served.class, served.asked) = (terms.class.policy().name.clone(), fields.model.clone());
         let began = Instant::now();
-        let wanted = Wanted::of(head, terms.deadline_ns, &ask, body.bytes.len());
-        let (mut models, alias) = self.named(&ask.model)?;
-        if let Some(seat) = &seat {
-            seat.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
+        let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len());
+        let (mut models, alias) = self.named(&fields.model)?;
+        if let Some(tenant) = &tenant {
+            tenant.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
         }
         loop {
             let asked = RouteQuery { models: &models, alias, class: &terms.class.policy().name };
@@ -305,11 +305,11 @@ impl Gateway {
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
                 return Err(OpenAiError::Late.into());
             }
-            let sent = ask.with_model(&body.bytes, &model.engine_name);
-            let payer = answer::Payer { user: caller.user(), class: &terms.class, seat: seat.as_ref() };
+            let sent = fields.with_model(&body.bytes, &model.engine_name);
+            let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
             // With one engine there is nothing to prefer.
             let prefers = model.affinity && model.urls.len() > 1;
-            let prefix = if prefers { self.prefixes.of(head, ask.prompt(&body.bytes)) } else { Default::default() };
+            let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
             let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
             match self.try_engines(exchange, &pass, &sent, &terms, served).await {
                 // The others that the name stands for may fare better.
@@ -345,7 +345,7 @@ impl Gateway {
         let claim = Claim {
             service: terms.service_since((self.clock.now_ns)()),
             class: terms.class.policy().name.as_str().into(),
-            tenant: pass.payer.seat.map(|seat| (seat.tenant().name.clone(), seat.tenant().weight)),
+            tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             tokens: pass.route.tokens(),
             prefix: pass.prefix.clone(),
         };
@@ -359,7 +359,7 @@ impl Gateway {
             };
             if tried.is_empty() {
                 if pass.prefix != PrefixHashes::default() {
-                    self.metrics.placed(&model.name, place.kept);
+                    self.metrics.placed(&model.name, place.affinity);
                 }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }

@@ -275,8 +275,8 @@ impl GatewayMetrics {
     }
 
     /// Counts a request that may profit from an engine's cache, by whether it went there.
-    pub fn placed(&self, model: &Arc<str>, kept: PrefixAffinity) {
-        self.placed.get_or_create(&Placed { model: model.clone(), result: kept.name() }).inc();
+    pub fn placed(&self, model: &Arc<str>, affinity: PrefixAffinity) {
+        self.placed.get_or_create(&Placed { model: model.clone(), result: affinity.name() }).inc();
     }
 
     /// Notes when the first token passed.

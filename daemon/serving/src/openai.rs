@@ -339,11 +339,11 @@ mod tests {
     #[test]
     fn only_the_models_name_is_rewritten() {
         let body = Bytes::from_static(br#"{ "unknown" : {"model":"x"}, "model" : "a\u0062", "stream":true , "n":1e3}"#);
-        let ask = RoutingFields::read(&body).unwrap();
-        assert_eq!((&ask.model[..], ask.service_tier.as_deref(), ask.max_tokens), ("ab", None, None));
-        let rewritten = ask.with_model(&body, "big \"one\"");
+        let fields = RoutingFields::read(&body).unwrap();
+        assert_eq!((&fields.model[..], fields.service_tier.as_deref(), fields.max_tokens), ("ab", None, None));
+        let rewritten = fields.with_model(&body, "big \"one\"");
         assert_eq!(rewritten, br#"{ "unknown" : {"model":"x"}, "model" : "big \"one\"", "stream":true , "n":1e3}"#[..]);
-        assert_eq!(ask.with_model(&body, "ab"), body, "the same model in other letters stays");
+        assert_eq!(fields.with_model(&body, "ab"), body, "the same model in other letters stays");
         assert_eq!(RoutingFields::read(&rewritten).unwrap().model, "big \"one\"");
     }
 

@@ -67,7 +67,7 @@ pub struct EngineStatus {
     /// What others have it do, as far as it is known.
     pub others: Reported,
     /// Whether it gets requests, and why not.
-    pub verdict: EngineHealth,
+    pub health: EngineHealth,
     /// What went wrong last, until it went well again.
     pub trouble: Option<String>,
     /// How many requests it answered.
@@ -92,7 +92,7 @@ pub struct EnginePlace {
     /// The engine.
     pub replica: usize,
     /// Whether it is the one that the prompt's beginning, or its session, had been sent to.
-    pub kept: PrefixAffinity,
+    pub affinity: PrefixAffinity,
 }
 
 /// A request that waits for its place. Dropped, it waits no longer.
@@ -149,9 +149,9 @@ impl Engines {
         }
         // A request that failed elsewhere has waited for its turn already.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some((replica, kept)) = state.give(&claim.prefix, self.most_in_flight, tried, now_ns)
+            && let Some((replica, affinity)) = state.give(&claim.prefix, self.most_in_flight, tried, now_ns)
         {
-            return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, kept }));
+            return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
         if !tried.is_empty() || state.queue.len() >= self.most_waiting {
             return Err(NoPlace::Crowded);
@@ -176,9 +176,9 @@ impl Engines {
         let mut unwanted = Vec::new();
         while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
             && let Some((told, prefix)) = state.queue.next().and_then(|name| state.queue.serve(name))
-            && let Some((replica, kept)) = state.give(&prefix, self.most_in_flight, &[], now_ns)
+            && let Some((replica, affinity)) = state.give(&prefix, self.most_in_flight, &[], now_ns)
         {
-            unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, kept }).err());
+            unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
         unwanted
     }
@@ -257,17 +257,17 @@ impl Engines {
 
     /// How each engine does.
     #[must_use]
-    pub fn standings(&self) -> Vec<EngineStatus> {
+    pub fn status(&self) -> Vec<EngineStatus> {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let standing = |replica: &Replica| EngineStatus {
+        let status = |replica: &Replica| EngineStatus {
             in_flight: replica.in_flight,
             others: replica.others(now_ns, state.report_ns),
-            verdict: replica.health.verdict(now_ns),
+            health: replica.health.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
             answered: replica.answered,
             failed: replica.failed,
         };
-        state.replicas.iter().map(standing).collect()
+        state.replicas.iter().map(status).collect()
     }
 
     /// How many engines there are.
@@ -340,13 +340,13 @@ impl State {
             };
             !tried.contains(known) && self.replicas.get(*known).is_some_and(fits)
         };
-        let (replica, kept) = match known.filter(is_good) {
+        let (replica, affinity) = match known.filter(is_good) {
             Some(known) => (known, PrefixAffinity::Kept),
             None => (least, if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New }),
         };
         self.affinity.note(prefix, replica);
         self.replicas[replica].in_flight += 1;
-        Some((replica, kept))
+        Some((replica, affinity))
     }
 
     /// The engine with the least to do of those with room that are not among `tried`. What others have an engine do says

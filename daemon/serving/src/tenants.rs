@@ -151,14 +151,14 @@ impl Tenants {
         // Dropped, it gives back what it took.
         let most = tenant.most_in_flight;
         let spending = self.spending.clone();
-        let seat = TenantRequest {
+        let request = TenantRequest {
             tenant,
             spending,
             now_ns: self.now_ns,
             reserved: AtomicU64::new(0),
             used: AtomicU64::new(0),
         };
-        if before >= most { Err(OpenAiError::TooManyRequests) } else { Ok(seat) }
+        if before >= most { Err(OpenAiError::TooManyRequests) } else { Ok(request) }
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
         Tenants::new(&[key], &Arc::default(), now_ns)
     }
 
-    fn seat(tenants: &Tenants) -> Result<TenantRequest, OpenAiError> {
+    fn begin(tenants: &Tenants) -> Result<TenantRequest, OpenAiError> {
         tenants.begin(tenants.by_hash[0].1.clone(), SystemTime::now())
     }
 
@@ -262,19 +262,19 @@ mod tests {
     #[test]
     fn so_many_requests_are_in_flight_and_no_more() {
         let tenants = tenants(Some(2), None);
-        let seats = [seat(&tenants), seat(&tenants)];
-        assert_eq!(seat(&tenants).unwrap_err(), OpenAiError::TooManyRequests);
-        assert_eq!(seat(&tenants).unwrap_err(), OpenAiError::TooManyRequests, "a refusal takes no place");
-        drop(seats);
-        assert!(seat(&tenants).is_ok());
+        let requests = [begin(&tenants), begin(&tenants)];
+        assert_eq!(begin(&tenants).unwrap_err(), OpenAiError::TooManyRequests);
+        assert_eq!(begin(&tenants).unwrap_err(), OpenAiError::TooManyRequests, "a refusal takes no place");
+        drop(requests);
+        assert!(begin(&tenants).is_ok());
     }
 
     #[test]
     fn tokens_come_back_within_a_minute_and_what_was_not_used_at_once() {
         let tenants = tenants(None, Some(600));
         let reserve = |tokens| {
-            let seat = seat(&tenants).unwrap();
-            seat.reserve(tokens).map(|()| seat)
+            let request = begin(&tenants).unwrap();
+            request.reserve(tokens).map(|()| request)
         };
         let refused = |tokens| match reserve(tokens) {
             Err(OpenAiError::TooManyTokens { retry_after_s }) => retry_after_s,

@@ -20,7 +20,7 @@ pub struct EngineView {
     /// The requests that others have it work on, and that wait in it, as it reports.
     pub others: Reported,
     /// Whether it gets requests, and why not.
-    pub verdict: EngineHealth,
+    pub health: EngineHealth,
     /// What went wrong last, until it went well again.
     pub trouble: Option<String>,
     /// How many requests it answered.

@@ -66,7 +66,7 @@ impl Control {
         let is_of = |found: &policy::ClassSettings| class.as_ref().is_none_or(|class| found.name == *class);
         let is_over = |found: u64| connection.is_none_or(|id| found == id);
         let accepted = |tunnel: &RelayTunnel| {
-            is_over(tunnel.caller.id)
+            is_over(tunnel.client.id)
                 && user.as_ref().is_none_or(|user| tunnel.asked.user.as_deref() == Some(user))
                 && is_of(tunnel.class().policy())
         };

@@ -88,7 +88,7 @@ impl TunnelView {
         Self {
             id: found.id,
             role: PolicyRole::Relay,
-            connection: found.caller.id,
+            connection: found.client.id,
             user: asked.user.as_deref().unwrap_or_default().to_owned(),
             class: found.class().policy().name.clone(),
             is_pinned: found.pin().is_some(),

@@ -104,11 +104,11 @@ impl Fronts {
                 Some((relay.gateway()?, relay.classes()))
             });
             let access = parts.access.clone();
-            let told: OnServed = Arc::new(move |served| access.served(served));
+            let on_served: OnServed = Arc::new(move |served| access.served(served));
             let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
             let (ending, ends) = watch::channel(false);
             let front =
-                Front { door, shown: shown.clone(), listener: address, idle, source, told, metrics, ending: ends };
+                Front { door, shown: shown.clone(), listener: address, idle, source, on_served, metrics, ending: ends };
             let task = tokio::spawn(front.run());
             tracing::info!(%address, "serving models to clients without an edge");
             self.0.insert(address, Open { settings, shown, socket, ending, task });

@@ -85,7 +85,7 @@ impl Daemon {
             page: None,
             read: Arc::new(ArcSwap::from_pointee(SeenFiles::of(&config))),
             certificates: certificates::shown(&config)?,
-            told: CertificateWarnings::default(),
+            warnings: CertificateWarnings::default(),
             config: config.clone(),
             file,
             parts,

@@ -29,7 +29,7 @@ use quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
     endpoint::{Admission, Transport},
     events::{ConnectionState, EndpointSubscriber, HandshakeCounters},
-    h3::{self, H3Connection, MessageLimits, Request},
+    h3::{self, HttpConnection, MessageLimits, Request},
     strangers::{AdmissionVerdict, ClientStanding, ConnectionPlaces},
     tls::{self, ServerTls},
 };
@@ -231,7 +231,7 @@ async fn serve_connection(connection: s2n_quic::Connection, books: &Arc<Books>) 
 }
 
 async fn serve_requests(connection: s2n_quic::Connection, books: &Arc<Books>) {
-    let Ok(mut connection) = H3Connection::start(connection, Role::Server, MessageLimits::default()).await else {
+    let Ok(mut connection) = HttpConnection::start(connection, Role::Server, MessageLimits::default()).await else {
         return;
     };
     let (client, mut requests) = (connection.client(), FuturesUnordered::new());

@@ -22,7 +22,7 @@ use quic::clock::{Clock, Sleep};
 use quic::connection_id::Issuer;
 use quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
 use quic::endpoint::{self, Admission, Transport};
-use quic::h3::{self, H3Connection, MessageLimits, Request};
+use quic::h3::{self, HttpConnection, MessageLimits, Request};
 use quic::segments::Segments;
 use quic::strangers::ConnectionPlaces;
 use quic::tls::{self, Identity, ServerTls};
@@ -273,7 +273,7 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
         let arrived = arrived.clone();
         spawn(async move {
             let limits = MessageLimits::default();
-            let mut connection = H3Connection::start(connection, Role::Server, limits).await?;
+            let mut connection = HttpConnection::start(connection, Role::Server, limits).await?;
             loop {
                 let request = connection.next().await?;
                 spawn(echo(request, connection.client(), arrived.clone()));

@@ -120,7 +120,7 @@ pub struct Connected {
     /// The relay, ready for requests.
     pub relay: RelayConnection,
     /// What has to be [driven](super::drive) for anything to happen.
-    pub connection: h3::H3Connection,
+    pub connection: h3::HttpConnection,
     /// How large its packets are.
     pub packets: PacketSize,
     /// What arrives from the relay.

@@ -147,7 +147,7 @@ impl Association {
     /// Takes a datagram to the tunnel of its target; a new target gets one.
     fn take(&mut self, bytes: &[u8], from: SocketAddr) {
         let shared = self.shared.clone();
-        let counters = &shared.way.counters;
+        let counters = &shared.access.counters;
         let (ip, port) = self.client;
         if from.ip().to_canonical() != ip.to_canonical() || port.is_some_and(|port| port != from.port()) {
             return counters.ignore("sender");
@@ -176,12 +176,12 @@ impl Association {
     fn open(&mut self, target: &Target, client: SocketAddr, now: Instant) -> bool {
         let mut place = self.shared.tunnels.clone().try_acquire_owned().ok();
         if place.is_none() {
-            self.shared.way.counters.limit_hit("max_udp_tunnels");
+            self.shared.access.counters.limit_hit("max_udp_tunnels");
         }
         if place.is_none() || self.flows.len() >= TARGETS {
             let oldest = self.flows.iter().min_by_key(|(_, entry)| entry.heard).map(|(target, _)| target.clone());
             let Some(evicted) = oldest.and_then(|target| self.flows.remove(&target)) else { return false };
-            self.shared.way.counters.sources_evicted.inc();
+            self.shared.access.counters.sources_evicted.inc();
             // Its place goes to the newcomer at once, so that nobody else comes between.
             place = place.or(evicted.flow.inbox().place.take());
             evicted.flow.close();
@@ -216,7 +216,7 @@ struct Carrier {
 impl Carrier {
     /// Opens the tunnel and carries it until it ends.
     async fn run(self) -> Arc<Flow> {
-        match self.shared.way.open_udp(&self.flow.target, self.shared.mode).await {
+        match self.shared.access.open_udp(&self.flow.target, self.shared.mode).await {
             Ok(opened) => self.carry(opened).await,
             Err(error) => {
                 debug!(client = %self.client, target = %self.flow.target, "no tunnel: {error}");
@@ -225,7 +225,7 @@ impl Carrier {
             }
         }
         let mut inbox = self.flow.inbox();
-        self.shared.way.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
+        self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);
         inbox.payloads.clear();
         inbox.place = None;
         drop(inbox);
@@ -234,9 +234,9 @@ impl Carrier {
 
     async fn carry(&self, mut opened: OpenedUdp) {
         let mut downlink = Segments::new(WAITING_BYTES);
-        let way = &self.shared.way;
+        let access = &self.shared.access;
         let (target, stream_id) = ((Protocol::Udp, &self.flow.target), opened.tunnel.stream_id());
-        let entry = way.counters.enter(self.client, target, (&opened.link, stream_id), &way.membership);
+        let entry = access.counters.enter(self.client, target, (&opened.link, stream_id), &access.membership);
         let line = opened.link.line().clone();
         let mut counted = (0, 0);
         loop {
@@ -247,7 +247,7 @@ impl Carrier {
                 // The next payload opens it anew, over another connection.
                 () = line.left() => false,
             };
-            self.shared.way.counters.count(&entry.traffic, &mut counted);
+            self.shared.access.counters.count(&entry.traffic, &mut counted);
             if !moved {
                 // It ended, was silent for too long, or was ended by hand.
                 return opened.tunnel.finish();
@@ -263,8 +263,8 @@ impl Carrier {
         downlink: &mut Segments,
         traffic: &Traffic,
     ) -> Poll<bool> {
-        let counters = &self.shared.way.counters;
-        opened.follow(&self.shared.way);
+        let counters = &self.shared.access.counters;
+        opened.follow(&self.shared.access);
         let mut inbox = self.flow.inbox();
         inbox.waker.clone_from(cx.waker());
         if inbox.is_closed {

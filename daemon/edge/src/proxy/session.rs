@@ -107,7 +107,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
             Ok(()) => return,
             Err(error) => {
                 debug!(%from, "no association: {error}");
-                return shared.way.counters.refuse("association");
+                return shared.access.counters.refuse("association");
             }
         },
         Ok(Err(denied)) => Err((client.stream, denied)),
@@ -122,7 +122,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
         debug!(%from, reason, "a client of the proxy was denied");
         // `RelayAccess::open` has counted refusals by relays already.
         if *reason != RELAY {
-            shared.way.counters.refuse(reason);
+            shared.access.counters.refuse(reason);
         }
         tell(stream, denied).await;
     }
@@ -223,7 +223,7 @@ async fn carry(
     told: Told,
     (first, wanted): (Vec<u8>, u64),
 ) -> Result<(), (TcpStream, Denied)> {
-    let opened = match shared.way.open(target).await {
+    let opened = match shared.access.open(target).await {
         Ok(opened) => opened,
         Err(error) => {
             debug!(%from, %target, "no connection: {error}");
@@ -243,7 +243,7 @@ async fn carry(
     if let Err(error) = client.stream.write_all(&established).await {
         return Err((client.stream, error.into()));
     }
-    shared.way.carry(opened, client.stream, (from, target), (&first, wanted)).await;
+    shared.access.carry(opened, client.stream, (from, target), (&first, wanted)).await;
     Ok(())
 }
 

@@ -107,7 +107,7 @@ impl Work<'_> {
             let Some(relays) = paths.get(path).map(|path| &path.relays) else { continue };
             let chosen = |relay: &Endpoint| state.chosen.as_ref().is_some_and(|it| relay.origin().to_string() == *it);
             failover.choose(relays.iter().position(chosen));
-            match failover.next(now, wanted, &state.standings(path, relays.len())) {
+            match failover.next(now, wanted, &state.availability(path, relays.len())) {
                 Next::Connect(place) => {
                     failover.begun(place, now);
                     return Step::Connect((path, place));
@@ -190,7 +190,7 @@ impl Work<'_> {
                     let state = self.uplink.state.borrow();
                     let is_over = |(path, failover): (usize, &Failover)| {
                         let relays = self.uplink.paths.get(path).map_or(0, |path| path.relays.len());
-                        let next = failover.next(now, true, &state.standings(path, relays));
+                        let next = failover.next(now, true, &state.availability(path, relays));
                         failover.is_idle() && !matches!(next, Next::Connect(_))
                     };
                     self.failovers.iter().enumerate().all(is_over)
@@ -456,7 +456,7 @@ impl Work<'_> {
 }
 
 /// Drives a connection until it ends, or what it runs in does.
-async fn drive_until(line: &Line, connection: h3::H3Connection, ended: BoxFuture<'static, ()>) -> h3::Error {
+async fn drive_until(line: &Line, connection: h3::HttpConnection, ended: BoxFuture<'static, ()>) -> h3::Error {
     let mut driving = pin!(drive(connection));
     tokio::select! {
         error = &mut driving => error,

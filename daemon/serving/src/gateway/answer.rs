@@ -65,14 +65,14 @@ pub(super) struct Done {
 pub(super) struct Payer<'a> {
     pub(super) user: Option<&'a Arc<str>>,
     pub(super) class: &'a Class,
-    pub(super) seat: Option<&'a TenantRequest>,
+    pub(super) tenant: Option<&'a TenantRequest>,
 }
 
 impl Payer<'_> {
     /// Notes tokens that the engine has used, before it says how many there were in all.
     fn pass(&self, tokens: u64) {
-        if let Some(seat) = self.seat {
-            seat.pass(tokens);
+        if let Some(tenant) = self.tenant {
+            tenant.pass(tokens);
         }
     }
 }
@@ -113,10 +113,10 @@ impl Pass<'_> {
         };
         by.lesson.learn(usage, body.len());
         if let Some(usage) = usage {
-            let Payer { user, class, seat } = self.payer;
+            let Payer { user, class, tenant } = self.payer;
             self.gateway.metrics.billed((&self.model.name, user, &class.policy().name), usage);
-            if let Some(seat) = seat {
-                seat.bill(usage);
+            if let Some(tenant) = tenant {
+                tenant.bill(usage);
             }
         }
         Ok(Done {

@@ -71,12 +71,12 @@ impl<'a> Caller<'a> {
     }
 
     /// The terms on which the request is served, as far as they are known before its body was read.
-    pub(super) fn terms(&self, ask: Option<&RoutingFields>) -> Terms {
+    pub(super) fn terms(&self, fields: Option<&RoutingFields>) -> Terms {
         let subject = RequestSubject {
             user: self.user().map(|user| &**user),
             listener: self.asker.listener,
-            model: ask.map(|ask| &ask.model[..]),
-            service_tier: ask.and_then(|ask| ask.service_tier.as_deref()),
+            model: fields.map(|fields| &fields.model[..]),
+            service_tier: fields.and_then(|fields| fields.service_tier.as_deref()),
             asked_class: self.asked_class,
         };
         let class = self.classes.classify_request(&subject);

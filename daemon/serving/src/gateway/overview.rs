@@ -37,28 +37,23 @@ impl Gateway {
         let (_, curves) = self.routes.learned();
         let engines = self.models.iter().flat_map(|model| {
             let (waiting, most) = (model.engines.waiting(), model.engines.most_in_flight());
-            model
-                .urls
-                .iter()
-                .zip(model.engines.standings())
-                .map(move |(url, standing)| (model, url, standing, waiting, most))
+            model.urls.iter().zip(model.engines.status()).map(move |(url, status)| (model, url, status, waiting, most))
         });
-        let view =
-            |((model, url, standing, waiting, most), curve): ((&Model, &Url, EngineStatus, usize, u32), Curve)| {
-                EngineView {
-                    model: model.name.to_string(),
-                    engine: url.to_string(),
-                    in_flight: (standing.in_flight, most),
-                    waiting,
-                    others: standing.others,
-                    verdict: standing.verdict,
-                    trouble: standing.trouble,
-                    answered: standing.answered,
-                    failed: standing.failed,
-                    samples: curve.samples(),
-                    cost: curve.cost(),
-                }
-            };
+        let view = |((model, url, status, waiting, most), curve): ((&Model, &Url, EngineStatus, usize, u32), Curve)| {
+            EngineView {
+                model: model.name.to_string(),
+                engine: url.to_string(),
+                in_flight: (status.in_flight, most),
+                waiting,
+                others: status.others,
+                health: status.health,
+                trouble: status.trouble,
+                answered: status.answered,
+                failed: status.failed,
+                samples: curve.samples(),
+                cost: curve.cost(),
+            }
+        };
         engines.zip(curves).map(view).collect()
     }
 

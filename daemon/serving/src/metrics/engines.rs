@@ -27,7 +27,7 @@ type Row = (&'static str, &'static str, fn(&EngineStatus) -> i64);
 
 const ROWS: [Row; 4] = [
     ("gateway_engine_usable", "Whether an engine gets requests: 1 if it does", |of| {
-        i64::from(matches!(of.verdict, EngineHealth::Ready | EngineHealth::Untried))
+        i64::from(matches!(of.health, EngineHealth::Ready | EngineHealth::Untried))
     }),
     ("gateway_engine_in_flight", "Requests that an engine works on for this gateway", |of| i64::from(of.in_flight)),
     ("gateway_engine_others_running", "Requests that an engine works on for others, as it reports", |of| {
@@ -48,13 +48,13 @@ impl ShownEngines {
 impl Collector for ShownEngines {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let models = self.0.lock().clone();
-        let standings: Vec<_> = models.iter().map(|(model, engines)| (model, engines.standings())).collect();
+        let engines: Vec<_> = models.iter().map(|(model, engines)| (model, engines.status())).collect();
         for (name, help, value) in ROWS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (model, standings) in &standings {
-                for (place, standing) in (1..).zip(standings) {
+            for (model, engines) in &engines {
+                for (place, status) in (1..).zip(engines) {
                     let labels = [("model", model.to_string()), ("engine", i32::to_string(&place))];
-                    ConstGauge::new(value(standing)).encode(family.encode_family(&labels)?)?;
+                    ConstGauge::new(value(status)).encode(family.encode_family(&labels)?)?;
                 }
             }
         }

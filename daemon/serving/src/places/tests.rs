@@ -56,17 +56,17 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
         |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
     let _busy = now(engines.take(Service::default(), &[]));
     let first = now(engines.take(turn(1), &[]));
-    assert_eq!((first.replica, first.kept), (1, PrefixAffinity::New));
+    assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
     let second = now(engines.take(turn(2), &[]));
-    assert_eq!((second.replica, second.kept), (1, PrefixAffinity::Kept), "though the third one has nothing to do");
+    assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Kept), "though the third one has nothing to do");
     let third = now(engines.take(turn(3), &[]));
-    assert_eq!((third.replica, third.kept), (1, PrefixAffinity::Kept));
+    assert_eq!((third.replica, third.affinity), (1, PrefixAffinity::Kept));
     let fourth = now(engines.take(turn(4), &[]));
-    assert_eq!((fourth.replica, fourth.kept), (2, PrefixAffinity::Moved), "three more than that one");
+    assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "three more than that one");
     engines.failed(2, Fault::OutOfReach, "");
     let fifth = now(engines.take(turn(5), &[]));
-    assert_eq!((fifth.replica, fifth.kept), (0, PrefixAffinity::Moved), "it failed");
-    assert_eq!(now(engines.take(turn(6), &[0])).kept, PrefixAffinity::Moved, "it was tried");
+    assert_eq!((fifth.replica, fifth.affinity), (0, PrefixAffinity::Moved), "it failed");
+    assert_eq!(now(engines.take(turn(6), &[0])).affinity, PrefixAffinity::Moved, "it was tried");
 }
 
 #[test]

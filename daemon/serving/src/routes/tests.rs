@@ -174,8 +174,8 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
         protocol: None,
         fields,
     };
-    let ask = RoutingFields::read(br#"{"model":"m"}"#).unwrap();
-    let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &ask, 0).slo;
+    let routing = RoutingFields::read(br#"{"model":"m"}"#).unwrap();
+    let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &routing, 0).slo;
     assert_eq!(limits(vec![], None), Slo::unlimited());
     assert_eq!(limits(vec![], Some(7)), Slo::within(7));
     let fields = vec![field("x-paced-budget-ms", "20"), field("x-slo-ttft-ms", "3"), field("x-slo-tpot-ms", "x")];

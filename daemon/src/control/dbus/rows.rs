@@ -66,7 +66,7 @@ pub(super) fn engine_row(found: EngineView) -> EngineRow {
     (
         found.model,
         found.engine,
-        found.verdict.name().to_owned(),
+        found.health.name().to_owned(),
         found.in_flight.0,
         found.in_flight.1,
         found.others.running.saturating_add(found.others.waiting),

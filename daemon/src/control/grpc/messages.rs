@@ -49,9 +49,8 @@ pub(super) fn alias(of: AliasView) -> v1::ModelAlias {
 }
 
 pub(super) fn engine(of: EngineView) -> v1::Engine {
-    let EngineView { model, engine, in_flight, others, waiting, verdict, trouble, answered, failed, samples, cost } =
-        of;
-    let ejected_for = Duration::from_nanos(verdict.ejected_for_ns());
+    let EngineView { model, engine, in_flight, others, waiting, health, trouble, answered, failed, samples, cost } = of;
+    let ejected_for = Duration::from_nanos(health.ejected_for_ns());
     let duration = |ns: f64| Duration::try_from_secs_f64(ns / 1e9).ok().and_then(|time| time.try_into().ok());
     let has_cost = samples != (0, 0);
     v1::Engine {
@@ -71,7 +70,7 @@ pub(super) fn engine(of: EngineView) -> v1::Engine {
             first_token: duration(cost.prefill_ns),
             first_token_per_thousand: duration(cost.prefill_per_token_ns * 1e3),
         }),
-        state: verdict.name().to_owned(),
+        state: health.name().to_owned(),
         trouble: trouble.unwrap_or_default(),
         others_running: others.running,
         others_waiting: others.waiting,

@@ -24,7 +24,7 @@ use quic::{
     datagrams::{DatagramCounters, Datagrams, Hub, QueueLimits, Schedule, Sender},
     endpoint::{self, Admission, Transport},
     events::ConnectionState,
-    h3::{self, H3Connection, MessageLimits, Request},
+    h3::{self, HttpConnection, MessageLimits, Request},
     segments::Segments,
     tls::{self, Trust},
 };
@@ -267,7 +267,7 @@ async fn serve(mut relay: Server, of: Of) {
             *of.seen.0.path.lock() = path.clone();
             let ended = Arc::new(AtomicUsize::new(0));
             spawn(watch(hub, path, of.seen.clone(), Arc::downgrade(&ended)));
-            let mut connection = H3Connection::start(connection, Role::Server, MessageLimits::default()).await?;
+            let mut connection = HttpConnection::start(connection, Role::Server, MessageLimits::default()).await?;
             while let Ok(request) = connection.next().await {
                 spawn(relay_one(request, connection.client(), of.clone()));
             }
