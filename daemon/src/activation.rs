@@ -47,8 +47,8 @@ impl Activation {
                     found.control = Some(fd.into());
                 }
                 _ => bail!(
-                    "a socket of paced.socket is of no use: ListenDatagram= with an address and a port are for \
-                     listeners of [relay], and one ListenStream= with a path is for the control plane"
+                    "paced cannot use one of the sockets of paced.socket: use ListenDatagram= with an address and a port for \
+                     listeners of [relay], and one ListenStream= with a path for the control plane"
                 ),
             }
         }

@@ -217,16 +217,16 @@ impl Intake {
         (self.classes, self.guard) = (None, None);
         self.tables.in_force.monitor_ended();
         tracing::error!(
-            "the monitor has ended, and with it what the kernel enforces: until there is another, classes are not \
-             marked, paced and counted and listeners have no guard"
+            "the monitor has ended: until the next one runs, the kernel does not mark, pace or count classes, and does not \
+             guard listeners"
         );
     }
 }
 
 fn not_loaded(program: Program, why: &str) {
     match program {
-        Program::Egress => tracing::warn!("classes are not marked, paced and counted: {why}"),
-        Program::Ingress => tracing::warn!("listeners have no guard: {why}"),
+        Program::Egress => tracing::warn!("the kernel does not mark, pace or count classes: {why}"),
+        Program::Ingress => tracing::warn!("the kernel does not guard listeners: {why}"),
     }
 }
 

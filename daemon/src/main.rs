@@ -56,7 +56,7 @@ enum Command {
     /// The privileged half, which `run` starts.
     #[command(name = monitor::SUBCOMMAND, hide = true)]
     Monitor {
-        /// What it does, to which devices.
+        /// The plan: actions and devices.
         plan: String,
     },
 }

@@ -107,7 +107,7 @@ pub enum PolicyRefusal {
         seconds: u64,
     },
     /// A trial that survives a restart is none.
-    #[error("a policy that waits to be confirmed cannot be saved; confirm it and save it then")]
+    #[error("a policy that waits to be confirmed cannot be saved; confirm it first")]
     SavedTrial,
     /// The kernel, or a role, does not take it.
     #[error("the policy was not put in force: {0}")]

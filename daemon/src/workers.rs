@@ -93,7 +93,7 @@ fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>
     }
     if let Some(other) = opened.first() {
         bail!(
-            "paced.socket opens {}, which is no listener of [relay]; remove it there or add it here",
+            "paced.socket opens {}, which is not a listener of [relay]; remove it from paced.socket, or add a [[relay.listener]]",
             other.local_addr()?
         );
     }

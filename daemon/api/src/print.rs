@@ -9,23 +9,23 @@ use std::{
     process,
 };
 
-/// Prints a line to standard output, as `println!` does; ends the process in peace where nobody reads on.
+/// Prints a line to standard output, as `println!` does; ends the process quietly if nobody reads the output.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => { $crate::print::line(format_args!($($text)*)) };
 }
 
-/// Prints a line to standard output; ends the process in peace where nobody reads on.
+/// Prints a line to standard output; ends the process quietly if nobody reads the output.
 pub fn line(text: fmt::Arguments<'_>) {
     printed(writeln!(Out, "{text}"));
 }
 
-/// Prints a text to standard output as it is; ends the process in peace where nobody reads on.
+/// Prints a text to standard output as it is; ends the process quietly if nobody reads the output.
 pub fn text(text: impl AsRef<[u8]>) {
     printed(Out.write_all(text.as_ref()).and_then(|()| Out.flush()));
 }
 
-/// Standard output, which ends the process in peace where nobody reads on.
+/// Standard output, which ends the process quietly if nobody reads the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Out;
 
@@ -49,7 +49,7 @@ fn unless_closed<T>(outcome: io::Result<T>) -> io::Result<T> {
 fn printed(outcome: io::Result<()>) {
     if let Err(error) = outcome {
         // Standard error may be gone as well.
-        _ = writeln!(io::stderr(), "nothing can be printed: {error}");
+        _ = writeln!(io::stderr(), "cannot print: {error}");
         process::exit(1);
     }
 }

@@ -30,7 +30,7 @@ pub enum OpenError {
     #[error(transparent)]
     Refused(#[from] TunnelRefused),
     /// The relay does not speak extended CONNECT (RFC 9220 §3).
-    #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
+    #[error("the peer does not support extended CONNECT: it is not a UDP proxy")]
     NoExtendedConnect,
     /// The stream ended before a response was complete.
     #[error("the relay ended the request without an answer")]

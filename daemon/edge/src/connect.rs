@@ -100,7 +100,7 @@ pub enum NoConnection {
     #[error("the relay does not answer")]
     NoAnswer,
     /// The peer is no relay.
-    #[error("the peer does not support extended CONNECT: it is no UDP proxy")]
+    #[error("the peer does not support extended CONNECT: it is not a UDP proxy")]
     NoExtendedConnect,
     /// There are as many tunnels as the relay allows.
     #[error("the relay allows no more tunnels")]

@@ -74,16 +74,16 @@ impl Exit {
         }
         let Some(address) = self.address else {
             let message = format!(
-                "the kernel does not let paced choose the device {interface}: give it CAP_NET_RAW, or give the path the \
-                 `address` of that device, with a routing rule for what comes from there"
+                "the kernel does not let paced bind to the device {interface}: give it CAP_NET_RAW, or give the path the \
+                 `address` of that device, with a routing rule for packets from that address"
             );
             return Err(io::Error::new(error.kind(), message));
         };
         if !self.told.swap(true, Relaxed) {
             warn!(
                 %interface, %address,
-                "the kernel does not let paced choose the device: packets leave from the address, and a routing rule has to \
-                 lead what comes from there to the device"
+                "the kernel does not let paced bind to the device, so paced binds to the address only: a routing rule has \
+                 to send packets from that address through the device"
             );
         }
         Ok(())

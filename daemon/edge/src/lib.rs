@@ -262,7 +262,7 @@ impl Edge {
         };
         let endpoints = |accesses: Vec<Access>| {
             let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
-            relays.with_context(|| format!("failed to set up the way from {listen} to the relay"))
+            relays.with_context(|| format!("failed to set up the connection from {listen} to the relay"))
         };
         let mut paths = Vec::new();
         for path in key.paths.iter().map(Some).chain(key.paths.is_empty().then_some(None)) {
@@ -295,7 +295,7 @@ impl Edge {
     }
 
     fn serving(&self, own: Socket, wanted: &Wanted, member: Membership, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
-        let first = uplinks.first().cloned().context("no relay is named")?;
+        let first = uplinks.first().cloned().context("no relay is configured")?;
         let counters = self.metrics.of(wanted.listen(), wanted.name());
         Ok(match (own, wanted) {
             (Socket::Udp(socket), Wanted::Forward(forward)) => {

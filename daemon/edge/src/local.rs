@@ -123,13 +123,13 @@ enum End {
     #[error(transparent)]
     Unopened(#[from] NoConnection),
     /// The relay ended it properly.
-    #[error("the relay closed it")]
+    #[error("the relay closed the tunnel")]
     Finished,
     /// It failed.
     #[error(transparent)]
     Failed(#[from] TunnelEnd),
     /// It ended hardly after it was opened, which is as good as a refusal: a target that is not there, for example.
-    #[error("it ended as soon as it was open: {0}")]
+    #[error("the tunnel ended as soon as it was open: {0}")]
     AtOnce(Box<End>),
 }
 

@@ -73,7 +73,7 @@ pub async fn follow(changed: watch::Sender<()>) {
             () = changed.closed() => return,
         };
         if !std::mem::replace(&mut told, true) {
-            warn!("changes of this host's addresses may be missed: {error}");
+            warn!("paced may miss changes of this host's addresses: {error}");
         }
         // Some may have been missed.
         changed.send_replace(());

@@ -398,11 +398,11 @@ impl Uplink {
         let (path, relay, tunnels) = (self.path_name(line), line.address, line.tunnels());
         match path {
             "" => {
-                info!(%relay, tunnels, "the relay does not answer: its tunnels move to another");
+                info!(%relay, tunnels, "the relay does not answer: moving its tunnels to another relay");
                 self.counters.changes.tell(format!("the relay {} does not answer", self.relay_of(line)));
             }
             _ => {
-                info!(path, %relay, tunnels, "the path is silent: its tunnels move to others");
+                info!(path, %relay, tunnels, "the path is silent: moving its tunnels to other paths");
                 self.counters.changes.tell(format!("the path {path} to {} is silent", self.relay_of(line)));
             }
         }

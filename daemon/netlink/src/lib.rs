@@ -30,7 +30,7 @@ pub enum Error {
     #[error("the kernel refused the netlink request")]
     Refused(#[source] io::Error),
     /// Messages were lost, or what was listed changed meanwhile (NLM_F_DUMP_INTR).
-    #[error("the list that the kernel gave has gaps")]
+    #[error("the kernel's list is incomplete")]
     Gaps,
 }
 

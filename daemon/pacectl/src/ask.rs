@@ -31,10 +31,10 @@ pub(crate) struct Arguments {
     /// The model or the alias
     #[arg(long)]
     model: String,
-    /// Where an edge serves models, or anything else with that API
+    /// The URL of an edge, or of another server of the OpenAI API
     #[arg(long, default_value = "http://127.0.0.1:8100")]
     url: EngineUrl,
-    /// The most tokens of the answer
+    /// The maximum number of tokens of the answer
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// The time for the whole answer, in milliseconds
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     /// The time for each further token, in milliseconds
     #[arg(long)]
     per_token_ms: Option<u64>,
-    /// The class to ask for, of which the gateway's rules decide
+    /// The class to ask for; the gateway's rules decide
     #[arg(long)]
     class: Option<String>,
     /// A file with the API key
@@ -111,7 +111,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     let mut prompt = arguments.prompt.clone();
     if prompt == "-" {
         prompt.clear();
-        std::io::stdin().read_to_string(&mut prompt).context("the prompt cannot be read")?;
+        std::io::stdin().read_to_string(&mut prompt).context("cannot read the prompt")?;
     }
     let mut body = json!({
         "model": arguments.model,
@@ -139,7 +139,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     if let Some(file) = &arguments.key_file {
         request = request.header("authorization", serving::gateway::read_key(file)?);
     }
-    let request = request.body(Full::new(Bytes::from(body.to_string()))).context("the class cannot be sent")?;
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).context("cannot send this class")?;
     let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
     let stream = stream.with_context(|| format!("nothing serves models at {}", arguments.url))?;
     stream.set_nodelay(true)?;
@@ -181,7 +181,7 @@ async fn receive(
                 report.tokens = billed.unwrap_or(pieces);
                 return Ok(last);
             }
-            let event: Value = serde_json::from_slice(data).context("an event of the answer cannot be read")?;
+            let event: Value = serde_json::from_slice(data).context("cannot read an event of the answer")?;
             if let Some(message) = event["error"]["message"].as_str() {
                 bail!("the answer broke off: {message}");
             }

@@ -77,7 +77,7 @@ impl Door {
     /// Refuses what has to be done where the daemon runs.
     pub(crate) fn ensure_local(&self) -> Result<()> {
         let is_local = self.socket.is_some() || self.remote.is_none();
-        ensure!(is_local, "this looks into the machine that the daemon runs on: run it there, without --remote");
+        ensure!(is_local, "this command inspects the daemon's machine: run it there, without --remote");
         Ok(())
     }
 }

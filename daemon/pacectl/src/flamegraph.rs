@@ -68,7 +68,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
             door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid
         }
     };
-    let threads = perf::threads(pid).with_context(|| format!("process {pid} is not seen from here"))?;
+    let threads = perf::threads(pid).with_context(|| format!("process {pid} is not visible from here"))?;
     let mut left_out = Vec::new();
     let folder = Folder::new()?;
     let process = pid.to_string();

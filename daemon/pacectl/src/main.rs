@@ -61,9 +61,9 @@ enum Command {
     Connections,
     /// Lists the requests that the gateway serves now
     Requests,
-    /// Lists the engines of the gateway: what each works on, and what was learned of it
+    /// Lists the engines of the gateway: load, health and learned speed of each
     Engines,
-    /// Lists the paths of the edge: how fast each is, and what is on it
+    /// Lists the paths of the edge: state, rate and load of each
     Paths,
     /// Changes where the edge's tunnels go
     #[command(subcommand)]
@@ -90,16 +90,16 @@ enum Command {
     Qlog(qlog::Arguments),
     /// Draws flame graphs of a process: its time on the CPU, and its time waiting
     Flamegraph(flamegraph::Arguments),
-    /// Makes bearer tokens, by which a relay authenticates its users
+    /// Makes bearer tokens, which authenticate users at a relay
     #[command(subcommand)]
     Token(token::Command),
     /// Checks that a relay answers and admits this client; with a UDP echo as target, also measures round trips and loss
     Probe(probe::Arguments),
     /// Forwards a local UDP or TCP address to a target through a relay, until interrupted
     Forward(forward::Arguments),
-    /// Asks a model for one answer, and shows its tokens as they come and how long they took
+    /// Asks a model for one answer, and shows its tokens as they arrive and how long they took
     Ask(ask::Arguments),
-    /// Makes policies that choose models out of recorded decisions, and scores them; needs no daemon
+    /// Makes and scores policies that choose models, from recorded decisions; needs no daemon
     #[command(subcommand)]
     Route(route::Command),
     /// Prints the completion script for a shell
@@ -118,7 +118,7 @@ enum Command {
 enum Edge {
     /// Moves tunnels to another relay of the configuration, and opens new ones there
     Move {
-        /// Its host and port, as `pacectl status` shows them; without it, the order of preference holds again
+        /// Host and port of the relay, as `pacectl status` shows them; without it, the edge returns to the order of preference
         #[arg(long)]
         relay: Option<String>,
     },

@@ -77,9 +77,8 @@ impl RelayOptions {
             ConnectError::Untrusted { fingerprint, .. } if self.is_development() => {
                 let digits = hash::hex(&fingerprint);
                 anyhow::anyhow!(
-                    "the relay at {DEVELOPMENT_AUTHORITY} is not the one that `paced run` of this user has its certificate \
-                     in {} for: another user runs it, or with another --state-dir. If that is meant: --relay \
-                     {DEVELOPMENT_AUTHORITY} --pin {digits}",
+                    "the relay at {DEVELOPMENT_AUTHORITY} does not use the certificate in {}: another user runs it, or it \
+                     runs with another --state-dir. To use that relay: --relay {DEVELOPMENT_AUTHORITY} --pin {digits}",
                     state::development_dir().display()
                 )
             }

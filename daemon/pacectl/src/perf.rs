@@ -60,7 +60,7 @@ pub(crate) struct Folder(PathBuf);
 impl Folder {
     pub(crate) fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("pacectl-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("failed to make {}", path.display()))?;
+        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("failed to create {}", path.display()))?;
         Ok(Self(path))
     }
 }

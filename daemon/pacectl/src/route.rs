@@ -31,15 +31,15 @@ const MARGIN: f64 = 1.1;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Makes a scenario of recorded decisions: how fast engines are, how long requests are, how often they come
+    /// Makes a scenario from recorded decisions: speed of engines, lengths and rates of requests
     Calibrate(Calibrate),
     /// Tunes thresholds on a scenario, by a cross-entropy search
     Tune(Tune),
     /// Trains a network on a scenario, by double deep Q-learning
     Train(Train),
-    /// Scores a policy on a scenario, beside simple ones, on requests that no policy was made with
+    /// Scores policies on a scenario, beside simple policies, with new requests
     Eval(Eval),
-    /// Asks a policy about recorded decisions, and shows where it would have decided otherwise
+    /// Shows where a policy would have decided otherwise about recorded requests
     Replay(Replay),
 }
 
@@ -70,16 +70,16 @@ pub(crate) struct Tune {
     /// The file to write the thresholds to [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// What thresholds are compared with
+    /// The measure that thresholds apply to
     #[arg(long, value_enum, default_value = "predicted")]
     measure: MeasureOption,
-    /// How many generations the search has
+    /// The number of generations of the search
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     generations: u32,
-    /// How many candidates each generation has
+    /// The number of candidates in each generation
     #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(2..=10_000))]
     candidates: u32,
-    /// Where chance begins: the same seed makes the same file
+    /// The seed of random numbers: the same seed makes the same file
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -101,22 +101,22 @@ pub(crate) struct Train {
     /// The file to write the network to
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// What the network sees: "predictions", or "batches-N" for the batches of N engines of each model
+    /// The input of the network: "predictions", or "batches-N" for the batches of N engines of each model
     #[arg(long, value_name = "NAME", default_value = "predictions", value_parser = features)]
     features: Features,
-    /// How many updates the network gets
+    /// The number of updates of the network
     #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     iterations: u64,
     /// The sizes of the hidden layers
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,64", value_parser = clap::value_parser!(u32).range(1..=4096))]
     hidden: Vec<u32>,
-    /// What a reward is worth one request later, from 0 to 1
+    /// The discount of a reward for each later request, from 0 to 1
     #[arg(long, value_name = "G", default_value_t = 0.9, value_parser = part)]
     gamma: f32,
-    /// The learning rate at the beginning, which falls to a tenth of it
+    /// The learning rate at the beginning; it falls to a tenth
     #[arg(long, value_name = "R", default_value_t = 5e-4, value_parser = part)]
     learning_rate: f32,
-    /// Where chance begins: the same seed makes the same file
+    /// The seed of random numbers: the same seed makes the same file
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -129,7 +129,7 @@ pub(crate) struct Eval {
     /// A file of a policy; may be given several times
     #[arg(long, value_name = "FILE")]
     policy: Vec<PathBuf>,
-    /// How many seeds are played at each rate; the more, the narrower the intervals
+    /// The number of seeds for each rate; more seeds make narrower intervals
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=10_000))]
     seeds: u32,
 }

@@ -36,9 +36,9 @@ pub(crate) struct Events {
 /// What events are about.
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
-    /// Policies that come into force
+    /// Changes of the policy
     Policy,
-    /// Configurations that are read again
+    /// Reloads of the configuration
     Reload,
     /// Tunnels that an operator changed
     Tunnel,

@@ -114,7 +114,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
 fn watch(pid: u32, folder: &Folder, left_out: &mut Vec<String>) -> Option<(Recording, Vec<&'static str>)> {
     let mut tracepoints = perf::tracepoints(&TRACEPOINTS, left_out);
     let filter = perf::threads(pid).map(|threads| perf::switches(&threads)).unwrap_or_else(|error| {
-        left_out.push(format!("when threads had no CPU: process {pid} is not seen from here ({error})"));
+        left_out.push(format!("when threads had no CPU: process {pid} is not visible from here ({error})"));
         tracepoints.retain(|name| *name != SWITCH);
         String::new()
     });

@@ -215,7 +215,7 @@ fn server_config(
 fn unfit(error: rustls::Error) -> anyhow::Error {
     match error {
         rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch) => {
-            anyhow::anyhow!("the private key is not that of the certificate")
+            anyhow::anyhow!("the private key does not belong to the certificate")
         }
         other => anyhow::Error::new(other).context("the certificate and the private key cannot be used together"),
     }

@@ -101,7 +101,7 @@ fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
         Some(libc::ENOBUFS | libc::ENOMEM) => "socket_memory",
         _ if lacks_ports(error) => "local_ports",
         _ => {
-            tracing::warn!(%error, "failed to make a socket for a target");
+            tracing::warn!(%error, "failed to create a socket for a target");
             return Refusal::Internal;
         }
     };

@@ -106,7 +106,7 @@ pub enum ResolveError {
 
 /// Why no resolver could be started.
 #[derive(Debug, thiserror::Error)]
-#[error("the name servers cannot be used")]
+#[error("cannot use the name servers")]
 pub struct StartError(#[from] NetError);
 
 /// What became of the names that had to be resolved.

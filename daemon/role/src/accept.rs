@@ -82,20 +82,20 @@ impl Acceptor {
             match accept().await {
                 Ok(caller) => {
                     if std::mem::take(&mut self.is_short) {
-                        tracing::info!(door = self.door, "connections are accepted again");
+                        tracing::info!(door = self.door, "accepting connections again");
                     }
                     return caller;
                 }
                 // The error is about a caller that is gone (accept(2)); the next may be there already.
                 Err(error) if is_about_the_caller(&error) => {
-                    tracing::debug!(door = self.door, "nobody came in: {error}")
+                    tracing::debug!(door = self.door, "a connection ended before it was accepted: {error}")
                 }
                 Err(error) => {
                     self.failures.inc();
                     let now = Instant::now();
                     if !self.is_short && self.told.is_none_or(|told| now.duration_since(told) >= TOLD) {
                         (self.is_short, self.told) = (true, Some(now));
-                        tracing::warn!(door = self.door, "no connections are accepted for now: {error}");
+                        tracing::warn!(door = self.door, "cannot accept connections for now: {error}");
                     }
                     sleep(PAUSE).await;
                 }

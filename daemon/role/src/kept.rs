@@ -26,7 +26,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     #[must_use]
     pub fn open(file: PathBuf, what: &'static str) -> (Self, Option<T>) {
         let value: Option<T> = read(&file).unwrap_or_else(|error| {
-            tracing::error!(file = %file.display(), %error, "{what} cannot be read, and begins anew");
+            tracing::error!(file = %file.display(), %error, "cannot read {what}: starting without it");
             None
         });
         let kept = Self { file, what, saved: Mutex::new(value.clone()), not_saved: Seldom::default() };

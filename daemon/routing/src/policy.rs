@@ -33,11 +33,11 @@ impl PolicyFile {
             network::parse(bytes)?
         } else {
             let Ok(text) = str::from_utf8(bytes) else {
-                bail!("neither thresholds in TOML nor weights in safetensors")
+                bail!("it has neither thresholds in TOML nor weights in safetensors")
             };
             thresholds::parse(text)?
         };
-        ensure!(!file.classes.is_empty(), "there is no class: name at least one, \"default\" if there are no others");
+        ensure!(!file.classes.is_empty(), "name at least one class, \"default\" if there are no others");
         let shared = |names: &[String]| names.iter().enumerate().any(|(at, name)| names[..at].contains(name));
         ensure!(!shared(&file.models), "a model is named twice");
         ensure!(!shared(&file.classes), "a class is named twice");
@@ -72,10 +72,13 @@ impl PolicyFile {
     pub fn check(&self, models: &[String]) -> Result<()> {
         let missing = |from: &[String], among: &[String]| from.iter().find(|name| !among.contains(name)).cloned();
         if let Some(name) = missing(models, &self.models) {
-            bail!("it knows no model {name}: make it anew for {}", models.join(", "));
+            bail!("it does not know the model {name}: make a new one for {}", models.join(", "));
         }
         if let Some(name) = missing(&self.models, models) {
-            bail!("it is for a model {name} as well, which is none here: make it anew for {}", models.join(", "));
+            bail!(
+                "it is also for the model {name}, which does not exist here: make a new one for {}",
+                models.join(", ")
+            );
         }
         Ok(())
     }
@@ -184,7 +187,7 @@ mod tests {
         let file = thresholds();
         assert!(file.check(&names(&["small", "large"])).is_ok());
         let error = |models: &[&str]| file.check(&names(models)).unwrap_err().to_string();
-        assert!(error(&["small", "large", "tiny"]).contains("knows no model tiny"));
+        assert!(error(&["small", "large", "tiny"]).contains("does not know the model tiny"));
         assert!(error(&["small"]).contains("a model large"));
         assert_eq!((file.class("batch"), file.class("other")), (1, 2));
     }

@@ -132,7 +132,7 @@ impl Scenario {
 
     fn check(&self) -> Result<()> {
         let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
-        ensure!(!self.requests_per_sec.is_empty(), "requests_per_sec names no rate");
+        ensure!(!self.requests_per_sec.is_empty(), "requests_per_sec has no rate");
         ensure!(
             self.requests_per_sec.iter().all(is_rate) && is_rate(&self.seconds),
             "a rate or the time is not above 0"
@@ -176,7 +176,7 @@ impl Scenario {
             let EngineSpec { model, max_in_flight, host_ms, gpu_ms, gpu_per_sequence_ms, prefill_ms, .. } = engine;
             ensure!(
                 self.models.iter().any(|known| known.name == *model),
-                "an engine runs {model}, which is no model here"
+                "an engine runs {model}, which is not a model of the scenario"
             );
             ensure!(*max_in_flight > 0, "an engine of {model} works on nothing: raise max_in_flight");
             let costs = [*host_ms, *gpu_ms, *gpu_per_sequence_ms, *prefill_ms];

@@ -170,7 +170,7 @@ impl Hall {
                 self.unless_evicted(self.serve_http2(stream, from, newcomer), leave, from).await;
             }
             Ok(stream) => self.unless_evicted(self.serve_http1(stream, from, &newcomer), leave, from).await,
-            Err(why) => tracing::debug!(client = %from, why, "a client of the gateway was not let in"),
+            Err(why) => tracing::debug!(client = %from, why, "refused a client of the gateway"),
         }
     }
 

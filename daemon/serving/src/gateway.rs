@@ -375,7 +375,7 @@ impl Gateway {
                 Err(ended) => return Err(ended),
             };
             let (fault, why) = match &failure {
-                OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it takes no connections: {why}")),
+                OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it accepts no connections: {why}")),
                 other => (Fault::Answer, other.to_string()),
             };
             let is_there = fault == Fault::Answer;

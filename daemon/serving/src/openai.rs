@@ -192,18 +192,16 @@ pub enum OpenAiError {
     #[error("too many requests are waiting; try again later")]
     Crowded,
     /// As many requests with the key as may be are in flight.
-    #[error("as many requests with this key as it may have are in flight; try again when one has ended")]
+    #[error("this key has reached its limit of requests in flight; try again when one has ended")]
     TooManyRequests,
     /// The key has used its tokens.
-    #[error("this key has used the tokens that it has for a minute; try again in {retry_after_s} s")]
+    #[error("this key has used up its tokens of this minute; try again in {retry_after_s} s")]
     TooManyTokens {
         /// When there will be enough, in seconds.
         retry_after_s: u32,
     },
     /// The key has used its tokens of the month.
-    #[error(
-        "this key has used the tokens that it has for a month; try again when the next begins, in {retry_after_s} s"
-    )]
+    #[error("this key has used up its tokens of this month; the next month begins in {retry_after_s} s")]
     MonthUsed {
         /// When it begins, in seconds.
         retry_after_s: u32,
@@ -212,13 +210,13 @@ pub enum OpenAiError {
     #[error("no engine of the model answers; try again later")]
     NoEngine,
     /// No gateway is within reach, and why.
-    #[error("no gateway is within reach: {0}")]
+    #[error("no gateway can be reached: {0}")]
     NoGateway(String),
     /// No model can meet the deadline.
     #[error("no model can answer within the deadline; allow more time, or try again later")]
     Late,
     /// The engine takes no connections.
-    #[error("the engine takes no connections; try again later")]
+    #[error("the engine accepts no connections; try again later")]
     OutOfReach {
         /// Why, for operators only.
         why: String,

@@ -124,10 +124,10 @@ impl Checks {
         let began = Instant::now();
         match timeout(self.longest_answer(), self.load(url, path)).await {
             Ok(Ok(reported)) => self.engines.report(replica, reported, in_flight),
-            Ok(Err(why)) => tracing::debug!(model = &*self.name, engine = %url, "engine's load is not known: {why}"),
+            Ok(Err(why)) => tracing::debug!(model = &*self.name, engine = %url, "the engine's load is unknown: {why}"),
             Err(_) => {
                 let took = began.elapsed();
-                tracing::debug!(model = &*self.name, engine = %url, ?took, "engine's load is not known: no answer in time");
+                tracing::debug!(model = &*self.name, engine = %url, ?took, "the engine's load is unknown: no answer in time");
             }
         }
     }

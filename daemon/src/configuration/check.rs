@@ -225,7 +225,11 @@ private_key = "$/relay.key"
         let folder = Folder::new("faults");
         assert_eq!(folder.check(&RELAY.replace("[relay]", "control.enabled = false\n[relay]")), Ok(Vec::new()));
         for (from, to, told) in [
-            ("relay.key", "other.key", ["line 5: relay.private_key", "the private key is not that of the certificate"]),
+            (
+                "relay.key",
+                "other.key",
+                ["line 5: relay.private_key", "the private key does not belong to the certificate"],
+            ),
             ("relay.key", "none.key", ["line 5: relay.private_key", "none.key"]),
             ("relay.pem", "none.pem", ["line 4: relay.certificate", "none.pem"]),
             ("relay.pem", "relay.key", ["line 4: relay.certificate", "holds no certificate"]),

@@ -163,7 +163,7 @@ mod tests {
         for (uid, name, quoted) in [(65_534, Some("nobody"), "\"nobody\""), (7, None, "\"uid 7\"")] {
             let refusal = writers.of(uid, name.map(str::to_owned)).to_write().unwrap_err().to_string();
             assert!(refusal.starts_with(&format!("{quoted} may not change anything; ")), "{refusal}");
-            for remedy in ["root may", "`writers` of [control]", "[control.tcp]"] {
+            for remedy in ["only root", "`writers` of [control]", "[control.tcp]"] {
                 assert!(refusal.contains(remedy), "{remedy}: {refusal}");
             }
         }

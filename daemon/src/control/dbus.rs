@@ -83,7 +83,7 @@ pub async fn keep(control: Arc<Control>, bus: Bus, writers: Writers) {
             Err(error) => format!("{error:#}"),
         };
         if told.as_ref() != Some(&error) {
-            tracing::warn!("no control over D-Bus: {error}");
+            tracing::warn!("cannot serve D-Bus: {error}");
             told = Some(error);
         }
         tokio::time::sleep(PAUSE).await;
@@ -147,7 +147,7 @@ impl Door {
         let mut caller = self.caller(header, connection).await?;
         if !caller.may_write {
             caller.may_write = is_authorized(header, connection).await.unwrap_or_else(|error| {
-                tracing::debug!("polkit allows {} nothing: {error:#}", caller.name);
+                tracing::debug!("polkit did not authorise {}: {error:#}", caller.name);
                 false
             });
         }

@@ -91,7 +91,7 @@ impl Doors {
     pub fn start(&mut self, settings: &Settings, given: Option<UnixListener>) -> Result<()> {
         self.is_given = given.is_some();
         let shown = settings.tcp.as_ref().map(control_identity).transpose()?;
-        let log = |error: &anyhow::Error| tracing::warn!("no gRPC on one address: {error:#}");
+        let log = |error: &anyhow::Error| tracing::warn!("cannot serve gRPC on one address: {error:#}");
         let within = self.runtime.enter();
         let unix = settings.socket.as_ref().and_then(|path| {
             let given = given.map(|given| Ok(Bound { socket: Some(given.try_into()?), path: path.clone() }));
@@ -178,7 +178,7 @@ fn unless_known<T>(opened: Result<T>, is_known: bool) -> Result<Option<T>> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
         Err(error) if is_known => {
-            tracing::warn!("still no gRPC on one address: {error:#}");
+            tracing::warn!("still cannot serve gRPC on one address: {error:#}");
             Ok(None)
         }
         Err(error) => Err(error),

@@ -33,8 +33,8 @@ pub enum ErrorKind {
 pub enum Error {
     /// They may not.
     #[error(
-        "{caller:?} may not change anything; root may, and users whom `writers` of [control] names, or certificates that \
-         `writers` of [control.tcp] names"
+        "{caller:?} may not change anything; only root, users in `writers` of [control], and certificates in `writers` of \
+         [control.tcp] may"
     )]
     Denied {
         /// The name of the caller that asked.
@@ -62,7 +62,7 @@ pub enum Error {
     Recorded,
     /// A tunnel cannot be given a class by itself.
     #[error(
-        "tunnel {tunnel} is one of the edge, whose class is that of its [[forward]] or [[proxy]]: change `class` there"
+        "tunnel {tunnel} belongs to the edge and has the class of its [[forward]] or [[proxy]]: change `class` there"
     )]
     OfEdge {
         /// Its ID.

@@ -21,7 +21,7 @@ pub(super) fn has_closed(peer: &Socket, patience: Duration) -> Result<bool> {
     if found.intersects(PollFlags::HUP | PollFlags::ERR) {
         return Ok(true);
     }
-    anyhow::ensure!(found.is_empty(), "nobody may ask for anything here");
+    anyhow::ensure!(found.is_empty(), "this socket accepts no requests");
     Ok(false)
 }
 

@@ -96,7 +96,7 @@ fn what_is_refused_changes_nothing_and_says_what_to_do() {
         (Submission { confirm_within: Some(Duration::from_secs(4000)), ..submission(ONE) }, "at most 3600"),
         (
             Submission { confirm_within: Some(Duration::from_secs(4)), save: true, ..submission(ONE) },
-            "confirm it and save it then",
+            "confirm it first",
         ),
     ];
     for (submission, why) in rows {

@@ -176,7 +176,7 @@ fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
     site.chain.relay.run(send).unwrap();
     let drops = "fq{device=\"client\",what=\"horizon_drops\"}";
     site.wait_for_counts("the drop", |counts| counts.of(drops) == 1).unwrap();
-    site.relay.wait_for_line("fq drops what departs beyond its horizon", SOON).unwrap();
+    site.relay.wait_for_line("fq drops packets whose departure is beyond its horizon", SOON).unwrap();
 }
 
 /// A relay that makes `fq` the root of its device to clients.

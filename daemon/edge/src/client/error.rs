@@ -33,7 +33,7 @@ pub enum ConnectError {
         cause: anyhow::Error,
     },
     /// Nobody answers.
-    #[error("no answer from {0}: check that the relay runs there, and that UDP passes all the way")]
+    #[error("no answer from {0}: check that the relay runs there, and that no firewall drops UDP")]
     NoAnswer(SocketAddr),
     /// The relay showed a certificate that is not trusted.
     #[error(

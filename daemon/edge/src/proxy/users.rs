@@ -41,7 +41,7 @@ impl ProxyUsers {
             let before = users.insert(name.as_bytes().to_vec(), Sha256::digest(password).into());
             ensure!(before.is_none(), "line {line} names a user twice");
         }
-        ensure!(!users.is_empty(), "there is no user in it");
+        ensure!(!users.is_empty(), "the file names no user");
         Ok(Self(users))
     }
 

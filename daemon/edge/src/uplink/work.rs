@@ -240,9 +240,9 @@ impl Work<'_> {
         }
         info!(
             relay = %line.address, tunnels = line.tunnels(),
-            "the relay, or the one before it, goes away: tunnels move to another connection"
+            "the relay, or the hop before it, is shutting down: moving tunnels to another connection"
         );
-        self.uplink.counters.changes.tell(format!("the relay {} goes away", self.uplink.relay_of(line)));
+        self.uplink.counters.changes.tell(format!("the relay {} is shutting down", self.uplink.relay_of(line)));
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {
@@ -327,7 +327,7 @@ impl Work<'_> {
         for line in &over {
             info!(
                 path = %self.uplink.path_name(line), relay = %line.address, connections = line.tunnels(),
-                "the path is still silent: what could not move ends"
+                "the path is still silent: closing the connections that could not move"
             );
             self.uplink.counters.given_up.inc();
             line.close();
@@ -359,13 +359,16 @@ impl Work<'_> {
             match change {
                 SlownessChange::None => {}
                 SlownessChange::Slow => {
-                    info!(path = name, "the path is slow: its tunnels move to others");
+                    info!(path = name, "the path is slow: moving its tunnels to other paths");
                     self.uplink.counters.changes.tell(format!("the path {name} is slow"));
                     self.uplink.counters.slow.inc();
                 }
                 SlownessChange::Good => {
-                    info!(path = name, "the path is not slow any more, or the only one");
-                    self.uplink.counters.changes.tell(format!("the path {name} is not slow any more, or the only one"));
+                    info!(path = name, "the path is no longer slow, or no other path is left");
+                    self.uplink
+                        .counters
+                        .changes
+                        .tell(format!("the path {name} is no longer slow, or no other path is left"));
                 }
             }
             changed |= change != SlownessChange::None;

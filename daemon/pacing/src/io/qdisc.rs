@@ -101,7 +101,7 @@ impl Follower {
                         tracing::warn!(%error, "messages about qdiscs were lost; reading all qdiscs again")
                     }
                 },
-                Err(error) => tracing::warn!(%error, "changes of qdiscs cannot be watched"),
+                Err(error) => tracing::warn!(%error, "cannot watch changes of qdiscs"),
             }
             sleep(PAUSE).await;
         }
@@ -172,7 +172,11 @@ impl Follower {
             let label = FqLabel { device: device.name().to_owned(), what };
             let more = value as i64 - self.gauges.fq.get_or_create(&label).set(value as i64);
             if what == HORIZON_DROPS && more > 0 && !self.is_first {
-                tracing::warn!(device = device.name(), packets = more, "fq drops what departs beyond its horizon");
+                tracing::warn!(
+                    device = device.name(),
+                    packets = more,
+                    "fq drops packets whose departure is beyond its horizon"
+                );
             }
         }
     }

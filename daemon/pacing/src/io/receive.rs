@@ -132,7 +132,7 @@ impl rx::Rx for Rx {
 
     fn handle_error<E: event::EndpointPublisher>(self, error: io::Error, _events: &mut E) {
         // The runtime is about to end.
-        tracing::debug!(%error, "an endpoint stops to receive");
+        tracing::debug!(%error, "an endpoint stops receiving");
     }
 }
 

@@ -47,7 +47,7 @@ pub enum TargetError {
     #[error("the target cannot be reached")]
     Unreachable,
     /// The socket itself failed, for example because no file descriptor is left (`proxy_internal_error`).
-    #[error("socket of the target failed: {0}")]
+    #[error("the socket to the target failed: {0}")]
     Socket(#[source] io::Error),
 }
 

@@ -46,10 +46,10 @@ pub fn parse(bytes: &[u8]) -> Result<PolicyFile> {
     views.sort_by(|(one, ..), (other, ..)| one.cmp(other));
     let tensors: Vec<_> =
         views.iter().map(|(name, shape, data)| Tensor { name: name.clone(), shape: shape.clone(), data }).collect();
-    ensure!(checksum(&tensors) == metadata.sha256, "the checksum is not that of the weights: the file is damaged");
+    ensure!(checksum(&tensors) == metadata.sha256, "the checksum does not match the weights: the file is damaged");
     let classes = metadata.classes.len().to_string();
     let entries = [("features", &*metadata.features), ("classes", &classes), ("fingerprint", &metadata.fingerprint)];
-    let dqn = Dqn::from_parts(&tensors, entries).context("the tensors make no network")?;
+    let dqn = Dqn::from_parts(&tensors, entries).context("the tensors do not form a network")?;
     let file = PolicyFile { models: metadata.models, classes: metadata.classes, policy: RoutingPolicy::RoundRobin };
     // The fingerprint alone does not say that layers have as many inputs and outputs.
     let same = Dqn::new(dqn.network.clone(), dqn.features, &file.router_models(|_, _| 1.0), file.classes.len());

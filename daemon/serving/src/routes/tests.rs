@@ -372,7 +372,7 @@ fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_a
     };
     let good = thresholds(["large", "small"], [0.5; 2]).to_bytes("").unwrap();
     let text = String::from_utf8(good).unwrap();
-    assert!(refused("a.toml", text.replace("large", "huge").as_bytes()).contains("it knows no model large"));
+    assert!(refused("a.toml", text.replace("large", "huge").as_bytes()).contains("it does not know the model large"));
     assert!(refused("b.toml", b"kind = 1").contains("kind"));
     assert!(refused("c.toml", &[0xff; 9]).contains("neither"));
     let none = settings(Routing::File(folder.0.join("none.toml")), None);

@@ -183,7 +183,7 @@ impl Hall {
                 hall.counters.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
                 match greeted {
                     Ok(door) => _ = hall.doors.send(Ok(door)).await,
-                    Err(why) => tracing::debug!(%address, why, "a caller of gRPC was not let in"),
+                    Err(why) => tracing::debug!(%address, why, "refused a caller of gRPC"),
                 }
             });
         }

@@ -125,7 +125,7 @@ fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
         let said = || {
             let output = site.relay.output();
             let mut lines =
-                output.lines().filter(|line| line.contains("no connections are accepted for now: Too many open files"));
+                output.lines().filter(|line| line.contains("cannot accept connections for now: Too many open files"));
             lines.any(|line| line.contains(&format!("\"{door}\""))).then_some(())
         };
         wait_for("the lack of descriptors to be said", SOON, said).unwrap();
@@ -137,7 +137,7 @@ fn doors_that_lack_descriptors_come_back_by_themselves_and_say_so_once() {
     });
     counts.unwrap();
     assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(0));
-    site.relay.wait_for_line("connections are accepted again", SOON).unwrap();
+    site.relay.wait_for_line("accepting connections again", SOON).unwrap();
     let said = site.relay.output();
-    assert_eq!(said.matches("no connections are accepted for now").count(), 2, "{said}");
+    assert_eq!(said.matches("cannot accept connections for now").count(), 2, "{said}");
 }

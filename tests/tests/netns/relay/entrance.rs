@@ -171,7 +171,7 @@ fn an_address_without_descriptors_serves_again_when_there_are_some() {
     assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
     let few = limit_descriptors(edge.process.id(), 3).unwrap();
     let mut stream = edge.connect("127.0.0.1:5001");
-    edge.process.wait_for_line("no connections are accepted for now", SOON).unwrap();
+    edge.process.wait_for_line("cannot accept connections for now", SOON).unwrap();
     limit_descriptors(edge.process.id(), few).unwrap();
     assert_eq!(says(&mut stream, "second"), "second heard");
     server.join().unwrap();

@@ -41,7 +41,7 @@ fn a_policy_of_a_file_decides_until_a_good_one_takes_its_place_and_its_shadow_on
         desk.site.pacectl(&["reload"], "").unwrap()
     };
     for (from, to, why) in
-        [("large", "huge", "knows no model large"), ("[-1]", "[nan]", "not finite"), ("4", "", "auto.toml")]
+        [("large", "huge", "does not know the model large"), ("[-1]", "[nan]", "not finite"), ("4", "", "auto.toml")]
     {
         let (code, said) = reload(&ONLY_SMALL.replacen(from, to, 1));
         assert!(code != Some(0) && said.contains("auto.toml") && said.contains(why), "{said}");

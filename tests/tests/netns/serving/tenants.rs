@@ -44,7 +44,7 @@ fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
     assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
     let wait = head.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
     assert!((1..=60).contains(&wait.parse::<u32>().unwrap()), "{head}");
-    assert!(body.contains("tokens that it has for a minute"), "{body}");
+    assert!(body.contains("used up its tokens of this minute"), "{body}");
 }
 
 #[test]
