@@ -148,19 +148,11 @@ impl RelayConnection {
     }
 
     /// Opens a TCP connection to `target` by classic CONNECT and waits for the relay's answer. The streams then carry
-    /// DATA frames with the connection's bytes.
+    /// DATA frames with the connection's bytes. `signal` tells the relay how to rank what it sends back (RFC 9218 §5).
     ///
     /// # Errors
     /// See [`OpenError`]; the connection survives a refusal.
-    pub async fn open_tcp(&self, target: &Target) -> Result<Request, OpenError> {
-        self.open_tcp_signalled(target, None).await
-    }
-
-    /// As [`RelayConnection::open_tcp`], telling the relay how to rank what it sends back (RFC 9218 §5).
-    ///
-    /// # Errors
-    /// See [`OpenError`]; the connection survives a refusal.
-    pub async fn open_tcp_signalled(&self, target: &Target, signal: Option<&Priority>) -> Result<Request, OpenError> {
+    pub async fn open_tcp(&self, target: &Target, signal: Option<&Priority>) -> Result<Request, OpenError> {
         let mut head = request::tcp_request(target, self.bearer.as_deref());
         head.fields.extend(signal.and_then(Priority::to_field));
         let (mut request, _) = self.ask(None, &head, request::check_tcp_response).await?;

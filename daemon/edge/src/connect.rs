@@ -194,7 +194,7 @@ impl RelayAccess {
                 let (link, class) = self.place().await?;
                 let signal = self.signal(&class);
                 let request = tokio::select! {
-                    request = link.relay.open_tcp_signalled(target, signal.as_ref()) => request,
+                    request = link.relay.open_tcp(target, signal.as_ref()) => request,
                     // Nothing was sent yet that could arrive twice.
                     () = link.line().silenced() => continue,
                 };

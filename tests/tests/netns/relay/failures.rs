@@ -83,7 +83,7 @@ fn a_target_without_a_route_is_refused_and_one_without_a_neighbour_ends_its_tunn
             let expected = (502, ErrorType::DestinationIpUnroutable);
             assert_eq!(refusal(client.open(unroutable).await), expected, "{unroutable} by UDP");
             let target = Target { host: Host::Ip(unroutable.ip()), port: 443 };
-            assert_eq!(refusal(client.relay.open_tcp(&target).await), expected, "{unroutable} by TCP");
+            assert_eq!(refusal(client.relay.open_tcp(&target, None).await), expected, "{unroutable} by TCP");
         }
         let mut nobody = client.open("10.0.2.77:443".parse().unwrap()).await.unwrap();
         let ended = ask_until_ended(&mut nobody, Form::Datagram).await;

@@ -350,7 +350,7 @@ fn a_tcp_target_may_take_so_long_to_answer() {
     let nobody: SocketAddr = (IpAddr::from([10, 0, 2, 77]), 443).into();
     let refused = site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        refusal(client.relay.open_tcp(&Target { host: Host::Ip(nobody.ip()), port: nobody.port() }).await)
+        refusal(client.relay.open_tcp(&Target { host: Host::Ip(nobody.ip()), port: nobody.port() }, None).await)
     });
     assert_eq!(refused.unwrap(), (504, ErrorType::ConnectionTimeout));
     assert_eq!(site.counts().unwrap().refused("connection_timeout"), 1);
@@ -435,7 +435,7 @@ fn each_source_address_has_the_ports_of_the_range_and_tunnels_take_turns() {
         let _listener = site.chain.target.run(|| std::net::TcpListener::bind("[::]:80").unwrap()).unwrap();
         for family in [Family::V4, Family::V6] {
             let target = Target { host: Host::Ip(site.target(family, 80).ip()), port: 80 };
-            client.relay.open_tcp(&target).await.unwrap();
+            client.relay.open_tcp(&target, None).await.unwrap();
         }
     })
     .unwrap();

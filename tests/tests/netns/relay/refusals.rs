@@ -144,7 +144,7 @@ fn ports_that_are_not_listed_are_refused() {
         }
         for port in [22, 25, 53, 1024] {
             let target = Target { host: Host::Ip(FOREIGN.0.into()), port };
-            assert_eq!(refusal(client.relay.open_tcp(&target).await), BY_RULE, "port {port} by TCP");
+            assert_eq!(refusal(client.relay.open_tcp(&target, None).await), BY_RULE, "port {port} by TCP");
         }
     })
     .unwrap();

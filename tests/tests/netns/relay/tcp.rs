@@ -66,7 +66,7 @@ fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
         });
         site.client(async || {
             let client = Client::connect(site.access(family).unwrap()).await.unwrap();
-            let mut request = client.relay.open_tcp(&target(&site, family)).await.unwrap();
+            let mut request = client.relay.open_tcp(&target(&site, family), None).await.unwrap();
             assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
             for piece in [&b"one"[..], b"", b"three"] {
                 send(&mut request, piece).await.unwrap();
@@ -94,7 +94,7 @@ fn the_targets_end_leaves_the_other_way_open() {
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
         assert_eq!(receive(&mut request, usize::MAX).await.unwrap(), b"");
         send(&mut request, b"heard after the end").await.unwrap();
         request.send.finish();
@@ -117,7 +117,7 @@ fn megabytes_arrive_in_order() {
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let Request { mut recv, mut send, .. } = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        let Request { mut recv, mut send, .. } = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
         let sending = async {
             for chunk in bytes.chunks(50_000) {
                 let (header, len) = h3::data_frame_header(chunk.len() as u64);
@@ -148,7 +148,7 @@ fn a_refused_connection_is_a_refused_request() {
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         for family in [Family::V4, Family::V6] {
-            let refused = refusal(client.relay.open_tcp(&target(&site, family)).await);
+            let refused = refusal(client.relay.open_tcp(&target(&site, family), None).await);
             assert_eq!(refused, (502, ErrorType::ConnectionRefused), "{family:?}");
         }
     })
@@ -167,7 +167,7 @@ fn a_reset_of_the_target_resets_the_stream() {
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
         send(&mut request, b"reset").await.unwrap();
         match receive(&mut request, usize::MAX).await {
             Err(Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => {
@@ -194,7 +194,7 @@ fn a_reset_of_the_client_resets_the_target() {
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
-        let mut request = client.relay.open_tcp(&target(&site, Family::V4)).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
         send(&mut request, b"reset").await.unwrap();
         assert_eq!(receive(&mut request, 5).await.unwrap(), b"there");
         request.send.reset(Code::RequestCancelled);
