@@ -1,5 +1,5 @@
 //! Where logs go: to systemd's journal with their fields, where the service manager has connected standard error to it; else
-//! to standard error.
+//! to standard error. `tracing-journald` sends on a socket that blocks: a slow journal would then stop packets.
 
 use std::{
     fmt::{Debug, Write as _},
