@@ -226,7 +226,7 @@ fn of_each_key_the_schema_says_what_it_is_and_what_to_write() {
         "description": "QUIC connections at once.\n\nWrite a whole number from 1 to 16777216.",
     });
     assert_eq!(limits["properties"]["connections"], expected);
-    assert!(limits["description"].as_str().unwrap().starts_with("What is refused or dropped beyond"));
+    assert!(limits["description"].as_str().unwrap().starts_with("Metrics count requests that are refused"));
     assert_eq!(
         (&class["properties"]["level"]["default"], &class["properties"]["like"]["default"]),
         (&json!("low"), &Json::Null)
