@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use masque::priority::{DEFAULT_URGENCY, Priority, of_urgency, urgency_of};
+use sched::path::Placement;
 use sched::stream::{Discipline, Level, Low, Service};
 
 use crate::Warning;
@@ -103,40 +104,7 @@ pub struct ClassSettings {
     /// What becomes of a request for a model that no model is predicted to answer within its deadline.
     pub late: Late,
     /// Over which path of an edge its tunnels and requests go, where there are several.
-    pub placement: PathPlacement,
-}
-
-/// How an edge chooses a path for a tunnel or request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PathPlacement {
-    /// The one on which it is estimated to end first.
-    #[default]
-    Paced,
-    /// FStream's equations.
-    FStream,
-    /// The one with the lowest round trip that has room.
-    LowestRtt,
-    /// The same, unless it is estimated to end earlier on another.
-    SaEcf,
-    /// Each in its turn.
-    RoundRobin,
-    /// As `Paced`; of small urgent requests for models, a copy takes another path.
-    Redundant,
-}
-
-impl PathPlacement {
-    /// What `sched` calls it.
-    #[must_use]
-    pub const fn of_streams(self) -> sched::path::Placement {
-        match self {
-            Self::Paced => sched::path::Placement::Paced,
-            Self::FStream => sched::path::Placement::FStream,
-            Self::LowestRtt => sched::path::Placement::LowestRtt,
-            Self::SaEcf => sched::path::Placement::SaEcf,
-            Self::RoundRobin => sched::path::Placement::RoundRobin,
-            Self::Redundant => sched::path::Placement::Redundant,
-        }
-    }
+    pub placement: Placement,
 }
 
 /// What a gateway does with a request that will be late.
@@ -344,7 +312,7 @@ impl ClassSettings {
             packets_down: None,
             dscp: None,
             late: Late::Serve,
-            placement: PathPlacement::Paced,
+            placement: Placement::Paced,
         }
     }
 

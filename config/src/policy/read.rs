@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use sched::path::Placement;
 use sched::stream::{Discipline, Expiry, Level, Low};
 use serde_json::{Value as Json, json};
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    ClassId, ClassSettings, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, PathPlacement, Policy, PolicyRule,
-    ScheduleSettings,
+    ClassId, ClassSettings, DEFAULT, DropRule, Late, MAX_CLASSES, MAX_SCHEDULES, Policy, PolicyRule, ScheduleSettings,
 };
 use crate::error::Problem;
 use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
@@ -129,7 +129,7 @@ const EXPIRY: Expiry = Expiry::Soft;
 words! { for Low { Rr = "rr", Fcfs = "fcfs", Edf = "edf", Wfq = "wfq", } }
 words! { for Expiry { Soft = "soft", Hard = "hard", } }
 words! { for Late { Serve = "serve", Refuse = "refuse", } }
-words! { for PathPlacement {
+words! { for Placement {
     Paced = "paced", FStream = "fstream", LowestRtt = "lowest-rtt", SaEcf = "sa-ecf", RoundRobin = "round-robin",
     Redundant = "redundant",
 } }

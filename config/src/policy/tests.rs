@@ -113,7 +113,7 @@ placement = "sa-ecf"
         packets_down: Some(900),
         dscp: Some(46),
         late: Late::Refuse,
-        placement: PathPlacement::SaEcf,
+        placement: Placement::SaEcf,
     };
     assert_eq!(class_a(text), expected);
 }

@@ -70,7 +70,7 @@ impl PathDemand {
             is_idempotent: false,
             is_divisible: false,
         };
-        Self { placement: policy.placement.of_streams(), request }
+        Self { placement: policy.placement, request }
     }
 
     /// What a request for a model asks whose body has so many bytes. It may be sent twice, for an answer changes nothing at an engine.
