@@ -111,7 +111,7 @@ pub struct EngineSnapshot {
 pub struct Chosen {
     /// The model.
     pub model: String,
-    /// The engine's place among those of the model. The one that answered may be another: the least busy when it was its turn.
+    /// The place among those of the model of the engine that answered; of the one that was chosen, where none did.
     pub place: usize,
     /// Why, as in `x-paced-reason`.
     pub reason: String,
@@ -233,7 +233,7 @@ impl Decision {
         }
     }
 
-    /// Notes what was decided.
+    /// Notes what was decided, or which engine of the model serves instead of the one that was chosen.
     pub fn decide(&mut self, model: &str, place: usize, choice: &ModelChoice) {
         self.choice = Some(Chosen {
             model: model.to_owned(),

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use routing::decision::{AnswerOutcome, Decision};
+use sched::route::ModelChoice;
 use tokio::sync::Notify;
 
 /// The most bytes of records that wait. Further records are lost, and counted.
@@ -96,6 +97,11 @@ impl Decisions {
 }
 
 impl Draft {
+    /// Notes which engine of the model serves the request, by its place there, and what is predicted of it.
+    pub fn served_by(&mut self, model: &str, engine: usize, choice: &ModelChoice) {
+        self.decision.decide(model, engine, choice);
+    }
+
     /// Notes how the answer came to its end.
     pub fn answered(&mut self, outcome: AnswerOutcome) {
         self.decision.outcome = Some(outcome);

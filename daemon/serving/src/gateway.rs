@@ -29,7 +29,7 @@ use sched::route::Curve;
 use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::{
-    decisions::Decisions,
+    decisions::{Decisions, Draft},
     learned::{Learned, LearnedEngine},
     live::{Live, LiveRequest},
     metrics::GatewayMetrics,
@@ -300,18 +300,26 @@ impl Gateway {
             let mut draft = route.decision.take().map(|decision| self.decisions.draft(decision, most_bytes));
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
-            served.predicted = route.predicted();
+            // With one engine there is nothing to prefer.
+            let prefers = model.affinity && model.urls.len() > 1;
+            let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
+            if let Some(engine) = model.engines.foresee(&prefix, self.routes.preferred(&route)) {
+                self.routes.moved(&mut route, engine, false);
+            }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
             if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
+                served.predicted = route.predicted();
+                self.note_engine(draft.as_mut(), model, &route);
                 return Err(OpenAiError::Late.into());
             }
             let sent = fields.with_model(&body.bytes, &model.engine_name);
             let payer = answer::Payer { user: caller.user(), class: &terms.class, tenant: tenant.as_ref() };
-            // With one engine there is nothing to prefer.
-            let prefers = model.affinity && model.urls.len() > 1;
-            let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
-            let pass = answer::Pass { gateway: self, model, route: &route, operation, began, payer, entry, prefix };
-            match self.try_engines(exchange, &pass, &sent, &terms, served).await {
+            let mut pass = answer::Pass { gateway: self, model, route, operation, began, payer, entry, prefix };
+            let ended = self.try_engines(exchange, &mut pass, &sent, &terms, served).await;
+            let route = pass.route;
+            served.predicted = route.predicted();
+            self.note_engine(draft.as_mut(), model, &route);
+            match ended {
                 // The others that the name stands for may fare better.
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
                     self.metrics.retried(&model.name);
@@ -336,7 +344,7 @@ impl Gateway {
     async fn try_engines(
         &self,
         exchange: &mut Exchange,
-        pass: &answer::Pass<'_>,
+        pass: &mut answer::Pass<'_>,
         body: &Bytes,
         terms: &Terms,
         served: &mut Served,
@@ -348,6 +356,7 @@ impl Gateway {
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             tokens: pass.route.tokens(),
             prefix: pass.prefix.clone(),
+            preferred: self.routes.preferred(&pass.route),
         };
         let (mut tried, mut failed) = (Vec::new(), None);
         loop {
@@ -363,6 +372,7 @@ impl Gateway {
                 }
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
+            self.routes.moved(&mut pass.route, place.replica, true);
             served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
             let failure = match pass.run(exchange, body, &place).await {
                 Ok(done) => {
@@ -407,6 +417,13 @@ impl Gateway {
         match model.engines.take(claim, tried).map_err(refuse)? {
             Turn::Now(place) => Ok(place),
             Turn::Later(waiting) => exchange.unless_gone(waiting).await?.map_err(|reason| refuse(reason).into()),
+        }
+    }
+
+    /// Has the record of a decision name the engine that serves, or would have.
+    fn note_engine(&self, draft: Option<&mut Draft>, model: &Model, route: &Route) {
+        if let (Some(draft), Some(engine), Some(choice)) = (draft, self.routes.engine(route), route.choice) {
+            draft.served_by(&model.name, engine, &choice);
         }
     }
 

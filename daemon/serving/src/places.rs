@@ -45,8 +45,22 @@ struct State {
     /// How old what an engine reports may be, in nanoseconds.
     report_ns: u64,
     replicas: Vec<Replica>,
-    queue: Queue<(oneshot::Sender<EnginePlace>, PrefixHashes)>,
+    queue: Queue<Waiting>,
     affinity: Affinity,
+}
+
+/// A request that waits: whom to tell of its place, and where it fares best.
+#[derive(Debug)]
+struct Waiting {
+    told: oneshot::Sender<EnginePlace>,
+    wish: Wish,
+}
+
+/// Where a request fares best among a model's engines.
+#[derive(Debug, Default)]
+struct Wish {
+    prefix: PrefixHashes,
+    preferred: Option<usize>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -134,13 +148,14 @@ impl Engines {
         self.state.lock().queue.reorder(discipline);
     }
 
-    /// Takes a place at the engine that may know the beginning of the prompt, or else at the least busy one that is not in
-    /// `tried`; or waits for one in the order that `claim` gives. A request that an engine has tried already does not wait.
+    /// Takes a place at the engine that may know the beginning of the prompt, or else at the preferred one, or else at the least
+    /// busy one; at none in `tried`. Or waits for one in the order that `claim` gives. A request that an engine has tried already does not wait.
     ///
     /// # Errors
     /// Too many wait, or no engine is left that has not failed.
     pub fn take(self: &Arc<Self>, claim: impl Into<Claim>, tried: &[usize]) -> Result<Turn, NoPlace> {
-        let (now_ns, claim) = ((self.now_ns)(), claim.into());
+        let (now_ns, mut claim) = ((self.now_ns)(), claim.into());
+        let wish = Wish { prefix: std::mem::take(&mut claim.prefix), preferred: claim.preferred };
         let mut state = self.state.lock();
         if !(0..state.replicas.len())
             .any(|replica| !tried.contains(&replica) && state.replicas[replica].is_usable(now_ns))
@@ -149,24 +164,32 @@ impl Engines {
         }
         // A request that failed elsewhere has waited for its turn already.
         if (state.queue.is_empty() || !tried.is_empty())
-            && let Some((replica, affinity)) = state.give(&claim.prefix, self.most_in_flight, tried, now_ns)
+            && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, tried, now_ns)
         {
             return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
         }
         if !tried.is_empty() || state.queue.len() >= self.most_waiting {
             return Err(NoPlace::Crowded);
         }
-        let waiting = self.enqueue(&mut state, claim);
+        let waiting = self.enqueue(&mut state, claim, wish);
         let unwanted = self.give_places(&mut state, now_ns);
         drop(state);
         drop(unwanted);
         Ok(Turn::Later(waiting))
     }
 
-    fn enqueue(self: &Arc<Self>, state: &mut State, mut claim: Claim) -> QueuedRequest {
+    /// Returns the engine at which a request would get a place now; `None` if it would have to wait.
+    #[must_use]
+    pub fn foresee(&self, prefix: &PrefixHashes, preferred: Option<usize>) -> Option<usize> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let wish = Wish { prefix: prefix.clone(), preferred };
+        let picked = state.pick(&wish, self.most_in_flight, &[], now_ns).filter(|_| state.queue.is_empty());
+        picked.map(|(replica, _)| replica)
+    }
+
+    fn enqueue(self: &Arc<Self>, state: &mut State, claim: Claim, wish: Wish) -> QueuedRequest {
         let (told, place) = oneshot::channel();
-        let prefix = std::mem::take(&mut claim.prefix);
-        let name = state.queue.add(claim, (told, prefix));
+        let name = state.queue.add(claim, Waiting { told, wish });
         QueuedRequest { engines: self.clone(), name, place }
     }
 
@@ -175,8 +198,8 @@ impl Engines {
     fn give_places(self: &Arc<Self>, state: &mut State, now_ns: u64) -> Vec<EnginePlace> {
         let mut unwanted = Vec::new();
         while state.least_busy(self.most_in_flight, &[], now_ns).is_some()
-            && let Some((told, prefix)) = state.queue.next().and_then(|name| state.queue.serve(name))
-            && let Some((replica, affinity)) = state.give(&prefix, self.most_in_flight, &[], now_ns)
+            && let Some(Waiting { told, wish }) = state.queue.next().and_then(|name| state.queue.serve(name))
+            && let Some((replica, affinity)) = state.give(&wish, self.most_in_flight, &[], now_ns)
         {
             unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
         }
@@ -322,11 +345,25 @@ impl Engines {
 }
 
 impl State {
-    /// Gives a request a place at an engine with room that is not among `tried`: at the one that its prefix was sent to, unless
-    /// that has much more to do, or at the least busy one.
+    /// Gives a request a place at the engine that [`State::pick`] finds.
     fn give(
         &mut self,
-        prefix: &PrefixHashes,
+        wish: &Wish,
+        most_in_flight: u32,
+        tried: &[usize],
+        now_ns: u64,
+    ) -> Option<(usize, PrefixAffinity)> {
+        let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
+        self.affinity.note(&wish.prefix, replica);
+        self.replicas[replica].in_flight += 1;
+        Some((replica, affinity))
+    }
+
+    /// Finds an engine with room that is not among `tried`: the one that the request's prefix was sent to, unless that has much
+    /// more to do than another, or else the preferred one, or else the least busy one.
+    fn pick(
+        &self,
+        Wish { prefix, preferred }: &Wish,
         most_in_flight: u32,
         tried: &[usize],
         now_ns: u64,
@@ -334,19 +371,18 @@ impl State {
         let least = self.least_busy(most_in_flight, tried, now_ns)?;
         let known = self.affinity.engine(prefix);
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
-        let is_good = |known: &usize| {
-            let fits = |replica: &Replica| {
-                replica.is_usable(now_ns) && replica.in_flight < most_in_flight && self.load(replica, now_ns) <= most
-            };
-            !tried.contains(known) && self.replicas.get(*known).is_some_and(fits)
+        let has_room = |at: &usize| {
+            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.in_flight < most_in_flight;
+            !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
-        let (replica, affinity) = match known.filter(is_good) {
+        let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
+        Some(match known.filter(is_good) {
             Some(known) => (known, PrefixAffinity::Kept),
-            None => (least, if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New }),
-        };
-        self.affinity.note(prefix, replica);
-        self.replicas[replica].in_flight += 1;
-        Some((replica, affinity))
+            None => {
+                let moved = if known.is_some() { PrefixAffinity::Moved } else { PrefixAffinity::New };
+                (preferred.filter(has_room).unwrap_or(least), moved)
+            }
+        })
     }
 
     /// The engine with the least to do of those with room that are not among `tried`. What others have an engine do says
@@ -412,7 +448,7 @@ impl Drop for QueuedRequest {
         self.place.close();
         let mut state = self.engines.state.lock();
         // Only while this request waits: once it has a place, its name may be another's.
-        if state.queue.get(self.name).is_some_and(|(told, _)| told.is_closed()) {
+        if state.queue.get(self.name).is_some_and(|waiting| waiting.told.is_closed()) {
             drop(state.queue.remove(self.name));
         }
     }

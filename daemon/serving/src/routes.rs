@@ -112,11 +112,10 @@ pub struct Route {
     pub by: Option<Decided>,
     /// Its record, if decisions are recorded.
     pub decision: Option<Box<Decision>>,
-    /// How many tokens the answer is taken to have.
-    expected_tokens: u32,
-    prompt_tokens: u32,
-    /// How many tokens it may have, if its client says so.
-    max_tokens: Option<u32>,
+    /// What was asked for, the way back, and when that was.
+    request: RoutedRequest,
+    path: ClientPath,
+    at_ns: u64,
     /// The place of its class among the known lengths.
     class: usize,
     /// When the engine has to be done, by the gateway's clock; none without a limit.
@@ -198,13 +197,13 @@ impl Route {
     /// How many tokens the prompt is taken to have.
     #[must_use]
     pub const fn prompt_tokens(&self) -> u32 {
-        self.prompt_tokens
+        self.request.prompt_tokens
     }
 
     /// How many tokens the request is expected to use, prompt and answer.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
-        self.prompt_tokens as u64 + self.expected_tokens as u64
+        self.request.prompt_tokens as u64 + self.request.expected_tokens as u64
     }
 
     /// How long the whole answer is predicted to take; `None` of an engine that is not known yet.
@@ -326,9 +325,9 @@ impl Routes {
             choice,
             by,
             decision,
-            expected_tokens,
-            prompt_tokens,
-            max_tokens: wanted.max_tokens,
+            request,
+            path,
+            at_ns: now_ns,
             class,
             until_ns,
         };
@@ -380,14 +379,48 @@ impl Routes {
         best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
     }
 
+    /// Returns the engine that the choice is about, by its place among those of the model.
+    #[must_use]
+    pub fn engine(&self, route: &Route) -> Option<usize> {
+        let first = self.state.lock().first.get(route.model).copied()?;
+        route.choice?.replica.checked_sub(first)
+    }
+
+    /// Returns the same if it was chosen by limits or by a policy; of a request without either, any engine of the model serves,
+    /// the least busy one first.
+    #[must_use]
+    pub fn preferred(&self, route: &Route) -> Option<usize> {
+        let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited();
+        self.engine(route).filter(|_| is_chosen)
+    }
+
+    /// Makes the choice be about the engine at the place `engine` of the same model, which is to serve the request. With
+    /// `is_there`, that engine has the request among those that it works on already.
+    pub fn moved(&self, route: &mut Route, engine: usize, is_there: bool) {
+        let now_ns = (self.now_ns)();
+        let mut known = self.state.lock();
+        let to = known.first.get(route.model).map(|first| first.saturating_add(engine));
+        let (Some(choice), Some(to)) = (route.choice, to) else { return };
+        if choice.replica == to {
+            return;
+        }
+        known.look(&self.engines, now_ns);
+        let Known { named, aliases, replicas, .. } = &mut *known;
+        if let Some(load) = replicas.get_mut(to).map(|replica| &mut replica.load).filter(|_| is_there) {
+            load.running = load.running.saturating_sub(1);
+        }
+        let chooser = route.by.and_then(|by| aliases.get_mut(by.alias)).unwrap_or(named);
+        let (waited_ns, state) =
+            (now_ns.saturating_sub(route.at_ns), State { replicas, admitted: &[], path: route.path });
+        route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
+    }
+
     /// Whether the engine that a prediction is about has nothing to do. A request costs nobody else anything there, and
     /// shows whether what was learned of the engine still holds.
     #[must_use]
     pub fn is_idle(&self, route: &Route) -> bool {
-        let first = |known: &Known| known.first.get(route.model).copied().unwrap_or_default();
-        let replica = route.choice.map(|choice| choice.replica.saturating_sub(first(&self.state.lock())));
         let engines = self.engines.get(route.model);
-        engines.zip(replica).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
+        engines.zip(self.engine(route)).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
     }
 
     /// What is known of an engine's costs.

@@ -92,11 +92,24 @@ impl Watch {
         }
     }
 
+    /// Notes that a request left the engine that it was given to before it began there.
+    pub fn taken_back(&mut self, at: usize, request: &RoutedRequest, replicas: &[Replica]) {
+        if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), replicas.get(at)) {
+            // In the meantime a part of it has been forgotten.
+            engine.reading = (engine.reading - replica.curve.prefill_ns(request.prompt_tokens) / READING_NS).max(0.0);
+        }
+    }
+
+    /// Returns the candidate as this policy predicts it, by what it knows of how busy its engine is.
+    pub fn predict(&self, candidate: Candidate, slo: &Slo) -> Candidate {
+        let engine = self.engines.get(candidate.replica).filter(|engine| engine.stretch > 0.0);
+        engine.map_or(candidate, |engine| candidate.later(engine.unread_ns, engine.stretch, slo))
+    }
+
     /// Returns the choice that is worth most; nothing without a replica. `doubt` is by which factor a prediction may be wrong.
     pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<ModelChoice> {
         let worth = |candidate: Candidate| {
-            let engine = self.engines.get(candidate.replica).copied().unwrap_or_default();
-            let candidate = candidate.later(engine.unread_ns, engine.stretch, &survey.request.slo);
+            let candidate = self.predict(candidate, &survey.request.slo);
             let chance = chance(candidate.tightness, doubt);
             let worth = f64::from(candidate.reward).mul_add(chance, -self.harm(survey, candidate.replica, doubt));
             (worth, candidate)

@@ -4,7 +4,8 @@ use super::choice::{FallbackCause, ModelChoice, Reason};
 use super::considerate::Watch;
 use super::features::{self, Features};
 use super::mlp::{Activations, Mlp, Tensor};
-use super::request::Model;
+use super::request::{Model, RoutedRequest};
+use super::state::State;
 use super::survey::{self, Candidate, Survey};
 
 /// How a model is chosen.
@@ -207,6 +208,16 @@ impl PolicyInUse {
         if self.looks_at_admitted() {
             self.watch.given(choice.replica, survey.request, survey.state.replicas);
         }
+    }
+
+    /// Notes that another engine got a request than was chosen, and returns what the policy predicts of it there.
+    pub fn moved(&mut self, from: usize, to: Candidate, request: &RoutedRequest, state: &State<'_>) -> Candidate {
+        if !self.looks_at_admitted() {
+            return to;
+        }
+        self.watch.taken_back(from, request, state.replicas);
+        self.watch.given(to.replica, request, state.replicas);
+        self.watch.predict(to, &request.slo)
     }
 
     /// Decides. `stale` says that the state is too old to be learned from.

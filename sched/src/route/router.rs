@@ -5,7 +5,7 @@ use super::policy::{self, PolicyInUse, RoutingPolicy};
 use super::rate::Rate;
 use super::request::{Model, RoutedRequest};
 use super::state::State;
-use super::survey::{Candidate, Survey, survey};
+use super::survey::{self, Candidate, Survey, survey};
 
 /// Chooses who answers each request.
 ///
@@ -125,6 +125,26 @@ impl Router {
         self.counters.chosen += 1;
         self.policy.given(&choice, &survey);
         Some(choice)
+    }
+
+    /// Notes that the engine `to` serves a request, `waited_ns` after [`Router::route`] chose another one for it: the one that
+    /// has its session in a cache, say, or the only one with a free place. Returns the choice as it is then, with a prediction
+    /// that counts from the time of the choice; reason and model stay. `state` is that of now, without the request itself.
+    /// Without an engine `to`, the choice stays as it was.
+    pub fn moved(
+        &mut self,
+        choice: ModelChoice,
+        (to, waited_ns): (usize, u64),
+        request: &RoutedRequest,
+        state: &State<'_>,
+    ) -> ModelChoice {
+        let Some(candidate) = survey::at(&self.models, request, state, to) else { return choice };
+        let mut candidate = self.policy.moved(choice.replica, candidate, request, state);
+        let prediction = &mut candidate.prediction;
+        prediction.first_ns = prediction.first_ns.saturating_add(waited_ns);
+        prediction.finish_ns = prediction.finish_ns.saturating_add(waited_ns);
+        candidate.tightness = prediction.tightness(&request.slo);
+        ModelChoice { model: choice.model, ..candidate.choice(choice.reason) }
     }
 }
 

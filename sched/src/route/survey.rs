@@ -45,8 +45,8 @@ pub(super) fn is_open(models: &[Model], request: &RoutedRequest, replica: &Repli
     replica.usable && replica.model < models.len() && request.allowed.contains(replica.model)
 }
 
-/// Surveys what may answer `request`: the candidate of a model is its replica that is predicted to be the tightest least, and
-/// of equals the first. Replaces what is in `candidates`, whose allocation is used again.
+/// Surveys what may answer `request`: the candidate of a model is its replica that is predicted to be the tightest least, of
+/// equals the one with the fewest requests, and of those the first. Replaces what is in `candidates`, whose allocation is used again.
 pub(super) fn survey<'a>(
     candidates: &'a mut Vec<Candidate>,
     models: &'a [Model],
@@ -60,8 +60,14 @@ pub(super) fn survey<'a>(
             continue;
         }
         let candidate = candidate(models, request, state, at, replica);
+        let in_flight = |at: usize| state.replicas.get(at).map_or(u32::MAX, |replica| replica.load.in_flight());
+        // Of engines with unknown costs, all predictions are equal, and the first engine must not get all requests.
+        let is_better = |other: &Candidate| {
+            is_before(&candidate, other)
+                || (!is_before(other, &candidate) && in_flight(candidate.replica) < in_flight(other.replica))
+        };
         match candidates.iter_mut().find(|other| other.model == replica.model) {
-            Some(other) if is_before(&candidate, other) => *other = candidate,
+            Some(other) if is_better(other) => *other = candidate,
             Some(_) => {}
             None => candidates.push(candidate),
         }
@@ -88,6 +94,11 @@ fn candidate(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: u
 /// Tells whether an answer is earlier by its limits, or by the clock if limits do not tell.
 fn is_before(one: &Candidate, other: &Candidate) -> bool {
     (one.tightness, one.prediction.finish_ns) < (other.tightness, other.prediction.finish_ns)
+}
+
+/// Returns what is expected of one engine, whether or not it may be chosen; nothing if it does not exist.
+pub(super) fn at(models: &[Model], request: &RoutedRequest, state: &State<'_>, at: usize) -> Option<Candidate> {
+    state.replicas.get(at).map(|replica| candidate(models, request, state, at, replica))
 }
 
 impl Survey<'_> {

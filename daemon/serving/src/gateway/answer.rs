@@ -41,8 +41,8 @@ const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
 pub(super) struct Pass<'a> {
     pub(super) gateway: &'a Gateway,
     pub(super) model: &'a Model,
-    /// Why the model was chosen.
-    pub(super) route: &'a Route,
+    /// Why the model was chosen, and what is predicted of the engine that answers.
+    pub(super) route: Route,
     pub(super) operation: Operation,
     /// When the request was whole.
     pub(super) began: Instant,
@@ -98,7 +98,7 @@ impl Pass<'_> {
         body: &Bytes,
         place: &EnginePlace,
     ) -> Result<Done, Failure> {
-        let mut by = Answering { place, lesson: self.gateway.routes.begin(self.route, place.replica) };
+        let mut by = Answering { place, lesson: self.gateway.routes.begin(&self.route, place.replica) };
         self.entry.at_work();
         let answer = self.ask(exchange, body, place).await?;
         let status = answer.status();

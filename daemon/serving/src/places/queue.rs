@@ -23,6 +23,8 @@ pub struct Claim {
     pub tokens: u64,
     /// What of its prompt an engine may know.
     pub prefix: PrefixHashes,
+    /// The engine that was chosen for it, by its place among those of the model; none if any will do.
+    pub preferred: Option<usize>,
 }
 
 impl From<Service> for Claim {
@@ -128,7 +130,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name here.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, tokens, prefix: _ } = claim;
+        let Claim { service, class, tenant, tokens, prefix: _, preferred: _ } = claim;
         let slot = free(&mut self.slots);
         let discipline = self.all.clock.discipline();
         let shares = self.classes.entry(class.clone()).or_insert_with(|| Shares {

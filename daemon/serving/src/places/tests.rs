@@ -30,6 +30,17 @@ fn poll(waiting: &mut QueuedRequest) -> Poll<Result<EnginePlace, NoPlace>> {
     Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
 }
 
+fn head() -> masque::h3::RequestHead {
+    masque::h3::RequestHead {
+        method: "POST".into(),
+        scheme: None,
+        authority: None,
+        path: None,
+        protocol: None,
+        fields: Vec::new(),
+    }
+}
+
 #[test]
 fn requests_go_to_the_engine_with_the_least_to_do() {
     let engines = engines(2, 2);
@@ -44,16 +55,8 @@ fn requests_go_to_the_engine_with_the_least_to_do() {
 fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_much_busier() {
     let engines = engines(3, 16);
     let prefixes = Prefixes::default();
-    let head = masque::h3::RequestHead {
-        method: "POST".into(),
-        scheme: None,
-        authority: None,
-        path: None,
-        protocol: None,
-        fields: Vec::new(),
-    };
     let turn =
-        |turns: usize| Claim { prefix: prefixes.of(&head, "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
+        |turns: usize| Claim { prefix: prefixes.of(&head(), "x".repeat(600 * turns).as_bytes()), ..Claim::default() };
     let _busy = now(engines.take(Service::default(), &[]));
     let first = now(engines.take(turn(1), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
@@ -67,6 +70,41 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
     let fifth = now(engines.take(turn(5), &[]));
     assert_eq!((fifth.replica, fifth.affinity), (0, PrefixAffinity::Moved), "it failed");
     assert_eq!(now(engines.take(turn(6), &[0])).affinity, PrefixAffinity::Moved, "it was tried");
+}
+
+#[test]
+fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt() {
+    let engines = engines(3, 2);
+    let to = |preferred| Claim { preferred: Some(preferred), ..Claim::default() };
+    let places: Vec<_> = (0..3).map(|_| now(engines.take(to(1), &[]))).collect();
+    assert_eq!(places.iter().map(|place| place.replica).collect::<Vec<_>>(), [1, 1, 0], "two have room there");
+    assert_eq!(now(engines.take(to(2), &[2])).replica, 0, "it was tried");
+    assert_eq!(now(engines.take(to(9), &[])).replica, 2, "there is no such engine");
+    engines.failed(2, Fault::OutOfReach, "");
+    assert_eq!(now(engines.take(to(2), &[])).replica, 0, "it failed");
+    let mut waiting = {
+        let _full = now(engines.take(to(0), &[]));
+        assert_eq!(engines.foresee(&PrefixHashes::default(), Some(1)), None, "it would have to wait");
+        later(engines.take(to(1), &[]))
+    };
+    match poll(&mut waiting) {
+        Poll::Ready(Ok(place)) => assert_eq!(place.replica, 0, "where a place is free first"),
+        other => panic!("{other:?}"),
+    }
+    drop(places);
+
+    let engines = self::engines(3, 16);
+    let prefix = || Prefixes::default().of(&head(), &[b'x'; 600]);
+    let prefix = prefix();
+    let with = |preferred| Claim { prefix: prefix.clone(), preferred: Some(preferred), ..Claim::default() };
+    assert_eq!(engines.foresee(&prefix, Some(1)), Some(1));
+    let first = now(engines.take(with(1), &[]));
+    assert_eq!((first.replica, engines.foresee(&prefix, Some(2))), (1, Some(1)), "it knows the prompt by now");
+    let second = now(engines.take(with(2), &[]));
+    assert_eq!((second.replica, second.affinity), (1, PrefixAffinity::Kept));
+    let _third = now(engines.take(with(2), &[]));
+    let fourth = now(engines.take(with(2), &[]));
+    assert_eq!((fourth.replica, fourth.affinity), (2, PrefixAffinity::Moved), "the other one has three more");
 }
 
 #[test]

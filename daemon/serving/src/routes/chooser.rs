@@ -163,6 +163,20 @@ impl Chooser {
         Some(choice)
     }
 
+    /// Notes that the engine `to` serves a request, so long after it was chosen for another; see [`Router::moved`].
+    pub(super) fn moved(
+        &mut self,
+        choice: ModelChoice,
+        to: (usize, u64),
+        request: &RoutedRequest,
+        state: &State<'_>,
+    ) -> ModelChoice {
+        if let Some(shadow) = &mut self.shadow {
+            shadow.router.moved(choice, to, request, state);
+        }
+        self.policy.router.moved(choice, to, request, state)
+    }
+
     /// Who decided about the last request of the alias at this place.
     pub(super) fn decided(&self, alias: usize) -> Decided {
         let shadow = self.shadow.as_ref().map(|shadow| Shadow { policy: shadow.kind, model: self.shadowed });

@@ -36,7 +36,7 @@ impl Routes {
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
-        let owed = u64::from(route.expected_tokens);
+        let owed = u64::from(route.request.expected_tokens);
         let is_alone = self.engines.get(route.model).is_some_and(|engines| engines.in_flight(replica) <= 1);
         if let Some(replica) = known.replica(route.model, replica) {
             replica.load.outstanding_tokens = replica.load.outstanding_tokens.saturating_add(owed);
@@ -44,8 +44,8 @@ impl Routes {
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let flight = known.flights.begin(Flight {
             replica: at,
-            left_tokens: route.expected_tokens,
-            unread_tokens: route.prompt_tokens.max(1),
+            left_tokens: route.request.expected_tokens,
+            unread_tokens: route.request.prompt_tokens.max(1),
             until_ns: route.until_ns,
             reward: self.worth(route.model),
         });
@@ -53,9 +53,9 @@ impl Routes {
             routes: self,
             replica,
             model: route.model,
-            prompt_tokens: route.prompt_tokens,
+            prompt_tokens: route.request.prompt_tokens,
             owed,
-            max_tokens: route.max_tokens,
+            max_tokens: Some(route.request.max_tokens).filter(|tokens| *tokens > 0),
             class: route.class,
             flight,
             began_ns: now_ns,

@@ -12,7 +12,7 @@ use ::routing::policy::PolicyFile;
 use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
 
 use super::*;
-use crate::places::{EnginePlace, Fault, Turn};
+use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn};
 use crate::sse::TokenUsage;
 
 thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
@@ -53,6 +53,16 @@ fn settings(policy: Routing, shadow: Option<Routing>) -> GatewaySettings {
 fn routes_of(settings: &GatewaySettings, most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
     let engines: Vec<_> = (0..2).map(|_| Engines::new(1, most_in_flight, 8, Discipline::Fcfs, now_ns)).collect();
     (Routes::new(settings, &AliasPolicies::read(settings).unwrap(), engines.clone(), now_ns), engines)
+}
+
+/// A large and a small model, of two engines each, and an alias for both.
+fn routes_of_two(policy: Routing) -> (Routes, Vec<Arc<Engines>>) {
+    let mut settings = settings(policy, None);
+    for model in &mut settings.models {
+        model.engines.push(format!("http://other.{}.example", model.name).parse().unwrap());
+    }
+    let engines: Vec<_> = (0..2).map(|_| Engines::new(2, 8, 8, Discipline::Fcfs, now_ns)).collect();
+    (Routes::new(&settings, &AliasPolicies::read(&settings).unwrap(), engines.clone(), now_ns), engines)
 }
 
 fn routes(most_in_flight: u32) -> (Routes, Vec<Arc<Engines>>) {
@@ -131,6 +141,38 @@ fn a_request_with_much_time_is_not_sent_where_one_that_is_served_would_be_late_b
     assert_eq!(choose(60_000).model, 1, "the urgent one has 850 ms for 780, and a prompt takes 400");
     drop(lesson);
     assert_eq!(choose(60_000).model, 0);
+}
+
+#[test]
+fn the_engine_that_was_chosen_serves_and_where_another_does_the_choice_is_about_that_one() {
+    for policy in [Routing::Rule, Routing::Considerate] {
+        let (routes, engines) = routes_of_two(policy);
+        let [slow, fast] = [2e7, 1e7].map(|gpu_ns| Curve::new(Cost { gpu_ns, ..Cost::default() }));
+        routes.recall(None, |_, engine| Some(if engine == 0 { slow } else { fast }));
+        // The fast one is busier and still the earlier one.
+        let _busy = engines[0].take(Claim { preferred: Some(1), ..Claim::default() }, &[]).unwrap();
+        let mut route = routes.route(either(&[0, 1]), &wanted(Some(9_000)), ClientPath::default()).unwrap();
+        assert_eq!((route.model, routes.engine(&route), routes.preferred(&route)), (0, Some(1), Some(1)));
+        let before = route.choice.unwrap();
+        assert_eq!(engines[0].foresee(&PrefixHashes::default(), routes.preferred(&route)), Some(1));
+        routes.moved(&mut route, 1, true);
+        assert_eq!(route.choice, Some(before), "it serves itself");
+        pass(50);
+        routes.moved(&mut route, 0, false);
+        let after = route.choice.unwrap();
+        assert_eq!((after.replica, after.reason), (0, before.reason));
+        assert_eq!(after.predicted_ns / NS_PER_MS, 50 + 19 * 20, "it was chosen 50 ms later, and takes 20 ms a token");
+        assert!(!routes.is_idle(&Route { choice: Some(before), ..route.clone() }) && routes.is_idle(&route));
+    }
+    let (routes, _) = routes_of_two(Routing::Rule);
+    let free = routes.route(either(&[0, 1]), &wanted(None), ClientPath::default()).unwrap();
+    assert_eq!((routes.engine(&free), routes.preferred(&free)), (Some(0), None), "the least busy one serves");
+    let turn = |routes: &Routes| {
+        let route = routes.route(either(&[0, 1]), &wanted(None), ClientPath::default()).unwrap();
+        (route.model, routes.preferred(&route))
+    };
+    let (routes, _) = routes_of_two(Routing::RoundRobin);
+    assert_eq!([(); 4].map(|()| turn(&routes)), [(0, Some(0)), (0, Some(1)), (1, Some(0)), (1, Some(1))]);
 }
 
 #[test]

@@ -263,3 +263,30 @@ fn requests_that_are_each_in_time_alone_make_each_other_late_by_the_rule_and_not
         assert!(considerate[2] >= robin[2] - 0.01, "batch: {seen}");
     }
 }
+
+#[test]
+fn prompts_are_counted_at_the_engine_that_reads_them() {
+    let replicas = [replica(0, 0, 0), replica(0, 1, 0)];
+    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let long = request(1_000, 10, 60_000);
+    let mut watch = Watch::default();
+    let models = models();
+    let mut candidates = Vec::new();
+    watch.look(&survey::survey(&mut candidates, &models, &long, &state, (1.0, 0)));
+    watch.given(0, &long, &replicas);
+    let busy = |watch: &Watch| watch.engines.iter().map(|engine| engine.reading).collect::<Vec<_>>();
+    assert_eq!(busy(&watch), [0.4, 0.0], "4 s of 10");
+    watch.taken_back(0, &long, &replicas);
+    watch.given(1, &long, &replicas);
+    assert_eq!(busy(&watch), [0.0, 0.4]);
+    // What was forgotten in the meantime is not taken back twice.
+    watch.taken_back(0, &long, &replicas);
+    assert_eq!(busy(&watch), [0.0, 0.4]);
+
+    let mut router = Router::new(models.clone(), RoutingPolicy::Considerate { doubt: DOUBT });
+    let chosen = router.route(&long, &state, 0).unwrap();
+    assert_eq!(chosen.replica, 0, "both are idle");
+    router.moved(chosen, (1, 0), &long, &state);
+    let next = router.route(&long, &state, 1).unwrap();
+    assert_eq!(next.replica, 0, "prompts of the one before interrupt answers at the other engine");
+}

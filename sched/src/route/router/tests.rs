@@ -81,6 +81,33 @@ fn the_rule_takes_the_replica_that_is_predicted_earliest() {
 }
 
 #[test]
+fn of_engines_whose_costs_are_unknown_the_one_with_the_fewest_requests_is_chosen() {
+    let unknown = |running| Replica { curve: Curve::new(Cost::default()), ..replica(0, running) };
+    let replicas = [unknown(3), unknown(1), unknown(1), replica(1, 0)];
+    assert_eq!(once(RoutingPolicy::Rule { margin: 1.0 }, &replicas), Some((0, 1, Reason::InTime)));
+}
+
+#[test]
+fn a_choice_that_another_engine_serves_is_about_that_engine_and_counts_from_the_choice() {
+    let replicas = [replica(0, 0), replica(0, 5), replica(1, 0)];
+    let state = State { replicas: &replicas, admitted: &[], path: ClientPath::default() };
+    let mut router = Router::new(models(), RoutingPolicy::Rule { margin: 1.0 });
+    let chosen = router.route(&request(), &state, 0).unwrap();
+    assert_eq!((chosen.model, chosen.replica, chosen.in_time), (0, 0, true));
+    let moved = router.moved(chosen, (1, 0), &request(), &state);
+    assert_eq!((moved.model, moved.replica, moved.reason, moved.in_time), (0, 1, Reason::InTime, false));
+    // 100 tokens with 6 in a batch: the first costs nothing here, and the others 32 + 6 × 4 ms each.
+    assert_eq!(moved.predicted_ns, 99 * 56 * MS);
+    let late = router.moved(chosen, (0, SEC), &request(), &state);
+    assert_eq!(
+        (late.predicted_ns, late.in_time),
+        (chosen.predicted_ns + SEC, false),
+        "3,564 ms of 4 s, a second later"
+    );
+    assert_eq!(router.moved(chosen, (3, 0), &request(), &state), chosen, "there is no such engine");
+}
+
+#[test]
 fn a_margin_that_is_none_counts_as_1() {
     let idle = [replica(0, 0), replica(1, 0)];
     for margin in [f64::NAN, 0.0, -1.0, 1.0] {
