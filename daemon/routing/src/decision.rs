@@ -128,7 +128,7 @@ pub struct AnswerOutcome {
     pub took_ns: u64,
     /// How many tokens the answer had, as the engine billed or as they passed.
     pub tokens: u64,
-    /// Whether it was in time for its budget.
+    /// Whether it kept all its limits.
     pub met: bool,
 }
 

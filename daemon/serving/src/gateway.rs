@@ -35,7 +35,7 @@ use crate::{
     metrics::GatewayMetrics,
     openai::{OpenAiError, Operation, RoutingFields},
     places::{Claim, EnginePlace, Engines, Fault, NoPlace, PrefixHashes, Prefixes, Turn},
-    routes::{AliasPolicies, Route, RouteQuery, Routes, Wanted},
+    routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     served::Served,
     spending::Spending,
     tenants::Tenants,
@@ -50,13 +50,14 @@ mod exchange;
 mod overview;
 mod silence;
 
+use self::{
+    answer::Done,
+    caller::Caller,
+    exchange::{ANSWER_TIMEOUT, Ended, Gone},
+};
 pub use self::{
     caller::Asker,
     exchange::{Awaited, Exchange, ResponseBody, TcpExchange},
-};
-use self::{
-    caller::Caller,
-    exchange::{ANSWER_TIMEOUT, Ended, Gone},
 };
 
 /// How many engines one request may make fail.
@@ -248,11 +249,15 @@ impl Gateway {
             }
             Err(Failure::Gone) => Ended::Cut,
             Err(Failure::Refused(refusal)) => {
+                if refusal.is_failure() {
+                    self.miss(&served);
+                }
                 (served.status, served.reason) = (Some(refusal.status()), refusal.code());
                 refuse(&mut exchange, &refusal).await
             }
             Err(Failure::Broken(refusal, ended)) => {
                 tracing::debug!(%refusal, "answer broke off");
+                self.miss(&served);
                 // It had begun as one that succeeds.
                 (served.status, served.reason) = (Some(200), refusal.code());
                 ended
@@ -287,6 +292,7 @@ impl Gateway {
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len());
         let (mut models, alias) = self.named(&fields.model)?;
+        served.has_deadline = wanted.is_limited();
         if let Some(tenant) = &tenant {
             tenant.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
         }
@@ -325,14 +331,24 @@ impl Gateway {
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                 }
-                Ok(tokens) => {
-                    let took = began.elapsed();
-                    let took_ns = took.as_nanos() as u64;
-                    if let Some(draft) = &mut draft {
-                        let met = wanted.is_met(took).unwrap_or(true);
-                        draft.answered(AnswerOutcome { took_ns, tokens, met });
+                // The engine's own word, which says nothing of its pace: only that of too many requests is a failure.
+                Ok(Done { status, .. }) if !(200..300).contains(&status) => {
+                    if status == 429 {
+                        self.miss(served);
                     }
-                    self.metrics.finished(&model.name, took, &route, &wanted);
+                    return Ok(());
+                }
+                Ok(Done { tokens, first_token, .. }) => {
+                    let took = began.elapsed();
+                    let is_met = wanted.is_met(&AnswerTiming { took, first_token, tokens });
+                    if let Some(draft) = &mut draft {
+                        let met = is_met.unwrap_or(true);
+                        draft.answered(AnswerOutcome { took_ns: took.as_nanos() as u64, tokens, met });
+                    }
+                    if let Some(is_met) = is_met {
+                        self.metrics.deadline(&model.name, is_met);
+                    }
+                    self.metrics.finished(&model.name, took, &route);
                     return Ok(());
                 }
                 Err(failure) => return Err(failure),
@@ -340,7 +356,7 @@ impl Gateway {
         }
     }
 
-    /// Has one engine of a model after the other try, until one of them answers; returns how many tokens the answer had.
+    /// Has one engine of a model after the other try, until one of them answers.
     async fn try_engines(
         &self,
         exchange: &mut Exchange,
@@ -348,7 +364,7 @@ impl Gateway {
         body: &Bytes,
         terms: &Terms,
         served: &mut Served,
-    ) -> Result<u64, Failure> {
+    ) -> Result<Done, Failure> {
         let model = pass.model;
         let claim = Claim {
             service: terms.service_since((self.clock.now_ns)()),
@@ -377,7 +393,7 @@ impl Gateway {
             let failure = match pass.run(exchange, body, &place).await {
                 Ok(done) => {
                     (served.status, served.usage) = (Some(done.status), done.usage);
-                    return Ok(done.tokens);
+                    return Ok(done);
                 }
                 Err(Failure::Refused(
                     failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
@@ -417,6 +433,15 @@ impl Gateway {
         match model.engines.take(claim, tried).map_err(refuse)? {
             Turn::Now(place) => Ok(place),
             Turn::Later(waiting) => exchange.unless_gone(waiting).await?.map_err(|reason| refuse(reason).into()),
+        }
+    }
+
+    /// Counts that a request missed its deadline, if it had one, as it came to no answer: of the model that was chosen for it, or
+    /// else of the name that it asked for.
+    fn miss(&self, served: &Served) {
+        if served.has_deadline {
+            let model = if served.model.is_empty() { &Arc::from(&served.asked[..]) } else { &served.model };
+            self.metrics.deadline(model, false);
         }
     }
 

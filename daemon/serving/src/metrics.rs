@@ -24,7 +24,7 @@ use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
 use crate::{
     health::Found,
     places::{Engines, PrefixAffinity},
-    routes::{Decided, Route, Wanted},
+    routes::{Decided, Route},
     served::Served,
     spending::Spending,
     sse::TokenUsage,
@@ -167,7 +167,7 @@ impl GatewayMetrics {
         registry.register("gateway_tokens", "Tokens that engines billed", self.tokens.clone());
         let help = "Requests that another engine of the model got, as one had failed before its first token";
         registry.register("gateway_retries", help, self.retries.clone());
-        let help = "Answers that had a deadline, by whether they met it";
+        let help = "Requests with a deadline, by whether it was met; failures and refusals for want of engines or time miss it";
         registry.register("gateway_deadlines", help, self.deadlines.clone());
         let help = "How long answers took, as a multiple of what was predicted";
         registry.register("gateway_predicted_ratio", help, self.predicted.clone());
@@ -229,13 +229,15 @@ impl GatewayMetrics {
         self.checks.get_or_create(&Checked { model: model.clone(), engine: replica + 1, result }).inc();
     }
 
-    /// Counts an answer that came to its end after so long: whether it met its deadline, if it had one, and what had been
-    /// predicted of it.
-    pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route, wanted: &Wanted) {
-        if let Some(is_met) = wanted.is_met(took) {
-            let result = if is_met { "met" } else { "missed" };
-            self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
-        }
+    /// Counts a request with a deadline, by whether it got what it asked for in time. Whatever kept it from an answer has it
+    /// miss its deadline, unless that was its client.
+    pub fn deadline(&self, model: &Arc<str>, is_met: bool) {
+        let result = if is_met { "met" } else { "missed" };
+        self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
+    }
+
+    /// Counts an answer that came to its end after so long, beside what had been predicted of it.
+    pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route) {
         if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
             let ratio = took.as_nanos() as f64 / predicted as f64;
             self.predicted.get_or_create(&OfModel { model: model.clone() }).observe(ratio);

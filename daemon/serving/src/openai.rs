@@ -251,6 +251,12 @@ impl OpenAiError {
         }
     }
 
+    /// Whether engines, the path or their load kept the request from an answer, and not what its client sent or is allowed.
+    #[must_use]
+    pub const fn is_failure(&self) -> bool {
+        self.status() >= 500 || matches!(self, Self::Crowded)
+    }
+
     /// After how many seconds the same request may fare better, if ever.
     #[must_use]
     pub const fn retry_after_s(&self) -> Option<u32> {
@@ -381,6 +387,17 @@ mod tests {
             let refusal = RoutingFields::read(body).unwrap_err();
             assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));
         }
+    }
+
+    #[test]
+    fn only_what_no_client_can_help_is_a_failure() {
+        let engine = OpenAiError::Engine("it stopped");
+        let failures =
+            [OpenAiError::NoEngine, OpenAiError::Late, OpenAiError::Crowded, OpenAiError::EngineTimeout, engine];
+        assert!(failures.iter().all(OpenAiError::is_failure));
+        let too_many = OpenAiError::TooManyTokens { retry_after_s: 1 };
+        let own = [OpenAiError::NoModel, OpenAiError::Key, OpenAiError::TooManyRequests, too_many];
+        assert!(!own.iter().any(OpenAiError::is_failure));
     }
 
     #[test]

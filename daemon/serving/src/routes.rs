@@ -6,7 +6,6 @@
 use std::{sync::Arc, time::Duration};
 
 use config::gateway::GatewaySettings;
-use masque::h3::RequestHead;
 use parking_lot::Mutex;
 use routing::decision::Decision;
 use sched::route::{
@@ -14,12 +13,13 @@ use sched::route::{
     share_groups,
 };
 
-use crate::{openai::RoutingFields, places::Engines};
+use crate::places::Engines;
 
 mod chooser;
 mod flights;
 mod lengths;
 mod lesson;
+mod limits;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -28,6 +28,7 @@ use self::{chooser::Chooser, flights::Flights, lengths::Lengths, record::Recorde
 pub use self::{
     chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
+    limits::{AnswerTiming, Wanted},
 };
 
 /// How long answers are taken to be before any was seen, in tokens.
@@ -42,8 +43,6 @@ const BYTES_PER_TOKEN: u32 = 220;
 /// How much a whole other engine on the same GPU slows an engine: they take turns on it. Seen from outside, it cannot be told
 /// from the engine's own costs, so it is not learned.
 const SHARING: f64 = 1.0;
-
-const NS_PER_MS: u64 = 1_000_000;
 
 /// The models of a gateway, and what is known of their engines.
 #[derive(Debug)]
@@ -78,14 +77,6 @@ struct Known {
     bytes_per_token: f64,
     /// Whether anything was billed.
     is_billed: bool,
-}
-
-/// What a request is allowed, by what its client says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    slo: Slo,
-    body_bytes: usize,
-    max_tokens: Option<u32>,
 }
 
 /// What a request is for.
@@ -140,57 +131,6 @@ pub struct Shadow {
     pub policy: &'static str,
     /// The model that it would have chosen, if any.
     pub model: Option<usize>,
-}
-
-impl Wanted {
-    /// Reads what a request says of its deadline: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the
-    /// whole answer. Without a budget of its own it has that of its class, which may be none.
-    #[must_use]
-    pub fn of(head: &RequestHead, class_ns: Option<u64>, fields: &RoutingFields, body_bytes: usize) -> Self {
-        let limit = |name: &str| -> Option<u64> {
-            let text = std::str::from_utf8(head.field(name)?).ok()?;
-            Some(text.trim().parse::<u64>().ok()?.saturating_mul(NS_PER_MS))
-        };
-        let slo = Slo {
-            first_token_ns: limit("x-slo-ttft-ms").unwrap_or(Slo::NONE),
-            per_token_ns: limit("x-slo-tpot-ms").unwrap_or(Slo::NONE),
-            budget_ns: limit("x-paced-budget-ms").or(class_ns).unwrap_or(Slo::NONE),
-        };
-        Self { slo, body_bytes, max_tokens: fields.max_tokens }
-    }
-
-    /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
-    /// trip ago. Without a shared clock only the gateway can subtract that.
-    fn at_the_gateway(&self, path: &ClientPath) -> Slo {
-        let left = |limit_ns: u64| match limit_ns {
-            Slo::NONE => Slo::NONE,
-            _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
-        };
-        Slo {
-            first_token_ns: left(self.slo.first_token_ns),
-            per_token_ns: self.slo.per_token_ns,
-            budget_ns: left(self.slo.budget_ns),
-        }
-    }
-
-    /// Whether an answer that took so long met its budget; `None` if it had none.
-    #[must_use]
-    pub fn is_met(&self, took: Duration) -> Option<bool> {
-        let has_budget = self.slo.budget_ns != Slo::NONE;
-        has_budget.then(|| took.as_nanos() <= u128::from(self.slo.budget_ns))
-    }
-
-    /// The time for the whole answer, if there is a limit.
-    #[must_use]
-    pub fn budget(&self) -> Option<Duration> {
-        (self.slo.budget_ns != Slo::NONE).then(|| Duration::from_nanos(self.slo.budget_ns))
-    }
-
-    /// Whether there is any limit.
-    #[must_use]
-    pub fn is_limited(&self) -> bool {
-        self.slo != Slo::unlimited()
-    }
 }
 
 impl Route {

@@ -25,6 +25,8 @@ pub struct Served {
     pub model: Arc<str>,
     /// The URL of the engine that was asked last; empty if none was.
     pub engine: String,
+    /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
+    pub has_deadline: bool,
     /// What the engine billed, if it did.
     pub usage: Option<TokenUsage>,
     /// Tokens of the answer that passed, by events; 0 without streaming.
@@ -60,6 +62,7 @@ impl Served {
             asked: String::new(),
             model: Arc::from(""),
             engine: String::new(),
+            has_deadline: false,
             usage: None,
             passed_tokens: 0,
             predicted: None,

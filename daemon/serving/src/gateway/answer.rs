@@ -1,6 +1,12 @@
 //! One engine's answer on its way to the client.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Instant};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::Full;
@@ -59,6 +65,8 @@ pub(super) struct Done {
     pub(super) usage: Option<TokenUsage>,
     /// How many tokens it had, as billed, or else by its events.
     pub(super) tokens: u64,
+    /// When the first of them passed, from the moment at which the request was whole; none if all came at once.
+    pub(super) first_token: Option<Duration>,
 }
 
 /// Who pays for the tokens.
@@ -81,6 +89,8 @@ impl Payer<'_> {
 struct Answering<'a> {
     place: &'a EnginePlace,
     lesson: Lesson<'a>,
+    /// When its first token passed, where tokens are streamed.
+    first_token: Option<Duration>,
 }
 
 /// The keys of an answer that are looked at.
@@ -98,7 +108,8 @@ impl Pass<'_> {
         body: &Bytes,
         place: &EnginePlace,
     ) -> Result<Done, Failure> {
-        let mut by = Answering { place, lesson: self.gateway.routes.begin(&self.route, place.replica) };
+        let mut by =
+            Answering { place, lesson: self.gateway.routes.begin(&self.route, place.replica), first_token: None };
         self.entry.at_work();
         let answer = self.ask(exchange, body, place).await?;
         let status = answer.status();
@@ -123,6 +134,7 @@ impl Pass<'_> {
             status: status.as_u16(),
             usage,
             tokens: usage.map_or(by.lesson.tokens(), |usage| usage.completion_tokens),
+            first_token: by.first_token,
         })
     }
 
@@ -180,7 +192,7 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, lesson }: &mut Answering<'_>,
+        Answering { place, lesson, first_token }: &mut Answering<'_>,
     ) -> Result<Option<TokenUsage>, Failure> {
         let head = self.head(&answer, None);
         let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
@@ -203,7 +215,8 @@ impl Pass<'_> {
                 exchange.respond(&head).await?;
             }
             if events.with_content() > 0 && before == 0 {
-                self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
+                let first = *first_token.insert(self.began.elapsed());
+                self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
                 self.model.engines.succeeded(place.replica);
             }
             (before..events.with_content()).for_each(|_| lesson.token());

@@ -12,8 +12,11 @@ use ::routing::policy::PolicyFile;
 use sched::route::{Dqn, Features, Measure, Mlp, Random, RoutingPolicy, Tensor, Thresholds};
 
 use super::*;
+use crate::openai::RoutingFields;
 use crate::places::{Claim, EnginePlace, Fault, PrefixHashes, Turn};
 use crate::sse::TokenUsage;
+
+const NS_PER_MS: u64 = 1_000_000;
 
 thread_local! { static NOW_NS: Cell<u64> = const { Cell::new(1) }; }
 
@@ -208,7 +211,7 @@ fn tokens_that_an_engine_owes_are_counted_down_and_forgotten_with_their_request(
 #[test]
 fn limits_are_read_from_the_fields_and_else_from_the_class() {
     let field = |name: &'static str, value: &'static str| masque::h3::Field::new(name, value);
-    let head = |fields| RequestHead {
+    let head = |fields| masque::h3::RequestHead {
         method: "POST".into(),
         scheme: None,
         authority: None,

@@ -133,6 +133,43 @@ fn an_engine_that_hangs_costs_five_requests_at_most_where_another_runs_the_same_
 }
 
 #[test]
+fn each_limit_can_be_missed_alone_and_what_is_not_answered_misses_it_unless_its_client_left() {
+    lab::ring!(Netns);
+    let mut desk = Desk::with_large(1, 20, "", "stall_timeout_seconds = 1", "");
+    let ask = |desk: &Desk, prompt: &str, limit: &str| {
+        desk.ask("/v1/chat/completions", &["--json", &chat("large", prompt, true), "-H", limit]).0
+    };
+    let deadlines = |desk: &Desk| {
+        let counts = desk.counts();
+        let of = |result| counts.of(&format!(r#"gateway_deadlines_total{{model="large",result="{result}"}}"#));
+        (of("met"), of("missed"))
+    };
+    for (prompt, limit, status, expected) in [
+        ("x", "x-slo-ttft-ms: 20000", 200, (1, 0)),
+        ("x", "x-slo-ttft-ms: 1", 200, (1, 1)),
+        ("x", "x-slo-tpot-ms: 1000", 200, (2, 1)),
+        ("x", "x-slo-tpot-ms: 2", 200, (2, 2)),
+        ("x", "x-slo-none: 1", 200, (2, 2)),
+        ("refuse", "x-slo-ttft-ms: 20000", 400, (2, 2)),
+        ("fail", "x-slo-ttft-ms: 20000", 502, (2, 3)),
+        ("cut 2", "x-paced-budget-ms: 20000", 200, (2, 4)),
+        ("stall 2", "x-paced-budget-ms: 20000", 200, (2, 5)),
+    ] {
+        assert_eq!((ask(&desk, prompt, limit), deadlines(&desk)), (status, expected), "{prompt} {limit}");
+    }
+    let body = json!({ "model": "large", "prompt": "x", "stream": true, "max_tokens": 1_000 }).to_string();
+    let mut left = desk.begin(&["--json", &body, "-H", "x-paced-budget-ms: 20000"]);
+    desk.site.wait_for_counts("a request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    left.kill().unwrap();
+    left.wait().unwrap();
+    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    assert_eq!(deadlines(&desk), (2, 5), "its client left");
+    drop(desk.large.pop());
+    assert_eq!((ask(&desk, "x", "x-slo-ttft-ms: 20000"), deadlines(&desk)), (503, (2, 6)));
+    assert_eq!((ask(&desk, "x", "x-slo-ttft-ms: 20000"), deadlines(&desk)), (503, (2, 7)), "no engine is left");
+}
+
+#[test]
 fn requests_with_deadlines_leave_an_engine_that_has_become_ten_times_slower() {
     lab::ring!(Netns);
     let desk = Desk::with_large(1, 20, "", "", "");

@@ -1,0 +1,117 @@
+//! The limits of time that a request has, and whether an answer kept them.
+
+use std::time::Duration;
+
+use masque::h3::RequestHead;
+use sched::route::{ClientPath, Slo};
+
+use crate::openai::RoutingFields;
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// What a request is allowed, by what its client says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub(super) slo: Slo,
+    pub(super) body_bytes: usize,
+    pub(super) max_tokens: Option<u32>,
+}
+
+/// What an answer that came to its end took, counted from the moment at which its request was whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AnswerTiming {
+    /// The whole answer.
+    pub took: Duration,
+    /// Its first token; none where all tokens came at once, at the end.
+    pub first_token: Option<Duration>,
+    /// How many tokens it had.
+    pub tokens: u64,
+}
+
+impl Wanted {
+    /// Reads what a request says of its deadline: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the
+    /// whole answer. Without a budget of its own it has that of its class, which may be none.
+    #[must_use]
+    pub fn of(head: &RequestHead, class_ns: Option<u64>, fields: &RoutingFields, body_bytes: usize) -> Self {
+        let limit = |name: &str| -> Option<u64> {
+            let text = std::str::from_utf8(head.field(name)?).ok()?;
+            Some(text.trim().parse::<u64>().ok()?.saturating_mul(NS_PER_MS))
+        };
+        let slo = Slo {
+            first_token_ns: limit("x-slo-ttft-ms").unwrap_or(Slo::NONE),
+            per_token_ns: limit("x-slo-tpot-ms").unwrap_or(Slo::NONE),
+            budget_ns: limit("x-paced-budget-ms").or(class_ns).unwrap_or(Slo::NONE),
+        };
+        Self { slo, body_bytes, max_tokens: fields.max_tokens }
+    }
+
+    /// The limits that remain at the gateway. They count from the moment that the request left its client or edge, half a round
+    /// trip ago. Without a shared clock only the gateway can subtract that.
+    pub(super) fn at_the_gateway(&self, path: &ClientPath) -> Slo {
+        let left = |limit_ns: u64| match limit_ns {
+            Slo::NONE => Slo::NONE,
+            _ => limit_ns.saturating_sub(path.smoothed_rtt_ns / 2),
+        };
+        Slo {
+            first_token_ns: left(self.slo.first_token_ns),
+            per_token_ns: self.slo.per_token_ns,
+            budget_ns: left(self.slo.budget_ns),
+        }
+    }
+
+    /// Whether an answer kept all limits that there are; `None` without any.
+    #[must_use]
+    pub fn is_met(&self, timing: &AnswerTiming) -> Option<bool> {
+        let AnswerTiming { took, first_token, tokens } = *timing;
+        let first = first_token.map_or(took, |first| first.min(took));
+        let per_token_ns = (took - first).as_nanos().checked_div(u128::from(tokens.saturating_sub(1)));
+        let within = |ns: u128, limit_ns: u64| limit_ns == Slo::NONE || ns <= u128::from(limit_ns);
+        self.is_limited().then(|| {
+            within(first.as_nanos(), self.slo.first_token_ns)
+                && within(per_token_ns.unwrap_or(0), self.slo.per_token_ns)
+                && within(took.as_nanos(), self.slo.budget_ns)
+        })
+    }
+
+    /// The time for the whole answer, if there is a limit.
+    #[must_use]
+    pub fn budget(&self) -> Option<Duration> {
+        (self.slo.budget_ns != Slo::NONE).then(|| Duration::from_nanos(self.slo.budget_ns))
+    }
+
+    /// Whether there is any limit.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.slo != Slo::unlimited()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_alone_can_be_missed_and_without_any_nothing_is_met() {
+        let none = Slo::unlimited();
+        let is_met = |slo, took_ms, first_ms: Option<u64>, tokens| {
+            let timing = AnswerTiming {
+                took: Duration::from_millis(took_ms),
+                first_token: first_ms.map(Duration::from_millis),
+                tokens,
+            };
+            Wanted { slo, body_bytes: 0, max_tokens: None }.is_met(&timing)
+        };
+        assert_eq!(is_met(none, 5_000, Some(100), 11), None);
+        let [first, step, whole] = [
+            Slo { first_token_ns: 100 * NS_PER_MS, ..none },
+            Slo { per_token_ns: 10 * NS_PER_MS, ..none },
+            Slo::within(200 * NS_PER_MS),
+        ];
+        assert_eq!([100, 101].map(|ms| is_met(first, 5_000, Some(ms), 11)), [Some(true), Some(false)]);
+        assert_eq!([200, 201].map(|ms| is_met(step, ms, Some(100), 11)), [Some(true), Some(false)]);
+        assert_eq!([200, 201].map(|ms| is_met(whole, ms, Some(100), 11)), [Some(true), Some(false)]);
+        assert_eq!(is_met(first, 101, None, 11), Some(false), "without streaming, the first token is there at the end");
+        assert_eq!([is_met(step, 5_000, None, 11), is_met(step, 5_000, Some(1), 1)], [Some(true); 2]);
+        assert_eq!(is_met(Slo { budget_ns: 300 * NS_PER_MS, ..first }, 250, Some(150), 2), Some(false), "all count");
+    }
+}
