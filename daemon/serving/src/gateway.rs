@@ -390,9 +390,9 @@ impl Gateway {
             }
             self.routes.moved(&mut pass.route, place.replica, true);
             served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
-            let failure = match pass.run(exchange, body, &place).await {
+            let failure = match pass.run(exchange, body, &place, served).await {
                 Ok(done) => {
-                    (served.status, served.usage) = (Some(done.status), done.usage);
+                    served.status = Some(done.status);
                     return Ok(done);
                 }
                 Err(Failure::Refused(

@@ -164,7 +164,11 @@ impl GatewayMetrics {
         registry.register("gateway_wait_seconds", help, self.waited.clone());
         let help = "From a request's last byte to the first token that passed, in seconds";
         registry.register("gateway_first_token_seconds", help, self.first_token.clone());
-        registry.register("gateway_tokens", "Tokens that engines billed", self.tokens.clone());
+        registry.register(
+            "gateway_tokens",
+            "Tokens of prompts and answers, by the best count there is",
+            self.tokens.clone(),
+        );
         let help = "Requests that another engine of the model got, as one had failed before its first token";
         registry.register("gateway_retries", help, self.retries.clone());
         let help = "Requests with a deadline, by whether it was met; failures and refusals for want of engines or time miss it";
@@ -286,9 +290,9 @@ impl GatewayMetrics {
         self.first_token.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
     }
 
-    /// Counts what an engine billed for a request of a user, who has a name in the configuration or in a certificate, and of a
+    /// Counts what a request of a user has used, by the best count there is; the user has a name in the configuration or in a certificate, and of a
     /// class.
-    pub fn billed(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: TokenUsage) {
+    pub fn used(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: TokenUsage) {
         let user = user.cloned().unwrap_or_default();
         for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
             let labels = Tokens { model: model.clone(), kind, user: user.clone(), class: class.to_owned() };

@@ -27,7 +27,7 @@ pub struct Served {
     pub engine: String,
     /// Whether it had a deadline: a limit for its first token, for each further one, or for the whole answer.
     pub has_deadline: bool,
-    /// What the engine billed, if it did.
+    /// The tokens that it used, by the best count there is; none if no engine began an answer.
     pub usage: Option<TokenUsage>,
     /// Tokens of the answer that passed, by events; 0 without streaming.
     pub passed_tokens: u64,
@@ -73,7 +73,7 @@ impl Served {
         }
     }
 
-    /// Tokens of the answer, as billed, or else as they passed.
+    /// Tokens of the answer, by the best count there is.
     #[must_use]
     pub fn output_tokens(&self) -> u64 {
         self.usage.map_or(self.passed_tokens, |usage| usage.completion_tokens)

@@ -17,6 +17,76 @@ pub struct TokenUsage {
     pub completion_tokens: u64,
 }
 
+/// What an engine says of the tokens of an answer, whole or so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenReport {
+    usage: Option<TokenUsage>,
+    timings: Option<Timings>,
+}
+
+/// `timings` of llama.cpp, which are in its last event also where nobody asked for `usage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+struct Timings {
+    /// Tokens of the prompt that were computed.
+    prompt_n: u64,
+    /// Those that were in the cache; older versions do not say it.
+    #[serde(default)]
+    cache_n: Option<u64>,
+    predicted_n: u64,
+}
+
+/// The keys of an answer without streaming that are looked at.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(default)]
+    usage: Option<TokenUsage>,
+    #[serde(borrow, default)]
+    timings: Option<&'a serde_json::value::RawValue>,
+}
+
+impl TokenReport {
+    /// Reads what a whole answer without streaming says.
+    #[must_use]
+    pub fn of_answer(body: &[u8]) -> Self {
+        let mut report = Self::default();
+        if let Ok(Answer { usage, timings }) = serde_json::from_slice(body) {
+            report.note(usage, timings);
+        }
+        report
+    }
+
+    /// Takes in what one more event says: the newest word counts.
+    fn note(&mut self, usage: Option<TokenUsage>, timings: Option<&serde_json::value::RawValue>) {
+        self.usage = usage.or(self.usage);
+        // What is of another type is not llama.cpp's.
+        self.timings = timings.and_then(|timings| serde_json::from_str(timings.get()).ok()).or(self.timings);
+    }
+
+    /// What the engine billed, once it has said so of prompt and answer.
+    #[must_use]
+    pub fn usage(&self) -> Option<TokenUsage> {
+        let timed = |Timings { prompt_n, cache_n, predicted_n }| {
+            Some(TokenUsage { prompt_tokens: cache_n?.saturating_add(prompt_n), completion_tokens: predicted_n })
+        };
+        self.usage.or_else(|| self.timings.and_then(timed))
+    }
+
+    /// The best count of an answer's tokens: what the engine said, or else `passed` tokens, and of a prompt that it did not count
+    /// `prompt_tokens`. Of an answer that is not whole, the engine may have said too little.
+    #[must_use]
+    pub fn count(&self, prompt_tokens: u64, passed: u64, is_whole: bool) -> TokenUsage {
+        let usage = self.usage();
+        let said = usage.map(|usage| usage.completion_tokens).or(self.timings.map(|timings| timings.predicted_n));
+        TokenUsage {
+            prompt_tokens: usage.map_or(prompt_tokens, |usage| usage.prompt_tokens),
+            completion_tokens: match said {
+                Some(said) if is_whole => said,
+                said => passed.max(said.unwrap_or(0)),
+            },
+        }
+    }
+}
+
 /// Why events pass no further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MalformedEvent {
@@ -41,7 +111,7 @@ impl MalformedEvent {
 #[derive(Debug, Default)]
 pub struct EventStreamParser {
     partial: BytesMut,
-    usage: Option<TokenUsage>,
+    report: TokenReport,
     is_done: bool,
     with_content: u64,
 }
@@ -51,6 +121,8 @@ pub struct EventStreamParser {
 struct Event<'a> {
     #[serde(default)]
     usage: Option<TokenUsage>,
+    #[serde(borrow, default)]
+    timings: Option<&'a serde_json::value::RawValue>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
 }
@@ -119,7 +191,7 @@ impl EventStreamParser {
         }
         match serde_json::from_slice::<Event<'_>>(data) {
             Ok(event) => {
-                self.usage = event.usage.or(self.usage);
+                self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 Ok(())
             }
@@ -129,10 +201,10 @@ impl EventStreamParser {
         }
     }
 
-    /// What the engine billed, once it has said so.
+    /// What the engine has said of tokens so far.
     #[must_use]
-    pub const fn usage(&self) -> Option<TokenUsage> {
-        self.usage
+    pub const fn report(&self) -> TokenReport {
+        self.report
     }
 
     /// How many events with tokens have passed. The first event of a chat often names a role and carries none.
@@ -175,7 +247,7 @@ mod tests {
                 passed.extend_from_slice(&events.push(Bytes::copy_from_slice(chunk)).unwrap());
             }
             assert_eq!(passed, CHAT.as_bytes(), "in pieces of {size}");
-            assert_eq!(events.usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
+            assert_eq!(events.report().usage(), Some(TokenUsage { prompt_tokens: 3, completion_tokens: 2 }));
             assert!(events.is_done() && events.with_content() == 1);
         }
     }
@@ -207,8 +279,48 @@ mod tests {
             let mut events = EventStreamParser::default();
             let event = Bytes::from(format!("data: {data}\n"));
             assert_eq!(events.push(event.clone()), Ok(event));
-            assert_eq!((events.usage(), events.with_content()), (None, 0));
+            assert_eq!((events.report().usage(), events.with_content()), (None, 0));
         }
+    }
+
+    #[test]
+    fn tokens_are_counted_by_the_engines_newest_word_or_else_by_events() {
+        let count = |lines: &[&str], is_whole| {
+            let mut events = EventStreamParser::default();
+            for data in lines {
+                events.push(format!("data: {data}\n\n").into()).unwrap();
+            }
+            let TokenUsage { prompt_tokens, completion_tokens } =
+                events.report().count(90, events.with_content(), is_whole);
+            (prompt_tokens, completion_tokens)
+        };
+        let token = r#"{"choices":[{"text":"x y"}]}"#;
+        assert_eq!([true, false].map(|whole| count(&[token, token], whole)), [(90, 2); 2], "nothing is said");
+        // llama.cpp, whose last event has `timings`.
+        let timed =
+            r#"{"choices":[{"text":""}],"timings":{"cache_n":4,"prompt_n":3,"predicted_n":5,"predicted_ms":1.5}}"#;
+        assert_eq!(count(&[token, token, timed], true), (7, 5));
+        let older = r#"{"choices":[],"timings":{"prompt_n":3,"predicted_n":5}}"#;
+        assert_eq!(count(&[token, older], true), (90, 5), "what of the prompt was in the cache is not known");
+        let usage = r#"{"choices":[],"usage":{"prompt_tokens":8,"completion_tokens":6}}"#;
+        assert_eq!([count(&[timed, usage], true), count(&[usage, timed], true)], [(8, 6); 2], "what is billed wins");
+        // vLLM with `continuous_usage_stats`.
+        let so_far = r#"{"choices":[{"text":"x"}],"usage":{"prompt_tokens":8,"completion_tokens":4}}"#;
+        assert_eq!(count(&[so_far], false), (8, 4), "an event may have several tokens");
+        assert_eq!(count(&[so_far, token, token, token, token], false), (8, 5), "and its word may be old");
+        for strange in ["[1]", "{\"predicted_n\":-1,\"prompt_n\":1}", "null", "7"] {
+            let event = format!("{{\"choices\":[{{\"text\":\"x\"}}],\"timings\":{strange}}}");
+            assert_eq!(count(&[&event], true), (90, 1), "{strange}");
+        }
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_is_counted_by_what_it_says() {
+        let count = |body: &str| TokenReport::of_answer(body.as_bytes()).count(90, 0, true);
+        let usage = |prompt_tokens, completion_tokens| TokenUsage { prompt_tokens, completion_tokens };
+        assert_eq!(count(r#"{"usage":{"prompt_tokens":8,"completion_tokens":6}}"#), usage(8, 6));
+        assert_eq!(count(r#"{"timings":{"cache_n":0,"prompt_n":3,"predicted_n":5}}"#), usage(3, 5));
+        assert_eq!([count("{}"), count("x")], [usage(90, 0); 2]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub fn model_events(input: &[u8]) {
             }
         }
         assert!(bytes.starts_with(&passed) && passed.last().is_none_or(|last| *last == b'\n'));
-        (is_whole, is_whole.then(|| (passed, events.usage(), events.with_content(), events.is_done())))
+        (is_whole, is_whole.then(|| (passed, events.report(), events.with_content(), events.is_done())))
     };
     assert_eq!(pass(usize::from(*size)), pass(usize::MAX));
 }

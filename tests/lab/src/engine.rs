@@ -10,6 +10,8 @@
 //! | `stall N` | N tokens, then nothing |
 //! | `cut N` | N tokens, then the end of the connection |
 //! | `garbage N` | N tokens, then an event that is no JSON |
+//! | `uncounted` | as many tokens as the request allows, and no `usage` |
+//! | `timed` | the same, with llama.cpp's `timings`: two tokens an event, and a prompt of 3 tokens and 4 from the cache |
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
 
 use std::convert::Infallible;
@@ -295,6 +297,8 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         "stall" => (number, End::Silence),
         "cut" => (number, End::Cut),
         "garbage" => (number, End::Garbage),
+        "uncounted" => (most, End::Uncounted),
+        "timed" => (most, End::Timed),
         _ => (most, End::Done),
     };
     let is_chat = path == "/v1/chat/completions";
@@ -318,6 +322,8 @@ fn whole(status: StatusCode, body: &str) -> Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Done,
+    Uncounted,
+    Timed,
     Silence,
     Cut,
     Garbage,
@@ -373,6 +379,9 @@ impl Tokens {
         if let Some(usage) = usage {
             object["usage"] = usage;
         }
+        if self.end == End::Timed && self.made == self.tokens {
+            object["timings"] = json!({ "cache_n": 4, "prompt_n": 3, "predicted_n": 2 * self.made });
+        }
         object
     }
 
@@ -382,6 +391,7 @@ impl Tokens {
         let usage = json!({
             "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
         });
+        let usage = (self.end == End::Done).then_some(usage);
         if !self.is_stream {
             let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
             let choice = match self.is_chat {
@@ -390,14 +400,14 @@ impl Tokens {
                 }),
                 false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
             };
-            return vec![self.object(&choice, Some(usage)).to_string().into()];
+            return vec![self.object(&choice, usage).to_string().into()];
         }
         let choice = match self.is_chat {
             true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
             false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
         };
         // The last is taken first.
-        vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, Some(usage))).into()]
+        vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, usage)).into()]
     }
 }
 
@@ -413,7 +423,7 @@ impl Body for Tokens {
             if self.is_over {
                 return Poll::Ready(None);
             }
-            if self.made == self.tokens && self.end != End::Done {
+            if self.made == self.tokens && !matches!(self.end, End::Done | End::Uncounted | End::Timed) {
                 let end = self.end;
                 match end {
                     // Behind the last token's step, so that the token has left.

@@ -11,13 +11,12 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http_body_util::Full;
 use hyper::{
-    Method, Response,
+    Method, Response, StatusCode,
     body::{Body as _, Incoming},
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
 };
 use masque::h3::{Field, ResponseHead};
 use quic::class::Class;
-use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::{
@@ -31,7 +30,8 @@ use crate::{
     openai::{OpenAiError, Operation},
     places::{EnginePlace, Fault, PrefixHashes},
     routes::{Lesson, Route},
-    sse::{EventStreamParser, TokenUsage},
+    served::Served,
+    sse::{EventStreamParser, TokenReport},
     tenants::TenantRequest,
     upstream::Unanswered,
 };
@@ -61,9 +61,7 @@ pub(super) struct Pass<'a> {
 /// An answer that has passed whole.
 pub(super) struct Done {
     pub(super) status: u16,
-    /// What the engine billed, if it did.
-    pub(super) usage: Option<TokenUsage>,
-    /// How many tokens it had, as billed, or else by its events.
+    /// How many tokens it had, by the best count.
     pub(super) tokens: u64,
     /// When the first of them passed, from the moment at which the request was whole; none if all came at once.
     pub(super) first_token: Option<Duration>,
@@ -91,51 +89,65 @@ struct Answering<'a> {
     lesson: Lesson<'a>,
     /// When its first token passed, where tokens are streamed.
     first_token: Option<Duration>,
-}
-
-/// The keys of an answer that are looked at.
-#[derive(Deserialize)]
-struct Answer {
-    #[serde(default)]
-    usage: Option<TokenUsage>,
+    /// Whether the engine has begun an answer that is none of an error.
+    has_begun: bool,
+    /// What it says of tokens.
+    report: TokenReport,
 }
 
 impl Pass<'_> {
-    /// Asks the engine and passes its answer on. As long as the failure is a refusal, the client has got nothing.
+    /// Asks the engine and passes its answer on; the tokens that it used count also where the answer does not come to its end. As
+    /// long as the failure is a refusal, the client has got nothing.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
         body: &Bytes,
         place: &EnginePlace,
+        served: &mut Served,
     ) -> Result<Done, Failure> {
-        let mut by =
-            Answering { place, lesson: self.gateway.routes.begin(&self.route, place.replica), first_token: None };
-        self.entry.at_work();
-        let answer = self.ask(exchange, body, place).await?;
-        let status = answer.status();
-        if status.is_success() {
-            self.payer.pass(u64::from(self.route.prompt_tokens()));
-        }
-        let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
-        let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
-        let usage = match is_events {
-            true => self.pass_events(exchange, answer, &mut by).await?,
-            false => self.pass_whole(exchange, answer, place).await?,
+        let mut by = Answering {
+            place,
+            lesson: self.gateway.routes.begin(&self.route, place.replica),
+            first_token: None,
+            has_begun: false,
+            report: TokenReport::default(),
         };
-        by.lesson.learn(usage, body.len());
-        if let Some(usage) = usage {
+        self.entry.at_work();
+        let ended = self.pass(exchange, body, &mut by).await;
+        // Of a request that is refused, another engine may still make an answer.
+        if by.has_begun && !matches!(ended, Err(Failure::Refused(_))) {
+            let prompt_tokens = u64::from(self.route.prompt_tokens());
+            let usage = by.report.count(prompt_tokens, by.lesson.tokens(), ended.is_ok());
+            served.usage = Some(usage);
             let Payer { user, class, tenant } = self.payer;
-            self.gateway.metrics.billed((&self.model.name, user, &class.policy().name), usage);
+            self.gateway.metrics.used((&self.model.name, user, &class.policy().name), usage);
             if let Some(tenant) = tenant {
                 tenant.bill(usage);
             }
         }
-        Ok(Done {
+        ended.map(|status| Done {
             status: status.as_u16(),
-            usage,
-            tokens: usage.map_or(by.lesson.tokens(), |usage| usage.completion_tokens),
+            tokens: served.usage.map_or(0, |usage| usage.completion_tokens),
             first_token: by.first_token,
         })
+    }
+
+    /// Asks the engine and passes its answer on; returns its status.
+    async fn pass(&self, exchange: &mut Exchange, body: &Bytes, by: &mut Answering<'_>) -> Result<StatusCode, Failure> {
+        let answer = self.ask(exchange, body, by.place).await?;
+        let status = answer.status();
+        if status.is_success() {
+            by.has_begun = true;
+            self.payer.pass(u64::from(self.route.prompt_tokens()));
+        }
+        let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
+        let is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
+        match is_events {
+            true => self.pass_events(exchange, answer, by).await?,
+            false => by.report = self.pass_whole(exchange, answer, by.place).await?,
+        }
+        by.lesson.learn(by.report.usage(), body.len());
+        Ok(status)
     }
 
     async fn ask(
@@ -192,8 +204,8 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, lesson, first_token }: &mut Answering<'_>,
-    ) -> Result<Option<TokenUsage>, Failure> {
+        Answering { place, lesson, first_token, report, .. }: &mut Answering<'_>,
+    ) -> Result<(), Failure> {
         let head = self.head(&answer, None);
         let (mut answer, mut events, mut has_begun) = (self.pieces(answer), EventStreamParser::default(), false);
         let broken = loop {
@@ -219,6 +231,7 @@ impl Pass<'_> {
                 self.gateway.metrics.first_token(&self.model.name, first.as_secs_f64());
                 self.model.engines.succeeded(place.replica);
             }
+            *report = events.report();
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
@@ -229,7 +242,7 @@ impl Pass<'_> {
                 if events.with_content() == 0 {
                     self.model.engines.succeeded(place.replica);
                 }
-                Ok(events.usage())
+                Ok(())
             }
             Some(refusal) if !has_begun => Err(refusal.into()),
             Some(refusal) => {
@@ -247,7 +260,7 @@ impl Pass<'_> {
         exchange: &mut Exchange,
         answer: Response<Incoming>,
         place: &EnginePlace,
-    ) -> Result<Option<TokenUsage>, Failure> {
+    ) -> Result<TokenReport, Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = |length| self.head(&answer, length);
@@ -271,7 +284,7 @@ impl Pass<'_> {
             }
         }
         // The answer's last pieces may be too late for its usage, which then goes unbilled: only large embeddings are so long.
-        let usage = serde_json::from_slice::<Answer>(&held).ok().and_then(|answer| answer.usage);
+        let report = TokenReport::of_answer(&held);
         if status.is_success() {
             self.model.engines.succeeded(place.replica);
         }
@@ -284,7 +297,7 @@ impl Pass<'_> {
         if !held.is_empty() {
             self.send(exchange, &held).await?;
         }
-        Ok(usage)
+        Ok(report)
     }
 
     fn with_length(&self, mut head: ResponseHead, length: usize) -> ResponseHead {

@@ -82,7 +82,7 @@ impl GenAi {
         registry.register("gen_ai_server_time_to_first_token_seconds", help, self.first_token.clone());
         let help = "The mean time between the tokens of an answer behind the first, where tokens are streamed";
         registry.register("gen_ai_server_time_per_output_token_seconds", help, self.per_token.clone());
-        let help = "Tokens of a request, as its engine billed them";
+        let help = "Tokens of a request, by the best count there is";
         registry.register("gen_ai_client_token_usage", help, self.tokens.clone());
     }
 

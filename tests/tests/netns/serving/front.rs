@@ -113,7 +113,8 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
     }
     let counts =
         desk.site.wait_for_counts("no request to be left", |counts| counts.of("gateway_in_flight") == 0).unwrap();
-    assert_eq!(counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#), 20);
+    let used = counts.of(r#"gateway_tokens_total{model="large",kind="output",user="ann",class="plain"}"#);
+    assert!((24..=30).contains(&used), "{used}: 24, and up to three of each stream whose client left");
     assert!(counts.of(r#"gateway_handshakes_total{result="crowded"}"#) >= 18, "{counts:#?}");
 }
 

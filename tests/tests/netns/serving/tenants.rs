@@ -48,6 +48,39 @@ fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
 }
 
 #[test]
+fn tokens_count_by_what_the_engine_says_or_else_by_what_passed_also_where_the_client_left() {
+    lab::ring!(Netns);
+    let desk = Desk::with_large(1, 20, "", "", "");
+    let used = || {
+        let counts = desk.counts();
+        ["input", "output"].map(|kind| {
+            counts.of(&format!(r#"gateway_tokens_total{{model="large",kind="{kind}",user="edge",class="default"}}"#))
+        })
+    };
+    assert_eq!((desk.chat("large", "x", true).0, used()), (200, [1, 5]), "as billed");
+    let [input, output] = used();
+    assert_eq!((desk.chat("large", "timed", true).0, used()), (200, [input + 7, output + 10]), "as llama.cpp says");
+    let [input, output] = used();
+    assert_eq!((desk.chat("large", "uncounted", true).0, used()[1]), (200, output + 5), "as they passed");
+    assert!(used()[0] > input, "the prompt by its bytes");
+    let [input, output] = used();
+    let mut left = desk.begin_chat(&chat("large", "stall 3", true));
+    desk.site.wait_for_counts("a request", |counts| counts.of("gateway_in_flight") == 1).unwrap();
+    let mut lines = BufReader::new(left.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("2 ")));
+    left.kill().unwrap();
+    left.wait().unwrap();
+    desk.site.wait_for_counts("its end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
+    assert_eq!(used()[1], output + 3, "its client left");
+    assert!(used()[0] > input);
+    let [input, output] = used();
+    assert_eq!((desk.chat("large", "cut 2", true).0, used()[1]), (200, output + 2), "the engine broke off");
+    assert!(used()[0] > input);
+    let before = used();
+    assert_eq!((desk.chat("large", "fail", true).0, used()), (502, before), "no engine began an answer");
+}
+
+#[test]
 fn a_gateway_still_knows_its_engines_after_a_restart() {
     lab::ring!(Netns);
     let mut desk = Desk::with_large(1, 100, "", "", "");
