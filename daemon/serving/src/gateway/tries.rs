@@ -1,0 +1,109 @@
+//! The engines of a model that try to answer a request, one after the other.
+
+use bytes::Bytes;
+use quic::class::Terms;
+
+use super::{
+    Failure, Gateway, Model,
+    answer::{Done, Pass},
+    exchange::Exchange,
+};
+use crate::{
+    decisions::Draft,
+    openai::OpenAiError,
+    places::{Claim, EnginePlace, Fault, NoPlace, PrefixHashes, Turn},
+    routes::Route,
+    served::Served,
+};
+
+/// How many engines one request may make fail.
+const MOST_TRIES: usize = 2;
+
+impl Gateway {
+    /// Has one engine of a model after the other try, until one of them answers.
+    pub(super) async fn try_engines(
+        &self,
+        exchange: &mut Exchange,
+        pass: &mut Pass<'_>,
+        body: &Bytes,
+        terms: &Terms,
+        served: &mut Served,
+    ) -> Result<Done, Failure> {
+        let model = pass.model;
+        let claim = Claim {
+            service: terms.service_since((self.clock.now_ns)()),
+            class: terms.class.policy().name.as_str().into(),
+            tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
+            tokens: pass.route.tokens(),
+            prefix: pass.prefix.clone(),
+            preferred: self.routes.preferred(&pass.route),
+        };
+        let (mut tried, mut failed) = (Vec::new(), None);
+        loop {
+            let place = match (self.place(exchange, model, claim.clone(), &tried).await, failed.take()) {
+                (Ok(place), _) => place,
+                // There is nobody else to try.
+                (Err(Failure::Refused(_)), Some(failure)) => return Err(Failure::Refused(failure)),
+                (Err(failure), _) => return Err(failure),
+            };
+            if tried.is_empty() {
+                if pass.prefix != PrefixHashes::default() {
+                    self.metrics.placed(&model.name, place.affinity);
+                }
+                self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
+            }
+            self.routes.moved(&mut pass.route, place.replica, true);
+            served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
+            let failure = match pass.run(exchange, body, &place, served).await {
+                Ok(done) => {
+                    served.status = Some(done.status);
+                    return Ok(done);
+                }
+                Err(Failure::Refused(
+                    failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
+                )) => failure,
+                Err(ended) => return Err(ended),
+            };
+            let (fault, why) = match &failure {
+                OpenAiError::OutOfReach { why } => (Fault::OutOfReach, format!("it accepts no connections: {why}")),
+                other => (Fault::Answer, other.to_string()),
+            };
+            let is_there = fault == Fault::Answer;
+            model.engines.failed(place.replica, fault, &why);
+            tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
+            tried.push(place.replica);
+            // A request that took too long once would do so again, and one that made two engines fail would a third.
+            let is_suspect = failure == OpenAiError::EngineTimeout || (is_there && tried.len() >= MOST_TRIES);
+            if is_suspect || tried.len() == model.urls.len() {
+                return Err(failure.into());
+            }
+            self.metrics.retried(&model.name);
+            failed = Some(failure);
+        }
+    }
+
+    /// Waits for a place at an engine of the model.
+    async fn place(
+        &self,
+        exchange: &mut Exchange,
+        model: &Model,
+        claim: Claim,
+        tried: &[usize],
+    ) -> Result<EnginePlace, Failure> {
+        let refuse = |reason| match reason {
+            NoPlace::Crowded => OpenAiError::Crowded,
+            NoPlace::NoEngine => OpenAiError::NoEngine,
+        };
+        match model.engines.take(claim, tried).map_err(refuse)? {
+            Turn::Now(place) => Ok(place),
+            Turn::Later(waiting) => exchange.unless_gone(waiting).await?.map_err(|reason| refuse(reason).into()),
+        }
+    }
+
+    /// Has the record of a decision name the engine that serves, or would have.
+    pub(super) fn note_engine(&self, draft: Option<&mut Draft>, model: &Model, route: &Route) {
+        if let (Some(draft), Some(engine), Some(choice)) = (draft, self.routes.engine(route), route.choice) {
+            draft.served_by(&model.name, engine, &choice);
+        }
+    }
+}
