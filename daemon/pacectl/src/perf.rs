@@ -20,6 +20,11 @@ const FILE_MIB: u64 = 256;
 /// The tracepoint that tells which threads get the CPU, and which lose it.
 pub(crate) const SWITCH: &str = "sched:sched_switch";
 
+/// What `perf script` says of a PERF_RECORD_KSYMBOL record with a wrong size. The kernel (`perf_event_ksymbol_output` in
+/// kernel/events/core.c) adds the size of the IDs again for each recording that gets the record, so that the second one gets a
+/// record that is too long.
+const UNREADABLE: &str = "failed to process type: 17";
+
 /// Where the kernel shows its tracepoints, if it does.
 const TRACEPOINTS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
@@ -184,6 +189,12 @@ impl Recorded {
         let lost = lost?;
         if !status.success() {
             let said = fs::read(&said)?;
+            if String::from_utf8_lossy(&said).contains(UNREADABLE) {
+                bail!(
+                    "perf cannot read this recording, because another one ran at the same time while a BPF program was loaded: try \
+                     again when no other program records"
+                );
+            }
             bail!("perf script failed ({status}): {}", last_words(&String::from_utf8_lossy(&said)));
         }
         Ok(lost)

@@ -188,7 +188,7 @@ mod tests {
         assert!(file.check(&names(&["small", "large"])).is_ok());
         let error = |models: &[&str]| file.check(&names(models)).unwrap_err().to_string();
         assert!(error(&["small", "large", "tiny"]).contains("does not know the model tiny"));
-        assert!(error(&["small"]).contains("a model large"));
+        assert!(error(&["small"]).contains("the model large"));
         assert_eq!((file.class("batch"), file.class("other")), (1, 2));
     }
 

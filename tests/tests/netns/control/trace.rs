@@ -3,12 +3,21 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
 
 use super::{VOICE, connect};
+
+/// Held by each test that records with `perf`: of two recordings at the same time, the kernel makes one unreadable if a BPF program is
+/// loaded meanwhile (`pacectl::perf::UNREADABLE`).
+static RECORDING: Mutex<()> = Mutex::new(());
+
+fn record_alone() -> MutexGuard<'static, ()> {
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Sends payloads of the class `voice` back and forth until a program has run to its end; returns what it printed and
 /// what it had to say beside.
@@ -47,6 +56,7 @@ fn script(site: &Site, name: &str) -> Command {
 #[test]
 fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
     lab::ring!(Netns);
+    let _alone = record_alone();
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let (printed, said) = under_load(&site, script(&site, "trace.sh").args(["--json", "--seconds", "1"]));
     let trace: Value = serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}{said}"));
@@ -78,6 +88,7 @@ fn a_trace_has_a_row_for_each_packet_from_decision_to_device() {
 #[test]
 fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
     lab::ring!(Netns);
+    let _alone = record_alone();
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let folder = site.path("pictures");
     std::fs::create_dir(&folder).unwrap();
@@ -98,6 +109,7 @@ fn flame_graphs_show_where_a_relay_spends_its_time_and_waits() {
 #[test]
 fn one_records_departures_at_a_time_and_readers_do_not() {
     lab::ring!(Netns);
+    let _alone = record_alone();
     let site = Site::new(Terms::default()).unwrap();
     let (code, said) = super::access::pacectl_as(&site, (super::access::NOBODY, 0), &["trace", "--seconds", "1"]);
     assert!(code == Some(4) && said.contains("may not change anything"), "{code:?} {said}");
