@@ -115,11 +115,12 @@ impl Flushing<'_> {
         }
         let is_too_big = errno == Some(libc::EMSGSIZE);
         // An ICMP message about an earlier packet fails this send. Another CPU may set that error after its explanation was
-        // read, so one failure without an explanation proves nothing; four do. A run is sent again singly after the first.
+        // read, and does so more often the less CPU this process gets, so a few failures without an explanation prove nothing;
+        // sixteen do. A run is sent again singly after the first.
         let is_run = is_too_big && count > 1;
         self.failures += match explanation {
             Explanation::Network => 1,
-            Explanation::Missing if !is_run => MOST_FAILURES / 4,
+            Explanation::Missing if !is_run => MOST_FAILURES / 16,
             Explanation::Missing | Explanation::Host => MOST_FAILURES,
         };
         if self.failures < MOST_FAILURES {

@@ -433,7 +433,9 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     let gateway = "[gateway]\n[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]\n";
     let uplinks = Uplinks::with(Terms { sections: gateway, ..Terms::default() });
     let site = &uplinks.site;
-    let thinking = Speed { prefill: Duration::from_millis(300), ..Speed::default() };
+    // Whole answers take as long as it may take to cancel one.
+    let (prefill, step) = (Duration::from_millis(300), Duration::from_millis(100));
+    let thinking = Speed { prefill, step, ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
     let folder = site.path("").display().to_string();
     let class = "[class.spread]\nlevel = \"high\"\nplacement = \"redundant\"\n";
@@ -449,7 +451,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     let ask = || {
         let mut curl = site.chain.client.command("curl").unwrap();
-        let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":5}"#;
+        let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":20}"#;
         curl.args(["-sS", "-N", "--max-time", "30", "http://127.0.0.1:8100/v1/chat/completions", "--json", body]);
         let output = curl.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
