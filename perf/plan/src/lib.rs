@@ -362,23 +362,7 @@ pub struct ManagedBy {
     pub published_ms: Option<f64>,
 }
 
-impl Varied for Plan {
-    fn validate(&self) -> Result<()> {
-        self.check()
-    }
-
-    fn changes(&self) -> &BTreeMap<String, Table> {
-        &self.variants
-    }
-
-    fn table(&self) -> &Table {
-        &self.table
-    }
-
-    fn named(self, variant: &str, table: Table) -> Self {
-        Self { variant: variant.to_owned(), table, ..self }
-    }
-}
+variants::varied!(Plan);
 
 impl Plan {
     /// Reads a plan by the name of its file in `perf/plans/`, or by its path.

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use super::{Varied, Verdict};
+use super::{Verdict, variants};
 
 /// One experiment with several paths, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -147,23 +147,7 @@ pub struct Path {
     pub rtt_ms: f64,
 }
 
-impl Varied for PathsPlan {
-    fn validate(&self) -> Result<()> {
-        self.check()
-    }
-
-    fn changes(&self) -> &BTreeMap<String, Table> {
-        &self.variants
-    }
-
-    fn table(&self) -> &Table {
-        &self.table
-    }
-
-    fn named(self, variant: &str, table: Table) -> Self {
-        Self { variant: variant.to_owned(), table, ..self }
-    }
-}
+variants::varied!(PathsPlan);
 
 impl PathsPlan {
     fn check(&self) -> Result<()> {

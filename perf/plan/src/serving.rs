@@ -11,7 +11,6 @@ mod workload;
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
 use sched::route::{self, Cost, serving};
 use serde::Deserialize;
 use toml::Table;
@@ -21,7 +20,7 @@ pub use self::{
     validity::METRICS,
     workload::{Arrivals, Workload},
 };
-use super::{Class, Scheduler, Varied, Verdict};
+use super::{Class, Scheduler, Verdict, variants};
 
 /// One experiment with models, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -257,23 +256,7 @@ pub struct Published {
     pub value: f64,
 }
 
-impl Varied for ServingPlan {
-    fn validate(&self) -> Result<()> {
-        self.check()
-    }
-
-    fn changes(&self) -> &BTreeMap<String, Table> {
-        &self.variants
-    }
-
-    fn table(&self) -> &Table {
-        &self.table
-    }
-
-    fn named(self, variant: &str, table: Table) -> Self {
-        Self { variant: variant.to_owned(), table, ..self }
-    }
-}
+variants::varied!(ServingPlan);
 
 impl ServingPlan {
     /// What is simulated.

@@ -66,6 +66,30 @@ pub trait Varied: Clone + DeserializeOwned {
     }
 }
 
+/// Implements [`Varied`] for a type with the fields `variants`, `variant` and `table`, and a method `check`.
+macro_rules! varied {
+    ($plan:ty) => {
+        impl $crate::variants::Varied for $plan {
+            fn validate(&self) -> anyhow::Result<()> {
+                self.check()
+            }
+
+            fn changes(&self) -> &std::collections::BTreeMap<String, toml::Table> {
+                &self.variants
+            }
+
+            fn table(&self) -> &toml::Table {
+                &self.table
+            }
+
+            fn named(self, variant: &str, table: toml::Table) -> Self {
+                Self { variant: variant.to_owned(), table, ..self }
+            }
+        }
+    };
+}
+pub(crate) use varied;
+
 /// Puts `changes` over `table`: tables key by key, everything else whole.
 fn merge(table: &mut Table, changes: &Table) {
     for (key, change) in changes {

@@ -2,6 +2,7 @@ use sched::route::{serving::Setup, train::Training};
 
 use super::*;
 use crate::Any;
+use crate::Varied as _;
 
 fn text(name: &str) -> String {
     std::fs::read_to_string(format!("{}/{name}.toml", crate::FOLDER)).unwrap()
