@@ -5,7 +5,7 @@
 //! | [`cell`] | a variant of a plan on a clock, and which come first |
 //! | `durations` | how long cells took, and how long others will |
 //! | [`results`] | files of rows, and whether rows are of the product as it stands |
-//! | [`provenance`] | of which product results are; refuses those that cannot be made again |
+//! | [`provenance`] | the commit that each result was measured on; refuses results that nobody can reproduce |
 //! | [`report`](mod@report) | `perf/RESULTS.md`, made of rows and of verdicts |
 
 pub mod cell;

@@ -50,7 +50,7 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    /// The variants to run, of those that the plan has.
+    /// The variants of the plan to run.
     fn variants<'a>(&'a self, all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         match &*self.variant {
             "all" => all.collect(),
@@ -119,18 +119,14 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let origin = Origin::of_this_run("simulated")?;
-    let (mut rows, mut lines) = (Vec::new(), String::new());
+    let mut rows = Vec::new();
     for variant in experiment.variants(plan.variants()) {
         let mut plan = plan.variant(variant)?;
         plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
-        for row in routing::run(&plan, &experiment.policy)? {
-            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
-            lines.push('\n');
-            rows.push(row);
-        }
+        rows.extend(routing::run(&plan, &experiment.policy)?);
         // Trainings take long, so what is done is kept.
         if let Some(path) = &experiment.json {
-            fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+            write_rows(path, &rows, &origin)?;
         }
     }
     show_serving(&rows, experiment.plot.as_deref())
@@ -143,7 +139,7 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
         "--scheduler, --clock and --policy are for other plans; --path-scheduler names schedulers here"
     );
     let origin = Origin::of_this_run("simulated")?;
-    let (mut rows, mut lines) = (Vec::new(), String::new());
+    let mut rows = Vec::new();
     for variant in experiment.variants(plan.variants()) {
         let mut plan = plan.variant(variant)?;
         plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
@@ -151,14 +147,10 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
         if !experiment.path_scheduler.is_empty() {
             plan.schedulers.clone_from(&experiment.path_scheduler);
         }
-        for row in paths::run(&plan)? {
-            lines += &serde_json::to_string(&Line { row: &row, origin: &origin })?;
-            lines.push('\n');
-            rows.push(row);
-        }
+        rows.extend(paths::run(&plan)?);
     }
     if let Some(path) = &experiment.json {
-        fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
+        write_rows(path, &rows, &origin)?;
     }
     show_paths(&rows, experiment.plot.as_deref())
 }

@@ -217,10 +217,13 @@ fn judge(figures: &[Figure], per_second: f64) -> Result<(), Limit> {
     let is = |metric, at_least: f64| value(figures, metric).is_some_and(|value| value >= at_least);
     let lossless = value(figures, "loss").is_some_and(|loss| loss <= LOSS_FREE_PERCENT);
     let on_schedule = is("offered", ON_SCHEDULE * per_second);
-    match (lossless && on_schedule, on_schedule && !is("generator cores while offering", BUSY)) {
-        (true, _) => Ok(()),
-        (false, true) => Err(Limit::Relay),
-        (false, false) => Err(Limit::Generator),
+    let is_busy = is("generator cores while offering", BUSY);
+    if lossless && on_schedule {
+        Ok(())
+    } else if on_schedule && !is_busy {
+        Err(Limit::Relay)
+    } else {
+        Err(Limit::Generator)
     }
 }
 
