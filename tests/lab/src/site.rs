@@ -123,6 +123,12 @@ impl Site {
         Ok(())
     }
 
+    /// The template of the relay that [`Site::start_beside`] starts.
+    pub fn template_beside(&self) -> String {
+        let own = self.chain.access.far.v4.to_string();
+        self.template(Family::V4).replacen(&own, &format!("{own}:444"), 1)
+    }
+
     /// Starts another relay beside the first, at port 444 of its IPv4 address and with its certificate, and waits until it listens.
     /// `keys` are added to its `[relay]`, and `sections` to the end of its configuration.
     ///
@@ -131,7 +137,7 @@ impl Site {
     pub fn start_beside(&self, keys: &str, sections: &str) -> Result<Process> {
         // An address of its own host has to be named, or the first relay is no target.
         let own = self.chain.access.far.v4;
-        let at = format!("{own}:444");
+        let (at, template) = (format!("{own}:444"), self.template_beside());
         let folder = self.path("").display().to_string();
         let folder = folder.trim_end_matches('/');
         let text = format!(
@@ -143,7 +149,7 @@ impl Site {
             listen = ["{at}"]
             certificate = "{folder}/relay.pem"
             private_key = "{folder}/relay.key"
-            templates = ["https://{at}/.well-known/masque/udp/{{target_host}}/{{target_port}}/"]
+            templates = ["{template}"]
             {keys}
             [relay.targets]
             allow = [{{ to = "10.0.0.0/8", ports = ["1-65535"] }}, {{ to = "{own}/32", ports = ["443"] }}]

@@ -155,7 +155,7 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     let keys = "auth = \"token\"\ndrain_seconds = 5";
     let mut beside = hops.site.start_beside(keys, &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
     let template = hops.site.template(Family::V4);
-    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let other = hops.site.template_beside();
     assert_ne!(other, template);
     let hop = hops.hop(Family::V4).replace(&format!("\"{template}\""), &format!("[\"{other}\", \"{template}\"]"));
     let file = write(&hops.site, "edge.toml", &hops.configuration(&hop));

@@ -97,7 +97,7 @@ fn a_quic_connection_inside_a_tunnel_goes_on_when_its_relay_falls_silent_and_whe
     let _echo = site.chain.target.echo(7).unwrap();
     let mut second = site.start_beside("auth = \"none\"\ndrain_seconds = 5", "").unwrap();
     let template = site.template(Family::V4);
-    let relays = format!("[\"{template}\", \"{}\"]", template.replace("10.0.1.2/", "10.0.1.2:444/"));
+    let relays = format!("[\"{template}\", \"{}\"]", site.template_beside());
     let forward = Inner::forward(&site).replace(&format!("\"{template}\""), &relays);
     let edge = edge(&site, &relays, &format!("{forward}[class.spread]\n"));
     let inner = Inner::start(&site);

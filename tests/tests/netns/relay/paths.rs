@@ -246,7 +246,7 @@ fn tunnels_move_to_the_relay_that_is_named_and_before_one_that_ends_has_gone() {
     let _echo = site.chain.target.echo(7).unwrap();
     let mut second = site.start_beside(ENDS_IN_FIVE_SECONDS, "").unwrap();
     let template = site.template(Family::V4);
-    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let other = site.template_beside();
     assert_ne!(other, template);
     let edge = edge(&site, &format!("[\"{template}\", \"{other}\"]"), "[class.spread]\n");
     let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
@@ -279,7 +279,7 @@ fn nothing_moves_to_a_relay_that_one_of_the_local_addresses_cannot_reach() {
     let _echo = site.chain.target.echo(7).unwrap();
     let _second = site.start_beside("auth = \"none\"", "").unwrap();
     let template = site.template(Family::V4);
-    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let other = site.template_beside();
     let relays = format!("[\"{template}\", \"{other}\"]");
     let another = site.write("another.pem", &Authority::new().unwrap().pem()).unwrap();
     let distrustful = format!(
@@ -304,7 +304,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
     let _echo = site.chain.target.echo(7).unwrap();
     let _second = site.start_beside("auth = \"none\"", "").unwrap();
     let template = site.template(Family::V4);
-    let other = template.replace("10.0.1.2/", "10.0.1.2:444/");
+    let other = site.template_beside();
     // Both relays by preference, and each as a path of its own.
     let path = |name, relay: &str| format!("[[path]]\nname = \"{name}\"\nrelay = \"{relay}\"\n");
     let paths = format!("{}{}cost_ms = 200\n", path("a", &template), path("b", &other));
