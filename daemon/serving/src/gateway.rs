@@ -301,9 +301,10 @@ impl Gateway {
             let model = self.models.get(route.model).ok_or(OpenAiError::NoEngine)?;
             served.model = model.name.clone();
             // With one engine there is nothing to prefer.
-            let prefers = model.affinity && model.urls.len() > 1;
+            let several = model.urls.len() > 1;
+            let prefers = model.affinity && several;
             let prefix = if prefers { self.prefixes.of(head, fields.prompt(&body.bytes)) } else { Default::default() };
-            if let Some(engine) = model.engines.foresee(&prefix, self.routes.preferred(&route)) {
+            if several && let Some(engine) = model.engines.foresee(&prefix, self.routes.preferred(&route)) {
                 self.routes.moved(&mut route, engine, false);
             }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
