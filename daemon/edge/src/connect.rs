@@ -266,10 +266,7 @@ impl RelayAccess {
     /// # Errors
     /// There is no connection.
     pub async fn place(&self) -> Result<(Link, Arc<Class>), NoConnection> {
-        if self.uplink.is_full() {
-            self.counters.place_waits.inc();
-        }
-        let class = self.membership.get();
+        let class = self.class_for_place();
         let link = self.uplink.link_for(&class).await.map_err(NoConnection::NoLink)?;
         Ok((link, class))
     }
@@ -279,13 +276,18 @@ impl RelayAccess {
     /// # Errors
     /// There is no connection.
     pub async fn places_for_request(&self, body_bytes: u64) -> Result<(Link, Option<Link>, Arc<Class>), NoConnection> {
-        if self.uplink.is_full() {
-            self.counters.place_waits.inc();
-        }
-        let class = self.membership.get();
+        let class = self.class_for_place();
         let links = self.uplink.links_for_request(&class, body_bytes).await;
         let (link, copy) = links.map_err(NoConnection::NoLink)?;
         Ok((link, copy, class))
+    }
+
+    /// Returns the class of what needs a place now, and counts it if it has to wait for one.
+    fn class_for_place(&self) -> Arc<Class> {
+        if self.uplink.is_full() {
+            self.counters.place_waits.inc();
+        }
+        self.membership.get()
     }
 
     /// What the relay is told about what comes back.

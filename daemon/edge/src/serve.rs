@@ -205,7 +205,7 @@ impl entrance::GatewayAccess for ToGateways {
     async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
         let CopyPath { link, class, place } = path;
         let access = self.accesses.get(place)?;
-        let asked = self.send(access, link, &class, place, head).await.ok()?;
+        let asked = timeout(ANSWER_TIMEOUT, self.send(access, link, &class, place, head)).await.ok()?.ok()?;
         if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.asked();
         }
@@ -213,9 +213,10 @@ impl entrance::GatewayAccess for ToGateways {
         Some(asked)
     }
 
-    fn copy_was_first(&self) {
-        // All uplinks count in the same place.
-        self.accesses.iter().take(1).for_each(|access| access.uplink.note_copy_first());
+    fn copy_was_first(&self, copy: &RequestAtGateway) {
+        if let Some(access) = self.accesses.get(copy.place) {
+            access.uplink.note_copy_first();
+        }
     }
 
     fn traffic(&self, place: &RequestAtGateway) -> Arc<Traffic> {

@@ -393,19 +393,18 @@ impl Uplink {
         self.paths.get(line.path_place).map_or("", |path| path.name.as_str())
     }
 
+    /// Logs what becomes of a path and its relay, and tells it to listeners.
+    fn announce(&self, line: &Line, what: &str) {
+        let (path, relay, tunnels) = (self.path_name(line), self.relay_of(line), line.tunnels());
+        let subject =
+            if path.is_empty() { format!("the relay {relay}") } else { format!("the path {path} to {relay}") };
+        info!(path, relay, tunnels, "{subject} {what}");
+        self.counters.changes.tell(format!("{subject} {what}"));
+    }
+
     /// A connection does not answer: others take its tunnels.
     fn fall_silent(&self, line: &Line) {
-        let (path, relay, tunnels) = (self.path_name(line), line.address, line.tunnels());
-        match path {
-            "" => {
-                info!(%relay, tunnels, "the relay does not answer: moving its tunnels to another relay");
-                self.counters.changes.tell(format!("the relay {} does not answer", self.relay_of(line)));
-            }
-            _ => {
-                info!(path, %relay, tunnels, "the path is silent: moving its tunnels to other paths");
-                self.counters.changes.tell(format!("the path {path} to {} is silent", self.relay_of(line)));
-            }
-        }
+        self.announce(line, "does not answer: moving its tunnels");
         self.counters.silent.inc();
         line.doubt(true);
     }

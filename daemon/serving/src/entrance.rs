@@ -75,7 +75,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
         tried: &mut Vec<usize>,
     ) -> impl Future<Output = Result<Asked<Self>, String>> + Send;
 
-    /// Sends the head of a copy; `None` if that path was lost.
+    /// Sends the head of a copy; `None` if that path was lost, or takes no request in time.
     fn copy(
         &self,
         path: Self::OtherPath,
@@ -83,7 +83,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     ) -> impl Future<Output = Option<(Request, Self::Place)>> + Send;
 
     /// Notes that the answer to a copy came before that to its original.
-    fn copy_was_first(&self);
+    fn copy_was_first(&self, copy: &Self::Place);
 
     /// What counts the bytes that a request and its answer carry.
     fn traffic(&self, place: &Self::Place) -> Arc<Traffic>;
@@ -156,8 +156,8 @@ async fn pass<W: GatewayAccess>(
             Err(_) if gateways.has_others(&tried) => continue,
             Err(why) => return Err(OpenAiError::NoGateway(why)),
         };
-        let (outcome, answer) =
-            race(gateways, asked, budgeted(&head, start.elapsed()), &body, tries < MOST_TRIES).await;
+        let head_now = || budgeted(&head, start.elapsed());
+        let (outcome, answer) = race(gateways, asked, head_now, &body, tries < MOST_TRIES).await;
         match outcome {
             // A proxy's word for credentials, which are the edge's and not the client's.
             Outcome::Answered(head) if head.status == 407 => {
@@ -180,7 +180,7 @@ async fn pass<W: GatewayAccess>(
 async fn race<W: GatewayAccess>(
     gateways: &W,
     Asked { request, place, other_path }: Asked<W>,
-    head: RequestHead,
+    head: impl FnOnce() -> RequestHead + Send,
     body: &Bytes,
     may_leave: bool,
 ) -> (Outcome, Answer<W::Place>) {
@@ -194,7 +194,7 @@ async fn race<W: GatewayAccess>(
         (outcome, first)
     };
     let copying = async {
-        let (request, place) = gateways.copy(other_path, head).await?;
+        let (request, place) = gateways.copy(other_path, head()).await?;
         let mut copy = Answer::new(gateways, request, place);
         let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))
@@ -202,7 +202,7 @@ async fn race<W: GatewayAccess>(
     match select(pin!(beginning), pin!(copying)).await {
         Race::Left((first, _)) if first.0.is_good() => first,
         Race::Right((Some(copy), _)) if copy.0.is_good() => {
-            gateways.copy_was_first();
+            gateways.copy_was_first(copy.1.place());
             copy
         }
         Race::Left((first, copying)) => better(gateways, first, copying.await),
@@ -218,7 +218,7 @@ fn better<W: GatewayAccess>(
 ) -> (Outcome, Answer<W::Place>) {
     match copy {
         Some(copy) if copy.0.says_more_than(&first.0) => {
-            gateways.copy_was_first();
+            gateways.copy_was_first(copy.1.place());
             copy
         }
         _ => first,

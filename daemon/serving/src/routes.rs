@@ -326,16 +326,15 @@ impl Routes {
         route.choice?.replica.checked_sub(first)
     }
 
-    /// Returns the same if it was chosen by limits or by a policy; of a request without either, any engine of the model serves,
-    /// the least busy one first.
+    /// Returns the chosen engine if limits or a policy chose it. A request with neither goes to the least busy engine of the model.
     #[must_use]
     pub fn preferred(&self, route: &Route) -> Option<usize> {
         let is_chosen = route.by.is_some() || route.request.slo != Slo::unlimited();
         self.engine(route).filter(|_| is_chosen)
     }
 
-    /// Makes the choice be about the engine at the place `engine` of the same model, which is to serve the request. With
-    /// `is_there`, that engine has the request among those that it works on already.
+    /// Changes the choice to the engine at the place `engine` of the same model, because that engine serves the request. `is_there`
+    /// says that the engine's load includes this request already.
     pub fn moved(&self, route: &mut Route, engine: usize, is_there: bool) {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();

@@ -29,7 +29,7 @@ pub struct TokenReport {
 struct Timings {
     /// Tokens of the prompt that were computed.
     prompt_n: u64,
-    /// Those that were in the cache; older versions do not say it.
+    /// Tokens of the prompt that were in the cache. Older versions of llama.cpp leave this out.
     #[serde(default)]
     cache_n: Option<u64>,
     predicted_n: u64,

@@ -117,11 +117,11 @@ impl Control {
         self.edge().uplinks().iter().flat_map(|uplink| uplink.path_states()).collect()
     }
 
-    /// Has tunnels of the edge go on at this relay, or by the order of preference again; returns how many were elsewhere. Nothing moves
+    /// Moves the edge's tunnels to this relay, or returns to the order of preference; returns how many tunnels move. Nothing moves
     /// before all local addresses that name the relay are connected to it.
     ///
     /// # Errors
-    /// The caller may not, no local address names such a relay, or one of those that do cannot reach it.
+    /// The caller has no right to write, no local address names the relay, or a local address cannot connect to it.
     pub async fn move_edge(&self, caller: &Caller, relay: Option<&str>) -> Result<usize, Error> {
         let author = caller.to_write()?;
         let uplinks = self.edge().uplinks();

@@ -55,18 +55,22 @@ impl Uplink {
     fn other_link(&self, ask: &PathDemand, first: &Link) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.in_order(Instant::now(), &self.paths);
-        let (choice, candidates) = self.choose(ask, &lines)?;
-        let PathChoice::Copies(copies) = choice else { return None };
-        let mut places = copies.into_iter().filter_map(|at| candidates.get(at).copied());
-        let other = places.find(|place| *place != first.line().path_place)?;
-        if let Some(view) = self.views.lock().get_mut(other) {
-            view.path.add(ask.request.bytes, ask.request.weight);
-        }
+        let other = self.choose(ask, &lines, |choice, candidates| {
+            let PathChoice::Copies(copies) = choice else { return None };
+            let mut places = copies.iter().filter_map(|at| candidates.get(*at).copied());
+            places.find(|place| *place != first.line().path_place)
+        })?;
         lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
     }
 
-    /// Chooses paths among those with room; also returns these, by which the choice counts.
-    fn choose(&self, ask: &PathDemand, lines: &[&Arc<Line>]) -> Option<(PathChoice, Vec<usize>)> {
+    /// Chooses among the paths with room, and returns the place of the path that `pick` takes. The choice counts by the places of the
+    /// candidates, which `pick` gets as well.
+    fn choose(
+        &self,
+        ask: &PathDemand,
+        lines: &[&Arc<Line>],
+        pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
+    ) -> Option<usize> {
         let mut candidates: Vec<usize> = Vec::new();
         for line in lines.iter().filter(|line| line.has_room()) {
             if !candidates.contains(&line.path_place) {
@@ -84,22 +88,21 @@ impl Uplink {
             }
         }
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
-        drop(views);
         let turn = self.turn.fetch_add(1, Relaxed);
-        Some((sched::path::place(ask.placement, &ask.request, &paths, turn)?, candidates))
+        let choice = sched::path::place(ask.placement, &ask.request, &paths, turn)?;
+        let chosen = pick(&choice, &candidates)?;
+        // Others that come before the next look see it.
+        if let Some(view) = views.get_mut(chosen) {
+            view.path.add(ask.request.bytes, ask.request.weight);
+        }
+        Some(chosen)
     }
 
     /// Sorts connections in the order in which they are to be tried: those of the path that is chosen first.
     fn placed<'a>(&self, ask: Option<&PathDemand>, lines: Vec<&'a Arc<Line>>) -> Vec<&'a Arc<Line>> {
         let Some(ask) = ask else { return lines };
-        let choice = self.choose(ask, &lines);
-        let Some(chosen) = choice.and_then(|(choice, candidates)| candidates.get(choice.path()).copied()) else {
-            return lines;
-        };
-        // Others that come before the next look see it.
-        if let Some(view) = self.views.lock().get_mut(chosen) {
-            view.path.add(ask.request.bytes, ask.request.weight);
-        }
+        let best = |choice: &PathChoice, candidates: &[usize]| candidates.get(choice.path()).copied();
+        let Some(chosen) = self.choose(ask, &lines, best) else { return lines };
         let (mut first, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.path_place == chosen);
         first.extend(others);
         first

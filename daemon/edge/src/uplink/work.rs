@@ -238,11 +238,7 @@ impl Work<'_> {
         if !is_known || line.is_closed() {
             return;
         }
-        info!(
-            relay = %line.address, tunnels = line.tunnels(),
-            "the relay, or the hop before it, is shutting down: moving tunnels to another connection"
-        );
-        self.uplink.counters.changes.tell(format!("the relay {} is shutting down", self.uplink.relay_of(line)));
+        self.uplink.announce(line, "is shutting down, or the hop before it is: moving tunnels to another connection");
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {
@@ -268,10 +264,7 @@ impl Work<'_> {
                 }
                 Beat::Back => {
                     changed = true;
-                    let (path, relay) = (self.uplink.path_name(line), self.uplink.relay_of(line));
-                    info!(path, relay, "the path answers again");
-                    let named = if path.is_empty() { String::new() } else { format!("the path {path} to ") };
-                    self.uplink.counters.changes.tell(format!("{named}{relay} answers again"));
+                    self.uplink.announce(line, "answers again");
                     let suspect = self.suspects.get_mut(line.path_place).and_then(|relays| relays.get_mut(line.place));
                     if suspect.is_some_and(std::mem::take) {
                         self.uplink.counters.returned.inc();

@@ -50,16 +50,21 @@ impl Outcome {
 
 impl<P> Answer<P> {
     /// Takes over a request whose head was sent.
-    pub(super) fn new<W: GatewayAccess<Place = P>>(way: &W, request: Request, place: P) -> Self {
-        let (traffic, Request { recv, send, .. }) = (way.traffic(&place), request);
+    pub(super) fn new<W: GatewayAccess<Place = P>>(gateways: &W, request: Request, place: P) -> Self {
+        let (traffic, Request { recv, send, .. }) = (gateways.traffic(&place), request);
         Self { streams: Some((recv, send)), place, traffic }
     }
 
+    /// Where the request is.
+    pub(super) fn place(&self) -> &P {
+        &self.place
+    }
+
     /// Sends the body of the request and waits for the head of the answer. It gives up when the path is silent, if it `may_leave` that,
-    /// and tells `way` of anything else.
+    /// and tells `gateways` of anything else.
     pub(super) async fn begin<W: GatewayAccess<Place = P>>(
         &mut self,
-        way: &W,
+        gateways: &W,
         body: &Bytes,
         may_leave: bool,
     ) -> Outcome {
@@ -68,9 +73,9 @@ impl<P> Answer<P> {
         let head = tokio::select! {
             biased;
             head = exchange(streams, body) => head,
-            () = way.lost(place), if may_leave => return Outcome::Silent,
+            () = gateways.lost(place), if may_leave => return Outcome::Silent,
         };
-        way.answered(place, head.as_ref());
+        gateways.answered(place, head.as_ref());
         head.map_or(Outcome::Lost, Outcome::Answered)
     }
 }
