@@ -238,7 +238,7 @@ impl Work<'_> {
         if !is_known || line.is_closed() {
             return;
         }
-        self.uplink.announce(line, "is shutting down, or the hop before it is: moving tunnels to another connection");
+        self.uplink.announce(line, "or its hop is shutting down: moving tunnels to another connection");
         if self.uplink.state.borrow().has_room() {
             line.leave();
         } else {
