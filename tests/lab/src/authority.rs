@@ -1,4 +1,4 @@
-//! A certificate authority of the run's own.
+//! A certificate authority that belongs to one test run.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-/// Signs certificates for servers and clients; nobody else trusts it.
+/// Signs certificates for servers and clients; only this run's endpoints trust it.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its private key, both in PEM.
@@ -21,11 +21,11 @@ pub struct Issued {
     serial: u64,
 }
 
-/// No certificate of one process has the number of another.
+/// The next serial number. No two certificates of one process share one.
 static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 impl Authority {
-    /// Makes a new key and a certificate for it that it signs itself.
+    /// Makes a new key and a certificate for it, signed with the same key.
     ///
     /// # Errors
     /// When the system gives no randomness.
@@ -43,19 +43,19 @@ impl Authority {
     /// Signs a certificate for names and IP addresses, good for a server and for a client.
     ///
     /// # Errors
-    /// When a name is none.
+    /// When a name is invalid.
     pub fn issue(&self, names: &[&str]) -> Result<Issued> {
         self.issue_until(names, 4096)
     }
 
-    /// As [`Authority::issue`], valid until a year begins.
+    /// As [`Authority::issue`], valid until the start of `year`.
     ///
     /// # Errors
-    /// When a name is none.
+    /// When a name is invalid.
     pub fn issue_until(&self, names: &[&str], year: i32) -> Result<Issued> {
         let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?;
         params.not_after = date_time_ymd(year, 1, 1);
-        // Were it called like the authority, some would take it for one that signed itself.
+        // With the authority's own name, some verifiers would take the certificate for a self-signed one.
         params.distinguished_name = named(names.first().copied().unwrap_or_default()).distinguished_name;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let serial = SERIAL.fetch_add(1, Relaxed);
@@ -65,10 +65,10 @@ impl Authority {
         Ok(Issued { certificate, private_key: key.serialize_pem(), serial })
     }
 
-    /// Signs a list of certificates that are revoked, in PEM.
+    /// Signs a revocation list of certificates, in PEM.
     ///
     /// # Errors
-    /// It cannot be signed.
+    /// When it cannot be signed.
     pub fn revoke(&self, revoked: &[&Issued]) -> Result<String> {
         let entry = |issued: &&Issued| RevokedCertParams {
             serial_number: SerialNumber::from(issued.serial),

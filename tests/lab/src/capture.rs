@@ -1,6 +1,6 @@
-//! Packets as they pass a device, with the kernel's time of each.
+//! Captures packets as they pass a device, with the kernel's timestamp of each.
 //!
-//! The kernel keeps them until the run is over, so that reading them disturbs nothing that is measured.
+//! The kernel keeps the packets until the run is over, so that reading them disturbs no measurement.
 
 use std::{
     io,
@@ -16,25 +16,25 @@ use rustix::net::{
     sockopt::set_socket_recv_buffer_size_force,
 };
 
-/// What the kernel keeps at most, in bytes; a packet takes about 2,300 whatever its length.
+/// The most bytes that the kernel keeps; a packet takes about 2,300, whatever its length.
 const BUFFER_BYTES: usize = 1 << 29;
 
-/// A capture that goes on until it is read.
+/// A capture that continues until it is read.
 pub struct Capture(OwnedFd);
 
 /// A UDP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// When the device received it, by the machine's realtime clock.
+    /// When the device received it, by the machine's realtime clock, in nanoseconds.
     pub at_ns: u64,
-    /// Its Ethernet frame.
+    /// Length of its Ethernet frame.
     pub frame_bytes: u32,
-    /// Where it goes.
+    /// The port that it goes to.
     pub destination_port: u16,
 }
 
 impl Capture {
-    /// Begins to capture what a device of this thread's network namespace receives.
+    /// Begins to capture the packets that pass a device of this thread's network namespace.
     ///
     /// # Errors
     /// Without CAP_NET_RAW and CAP_NET_ADMIN, or there is no such device.
@@ -46,7 +46,7 @@ impl Capture {
         set_option(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         set_socket_recv_buffer_size_force(&socket, BUFFER_BYTES)?;
         let index = name_to_index(&socket, device).with_context(|| format!("no device {device}"))?;
-        // SAFETY: a socket address for which all zeros is valid.
+        // SAFETY: all zeros is a valid `sockaddr_ll`.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = all;
@@ -58,10 +58,10 @@ impl Capture {
         Ok(Self(socket))
     }
 
-    /// Ends the capture and returns its UDP packets in their order, those left out that the device itself sent.
+    /// Ends the capture and returns its UDP packets in order, without those that the device itself sent.
     ///
     /// # Errors
-    /// The kernel had no room for all of them.
+    /// When the kernel had no room for all of them.
     pub fn read(self) -> Result<Vec<Packet>> {
         let mut packets = Vec::new();
         while let Some(packet) = receive(&self.0)? {
@@ -71,7 +71,7 @@ impl Capture {
         Ok(packets)
     }
 
-    /// How many packets found the buffer full.
+    /// Returns how many packets were dropped because the buffer was full.
     fn dropped(&self) -> Result<u32> {
         let mut stats = [0_u32; 2];
         let mut len = size_of::<[u32; 2]>() as libc::socklen_t;
@@ -85,8 +85,8 @@ impl Capture {
     }
 }
 
-/// Reads where a UDP packet goes from the beginning of its Ethernet frame; `None` if it is none, or has IP options or
-/// extension headers.
+/// Reads the destination port of a UDP packet from the beginning of its Ethernet frame. Returns `None` if the frame
+/// holds no UDP packet, or one with IP options or extension headers.
 fn destination_port(frame: &[u8; 64]) -> Option<u16> {
     const UDP: u8 = libc::IPPROTO_UDP as u8;
     let ip = &frame[14..];
@@ -98,13 +98,14 @@ fn destination_port(frame: &[u8; 64]) -> Option<u16> {
     Some(u16::from_be_bytes([udp[2], udp[3]]))
 }
 
-/// Takes a frame off the socket: `None` when there is no further one, and nothing inside if it is not of interest.
+/// Takes a frame off the socket. Returns `None` if there is no further one, and `Some(None)` if the frame is not of
+/// interest.
 fn receive(socket: &OwnedFd) -> Result<Option<Option<Packet>>> {
     let mut head = [0_u8; 64];
-    // Aligned as the kernel's `cmsghdr` is.
+    // Aligned like the kernel's `cmsghdr`.
     let mut control = [0_u64; 16];
     let mut part = libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() };
-    // SAFETY: structures for which all zeros is valid.
+    // SAFETY: all zeros is valid for both structures.
     let (mut message, mut from): (libc::msghdr, libc::sockaddr_ll) = unsafe { (zeroed(), zeroed()) };
     message.msg_name = (&raw mut from).cast();
     message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
@@ -113,7 +114,7 @@ fn receive(socket: &OwnedFd) -> Result<Option<Option<Packet>>> {
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control);
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: all that `message` points to outlives the call and has the length that it states.
+    // SAFETY: everything that `message` points to outlives the call and has the length that `message` states.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     if len < 0 {
         let error = io::Error::last_os_error();
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn udp_packets_are_seen_in_order_with_their_length() {
-        // Without root there is nothing to see; the lab has it.
+        // Without root, no capture is possible; the lab has root.
         let Ok(capture) = Capture::start("lo") else { return };
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();

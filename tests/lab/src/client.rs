@@ -1,4 +1,4 @@
-//! A client of a relay: one connection, and tunnels that speak payload by payload.
+//! A client of a relay: one connection, and tunnels that send and receive one payload at a time.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -22,19 +22,19 @@ use tokio::time::timeout;
 
 use crate::site::SOON;
 
-/// A connection to a relay, driven by a task of its own.
+/// A connection to a relay, driven by its own task.
 pub struct Client {
     /// The relay, for requests.
     pub relay: RelayConnection,
-    /// How large the client's packets are at the moment.
+    /// How large the client's packets are at present.
     pub packets: PacketSize,
-    /// Tells why the connection ended.
+    /// Returns why the connection ended.
     pub ended: JoinHandle<h3::Error>,
     endpoint: Endpoint,
 }
 
 impl Client {
-    /// Connects from a socket of its own.
+    /// Connects from a socket of the client's own.
     ///
     /// # Errors
     /// As [`Endpoint::connect`].
@@ -42,7 +42,7 @@ impl Client {
         Self::connect_over(access, Transport::default()).await
     }
 
-    /// Connects with transport settings of the caller's.
+    /// Connects with the caller's transport settings.
     ///
     /// # Errors
     /// As [`Endpoint::connect`].
@@ -73,7 +73,7 @@ impl Client {
         Ok(Tunnel { udp: opened.tunnel, next_hop: opened.next_hop, arrived: Segments::new(1 << 20) })
     }
 
-    /// Returns the largest payload that fits into one of the client's packets at the moment.
+    /// Returns the size of the largest payload that fits into one of the client's packets at present, in bytes.
     pub fn largest_datagram(&self) -> usize {
         (0..=u16::MAX).rev().find(|bytes| self.packets.carries(*bytes)).map_or(0, usize::from)
     }
@@ -84,7 +84,7 @@ impl Client {
     }
 }
 
-/// The target that an address is.
+/// Returns an IP address and port as a target.
 #[must_use]
 pub fn target_of(address: SocketAddr) -> Target {
     Target { host: Host::Ip(address.ip()), port: address.port() }
@@ -94,30 +94,30 @@ pub fn target_of(address: SocketAddr) -> Target {
 pub struct Tunnel {
     /// The tunnel.
     pub udp: UdpTunnel,
-    /// The address the relay says it sends to.
+    /// The address that the relay says it sends to.
     pub next_hop: Option<SocketAddr>,
     arrived: Segments,
 }
 
 impl Tunnel {
-    /// Joins payloads to a tunnel that was opened by other means.
+    /// Wraps a tunnel that was opened by other means.
     pub fn new(udp: UdpTunnel) -> Self {
         Self { udp, next_hop: None, arrived: Segments::new(1 << 20) }
     }
 
-    /// Sends a payload, in the form that is given or the one that the tunnel has.
+    /// Sends a payload, in the given form or else in the tunnel's own.
     ///
     /// # Errors
-    /// The tunnel has ended.
+    /// When the tunnel has ended.
     pub async fn send(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Result<(), TunnelEnd> {
         self.udp.batch(form.into()).push(payload);
         poll_fn(|cx| self.udp.poll_flush(cx)).await
     }
 
-    /// Receives a payload; `None` once the relay has ended the tunnel properly.
+    /// Receives a payload. Returns `None` once the relay has ended the tunnel properly.
     ///
     /// # Errors
-    /// The tunnel has ended otherwise.
+    /// When the tunnel has ended in another way.
     pub async fn recv(&mut self) -> Result<Option<Vec<u8>>, TunnelEnd> {
         loop {
             if let Some(payload) = self.arrived.front() {
@@ -131,18 +131,18 @@ impl Tunnel {
         }
     }
 
-    /// Receives a payload, if one comes in time.
+    /// Receives a payload. Returns `None` if none comes within `time`, or the relay has ended the tunnel properly.
     ///
     /// # Errors
-    /// The tunnel has ended.
+    /// When the tunnel has ended in another way.
     pub async fn recv_within(&mut self, time: Duration) -> Result<Option<Vec<u8>>, TunnelEnd> {
         timeout(time, self.recv()).await.unwrap_or(Ok(None))
     }
 
-    /// Sends a payload and receives one, which an echo makes the same.
+    /// Sends a payload and returns the next one received, which is the same if the target is an echo.
     ///
     /// # Panics
-    /// When no payload comes back soon.
+    /// When no payload comes back within [`SOON`], or the tunnel ends.
     pub async fn echo(&mut self, form: impl Into<Option<Form>>, payload: &[u8]) -> Vec<u8> {
         self.send(form, payload).await.expect("the tunnel is open");
         let received = timeout(SOON, self.recv()).await;
@@ -150,7 +150,8 @@ impl Tunnel {
     }
 }
 
-/// Returns the application error code with which the relay reset the stream, if that is what happened.
+/// Returns the application error code with which the relay reset the stream. Returns `None` if the tunnel ended
+/// otherwise.
 pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
     match ended {
         TunnelEnd::Http(h3::Error::Stream(s2n_quic::stream::Error::StreamReset { error, .. })) => Some((*error).into()),
@@ -158,10 +159,10 @@ pub fn reset_code(ended: &TunnelEnd) -> Option<u64> {
     }
 }
 
-/// Returns status and error type with which the relay refused a tunnel.
+/// Returns the status and the error type with which the relay refused a tunnel.
 ///
 /// # Panics
-/// When it did not, or failed otherwise, or did not say why.
+/// When the tunnel was opened, failed otherwise, or was refused without an error type.
 #[expect(clippy::panic, reason = "called by tests")]
 pub fn refusal<T>(opened: Result<T, OpenError>) -> (u16, ErrorType) {
     match opened.map(drop) {

@@ -1,6 +1,6 @@
-//! An emulated engine: the OpenAI API and vLLM's metrics, with steps that take as long as a formula says.
+//! An emulated engine: the OpenAI API and vLLM's metrics, with steps whose duration follows a formula.
 //!
-//! What a prompt begins with tells how the engine behaves, so that a test needs no other way to reach it:
+//! The first word of a prompt decides how the engine behaves, so that a test needs no other way to control it:
 //!
 //! | prompt | answer |
 //! |---|---|
@@ -42,19 +42,19 @@ use tokio_rustls::TlsAcceptor;
 use crate::authority::Issued;
 use crate::netns::Namespace;
 
-/// How long an engine takes for what.
+/// How long an engine takes for each kind of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
     /// Until the first token, for a prompt of any length.
     pub prefill: Duration,
     /// For one step, in which each request gets a token.
     pub step: Duration,
-    /// How much longer a step is for each request.
+    /// How much longer a step takes for each request.
     pub step_per_request: Duration,
 }
 
 impl Default for Speed {
-    /// Fast, and hardly slower with more to do.
+    /// Fast, and hardly slower under load.
     fn default() -> Self {
         let micros = Duration::from_micros;
         Self { prefill: micros(2_000), step: micros(1_000), step_per_request: micros(20) }
@@ -74,7 +74,7 @@ pub struct Engine {
 struct State {
     name: &'static str,
     speed: Speed,
-    /// How many times as long as its speed says it takes.
+    /// Multiplies every duration of `speed`.
     slowness: AtomicU32,
     running: AtomicU64,
     asked: AtomicU64,
@@ -84,37 +84,37 @@ struct State {
     says: Mutex<Says>,
 }
 
-/// What an engine says of itself.
+/// What an engine reports about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Says {
-    /// That it is ready, and how many requests it has.
+    /// It is ready, and reports its own number of requests.
     #[default]
     Ready,
-    /// That it loads its model: 503.
+    /// It is loading its model: 503.
     Loading,
-    /// Nothing, for ever.
+    /// It never answers.
     Nothing,
-    /// Metrics without an end.
+    /// Its metrics are 3.5 MiB long.
     TooMuch,
-    /// That others have it work on so many requests.
+    /// It also works on this many requests of other clients.
     Others(u32),
 }
 
-/// What an engine was asked.
+/// A request that an engine received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The path.
     pub path: String,
     /// The body.
     pub body: String,
-    /// The key that was shown.
+    /// The key that the request contained.
     pub authorization: Option<String>,
-    /// By which version of HTTP.
+    /// The version of HTTP.
     pub version: hyper::Version,
 }
 
 impl Engine {
-    /// Starts an engine inside a namespace, on a port of all its addresses.
+    /// Starts an engine inside a namespace, on a port of all addresses of the namespace.
     ///
     /// # Errors
     /// Without root, or when the port is taken.
@@ -123,7 +123,7 @@ impl Engine {
         Self::serve(listener, name, speed)
     }
 
-    /// As [`Engine::start`], by TLS with a certificate, and by HTTP/2 for clients that speak it.
+    /// As [`Engine::start`], over TLS with a certificate, and over HTTP/2 for clients that speak it.
     ///
     /// # Errors
     /// As [`Engine::start`], or when the certificate cannot be used.
@@ -184,31 +184,32 @@ impl Engine {
         Ok(Self { state, address, end: Some(end), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address that the engine listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many requests it has got, how many of them it has answered to the end, and how many were given up by their clients.
+    /// Returns how many requests the engine has received, how many it has answered completely, and how many their clients
+    /// cancelled.
     #[must_use]
     pub fn counts(&self) -> [u64; 3] {
         [&self.state.asked, &self.state.finished, &self.state.cancelled].map(|count| count.load(Relaxed))
     }
 
-    /// Makes it take so many times as long as its speed says from the next step on.
+    /// Makes the engine take `times` times as long as its speed says, from the next step on.
     pub fn slow_down(&self, times: u32) {
         self.state.slowness.store(times, Relaxed);
     }
 
-    /// Has it say something else of itself from now on.
+    /// Changes what the engine reports about itself.
     pub fn say(&self, says: Says) {
         if let Ok(mut now) = self.state.says.lock() {
             *now = says;
         }
     }
 
-    /// The request that it got last.
+    /// Returns the last request that the engine received.
     #[must_use]
     pub fn last(&self) -> Option<Asked> {
         self.state.last.lock().ok()?.clone()
@@ -219,7 +220,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // It panics only if a test is broken already.
+            // The thread panics only if the test has already failed.
             _ = thread.join();
         }
     }
@@ -233,7 +234,7 @@ async fn accept(listener: std::net::TcpListener, state: Arc<State>, tls: Option<
         let (state, tls) = (state.clone(), tls.clone());
         tokio::spawn(async move {
             let answer = service_fn(move |request| answer(request, state.clone()));
-            // An error is that of a client that left, or of an answer that was to break off.
+            // An error means that the client left or that the answer was meant to break off.
             let Some(tls) = tls else {
                 _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
                 return;
@@ -318,7 +319,7 @@ fn whole(status: StatusCode, body: &str) -> Answer {
     response
 }
 
-/// How an answer ends, behind its tokens.
+/// How an answer ends after its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Done,
@@ -329,7 +330,7 @@ enum End {
     Garbage,
 }
 
-/// The tokens of one answer, each when its step is over.
+/// The tokens of one answer; each is sent when its step is over.
 struct Tokens {
     state: Arc<State>,
     is_chat: bool,
@@ -339,7 +340,7 @@ struct Tokens {
     tokens: u64,
     end: End,
     step: Pin<Box<Sleep>>,
-    /// What is still to be sent behind the last token.
+    /// What is still to be sent after the last token, in reverse order.
     last: Vec<Bytes>,
     is_over: bool,
 }
@@ -385,7 +386,7 @@ impl Tokens {
         object
     }
 
-    /// What comes behind the last token.
+    /// Returns what follows the last token, in reverse order.
     fn ending(&self) -> Vec<Bytes> {
         let total = self.prompt_tokens + self.made;
         let usage = json!({
@@ -406,7 +407,7 @@ impl Tokens {
             true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
             false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
         };
-        // The last is taken first.
+        // The last element is sent first.
         vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {}\n\n", self.object(&choice, usage)).into()]
     }
 }
@@ -426,7 +427,7 @@ impl Body for Tokens {
             if self.made == self.tokens && !matches!(self.end, End::Done | End::Uncounted | End::Timed) {
                 let end = self.end;
                 match end {
-                    // Behind the last token's step, so that the token has left.
+                    // Waits for the last token's step, so that the token has left.
                     End::Cut if self.step.as_mut().poll(cx).is_pending() => return Poll::Pending,
                     End::Cut => return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
                     End::Garbage => {

@@ -1,32 +1,33 @@
-//! Ethernet frames made by hand, for the kernel's programs.
+//! Ethernet frames made by hand, for the programs in the kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A UDP packet in an Ethernet frame.
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// Where it comes from, in the same family as `to`.
+    /// The source, in the same address family as `to`.
     pub from: SocketAddr,
-    /// Where it goes.
+    /// The destination.
     pub to: SocketAddr,
-    /// The former TOS byte or the traffic class: DSCP and ECN.
+    /// DSCP and ECN: the former TOS byte of IPv4, or the traffic class of IPv6.
     pub traffic_class: u8,
     /// VLAN tags, the outermost first.
     pub vlans: Vec<u16>,
     /// Options of the IPv4 header: a multiple of four bytes, 40 at most.
     pub options: Vec<u8>,
-    /// Flags and offset of IPv4: 0x4000 is "do not fragment", 0x2000 "more fragments", and the offset counts eight bytes.
+    /// Flags and offset of IPv4: 0x4000 is "do not fragment", 0x2000 "more fragments"; the offset counts units of eight
+    /// bytes.
     pub fragment: u16,
-    /// Extension headers of IPv6: their numbers, and all of them behind the number of the next.
+    /// Extension headers of IPv6: the number of each, and its bytes after the "next header" field.
     pub extensions: Vec<(u8, Vec<u8>)>,
-    /// The protocol, which is UDP.
+    /// The protocol number, 17 for UDP.
     pub protocol: u8,
-    /// What UDP carries.
+    /// The payload of UDP.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
-    /// From and to addresses that documentation is made of, in IPv4 (RFC 5737).
+    /// Makes a frame between two IPv4 addresses reserved for documentation (RFC 5737).
     pub fn v4(payload: &[u8]) -> Self {
         Self::between(
             (Ipv4Addr::new(192, 0, 2, 1), 40_000).into(),
@@ -35,20 +36,20 @@ impl Frame {
         )
     }
 
-    /// The same in IPv6 (RFC 3849).
+    /// As [`Frame::v4`], in IPv6 (RFC 3849).
     pub fn v6(payload: &[u8]) -> Self {
         let address = |host| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host);
         Self::between((address(1), 40_000).into(), (address(2), 443).into(), payload)
     }
 
-    /// Between any two addresses of one family.
+    /// Makes a frame between any two addresses of one family.
     pub fn between(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
         let (vlans, options, extensions) = (Vec::new(), Vec::new(), Vec::new());
         let payload = payload.to_vec();
         Self { from, to, traffic_class: 0, vlans, options, fragment: 0x4000, extensions, protocol: 17, payload }
     }
 
-    /// The bytes from the Ethernet header on. The checksum of the IPv4 header is right; that of UDP is left out.
+    /// Returns the bytes from the Ethernet header on. The checksum of the IPv4 header is right; that of UDP is left out.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
         for vlan in &self.vlans {
@@ -90,18 +91,18 @@ impl Frame {
     }
 }
 
-/// What a router or host says of a packet that it could not deliver.
+/// What a router or host reports about a packet that it could not deliver.
 #[derive(Clone, Copy, Debug)]
 pub enum Undeliverable {
     /// "Destination unreachable" with a code (RFC 792, RFC 4443 §3.1).
     Unreachable(u8),
-    /// A link on the way takes packets of so many bytes only (RFC 1191 §4, RFC 4443 §3.2).
+    /// A link on the path takes only packets of up to this many bytes (RFC 1191 §4, RFC 4443 §3.2).
     TooBig(u16),
 }
 
 impl Undeliverable {
-    /// The bytes of the ICMP message that says so of `packet`, which it quotes up to the end of the UDP header. The
-    /// checksum of ICMPv6 is left to the kernel, which knows the addresses.
+    /// Returns the bytes of the ICMP message that reports this about `packet` and quotes it up to the end of the UDP
+    /// header. The kernel, which knows the addresses, fills in the checksum of ICMPv6.
     pub fn bytes(self, packet: &Frame) -> Vec<u8> {
         let is_v4 = packet.from.is_ipv4();
         let (kind, code, mtu) = match (self, is_v4) {
@@ -122,7 +123,7 @@ impl Undeliverable {
     }
 }
 
-/// The Internet checksum's sum (RFC 1071): `0xffff` over a header whose checksum is right.
+/// Computes the sum of the Internet checksum (RFC 1071): `0xffff` over a header whose checksum is right.
 pub fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word.get(1).copied().unwrap_or(0)));
     let sum: u32 = words.sum();

@@ -14,10 +14,10 @@ use crate::process::{Process, send_signal, wait_for};
 /// How long an engine may take to load its model.
 const LOADING: Duration = Duration::from_secs(60);
 
-/// How long it may take to answer what costs it nothing.
+/// How long the engine may take to answer a request that costs it nothing.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Tokens that each request's prompt and answer may have together.
+/// How many tokens the prompt and answer of one request may have together.
 const CONTEXT: u32 = 1024;
 
 /// Returns the folder that `tests/engines/build.sh` fills: `engines` beside the folder that this program was built into.
@@ -26,7 +26,7 @@ const CONTEXT: u32 = 1024;
 /// When no engine was built there.
 pub fn folder() -> Result<PathBuf> {
     let running = std::env::current_exe()?;
-    // A test lies two folders deeper than a program lies in its profile's.
+    // A test executable lies two folders below the profile's.
     let mut folders = running.ancestors().skip(2).take(2).map(|folder| folder.join("engines"));
     let found = folders.find(|folder| folder.join("llama-server").is_file() && folder.join("models.sha256").is_file());
     found.context("there is no llama-server: run tests/engines/build.sh")
@@ -40,11 +40,12 @@ pub struct LlamaServer {
 }
 
 impl LlamaServer {
-    /// Starts an engine in a namespace, on a port of all its IPv4 addresses, with one thread and so many places for requests;
-    /// its model is `large`, `medium` or `small`, and that is also what it is called. Waits until the model is loaded.
+    /// Starts an engine in a namespace, on a port of all its IPv4 addresses, with one thread and `places` slots for requests.
+    /// `model` is `large`, `medium` or `small`, which is also the name under which the engine serves it. Waits until the
+    /// model is loaded.
     ///
     /// # Errors
-    /// When it was not built, or does not come up.
+    /// When the engine was not built, or does not come up.
     pub fn start(namespace: &Namespace, port: u16, model: &str, places: u32) -> Result<Self> {
         let folder = folder()?;
         let mut command = namespace.command(folder.join("llama-server"))?;
@@ -69,7 +70,7 @@ impl LlamaServer {
         Ok(Self { process, port })
     }
 
-    /// Returns how many requests it works on, as it says itself.
+    /// Returns how many requests the engine reports that it works on.
     ///
     /// # Errors
     /// When it does not answer.
@@ -89,22 +90,23 @@ impl LlamaServer {
         Ok(sample.with_context(|| format!("no {name} in:\n{metrics}"))?.trim().parse()?)
     }
 
-    /// Returns how many requests it gave up because their clients had left, by its log. To ask it by a request would keep it
-    /// from noticing: with each result, whosever it is, `server_response::recv_with_timeout` waits its second anew.
+    /// Returns how many requests the engine's log says that it gave up because their clients had left. A request for this
+    /// number would keep the engine from noticing: with each result, of any request, `server_response::recv_with_timeout`
+    /// starts its wait of a second again.
     pub fn given_up(&self) -> usize {
         self.process.output().matches("cancel task").count()
     }
 
-    /// Sends it a signal: `libc::SIGKILL` ends it in the middle of whatever it does, `libc::SIGSTOP` makes it hang.
+    /// Sends the engine a signal: `libc::SIGKILL` ends it at once, `libc::SIGSTOP` makes it hang.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When the engine has ended.
     pub fn signal(&self, signal: i32) -> Result<()> {
         send_signal(self.process.id(), signal)
     }
 }
 
-/// Asks for a page of an engine, such as `/slots`, in the namespace of the thread.
+/// Requests a page of an engine, such as `/slots`, in the calling thread's namespace.
 fn get(port: u16, page: &str) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), SOON)?;
     stream.set_read_timeout(Some(SOON))?;

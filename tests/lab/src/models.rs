@@ -1,4 +1,4 @@
-//! A gateway for models in the middle of a [`Chain`], and an edge in front of it, where the client is.
+//! A gateway for models in the middle of a [`Chain`], and an edge in front of it, on the client's side.
 
 use std::path::PathBuf;
 
@@ -10,16 +10,16 @@ use crate::netns::Chain;
 use crate::process::Process;
 use crate::site::{Family, SOON, Site, Terms};
 
-/// Where the edge serves clients, inside the client's namespace.
+/// Where the edge serves its clients, inside the client's namespace.
 pub const SERVE: &str = "127.0.0.1:8100";
 
-/// Stands in an edge's sections for the keys that lead to the gateway, as in `[[forward]]`.
+/// Placeholder in an edge's sections for the keys that lead to the gateway, as in `[[forward]]`.
 pub const RELAY: &str = "$RELAY";
 
-/// What the edge shows the gateway. No secret: nobody else is there.
+/// The token that the edge sends to the gateway. It need not be secret: no other program runs in these namespaces.
 const TOKEN: &str = "paced_of-an-edge-in-a-namespace";
 
-/// A gateway and an edge that run. The edge has a token of the gateway's.
+/// A running gateway and edge. The edge has a token of the gateway's.
 pub struct Models {
     /// The gateway: a relay with a `[gateway]`.
     pub site: Site,
@@ -31,8 +31,8 @@ pub struct Models {
 }
 
 impl Models {
-    /// Starts both. `sections` stand at the end of the gateway's configuration, `[gateway]` among them, and `edge_sections` at
-    /// the end of the edge's, with [`RELAY`] where they lead to the gateway.
+    /// Starts both. `sections` form the end of the gateway's configuration and include `[gateway]`; `edge_sections` form the
+    /// end of the edge's, with [`RELAY`] where they lead to the gateway.
     ///
     /// # Errors
     /// When one of them does not come up.
@@ -64,8 +64,8 @@ impl Models {
     }
 }
 
-/// Starts an edge where the client of a site is. It serves models at [`SERVE`], and shows the gateway the token in the site's
-/// file `edge.token`; `sections` stand at the end of its configuration.
+/// Starts an edge in the namespace of a site's client. It serves models at [`SERVE`] and sends the gateway the token in the
+/// site's file `edge.token`; `sections` form the end of its configuration.
 ///
 /// # Errors
 /// When it does not come up.

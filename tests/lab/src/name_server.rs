@@ -22,8 +22,8 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// Answers queries for the names of `table`, absolute and in lower case but without the last dot, with one address
-    /// each, and queries for other names with NXDOMAIN.
+    /// Answers queries for the names of `table` with one address each, and queries for other names with NXDOMAIN. The
+    /// names are absolute and in lower case, without the final dot.
     ///
     /// # Errors
     /// When the port is taken.
@@ -39,7 +39,7 @@ impl NameServer {
                 if let Ok((len, from)) = socket.recv_from(&mut query)
                     && let Some(response) = respond(&query[..len], &table)
                 {
-                    // The resolver will ask again.
+                    // If this fails, the resolver asks again.
                     let _ = socket.send_to(&response, from);
                 }
             }
@@ -57,7 +57,7 @@ impl Drop for NameServer {
     }
 }
 
-/// Responds to a query with one question; to anything else with silence.
+/// Responds to a query with one question, and ignores anything else.
 fn respond(query: &[u8], table: &HashMap<String, IpAddr>) -> Option<Vec<u8>> {
     let mut labels = Vec::new();
     let mut at = HEADER_BYTES;
@@ -78,7 +78,7 @@ fn respond(query: &[u8], table: &HashMap<String, IpAddr>) -> Option<Vec<u8>> {
         _ => None,
     };
     let code = if found.is_some() { 0 } else { NOT_FOUND };
-    // Response, authoritative, recursion desired and available; one question, and an answer or none.
+    // Response, authoritative, recursion desired and available; one question, and at most one answer.
     let mut response = query.get(..2)?.to_vec();
     response.extend([0x85, 0x80 | code, 0, 1, 0, u8::from(data.is_some()), 0, 0, 0, 0]);
     response.extend_from_slice(question);

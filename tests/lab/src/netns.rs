@@ -1,8 +1,8 @@
 //! Network namespaces joined by veth pairs, removed when dropped.
 //!
-//! A [`Chain`] is what most tests want: client — relay — target, where the client has no route past the relay, so that
-//! whatever reaches the target went through a tunnel. Namespaces are called `paced-PID-COUNT-ROLE` and live below
-//! `/run/netns`, where `ip netns` finds them; those of runs that died are removed by the next run.
+//! Most tests use a [`Chain`]: client — relay — target, where the client has no route past the relay, so that every packet that
+//! reaches the target went through a tunnel. Namespaces are called `paced-PID-COUNT-ROLE` and live below `/run/netns`, where
+//! `ip netns` finds them; the next run removes those of runs that died.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -35,7 +35,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace, named uniquely after this process; `role` becomes part of the name and names devices towards it.
+    /// Makes a namespace with a unique name that contains this process's ID; `role` becomes part of the name and names devices
+    /// that lead to it.
     ///
     /// # Errors
     /// Without root, or when `ip` refuses.
@@ -49,7 +50,7 @@ impl Namespace {
         execute(Command::new("ip").args(["netns", "add", &name]), "")?;
         let handle = File::open(Path::new(FOLDER).join(&name))?;
         let namespace = Namespace { name, role: role.to_owned(), handle, resolv_conf: None };
-        // Duplicate address detection would make the first second of every IPv6 test a matter of luck.
+        // Duplicate address detection would make the first second of every IPv6 test nondeterministic.
         namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
         namespace.ip("link set lo up")?;
         Ok(namespace)
@@ -63,7 +64,7 @@ impl Namespace {
     /// Runs lines of `ip` commands (without the leading `ip`) in the namespace.
     ///
     /// # Errors
-    /// With what `ip` printed about the first line that failed; the lines before it are in force.
+    /// With the message of `ip` about the first line that failed; the lines before it have taken effect.
     pub fn ip(&self, lines: &str) -> Result<()> {
         execute(Command::new("ip").args(["-netns", &self.name, "-batch", "-"]), lines)
     }
@@ -71,12 +72,12 @@ impl Namespace {
     /// Runs lines of `tc` commands (without the leading `tc`) in the namespace.
     ///
     /// # Errors
-    /// With what `tc` printed about the first line that failed; the lines before it are in force.
+    /// With the message of `tc` about the first line that failed; the lines before it have taken effect.
     pub fn tc(&self, lines: &str) -> Result<()> {
         execute(Command::new("tc").args(["-netns", &self.name, "-batch", "-"]), lines)
     }
 
-    /// Sets a sysctl below `net.`, which every namespace has for itself.
+    /// Sets a sysctl below `net.`, of which every namespace has its own.
     ///
     /// # Errors
     /// When the kernel does not know the key or refuses the value.
@@ -85,7 +86,7 @@ impl Namespace {
         self.run(|| fs::write(&path, value).with_context(|| format!("{key} = {value}")))?
     }
 
-    /// Gives programs started from now on an `/etc/resolv.conf` of their own that lists these servers.
+    /// Gives programs that are started afterwards an `/etc/resolv.conf` of their own that lists these servers.
     ///
     /// # Errors
     /// When the file cannot be written to the temporary folder.
@@ -96,7 +97,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Moves the calling thread, and nothing else of this process, into the namespace: sockets it opens are there.
+    /// Moves the calling thread, and no other thread, into the namespace: sockets that it opens then belong to the namespace.
     ///
     /// # Errors
     /// Without root.
@@ -104,7 +105,7 @@ impl Namespace {
         enter(self.handle.as_fd())
     }
 
-    /// Runs a closure on a thread of its own inside the namespace and returns what it returned; a panic goes through.
+    /// Runs a closure on a thread of its own inside the namespace and returns its result; a panic is passed on.
     ///
     /// # Errors
     /// Without root.
@@ -116,7 +117,7 @@ impl Namespace {
     /// Starts a closure on a thread inside the namespace.
     ///
     /// # Errors
-    /// Without root, or when the thread cannot be had.
+    /// Without root, or when the thread cannot be started.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -133,7 +134,7 @@ impl Namespace {
         let handle = self.handle.try_clone()?;
         let resolv_conf = self.resolv_conf.as_ref().map(|path| c_path(path)).transpose()?;
         let mut command = Command::new(program);
-        // SAFETY: between fork and exec only system calls are made, on memory that was allocated before the fork.
+        // SAFETY: between fork and exec, the closure only makes system calls, on memory that was allocated before the fork.
         unsafe {
             command.pre_exec(move || {
                 enter(handle.as_fd())?;
@@ -143,10 +144,10 @@ impl Namespace {
         Ok(command)
     }
 
-    /// Starts a program in the namespace; it is killed when the returned handle is dropped.
+    /// Starts a program in the namespace and kills it when the returned handle is dropped.
     ///
     /// # Errors
-    /// When the program is not there, or without root.
+    /// When the program does not exist, or without root.
     pub fn start<S: AsRef<std::ffi::OsStr>>(
         &self,
         program: impl AsRef<std::ffi::OsStr>,
@@ -170,7 +171,7 @@ impl Namespace {
             let mut payload = vec![0; 65_536];
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut payload) {
-                    // An unreachable sender is the sender's problem.
+                    // If the sender cannot be reached, the payload is lost.
                     let _ = socket.send_to(&payload[..len], from);
                 }
             }
@@ -178,7 +179,7 @@ impl Namespace {
         Ok(Echo { stop, thread: Some(thread) })
     }
 
-    /// Echoes TCP connections at a port of all addresses of the namespace, until the process ends.
+    /// Echoes TCP connections on a port of all addresses of the namespace, until the process ends.
     ///
     /// # Errors
     /// When the port is taken.
@@ -186,7 +187,7 @@ impl Namespace {
         let listener = self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)))??;
         thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                // A client that is gone is the client's problem.
+                // An error means that the client is gone.
                 thread::spawn(move || io::copy(&mut &stream, &mut &stream));
             }
         });
@@ -196,7 +197,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Whatever stays behind is removed at the start of the next run.
+        // If this fails, the next run removes the namespace at its start.
         let _ = execute(Command::new("ip").args(["netns", "delete", &self.name]), "");
         if let Some(path) = &self.resolv_conf {
             let _ = fs::remove_file(path);
@@ -242,7 +243,7 @@ pub struct End {
 }
 
 impl Link {
-    /// Joins two namespaces; `number` tells subnets apart.
+    /// Joins two namespaces; `number` distinguishes the subnets of links.
     ///
     /// # Errors
     /// When the roles are equal or too long for a device's name (15 bytes), or the number is taken.
@@ -267,7 +268,7 @@ impl Link {
     /// Sets the MTU of both ends, in bytes of IP packet.
     ///
     /// # Errors
-    /// When the kernel refuses it; below 1280 IPv6 goes away.
+    /// When the kernel refuses it. Below 1280, the kernel disables IPv6 on the device.
     pub fn set_mtu(&self, bytes: u32) -> Result<()> {
         [&self.near, &self.far].iter().try_for_each(|end| end.ip(&format!("link set {} mtu {bytes}", end.device)))
     }
@@ -285,7 +286,7 @@ impl End {
         )
     }
 
-    /// Makes the device send the packets of a GSO message (UDP or TCP) one by one, as a real wire would see them.
+    /// Makes the device send the packets of a GSO message (UDP or TCP) one by one, as on a real link.
     ///
     /// # Errors
     /// When `ethtool` is missing or refuses.
@@ -307,14 +308,14 @@ impl End {
     }
 }
 
-/// Client — relay — target. The client reaches the relay only; the relay sends what it has no route for to the target.
+/// Client — relay — target. The client reaches only the relay; the relay's default route leads to the target.
 #[derive(Debug)]
 pub struct Chain {
-    /// Where client applications and the edge run.
+    /// Where clients' applications and the edge run.
     pub client: Namespace,
     /// Where the relay runs.
     pub relay: Namespace,
-    /// Where the services run that clients want.
+    /// Where the services run that clients contact.
     pub target: Namespace,
     /// From the client (near: `10.0.1.1`, `fd00:1::1`) to the relay (far: `10.0.1.2`, `fd00:1::2`).
     pub access: Link,
@@ -337,9 +338,9 @@ impl Chain {
     }
 }
 
-/// Removes the namespaces of test processes that no longer live, and ends what still runs in them.
+/// Removes the namespaces of test processes that no longer live, and kills the processes that still run in them.
 ///
-/// Called by the first [`Namespace::new`] of every process; what cannot be removed is left.
+/// Called by the first [`Namespace::new`] of every process; a namespace that cannot be removed stays.
 pub fn remove_leftovers() {
     let names =
         fs::read_dir(FOLDER).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -354,7 +355,7 @@ pub fn remove_leftovers() {
 fn remove_leftover(name: &str) -> Result<()> {
     let pids = Command::new("ip").args(["netns", "pids", name]).output()?.stdout;
     for pid in String::from_utf8(pids)?.lines().filter_map(|line| line.trim().parse().ok()) {
-        // A process inside a namespace that a dead run of ours made.
+        // The process is inside a namespace that a dead run made.
         _ = send_signal(pid, libc::SIGKILL);
     }
     execute(Command::new("ip").args(["netns", "delete", name]), "")
@@ -364,7 +365,7 @@ fn remove_leftover(name: &str) -> Result<()> {
 fn execute(command: &mut Command, input: &str) -> Result<()> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
-    // A command that ends without reading its input has more to say on stderr than a broken pipe does.
+    // If a command ends without reading its input, its stderr says more than a broken pipe does.
     let _ = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
     let mut complaint = String::new();
     child.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_string(&mut complaint))?;
@@ -377,9 +378,9 @@ fn enter(namespace: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?)
 }
 
-/// Gives the calling process a mount table of its own in which `/etc/resolv.conf` is another file.
+/// Gives the calling process a mount table of its own, in which another file covers `/etc/resolv.conf`.
 fn cover_resolv_conf(with: &std::ffi::CStr) -> io::Result<()> {
-    // SAFETY: descriptors are shared as before.
+    // SAFETY: only mounts are unshared; descriptors stay shared as before.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     Ok(mount_bind(with, c"/etc/resolv.conf")?)

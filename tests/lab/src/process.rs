@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
-/// Sends a signal, such as `libc::SIGKILL`, to a process that the test started, directly or not, and that nobody has reaped.
+/// Sends a signal, such as `libc::SIGKILL`, to a process that the test started, directly or not, and that has not been
+/// reaped.
 ///
 /// # Errors
 /// When there is no such process or signal.
@@ -18,7 +19,7 @@ pub fn send_signal(pid: u32, signal: i32) -> Result<()> {
     Ok(kill_process(pid, Signal::from_named_raw(signal).context("no such signal")?)?)
 }
 
-/// Sets how many descriptors a process may have, up to the most that this one may; returns how many it might before.
+/// Sets how many descriptors a process may have, up to this process's own maximum. Returns the limit before.
 ///
 /// # Errors
 /// When there is no such process.
@@ -28,23 +29,23 @@ pub fn limit_descriptors(pid: u32, most: u64) -> Result<u64> {
     prlimit(pid, Resource::Nofile, limit)?.current.context("there was no limit")
 }
 
-/// How long a process has had the CPU so far.
+/// How much CPU time a process has used so far.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime {
-    /// The process itself, all of its threads.
+    /// Of the process itself, in all of its threads.
     pub own: Duration,
-    /// The processes that it started and has waited for.
+    /// Of the child processes that it has waited for.
     pub of_children: Duration,
 }
 
 impl CpuTime {
-    /// Asks the kernel (`proc_pid_stat(5)`, in hundredths of a second).
+    /// Reads it from the kernel (`proc_pid_stat(5)`, in hundredths of a second).
     ///
     /// # Errors
     /// When there is no such process.
     pub fn of(pid: u32) -> Result<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name, in brackets, may have spaces and brackets of its own. Behind it, field 3 comes first.
+        // The name, in brackets, may itself contain spaces and brackets. Field 3 follows it.
         let (_, fields) = stat.rsplit_once(')').context("a name in brackets")?;
         let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(4).map(str::parse).collect::<Result<_, _>>()?;
         let [user, system, ref of_children @ ..] = ticks[..] else { bail!("{stat} has too few fields") };
@@ -53,10 +54,10 @@ impl CpuTime {
     }
 }
 
-/// Polls every 10 ms until `poll` gives something, and returns it.
+/// Polls every 10 ms until `poll` returns a value, and returns it.
 ///
 /// # Errors
-/// When the deadline passes first; `what` says what did not happen.
+/// When the deadline passes first; the message contains `what`, the condition that was not met.
 pub fn wait_for<T>(what: &str, within: Duration, mut poll: impl FnMut() -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + within;
     loop {
@@ -70,7 +71,7 @@ pub fn wait_for<T>(what: &str, within: Duration, mut poll: impl FnMut() -> Optio
     }
 }
 
-/// A running program; killed by its pid when dropped. A panicking test prints what the program had said.
+/// A running program; killed by its pid when dropped. A panicking test prints the program's output.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -110,10 +111,10 @@ impl Process {
         self.said.lines().join("\n")
     }
 
-    /// Waits until a line that contains `part` was printed, at any time since the start, and returns the line.
+    /// Waits until a line that contains `part` has been printed, at any time since the start, and returns the line.
     ///
     /// # Errors
-    /// When the deadline passes first, with all that was printed.
+    /// When the deadline passes first, with the whole output.
     pub fn wait_for_line(&self, part: &str, within: Duration) -> Result<String> {
         let missing = |lines: &mut Vec<String>| !lines.iter().any(|line| line.contains(part));
         let waited = self.said.more.wait_timeout_while(self.said.lines(), within, missing);
@@ -138,12 +139,12 @@ impl Process {
     /// Tells whether the process has ended.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// When the kernel returns an error.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Waits for the end of the process and of its output.
+    /// Waits for the process and its output to end.
     ///
     /// # Errors
     /// When the deadline passes first.
@@ -158,7 +159,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Neither fails but for a process that has ended already.
+        // Both fail only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {

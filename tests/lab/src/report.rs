@@ -1,14 +1,14 @@
-//! Which rings were asked for, and how a test says that it did not run.
+//! Which rings were requested, and how a test reports that it did not run.
 //!
-//! The runner (`tests/run`) names the rings in `PACED_RINGS`. A test of a ring that was not asked for prints one line,
-//! `skipped: NAME: REASON`, which the runner counts; in a ring that was asked for, whatever is missing fails the test.
+//! The runner (`tests/run`) names the rings in `PACED_RINGS`. A test of a ring that was not requested prints one line,
+//! `skipped: NAME: REASON`, which the runner counts; in a requested ring, a missing requirement fails the test.
 
 use std::io::Write as _;
 
-/// What a test needs of the machine, beyond a compiler.
+/// What a test needs from the machine besides a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// Root in a network namespace of its own, on whatever kernel runs.
+    /// Root in its own network namespace, on whatever kernel runs.
     Netns,
     /// The Debian kernel of the lab (`tests/vm`), which has `fq`, `netem` and `etf`.
     Vm,
@@ -26,25 +26,25 @@ impl Ring {
         }
     }
 
-    /// Tells whether this run asked for the ring.
+    /// Returns whether this run requested the ring.
     pub fn asked(self) -> bool {
         std::env::var("PACED_RINGS").is_ok_and(|rings| rings.split(' ').any(|ring| ring == self.name()))
     }
 }
 
-/// Prints the line that the runner counts as one skipped test, past the test harness's capture of output.
+/// Prints the line that the runner counts as one skipped test, bypassing the test harness's capture of output.
 ///
 /// Called by [`ring!`](crate::ring); `inside` is the type name of something defined in the test's body.
 pub fn skipped(inside: &str, reason: &str) {
     let name = inside.trim_end_matches("::here").trim_end_matches("::{{closure}}");
     let line = format!("\nskipped: {name}: {reason}\n");
-    // One write, so that lines of parallel tests stay whole. A test cannot do more about a closed stderr than go on.
+    // One write, so that lines of parallel tests stay whole. If stderr is closed, the test can only continue.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Opens a test that belongs to a ring: `lab::ring!(Netns);` as the first statement of the body.
 ///
-/// Returns from the test, reported as skipped, when nobody asked for the ring.
+/// If the ring was not requested, returns from the test and reports it as skipped.
 #[macro_export]
 macro_rules! ring {
     ($ring:ident) => {

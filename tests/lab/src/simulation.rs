@@ -1,8 +1,8 @@
 //! A relay and a client over s2n-quic's simulated network, in virtual time: the product's HTTP/3, datagram queues and
-//! tunnels on both sides, and in place of a target an echo in memory.
+//! tunnels at both ends, and an in-memory echo in place of a target.
 //!
-//! The network's randomness comes from a fixed seed. What TLS makes up is random all the same, so that runs differ in
-//! bytes but hardly in packets.
+//! The network's randomness comes from a fixed seed. TLS still uses real randomness, so runs differ in bytes but hardly in
+//! packets.
 
 use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
@@ -33,38 +33,38 @@ use sched::stream::Discipline;
 
 use crate::authority::Authority;
 
-/// What clients ask for tunnels by.
+/// The URI template with which clients request tunnels.
 pub const TEMPLATE: &str = "https://relay.example/.well-known/masque/udp/{target_host}/{target_port}/";
 
-/// Where tunnels pretend to lead.
+/// The address to which tunnels nominally lead.
 pub const TARGET: &str = "192.0.2.1:7";
 
-/// The seed of a simulated network that has no other.
+/// The seed of simulated networks that specify no other.
 pub const SEED: u64 = 0x9298;
 
-/// What waits for anything: more than any test puts into it.
+/// The bound of every queue: more than any test puts into it.
 const QUEUE_BYTES: usize = 16 << 20;
 
 /// The client's end of a simulation.
 pub struct Ends {
     /// The relay, ready for requests.
     pub relay: RelayConnection,
-    /// What became of the client's datagrams.
+    /// What happened to the client's datagrams.
     pub client: Arc<DatagramCounters>,
-    /// What became of the relay's.
+    /// What happened to the relay's datagrams.
     pub server: Arc<DatagramCounters>,
     /// The stream IDs of the tunnels whose payloads the relay received, in their order.
     pub arrived: Arrived,
     /// How the relay orders what it sends.
     pub schedules: Schedules,
-    /// The places that connections have at the relay.
+    /// The relay's places for connections.
     pub places: Arc<ConnectionPlaces>,
     endpoint: s2n_quic::Client,
     address: SocketAddr,
 }
 
 impl Ends {
-    /// Connects once more.
+    /// Connects again.
     ///
     /// # Errors
     /// When the relay cannot be reached, or does not speak HTTP/3.
@@ -82,17 +82,17 @@ async fn connect(endpoint: &s2n_quic::Client, address: SocketAddr) -> Result<Rel
     Ok(relay)
 }
 
-/// A list that both ends see.
+/// A list that both ends share.
 pub type Arrived = Arc<Mutex<Vec<u64>>>;
 
 /// Runs `scenario` on a client that is connected to a relay over `network`, until it returns. Returns the virtual time
-/// that it took, the handshake included.
+/// that it took, including the handshake.
 ///
 /// # Errors
 /// When an endpoint does not start, or the simulation does not reach the scenario's end.
 ///
 /// # Panics
-/// With the scenario, or when the client cannot connect.
+/// When the scenario panics, or the client cannot connect.
 pub fn simulate<F>(network: &Model, seed: u64, scenario: impl FnOnce(Ends) -> F + Send + 'static) -> Result<Duration>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -100,7 +100,7 @@ where
     simulate_under(Discipline::default(), network, seed, scenario)
 }
 
-/// As [`simulate`], with a discipline that both ends order their streams and datagrams by.
+/// As [`simulate`], with a discipline by which both ends order their streams and datagrams.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -119,7 +119,7 @@ where
     simulate_over(Transport::default(), discipline, network, seed, scenario)
 }
 
-/// As [`simulate`], with a relay whose clients may have so many request streams open at once.
+/// As [`simulate`], with a relay whose clients may have up to `max_requests` request streams open at once.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -158,8 +158,8 @@ where
     })
 }
 
-/// Simulates what `start` sets up; it has to set the flag that it is given at the end of its scenario. Returns the virtual
-/// time that it took.
+/// Simulates what `start` sets up. At the end of its scenario, it has to set the flag that it receives. Returns the
+/// virtual time that it took.
 ///
 /// # Errors
 /// When `start` fails, or the simulation does not reach the scenario's end.
@@ -172,7 +172,7 @@ pub fn run(network: &Model, seed: u64, start: impl FnOnce(&Handle, Arc<AtomicBoo
     took.map_err(|error| anyhow!("{error}"))
 }
 
-/// What a server shows its clients, and why they believe it.
+/// Returns a server's certificate and key, and the trust with which clients accept it.
 ///
 /// # Errors
 /// When no certificate can be made.
@@ -184,10 +184,10 @@ pub fn identity(name: &str) -> Result<(ServerTls, tls::Trust)> {
     Ok((ServerTls::new(Identity { chain, key, client_authorities: None, revoked: Vec::new() }.prepare()?), trust))
 }
 
-/// A socket of the simulated network.
+/// Opens a socket of the simulated network.
 ///
 /// # Errors
-/// MTU bounds that contradict each other.
+/// When the MTU bounds contradict each other.
 pub fn socket(handle: &Handle, transport: &Transport) -> Result<Io> {
     let Transport { initial_mtu, max_mtu, .. } = *transport;
     Ok(handle.builder().with_initial_mtu(initial_mtu).with_max_mtu(max_mtu).build()?)
@@ -226,7 +226,7 @@ where
     Ok(())
 }
 
-/// The target of all tunnels.
+/// Returns the target of all tunnels.
 ///
 /// # Panics
 /// Never: the address is valid.
@@ -251,14 +251,14 @@ fn now_ns() -> u64 {
 }
 
 fn sleep_until(at_ns: u64) -> Sleep {
-    // Time is read in whole microseconds.
+    // The simulation counts time in whole microseconds.
     match at_ns.next_multiple_of(1_000).saturating_sub(now_ns()) {
         0 => Box::pin(ready(())),
         delay_ns => Box::pin(time::delay(Duration::from_nanos(delay_ns))),
     }
 }
 
-/// Waits for a future, but not longer than some virtual time.
+/// Waits for a future, but no longer than `limit` of virtual time. Returns `None` if the limit is reached first.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut timer) = (std::pin::pin!(future), time::delay(limit));
     poll_fn(|cx| match future.as_mut().poll(cx) {
@@ -284,10 +284,10 @@ async fn serve(mut relay: s2n_quic::Server, arrived: Arrived) {
     }
 }
 
-/// Accepts a request for [`target`], as a relay would. Returns whether there was one.
+/// Accepts a request for [`target`], as a relay would. Returns whether there was a request.
 ///
 /// # Errors
-/// The request's stream ended.
+/// When the request's stream ended.
 ///
 /// # Panics
 /// When the request is for another target.
@@ -302,7 +302,7 @@ pub async fn accept(request: &mut Request, client: &h3::Client) -> Result<bool, 
     Ok(true)
 }
 
-/// Accepts a request and sends back what comes in its tunnel, in the form that the tunnel has.
+/// Accepts a request and sends back the payloads of its tunnel, in the tunnel's own form.
 async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Result<(), TunnelEnd> {
     if !accept(&mut request, &client).await? {
         return Ok(());
@@ -314,11 +314,11 @@ async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Res
     send_back(request, &client, QUEUE_BYTES, note).await
 }
 
-/// Sends back what comes in a tunnel that was accepted, in the form that the tunnel has, until the client ends it. At most
-/// `queue_bytes` wait. `arrived` is told how many payloads have come.
+/// Sends back the payloads of an accepted tunnel, in the tunnel's own form, until the client ends it. At most
+/// `queue_bytes` wait. Calls `arrived` with the number of payloads of each batch.
 ///
 /// # Errors
-/// The tunnel ended otherwise.
+/// When the tunnel ended in another way.
 pub async fn send_back(
     request: Request,
     client: &h3::Client,

@@ -1,4 +1,4 @@
-//! A relay at work: `paced run --config` in the middle of a [`Chain`], with certificates, metrics and clients.
+//! A running relay: `paced run --config` in the middle of a [`Chain`], with certificates, metrics and clients.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,19 +17,19 @@ use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};
 use crate::process::{Process, send_signal, wait_for};
 
-/// How long anything may take that should happen at once, on a machine with much else to do.
+/// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// How long the client's side of a test may take.
 const WHOLE: Duration = Duration::from_secs(100);
 
-/// Where the relay shows its metrics, inside its namespace.
+/// Where the relay serves its metrics, inside its namespace.
 const METRICS: &str = "127.0.0.1:9433";
 
-/// Stands for the folder of the site in [`Terms`].
+/// Placeholder in [`Terms`] for the folder of the site.
 pub const FOLDER: &str = "$FOLDER";
 
-/// What a test writes into the configuration, as lines of TOML; the rest is the same for all.
+/// What a test adds to the configuration, as lines of TOML; the rest is the same for all tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms<'a> {
     /// Of `[relay]`.
@@ -45,7 +45,7 @@ pub struct Terms<'a> {
 }
 
 impl Default for Terms<'_> {
-    /// Everybody may use the relay, toward every address of the chain and every port.
+    /// Every client may use the relay, toward every address of the chain and every port.
     fn default() -> Self {
         let targets = r#"
             allow = [{ to = "10.0.0.0/8", ports = ["1-65535"] }, { to = "fd00::/8", ports = ["1-65535"] }]"#;
@@ -68,13 +68,13 @@ pub struct Site {
     pub relay: Process,
     /// The namespaces.
     pub chain: Chain,
-    /// The authority that signed the relay's certificate, and that clients believe.
+    /// The authority that signed the relay's certificate, and that clients trust.
     pub authority: Authority,
     folder: Folder,
 }
 
 impl Site {
-    /// Makes a chain, and starts a relay on these terms in it.
+    /// Makes a chain, and starts a relay with these terms in it.
     ///
     /// # Errors
     /// Without root, or when the relay does not come up.
@@ -82,7 +82,7 @@ impl Site {
         Self::on(Chain::new()?, terms)
     }
 
-    /// Starts a relay on these terms in the middle of a chain.
+    /// Starts a relay with these terms in the middle of a chain.
     ///
     /// # Errors
     /// When the relay does not come up.
@@ -100,17 +100,17 @@ impl Site {
         Ok(site)
     }
 
-    /// Stops the relay, and starts another on these terms in the same folder.
+    /// Stops the relay, and starts another with these terms in the same folder.
     ///
     /// # Errors
-    /// When it does not end, or the other does not come up.
+    /// When the relay does not end, or the other does not come up.
     pub fn restart(&mut self, terms: Terms<'_>) -> Result<()> {
         self.signal(libc::SIGTERM)?;
         self.relay.wait(SOON)?;
         self.start_again(terms)
     }
 
-    /// Starts another relay on these terms in the same folder, once the first has ended.
+    /// Starts another relay with these terms in the same folder, after the first has ended.
     ///
     /// # Errors
     /// When it does not come up.
@@ -123,7 +123,7 @@ impl Site {
         Ok(())
     }
 
-    /// The template of the relay that [`Site::start_beside`] starts.
+    /// Returns the template of the relay that [`Site::start_beside`] starts.
     pub fn template_beside(&self) -> String {
         let own = self.chain.access.far.v4.to_string();
         self.template(Family::V4).replacen(&own, &format!("{own}:444"), 1)
@@ -135,7 +135,7 @@ impl Site {
     /// # Errors
     /// When it does not come up.
     pub fn start_beside(&self, keys: &str, sections: &str) -> Result<Process> {
-        // An address of its own host has to be named, or the first relay is no target.
+        // A relay has to list an address of its own host, or the first relay would not be a permitted target.
         let own = self.chain.access.far.v4;
         let (at, template) = (format!("{own}:444"), self.template_beside());
         let folder = self.path("").display().to_string();
@@ -169,7 +169,7 @@ impl Site {
         relay_certificate(&self.authority, &self.chain)
     }
 
-    /// Writes the configuration anew; the relay reads it at SIGHUP.
+    /// Rewrites the configuration; the relay reads it on SIGHUP.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -203,16 +203,16 @@ impl Site {
         template(&self.chain, family)
     }
 
-    /// Returns what a client has to know that shows no credentials.
+    /// Returns the access data of a client that presents no credentials.
     ///
     /// # Errors
-    /// When the template is none.
+    /// When the template is invalid.
     pub fn access(&self, family: Family) -> Result<Access> {
         let template = Template::parse(&self.template(family))?;
         Ok(Access { template, trust: TrustSource::Authority(self.path("authority.pem")), token: None, identity: None })
     }
 
-    /// Returns what a client has to know that shows a token.
+    /// Returns the access data of a client that presents a token.
     ///
     /// # Errors
     /// When the token's file cannot be written.
@@ -229,7 +229,7 @@ impl Site {
         }
     }
 
-    /// Runs a client to its end, on a thread and in a runtime of its own inside the client's namespace.
+    /// Runs a client to completion, on its own thread and in its own runtime inside the client's namespace.
     ///
     /// # Errors
     /// Without root, or when the client takes too long.
@@ -247,12 +247,12 @@ impl Site {
     /// # Errors
     /// When it has ended.
     pub fn signal(&self, signal: i32) -> Result<()> {
-        // Only `Process::wait` reaps the child, which takes the site exclusively.
+        // Only `Process::wait` reaps the child, and it needs the site exclusively.
         send_signal(self.relay.id(), signal)
     }
 
-    /// Runs `pacectl` against the relay's control socket, with `input` as its standard input; returns its exit code and what
-    /// it said, on either output.
+    /// Runs `pacectl` against the relay's control socket, with `input` as its standard input. Returns its exit code and what it
+    /// printed to standard output and standard error.
     ///
     /// # Errors
     /// When it cannot be run.
@@ -261,31 +261,31 @@ impl Site {
         command.arg("--socket").arg(self.path("control.sock")).args(arguments);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        // Ignores a broken pipe: a process that does not read its input does not want it.
+        // Ignores a broken pipe: not every command reads its input.
         let _ = child.stdin.take().context("a pipe")?.write_all(input.as_bytes());
         let output = child.wait_with_output()?;
         let said = [output.stdout, output.stderr].concat();
         Ok((output.status.code(), String::from_utf8(said)?))
     }
 
-    /// Asks the relay for its metrics.
+    /// Requests the relay's metrics.
     ///
     /// # Errors
-    /// When nobody answers, or not as expected.
+    /// When the relay does not answer, or not as expected.
     pub fn counts(&self) -> Result<Counts> {
         Counts::read(&self.chain.relay, METRICS)
     }
 
-    /// Waits until the metrics are as `done` wants them, and returns them. Not for clients: they would stand still.
+    /// Waits until the metrics satisfy `done`, and returns them. Not for use inside a client, whose thread it blocks.
     ///
     /// # Errors
-    /// When they are not soon, with what they are.
+    /// When the metrics do not satisfy `done` in time; the error contains them.
     pub fn wait_for_counts(&self, what: &str, done: impl Fn(&Counts) -> bool) -> Result<Counts> {
         let found = wait_for(what, SOON, || self.counts().ok().filter(&done));
         found.with_context(|| format!("at last the metrics were {:#?}", self.counts()))
     }
 
-    /// As [`Site::wait_for_counts`], while the client goes on.
+    /// As [`Site::wait_for_counts`], without blocking the client.
     ///
     /// # Errors
     /// As [`Site::wait_for_counts`].
@@ -323,7 +323,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays in the folder for temporary files harms nobody.
+        // A folder that stays among the temporary files does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -344,7 +344,7 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
     let Terms { relay, targets, limits, control, sections } = terms;
     let (v4, v6) = (template(chain, Family::V4), template(chain, Family::V6));
     let folder = folder.0.display();
-    // On a busy machine, clients of a test may take long to ask for anything.
+    // On a busy machine, a test's clients may take long until their first request.
     let patience = if limits.contains("stranger_seconds") { "" } else { "stranger_seconds = 600" };
     let log = if sections.contains("[log]") { "" } else { "[log]\nlevel = \"debug\"" };
     format!(
@@ -372,15 +372,15 @@ fn configuration(folder: &Folder, chain: &Chain, terms: Terms<'_>) -> String {
     .replace(FOLDER, &folder.to_string())
 }
 
-/// The metrics of a relay at one moment.
+/// The metrics of a relay at one point in time.
 #[derive(Clone, Debug)]
 pub struct Counts(HashMap<String, i64>);
 
 impl Counts {
-    /// Asks a daemon in a namespace for its metrics.
+    /// Requests the metrics of a daemon in a namespace.
     ///
     /// # Errors
-    /// When nobody answers, or not as expected.
+    /// When the daemon does not answer, or not as expected.
     pub fn read(daemon: &Namespace, address: &str) -> Result<Self> {
         let answer = daemon.run(|| -> Result<String> {
             let mut stream = TcpStream::connect_timeout(&address.parse()?, SOON)?;
@@ -394,24 +394,24 @@ impl Counts {
         let samples = body.lines().filter(|line| !line.starts_with('#'));
         let counts = samples.filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
-            // Sums of times have a fraction, about which nobody asks here.
+            // Sums of times have a fraction, which no test uses.
             let name = name.strip_prefix("paced_").unwrap_or(name);
             Some((name.to_owned(), value.parse::<f64>().ok()? as i64))
         });
         Ok(Self(counts.collect()))
     }
 
-    /// Returns the sum of all samples whose names begin like this.
+    /// Returns the sum of all samples whose names begin with `prefix`.
     pub fn sum(&self, prefix: &str) -> i64 {
         self.0.iter().filter(|(sample, _)| sample.starts_with(prefix)).map(|(_, count)| count).sum()
     }
 
-    /// Returns the value of a sample, such as `packets_total{direction="up"}`; 0 where it has not been counted yet.
+    /// Returns the value of a sample, such as `packets_total{direction="up"}`; 0 if it has not been counted yet.
     pub fn of(&self, sample: &str) -> i64 {
         self.0.get(sample).copied().unwrap_or(0)
     }
 
-    /// Tells whether there is a sample of this name, whatever its labels.
+    /// Returns whether there is a sample of this name, whatever its labels.
     pub fn has(&self, name: &str) -> bool {
         self.0.keys().any(|sample| sample.split('{').next() == Some(name))
     }

@@ -1,5 +1,5 @@
-//! Two QUIC endpoints with paced's providers over s2n-quic's simulated network, and nothing on top of them: for what the
-//! dispatcher does with streams.
+//! Two QUIC endpoints with paced's providers over s2n-quic's simulated network, without a protocol above: for tests of
+//! how the dispatcher treats streams.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ pub struct End {
     pub connection: Connection,
     /// Its streams.
     pub streams: StreamAcceptor,
-    /// Takes streams whose bytes are to be handed over by turns.
+    /// Takes streams, and hands their bytes to the transport in the schedule's order.
     pub dispatcher: Dispatcher,
-    /// Ends the driver, which runs already.
+    /// Stops the driver, which is already running.
     pub driver: AbortHandle,
 }
 
-/// Connects two endpoints, both with `schedule` (but for its clock) and `transport`, and runs `client` until it returns
-/// while `server` runs.
+/// Connects two endpoints, both with `schedule` (except for its clock) and `transport`, and runs `client` until it
+/// returns while `server` runs.
 ///
 /// # Errors
-/// When an endpoint does not start, or the simulation does not reach the client's end.
+/// When an endpoint does not start, or the simulation does not reach the end of `client`.
 ///
 /// # Panics
-/// With either scenario, or when the client cannot connect.
+/// When either scenario panics, or the client cannot connect.
 pub fn simulate<C, S>(
     network: &Model,
     seed: u64,
@@ -84,7 +84,7 @@ where
     spawn(async move {
         let connection = listener.accept().await.expect("a client connects");
         server(join(connection)).await;
-        // The endpoint lives on for as long as the client needs it.
+        // The endpoint lives for as long as the client needs it.
         while listener.accept().await.is_some() {}
     });
     let endpoint = endpoint::connect_over(io()?, transport, tls::client(trust, None)?, datagrams())?;
